@@ -3,10 +3,11 @@
     .venv/bin/python -m benchmarks.chunking
     .venv/bin/python -m benchmarks.chunking --quick     # 60 articles, one novel, one round, a document of 5 MB
 
-All get the same texts, the same tokenizer, the same chunk size and no overlap, in alternating rounds, in one process.
-Speed is CPU seconds from the text to the finished chunk records. Two tokenizers: the regular expression of ``words``,
-and a WordPiece tokenizer of BERT's kind trained here on the texts. Retrieval: BM25 over the chunks of MultiHop-RAG's
-articles, official scores of the questions with known evidence. Needs the development dependencies.
+All get the same texts, the same tokenizer, the same chunk size and no overlap, in alternating
+rounds, in one process. Speed is CPU seconds from the text to the finished chunk records. Two
+tokenizers: the regular expression of ``words``, and a WordPiece tokenizer of BERT's kind trained
+here on the texts. Retrieval: BM25 over the chunks of MultiHop-RAG's articles, official scores of
+the questions with known evidence. Needs the development dependencies.
 """
 
 import tempfile
@@ -15,8 +16,22 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from benchmarks.data import DATA, chunk_config, chunk_documents, gzip_rows, read_documents, read_questions
-from benchmarks.measure import median_seconds, parse_options, publish, restart_peak, status_kb, timed
+from benchmarks.data import (
+    DATA,
+    chunk_config,
+    chunk_documents,
+    gzip_rows,
+    read_documents,
+    read_questions,
+)
+from benchmarks.measure import (
+    median_seconds,
+    parse_options,
+    publish,
+    restart_peak,
+    status_kb,
+    timed,
+)
 from benchmarks.ranking import FIELDED, index_config
 from deepsearch_rl.corpora.chunking import CHUNKERS, chunk_corpora, cut_documents
 from deepsearch_rl.corpora.token_counts import HfCounter, TokenCounter, WordCounter
@@ -35,7 +50,10 @@ CUTOFFS = (4, 10)
 def _read_novels(folder: Path, count: int | None) -> list[Document]:
     rows = list(gzip_rows(folder / "graphrag_bench" / "corpus_novel.jsonl.gz"))[:count]
     texts = [max(map(str, row.values()), key=len) for row in rows]
-    return [Document(id=str(number), contents=f"Novel {number}\n{text}") for number, text in enumerate(texts)]
+    return [
+        Document(id=str(number), contents=f"Novel {number}\n{text}")
+        for number, text in enumerate(texts)
+    ]
 
 
 def train_tokenizer(documents: Sequence[Document]) -> Tokenizer:
@@ -43,12 +61,16 @@ def train_tokenizer(documents: Sequence[Document]) -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=30_000, special_tokens=["[UNK]"], show_progress=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=30_000, special_tokens=["[UNK]"], show_progress=False
+    )
     tokenizer.train_from_iterator((document.text for document in documents), trainer)
     return tokenizer
 
 
-def speed_row(name: str, documents: Sequence[Document], tokenizer: Tokenizer | None, rounds: int) -> list[str]:
+def speed_row(
+    name: str, documents: Sequence[Document], tokenizer: Tokenizer | None, rounds: int
+) -> list[str]:
     """Return the million tokens per CPU second of every chunker, medians over rounds with nothing remembered."""
 
     def new_counter() -> TokenCounter:
@@ -65,14 +87,24 @@ def speed_row(name: str, documents: Sequence[Document], tokenizer: Tokenizer | N
     return [name, "words" if tokenizer is None else "WordPiece", f"{million:.2f}", *rates]
 
 
-def quality_row(chunker: str, documents: Sequence[Document], questions: Sequence[Question], size: int) -> list[object]:
+def quality_row(
+    chunker: str, documents: Sequence[Document], questions: Sequence[Question], size: int
+) -> list[object]:
     """Return the number of chunks, their mean length without title, and BM25's official scores over them."""
     with tempfile.TemporaryDirectory() as folder:
-        index, chunks = Path(folder, "index"), chunk_documents(documents, Path(folder), chunker, size)
+        index = Path(folder, "index")
+        chunks = chunk_documents(documents, Path(folder), chunker, size)
         count = build_index(chunks, index, index_config(FIELDED), seed=0).rows
         scores = measure(open_index(index, chunks, "bm25"), with_gold(questions), CUTOFFS)
+
     words = sum(1 for document in documents for _ in WordCounter().spans(document.text)) / count
-    return [chunker, size, count, f"{words:.0f}", *(f"{scores[name]:.3f}" for name in scores if name != "n")]
+    return [
+        chunker,
+        size,
+        count,
+        f"{words:.0f}",
+        *(f"{scores[name]:.3f}" for name in scores if name != "n"),
+    ]
 
 
 def stream_row(text: str, megabytes: int) -> list[object]:
@@ -82,9 +114,17 @@ def stream_row(text: str, megabytes: int) -> list[object]:
         contents = "A long document\n" + (text * (size // len(text) + 1))[:size]
         write_jsonl(Path(folder, "corpora", "long.jsonl"), [Document(id="long", contents=contents)])
         del contents
-        config, held_kb = chunk_config(CHUNKERS[0], CHUNK_SIZES[0]), restart_peak()
-        cpu_s, counts = timed(lambda: chunk_corpora(Path(folder, "corpora"), Path(folder, "chunks"), config))
-        return [megabytes, counts["long"], f"{cpu_s:.2f}", f"{(status_kb('VmHWM') - held_kb) / 1024:.0f}"]
+        config = chunk_config(CHUNKERS[0], CHUNK_SIZES[0])
+        held_kb = restart_peak()
+        cpu_s, counts = timed(
+            lambda: chunk_corpora(Path(folder, "corpora"), Path(folder, "chunks"), config)
+        )
+        return [
+            megabytes,
+            counts["long"],
+            f"{cpu_s:.2f}",
+            f"{(status_kb('VmHWM') - held_kb) / 1024:.0f}",
+        ]
 
 
 def main() -> None:
@@ -95,18 +135,33 @@ def main() -> None:
         rounds=(5, "of all chunkers in turn; medians are shown"),
         quick=(False, "60 articles, one novel, one round, a document of 5 MB"),
     )
-    rounds, folder = 1 if options.quick else options.rounds, options.data / "multihoprag"
+    rounds = 1 if options.quick else options.rounds
+    folder = options.data / "multihoprag"
     articles = list(read_documents(folder))[: 60 if options.quick else None]
     novels = _read_novels(options.data, 1 if options.quick else None)
-    texts = {f"MultiHop-RAG, {len(articles)} articles": articles, f"GraphRAG-Bench, {len(novels)} novels": novels}
+    texts = {
+        f"MultiHop-RAG, {len(articles)} articles": articles,
+        f"GraphRAG-Bench, {len(novels)} novels": novels,
+    }
     tokenizers = (None, train_tokenizer([*articles, *novels]))
-    speeds = [speed_row(name, texts[name], tokenizer, rounds) for tokenizer in tokenizers for name in texts]
+    speeds = [
+        speed_row(name, texts[name], tokenizer, rounds)
+        for tokenizer in tokenizers
+        for name in texts
+    ]
     header = ("text", "tokenizer", "million tokens", *(f"`{name}`, M/s" for name in CHUNKERS))
     publish(options, "chunking speed", header, speeds)
     questions = list(read_questions(folder, ["queries"], articles))
-    qualities = [quality_row(name, articles, questions, size) for size in CHUNK_SIZES for name in CHUNKERS]
+    qualities = [
+        quality_row(name, articles, questions, size) for size in CHUNK_SIZES for name in CHUNKERS
+    ]
     metrics = ("hits@4", "evidence recall@4", "hits@10", "evidence recall@10", "MRR@10", "MAP@10")
-    publish(options, "chunking quality", ("chunker", "size", "chunks", "mean tokens", *metrics), qualities)
+    publish(
+        options,
+        "chunking quality",
+        ("chunker", "size", "chunks", "mean tokens", *metrics),
+        qualities,
+    )
     text = "\n\n".join(document.text for document in [*articles, *novels])
     streams = [stream_row(text, megabytes) for megabytes in ([5] if options.quick else STREAMS_MB)]
     publish(options, "chunking stream", ("MB", "chunks", "CPU s", "memory, MB"), streams)

@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.collect_memory                                   # half a minute
 
-Every size runs in a process of its own with a scripted agent, whose trajectories hold a few kilobytes of passages as
-real ones do. Measured is how far the process's peak of resident memory (VmHWM) rises above what it holds once the
-questions are made: over ``collect`` with its log and artifact, and over :func:`build_row` after it. What trajectories
-would take if they were kept is beside it, from a list of the first 1,000 (tracemalloc).
+Every size runs in a process of its own with a scripted agent, whose trajectories hold a few
+kilobytes of passages as real ones do. Measured is how far the process's peak of resident memory
+(VmHWM) rises above what it holds once the questions are made: over ``collect`` with its log and
+artifact, and over :func:`build_row` after it. What trajectories would take if they were kept is
+beside it, from a list of the first 1,000 (tracemalloc).
 """
 
 import contextlib
@@ -36,18 +37,24 @@ class ScriptedAgent:
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Return a trajectory of about five kilobytes, different for every question."""
         rng = random.Random(question.id)
-        searches = [(f"{question.id} {rng.random()}", rng.randbytes(PASSAGE_BYTES // 2).hex()) for _ in range(SEARCHES)]
+        searches = [
+            (f"{question.id} {rng.random()}", rng.randbytes(PASSAGE_BYTES // 2).hex())
+            for _ in range(SEARCHES)
+        ]
         return make_trajectory(question, sample, KEY, searches, "Vienna")
 
 
 def measure(count: int) -> list[int]:
     """Collect and score questions in this process; return the sizes of the table's row in bytes."""
     questions = [
-        Question(id=f"q{number}", question=f"Number {number}?", golden_answers=("Vienna",)) for number in range(count)
+        Question(id=f"q{number}", question=f"Number {number}?", golden_answers=("Vienna",))
+        for number in range(count)
     ]
     with tempfile.TemporaryDirectory() as folder:
-        log, out = Path(folder, "log.jsonl"), Path(folder, "out.jsonl")
-        agent, held_kb = contextlib.nullcontext(ScriptedAgent()), restart_peak()
+        log = Path(folder, "log.jsonl")
+        out = Path(folder, "out.jsonl")
+        agent = contextlib.nullcontext(ScriptedAgent())
+        held_kb = restart_peak()
         trajectories = collect(questions, 1, lambda: agent, log, CONCURRENCY, "collect", out)
         collect_kb = status_kb("VmHWM") - held_kb
         held_kb = restart_peak()
@@ -64,11 +71,18 @@ def main() -> None:
     """Measure every size and print the table."""
     options = parse_options(__doc__, questions=[2_000, 20_000, 100_000])
     rows: list[tuple[str, ...]] = []
+
     for count in options.questions:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             sizes = pool.apply(measure, (count,))
         rows.append((f"{count:,}", *(f"{size / 1e6:.1f}" for size in sizes)))
-    publish(options, "collect_memory", ("questions", "artifact, MB", "collect, MB", "row, MB", "if kept, MB"), rows)
+
+    publish(
+        options,
+        "collect_memory",
+        ("questions", "artifact, MB", "collect, MB", "row, MB", "if kept, MB"),
+        rows,
+    )
 
 
 if __name__ == "__main__":

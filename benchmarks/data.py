@@ -30,7 +30,12 @@ from deepsearch_rl.retrieval.manifest import IndexConfig, read_manifest
 DATA = Path("../shared/data")
 WORK = Path("work/benchmarks")
 METADATA = ("source", "published_at", "category", "author", "url")
-MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+MINILM = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+}
 """The shape of all-MiniLM-L6."""
 RANDOM_ENCODER = {
     "name": "transformers", "revision": None, "pooling": "mean", "query_prefix": "", "passage_prefix": "",
@@ -41,7 +46,8 @@ QUERY_WORDS = (4, 12)
 """Agents search with a few key words, people ask in nine."""
 
 
-# --- real data ------------------------------------------------------------------------------------------------------
+# --- real data
+# ------------------------------------------------------------------------------------------------------
 
 
 def gzip_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -56,45 +62,73 @@ def read_documents(folder: Path) -> Iterator[Document]:
         title = " ".join(row["title"].split())
         metadata = {name: row[name] for name in METADATA if row.get(name)}
         text = row["body"] if "body" in row else row["text"]
-        yield Document(id=row.get("doc_id") or row["id"], contents=f"{title}\n{text}", metadata=metadata)
+        yield Document(
+            id=row.get("doc_id") or row["id"], contents=f"{title}\n{text}", metadata=metadata
+        )
 
 
-def read_questions(folder: Path, files: Sequence[str], documents: Iterable[Document]) -> Iterator[Question]:
+def read_questions(
+    folder: Path, files: Sequence[str], documents: Iterable[Document]
+) -> Iterator[Question]:
     """Yield the questions whose gold evidence is known and wholly in the documents."""
     ids = {document.id for document in documents}
     for row in (row for name in files for row in gzip_rows(folder / f"{name}.jsonl.gz")):
-        facts, gold = row.get("evidence_list") or (), set(row.get("supporting_doc_ids") or ())
+        facts = row.get("evidence_list") or ()
+        gold = set(row.get("supporting_doc_ids") or ())
         gold |= {fact["doc_id"] for fact in facts}
+
         if gold and gold <= ids and row.get("gold_in_corpus", "all") == "all":
-            evidence = {"evidence_list": facts} if facts else {"supporting_doc_ids": row["supporting_doc_ids"]}
+            evidence = (
+                {"evidence_list": facts}
+                if facts
+                else {"supporting_doc_ids": row["supporting_doc_ids"]}
+            )
             yield Question.model_validate(
                 {
                     "id": row["id"],
                     "question": row.get("question") or row["query"],
                     "golden_answers": row.get("golden_answers") or [row["answer"]],
-                    "metadata": {"question_type": row.get("question_type") or row.get("type") or "", **evidence},
+                    "metadata": {
+                        "question_type": row.get("question_type") or row.get("type") or "",
+                        **evidence,
+                    },
                 }
             )
 
 
 def wiki18_passages(data: Path = DATA, least: int = 1) -> list[str]:
     """Return the real wiki-18 passages under ``data``, and invented ones, of words with Zipf's frequencies, if few."""
-    texts = [row["contents"] for path in sorted((data / "wiki18").glob("*.jsonl.gz")) for row in gzip_rows(path)]
+    texts = [
+        row["contents"]
+        for path in sorted((data / "wiki18").glob("*.jsonl.gz"))
+        for row in gzip_rows(path)
+    ]
     if len(texts) < least:
         rng = random.Random(0)
-        words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))) for _ in range(50_000)]
-        drawn = rng.choices(words, [1 / rank for rank in range(1, len(words) + 1)], k=102 * (least - len(texts)))
+        words = [
+            "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11)))
+            for _ in range(50_000)
+        ]
+        drawn = rng.choices(
+            words, [1 / rank for rank in range(1, len(words) + 1)], k=102 * (least - len(texts))
+        )
         invented = [drawn[start : start + 102] for start in range(0, len(drawn), 102)]
-        texts += [f"{' '.join(passage[:2]).title()}\n{' '.join(passage[2:])}" for passage in invented]
+        texts += [
+            f"{' '.join(passage[:2]).title()}\n{' '.join(passage[2:])}" for passage in invented
+        ]
+
     return texts
 
 
-# --- chunks, indexes, queries ---------------------------------------------------------------------------------------
+# --- chunks, indexes, queries
+# ---------------------------------------------------------------------------------------
 
 
 def chunk_config(chunker: str, size: int) -> ChunkConfig:
     """Return a chunk section with tokens counted by words and no overlap."""
-    return ChunkConfig(chunker=chunker, chunk_size=size, overlap=0, tokenizer="words", passages=(), variants={})
+    return ChunkConfig(
+        chunker=chunker, chunk_size=size, overlap=0, tokenizer="words", passages=(), variants={}
+    )
 
 
 def chunk_documents(documents: Iterable[Document], folder: Path, chunker: str, size: int) -> Path:
@@ -115,7 +149,8 @@ def draw_queries(texts: list[str], seed: int, count: int) -> list[str]:
     rng = random.Random(seed)
 
     def draw() -> str:
-        words, length = rng.choice(texts).split(), rng.randint(*QUERY_WORDS)
+        words = rng.choice(texts).split()
+        length = rng.randint(*QUERY_WORDS)
         start = rng.randrange(max(1, len(words) - length))
         return " ".join(words[start : start + length])
 
@@ -134,7 +169,8 @@ def index_config(**changes: object) -> IndexConfig:
 
 def prepare_index(texts: list[str], folder: Path, config: IndexConfig) -> tuple[Path, Path]:
     """Return index folder and chunk file under ``folder``, built unless an earlier run left the same."""
-    chunks_path, index_dir = folder / "chunks.jsonl", folder / "index"
+    chunks_path = folder / "chunks.jsonl"
+    index_dir = folder / "index"
     if not index_dir.is_dir() or read_manifest(index_dir).config != config:
         write_jsonl(chunks_path, [make_chunk(row, text) for row, text in enumerate(texts)])
         build_index(chunks_path, index_dir, config, seed=0)
@@ -165,14 +201,27 @@ def write_random_model(folder: Path, texts: Iterable[str], shape: dict[str, int]
     BertModel(BertConfig(**shape)).save_pretrained(folder)
 
 
-# --- rollouts -------------------------------------------------------------------------------------------------------
+# --- rollouts
+# -------------------------------------------------------------------------------------------------------
 
 
 def row_key(model: str, dataset: str, temperature: float, samples: int) -> RowKey:
     """Return the key of a row in the F1 table."""
     return RowKey.model_validate(
-        {"checkpoint": f"models/tiny/{model}", "corpus": "world", "prompt": "tiny", "top_k": 3, "chunk_size": 28}
-        | {"model": model, "dataset": dataset, "temperature": temperature, "samples": samples, "seed": 0}
+        {
+            "checkpoint": f"models/tiny/{model}",
+            "corpus": "world",
+            "prompt": "tiny",
+            "top_k": 3,
+            "chunk_size": 28,
+        }
+        | {
+            "model": model,
+            "dataset": dataset,
+            "temperature": temperature,
+            "samples": samples,
+            "seed": 0,
+        }
     )
 
 
@@ -180,11 +229,17 @@ def make_trajectory(
     question: Question, sample: int, key: RowKey, searches: Sequence[tuple[str, str]], answer: str
 ) -> Trajectory:
     """Return an answered trajectory of a row. ``searches`` are queries and the texts that they return."""
-    messages = [Message(role="system", content="Search, then answer."), Message(role="user", content=question.question)]
+    messages = [
+        Message(role="system", content="Search, then answer."),
+        Message(role="user", content=question.question),
+    ]
     for number, (query, result) in enumerate(searches):
-        call = ToolCall(id=f"call_{number}", name="retrieve", arguments=json.dumps({"query": query}))
+        call = ToolCall(
+            id=f"call_{number}", name="retrieve", arguments=json.dumps({"query": query})
+        )
         messages.append(Message(role="assistant", tool_calls=(call,)))
         messages.append(Message(role="tool", content=result, tool_call_id=call.id))
+
     return Trajectory(
         id=f"{question.id}#{sample}",
         question_id=question.id,
@@ -196,7 +251,8 @@ def make_trajectory(
         temperature=key.temperature,
         messages=(*messages, Message(role="assistant", content=f"<answer>{answer}</answer>")),
         retrievals=tuple(
-            Retrieval(query=query, chunk_ids=tuple(f"{query}-{rank}" for rank in range(3))) for query, _ in searches
+            Retrieval(query=query, chunk_ids=tuple(f"{query}-{rank}" for rank in range(3)))
+            for query, _ in searches
         ),
         answer=answer,
         stop_reason=StopReason.ANSWERED,

@@ -3,10 +3,10 @@
     .venv/bin/python -m benchmarks.hostile                      # 10,000 requests, a few minutes
     .venv/bin/python -m benchmarks.hostile --count 1000 --seed 7
 
-Starts the server over a small hybrid index, asks some honest questions, sends the seeded requests of
-``benchmarks/hostile_requests.py`` over many connections, and asks the same questions again. Status 1 if any request was
-answered 5xx (a full queue's 503 with Retry-After is none) or left without an answer, if anonymous memory grew by more
-than 50 MB, or if an honest answer changed.
+Starts the server over a small hybrid index, asks some honest questions, sends the seeded requests
+of ``benchmarks/hostile_requests.py`` over many connections, and asks the same questions again.
+Status 1 if any request was answered 5xx (a full queue's 503 with Retry-After is none) or left
+without an answer, if anonymous memory grew by more than 50 MB, or if an honest answer changed.
 """
 
 import asyncio
@@ -76,25 +76,37 @@ class Siege:
         while True:
             reader, writer = await asyncio.open_connection(LOOPBACK, port)
             writer.write(requests.head("GET", "/sse", (("Accept", "text/event-stream"),)))
+
             with contextlib.suppress(ConnectionError):
                 async for line in reader:
                     if match := _SESSION_ID.search(line):
                         self.session = match[1]
+
             writer.close()
-            await asyncio.sleep(RECONNECT_S)  # a server without such a route must not be flooded with attempts
+            # A server without such a route must not be flooded with attempts
+            await asyncio.sleep(RECONNECT_S)
 
 
 async def _send(port: int, hostile: requests.Hostile, session: bytes) -> tuple[bytes, bool]:
     """Return what came back, and whether the server came to an end with it."""
     reader, writer = await asyncio.open_connection(LOOPBACK, port)
     writer.write(hostile.payload.replace(requests.LIVE_SESSION, session))
-    answer, ended = b"", False
+    answer = b""
+    ended = False
+
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(hostile.patience_s):
-            with contextlib.suppress(ConnectionError):  # refused while sending: what was answered before counts
-                while hostile.patience_s and not _STREAM.search(answer) and (data := await reader.read(2**16)):
+            # Refused while sending: what was answered before counts
+            with contextlib.suppress(ConnectionError):
+                while (
+                    hostile.patience_s
+                    and not _STREAM.search(answer)
+                    and (data := await reader.read(2**16))
+                ):
                     answer = (answer + data)[:MAX_KEPT_BYTES]
+
             ended = True
+
     writer.transport.abort()
     return answer, ended
 
@@ -102,16 +114,21 @@ async def _send(port: int, hostile: requests.Hostile, session: bytes) -> tuple[b
 def besiege(server: ServerProcess, count: int, seed: int, settle_s: float) -> Siege:
     """Send ``count`` hostile requests to a running server and compare it with itself.
 
-    ``settle_s`` seconds pass before its memory is measured for the second time; it gives back what was freed every ten.
+    ``settle_s`` seconds pass before its memory is measured for the second time; it gives back what
+    was freed every ten.
     """
-    siege, before, memory_mb = Siege(), _honest_answers(server), server.anonymous_mb()
+    siege = Siege()
+    before = _honest_answers(server)
+    memory_mb = server.anonymous_mb()
     asyncio.run(siege.attack(server.port, requests.draw_requests(count, seed)))
     time.sleep(settle_s)
     siege.growth_mb = server.anonymous_mb() - memory_mb
     if siege.growth_mb > MAX_GROWTH_MB:
         siege.problems.append(f"anonymous memory grew by {siege.growth_mb:.0f} MB")
     after = _honest_answers(server)
-    siege.problems += [f"the answer of {route} changed" for route in before if before[route] != after[route]]
+    siege.problems += [
+        f"the answer of {route} changed" for route in before if before[route] != after[route]
+    ]
     return siege
 
 
@@ -120,9 +137,13 @@ def _honest_answers(server: ServerProcess) -> dict[str, tuple[int, bytes]]:
     answers = {}
     for route in ("/retrieve", "/access", "/mcp"):
         answer = httpx.post(
-            server.url + route, json=requests.DIALECTS[route][0], headers=requests.JSON_HEADERS, timeout=60
+            server.url + route,
+            json=requests.DIALECTS[route][0],
+            headers=requests.JSON_HEADERS,
+            timeout=60,
         )
         answers[route] = answer.status_code, answer.content
+
     return answers
 
 
@@ -130,14 +151,20 @@ def main() -> None:
     """Besiege a server; print the number of each status by kind and the verdict, on stderr every problem."""
     options = parse_options(__doc__, count=10_000, seed=0)
     with tempfile.TemporaryDirectory() as folder:
-        index = data.prepare_index(data.wiki18_passages(least=1000)[:1000], Path(folder, "hybrid"), data.index_config())
+        index = data.prepare_index(
+            data.wiki18_passages(least=1000)[:1000], Path(folder, "hybrid"), data.index_config()
+        )
         pages = data.write_pages(Path(folder, "pages.jsonl"), requests.PAGE)
         arguments = ["--retriever", "hybrid", "--top-k", "3", "--pages", str(pages)]
         with running_server(index, arguments, core=None) as server:
             siege = besiege(server, options.count, options.seed, SETTLE_S)
+
     total = sum(siege.statuses.values(), Counter())
     kinds = sorted(siege.statuses.items(), key=lambda item: -item[1].total())
-    rows = [(kind, *(counts[status] for status in sorted(total))) for kind, counts in [*kinds, ("all", total)]]
+    rows = [
+        (kind, *(counts[status] for status in sorted(total)))
+        for kind, counts in [*kinds, ("all", total)]
+    ]
     fine = "none answered 5xx, none without an answer, no honest answer changed"
     outcome = f"{len(siege.problems)} problems" if siege.problems else fine
     note = f"{options.count:,} requests, seed {options.seed}: {outcome}, anonymous memory {siege.growth_mb:+.1f} MB."

@@ -1,7 +1,7 @@
 """Requests that no honest client sends: broken HTTP, broken JSON, wrong types, absurd sizes, half of everything.
 
-All are drawn from one ``random.Random``, so that a seed names them. There is one maker of bytes for each way of being
-hostile; most of them damage an honest body of ``DIALECTS``.
+All are drawn from one ``random.Random``, so that a seed names them. There is one maker of bytes for
+each way of being hostile; most of them damage an honest body of ``DIALECTS``.
 """
 
 import json
@@ -12,7 +12,10 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 Headers = tuple[tuple[str, str], ...]
-JSON_HEADERS: Headers = (("Content-Type", "application/json"), ("Accept", "application/json, text/event-stream"))
+JSON_HEADERS: Headers = (
+    ("Content-Type", "application/json"),
+    ("Accept", "application/json, text/event-stream"),
+)
 PAGE = "http://w/index.php/Vienna"
 LIVE_SESSION = b"f" * 32
 """Stands for the id of an open event stream, which whoever sends the request puts in its place."""
@@ -60,10 +63,25 @@ STRANGE_HEADERS = {
     "Upgrade": ["h2c", "websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13"],
     "Content-Encoding": ["gzip", "br", "x"],
 }
-METHODS = ["GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "CONNECT", "post", "BREW", "GET\t", ""]
-WHOLE_S, BRIEF_S, NONE_S = 60.0, 0.3, 0.0
-"""How long a client waits for the answer: until the server has closed, which it has to; for a moment, since the server
-may rightly wait for more; not at all."""
+METHODS = [
+    "GET",
+    "PUT",
+    "DELETE",
+    "PATCH",
+    "HEAD",
+    "OPTIONS",
+    "TRACE",
+    "CONNECT",
+    "post",
+    "BREW",
+    "GET\t",
+    "",
+]
+WHOLE_S = 60.0
+BRIEF_S = 0.3
+NONE_S = 0.0
+"""How long a client waits for the answer: until the server has closed, which it has to; for a
+moment, since the server may rightly wait for more; not at all."""
 
 
 class Hostile(NamedTuple):
@@ -102,17 +120,37 @@ def _wrong_type(rng: random.Random) -> bytes:
     """A field of an honest body, at any depth, holds something else; or a field is missing, doubled or unknown."""
     path, honest = _honest(rng)
     body = inside = json.loads(honest)
-    while (deeper := [value for value in inside.values() if isinstance(value, dict) and value]) and rng.random() < 0.7:
+
+    while (
+        deeper := [value for value in inside.values() if isinstance(value, dict) and value]
+    ) and rng.random() < 0.7:
         inside = rng.choice(deeper)
-    for key in rng.choices([*inside, *inside, "where", "filters", "_meta", "__class__", ""], k=rng.randint(1, 2)):
+
+    for key in rng.choices(
+        [*inside, *inside, "where", "filters", "_meta", "__class__", ""], k=rng.randint(1, 2)
+    ):
         inside[key] = _strange_value(rng)
         if rng.random() < 0.15:
             del inside[key]
+
     return _post(path, json.dumps(body).encode())
 
 
 def _strange_value(rng: random.Random) -> JsonValue:
-    numbers = [0, -1, -(2**31), 2**31, 2**63, 2**64, 10**30, 1.5, -0.0, 1e308, float("nan"), float("inf")]
+    numbers = [
+        0,
+        -1,
+        -(2**31),
+        2**31,
+        2**63,
+        2**64,
+        10**30,
+        1.5,
+        -0.0,
+        1e308,
+        float("nan"),
+        float("inf"),
+    ]
     texts = [
         "", " ", "\x00", "\ud800", "\U0010ffff", "\u202e\ufeff", "a" * 20_000, "1", "null", "../../etc/passwd", "%s%n",
         "\u0130" * 50, "(" * 500, "' OR 1=1 --", "comet\r\nX-Injected: 1", "0001-01-01", "9999-99-99", "-5-1-1", "NaN",
@@ -124,7 +162,8 @@ def _strange_value(rng: random.Random) -> JsonValue:
 
 def _huge_number_or_nest(rng: random.Random) -> bytes:
     """Numbers that JSON allows and machines do not hold, and nestings beyond any reader."""
-    zeros, depth = rng.choice([40, 400, 4000, 5000]), rng.choice([100, 1000, 10_000, 200_000])
+    zeros = rng.choice([40, 400, 4000, 5000])
+    depth = rng.choice([100, 1000, 10_000, 200_000])
     number = rng.choice(["1" + "0" * zeros, "-1" + "0" * 400, "1e999", "1e-999", "1.0", "1E5"])
     opening, closing = rng.choice([("[", "]"), ('{"a":', "}")])
     nest = opening * depth + "1" + closing * (depth if rng.random() < 0.7 else 0)
@@ -159,7 +198,11 @@ def _giant(rng: random.Random) -> bytes:
     """Megabytes: in one text, in many, or of nothing; or more queries than a queue holds, or many passages of each."""
     if rng.random() < 0.6:
         queries = [f"comet {number}" for number in range(rng.choice([100, 1000, 5000]))]
-        return _post("/retrieve", json.dumps({"queries": queries, "topk": rng.choice([1, 3, 10**6])}).encode())
+        return _post(
+            "/retrieve",
+            json.dumps({"queries": queries, "topk": rng.choice([1, 3, 10**6])}).encode(),
+        )
+
     size = rng.choice([1, 3, 9, 20]) * 2**20
     start, repeated, end = rng.choice([
         (b'{"queries": ["', b"comet ", b'"]}'),
@@ -173,7 +216,8 @@ def _giant(rng: random.Random) -> bytes:
 def _left_early(rng: random.Random) -> bytes:
     """The client stops in the middle of line, headers or body, or does not wait for an answer or an event stream."""
     path, honest = _honest(rng)
-    whole, length = _post(path, honest), str(10 ** rng.randint(3, 18))
+    whole = _post(path, honest)
+    length = str(10 ** rng.randint(3, 18))
     streams = [head("GET", path, (("Accept", "text/event-stream"),)) for path in ("/sse", "/mcp")]
     half = whole[: rng.randrange(len(whole))]
     false = head("POST", path, (*JSON_HEADERS, ("Content-Length", length))) + b'{"queries": ['
@@ -184,7 +228,9 @@ def _wrong_method_or_path(rng: random.Random) -> bytes:
     method = rng.choice([*METHODS, "GET", "POST"])
     path = rng.choice([*PATHS, *DIALECTS])
     body = b'{"queries": []}' if method == "POST" else b""
-    headers = (*JSON_HEADERS, ("Content-Length", str(len(body)))) if body or rng.random() < 0.5 else ()
+    headers = (
+        (*JSON_HEADERS, ("Content-Length", str(len(body)))) if body or rng.random() < 0.5 else ()
+    )
     return head(method, path, headers) + body
 
 
@@ -192,7 +238,9 @@ def _strange_headers(rng: random.Random) -> bytes:
     """One strange header, or thousands, beside those that an honest client sends or instead of them."""
     path, body = _honest(rng)
     name, values = rng.choice(list(STRANGE_HEADERS.items()))
-    headers: Headers = ((name, rng.choice(values)),) * (rng.choice([50, 3000]) if name == "X-Many" else 1)
+    headers: Headers = ((name, rng.choice(values)),) * (
+        rng.choice([50, 3000]) if name == "X-Many" else 1
+    )
     if rng.random() < 0.7:
         headers = (*JSON_HEADERS, *headers)
     if rng.random() < 0.2:
@@ -204,7 +252,18 @@ def _framing(rng: random.Random) -> bytes:
     """Lengths that lie, contradict each other or are none, and chunks that are none."""
     body = b'{"queries": ["comet"], "topk": 1}'
     length = str(len(body))
-    lengths = ["-1", "abc", "", "1e3", "0x10", "9" * 40, f"{length}, {length}", f" {length} ", "+5", "0"]
+    lengths = [
+        "-1",
+        "abc",
+        "",
+        "1e3",
+        "0x10",
+        "9" * 40,
+        f"{length}, {length}",
+        f" {length} ",
+        "+5",
+        "0",
+    ]
     chunk = b"%x\r\n%b\r\n" % (len(body), body)
     broken_chunks = [b"zz\r\n", b"-5\r\n", b"ffffffffffffffffff\r\n", b"5\r\nab"]
     encodings = ["identity", "gzip, chunked", "x", "chunked, chunked"]
@@ -225,7 +284,9 @@ def _framing(rng: random.Random) -> bytes:
 def _no_http(rng: random.Random) -> bytes:
     """Bytes of another protocol or of none, and several requests at once, with garbage after them."""
     request = _post(*_honest(rng)).replace(b"Connection: close\r\n", b"")
-    pipelined = request * rng.choice([1, 2, 20]) + rng.choice([b"", rng.randbytes(50), request[:40]])
+    pipelined = request * rng.choice([1, 2, 20]) + rng.choice(
+        [b"", rng.randbytes(50), request[:40]]
+    )
     broken = rng.choice([
         rng.randbytes(rng.randint(1, 2000)),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(500),
@@ -245,17 +306,27 @@ def _no_http(rng: random.Random) -> bytes:
 def _rpc(rng: random.Random) -> bytes:
     """JSON-RPC that is well-formed JSON and makes no sense: an unknown tool, arguments that none takes, or no call."""
     names = rng.sample(["with_meta", "source", "after", "before", "top_k"], rng.randint(0, 3))
-    arguments = {"query": rng.choice(["comet", _strange_value(rng)]), **{name: _strange_value(rng) for name in names}}
+    arguments = {
+        "query": rng.choice(["comet", _strange_value(rng)]),
+        **{name: _strange_value(rng) for name in names},
+    }
     call: dict[str, JsonValue] = {
         "name": rng.choice(["retrieve", "retrieve", "search", "retrieve_filtered", "", None, 5]),
         "arguments": rng.choice([arguments, arguments, arguments, _strange_value(rng)]),
     }
-    rest = rng.choice([{}, [], None, "x", {"uri": "file:///etc/passwd"}, {"requestId": _strange_value(rng)}])
-    method, params = rng.choice([("tools/call", call), ("tools/call", call), (rng.choice(RPC_METHODS), rest)])
-    version, number = rng.choice(["2.0", "2.0", "2.0", "1.0", 2, None]), rng.choice([1, "a", None, 1.5, [], "x" * 5000])
+    rest = rng.choice(
+        [{}, [], None, "x", {"uri": "file:///etc/passwd"}, {"requestId": _strange_value(rng)}]
+    )
+    method, params = rng.choice(
+        [("tools/call", call), ("tools/call", call), (rng.choice(RPC_METHODS), rest)]
+    )
+    version = rng.choice(["2.0", "2.0", "2.0", "1.0", 2, None])
+    number = rng.choice([1, "a", None, 1.5, [], "x" * 5000])
     message = {"jsonrpc": version, "id": number, "method": method, "params": params}
     message = {key: value for key, value in message.items() if rng.random() > 0.1}
-    sent = rng.choice([message, message, message, [message] * 3, {"result": {}, "jsonrpc": "2.0", "id": 1}, []])
+    sent = rng.choice(
+        [message, message, message, [message] * 3, {"result": {}, "jsonrpc": "2.0", "id": 1}, []]
+    )
     return _post(rng.choice(["/mcp", MESSAGES, "/messages/"]), json.dumps(sent).encode())
 
 

@@ -1,6 +1,7 @@
 """Measures vector indexes in processes of their own that do nothing else, on one thread.
 
-Memory that a library took stays with its process, and one index's cached pages would flatter the next.
+Memory that a library took stays with its process, and one index's cached pages would flatter the
+next.
 """
 
 import ctypes
@@ -55,7 +56,9 @@ class IndexProcess:
     """A process with one thread that measures indexes and holds one of them open; use as a context manager."""
 
     def __init__(self) -> None:
-        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_one_thread)
+        self._process = ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn"), initializer=_one_thread
+        )
         self._before_mb = self.call(_anonymous_mb)
 
     def __enter__(self) -> Self:
@@ -88,15 +91,22 @@ def _open(opening: Opening) -> VectorIndex:
 
 
 def _search(opening: Opening, queries: Path, top_k: int, batch: int) -> Timing:
-    index, queries_QD = _open(opening), np.load(queries)
+    index = _open(opening)
+    queries_QD = np.load(queries)
     rows: list[NDArray[np.int64]] = []
-    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    wall_s = time.perf_counter()
+    cpu_s = time.process_time()
+
     for start in range(0, len(queries_QD), batch):
-        rows += [ranking.rows_K for ranking in index.search(queries_QD[start : start + batch], top_k)]
+        rows += [
+            ranking.rows_K for ranking in index.search(queries_QD[start : start + batch], top_k)
+        ]
+
     return Timing(rows, time.perf_counter() - wall_s, time.process_time() - cpu_s)
 
 
 def _anonymous_mb() -> float:
-    ctypes.CDLL(None).malloc_trim(0)  # freed memory that was not given back belongs to no index
+    # Freed memory that was not given back belongs to no index
+    ctypes.CDLL(None).malloc_trim(0)
     memory = psutil.Process().memory_info()
     return (memory.rss - memory.shared) / MEGABYTE

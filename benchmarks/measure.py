@@ -18,20 +18,30 @@ Rows = Sequence[Sequence[object]]
 def parse_options(description: str | None, **defaults: Any) -> argparse.Namespace:
     """Return the command line's options: ``--docs``, and one for each keyword.
 
-    A keyword's value is its default, or (default, help), or (default, help, choices). The type is that of the default.
-    A list takes any number of values.
+    A keyword's value is its default, or (default, help), or (default, help, choices). The type is
+    that of the default. A list takes any number of values.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", type=Path, help="document whose sections with this benchmark's tables are replaced")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        help="document whose sections with this benchmark's tables are replaced",
+    )
+
     for name, value in defaults.items():
         default, text, *choices = value if isinstance(value, tuple) else (value, "")
         kwargs: dict[str, Any] = {"type": type(default), "choices": choices[0] if choices else None}
+
         if default is False:
             kwargs = {"action": "store_true"}
         elif isinstance(default, list):
             kwargs |= {"type": type(default[0]), "nargs": "*"}
+
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, default=default, help=f"{text} (default: {default})", **kwargs)
+
     return parser.parse_args()
 
 
@@ -42,22 +52,28 @@ def timed(work: Callable[[], ResultT]) -> tuple[float, ResultT]:
     return time.process_time() - started_s, result
 
 
-def in_turn(works: Mapping[NameT, Callable[[], ResultT]], rounds: int) -> dict[NameT, list[ResultT]]:
+def in_turn(
+    works: Mapping[NameT, Callable[[], ResultT]], rounds: int
+) -> dict[NameT, list[ResultT]]:
     """Return what every piece of work returned in every round.
 
-    Each round runs all of them, every second round in reverse order, so that a busy machine slows all alike.
+    Each round runs all of them, every second round in reverse order, so that a busy machine slows
+    all alike.
     """
     results: dict[NameT, list[ResultT]] = {name: [] for name in works}
     for number in range(rounds):
         for name in list(works) if number % 2 == 0 else reversed(list(works)):
             results[name].append(works[name]())
+
     return results
 
 
 def median_seconds(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Return the median CPU seconds of every piece of work over rounds in turn."""
     runs = in_turn({name: partial(timed, work) for name, work in works.items()}, rounds)
-    return {name: statistics.median(seconds for seconds, _ in timings) for name, timings in runs.items()}
+    return {
+        name: statistics.median(seconds for seconds, _ in timings) for name, timings in runs.items()
+    }
 
 
 def medians(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -94,7 +110,9 @@ def size_mb(folder: Path) -> float:
 
 def markdown_table(header: Sequence[str], rows: Rows) -> str:
     """Return a Markdown table; columns of numbers are aligned to the right."""
-    marks = ["---:" if all(map(_is_number, column)) else "---" for column in zip(*rows, strict=True)]
+    marks = [
+        "---:" if all(map(_is_number, column)) else "---" for column in zip(*rows, strict=True)
+    ]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in (header, marks, *rows))
 
 
@@ -103,10 +121,17 @@ def _is_number(cell: object) -> bool:
 
 
 def publish(
-    options: argparse.Namespace, name: str, header: Sequence[str], rows: Rows, before: str = "", after: str = ""
+    options: argparse.Namespace,
+    name: str,
+    header: Sequence[str],
+    rows: Rows,
+    before: str = "",
+    after: str = "",
 ) -> None:
     """Print a table as Markdown between two paragraphs, and put it into section ``name`` of the document."""
-    text = "\n\n".join(part.strip() for part in (before, markdown_table(header, rows), after) if part)
+    text = "\n\n".join(
+        part.strip() for part in (before, markdown_table(header, rows), after) if part
+    )
     if options.docs:
         fill_section(options.docs, name, text)
     sys.stdout.write(f"{text}\n\n")
@@ -115,9 +140,17 @@ def publish(
 
 def fill_section(document: Path, name: str, text: str) -> None:
     """Put ``text`` between ``<!-- name -->`` and ``<!-- /name -->`` of a document, or raise ValueError."""
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    begin = f"<!-- {name} -->"
+    end = f"<!-- /{name} -->"
     content = document.read_text(encoding="utf-8")
-    if content.count(begin) != 1 or content.count(end) != 1 or content.index(begin) > content.index(end):
+
+    if (
+        content.count(begin) != 1
+        or content.count(end) != 1
+        or content.index(begin) > content.index(end)
+    ):
         raise ValueError(f"{document} has no one place for the figures: {begin} ... {end}")
-    head, tail = content.partition(begin)[0], content.partition(end)[2]
+
+    head = content.partition(begin)[0]
+    tail = content.partition(end)[2]
     document.write_text(f"{head}{begin}\n{text.strip()}\n{end}{tail}", encoding="utf-8")

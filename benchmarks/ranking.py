@@ -8,9 +8,10 @@
     transfer   weights learnt on one set, tested on another
     speed      CPU milliseconds per query of every retriever, asked in turn
 
-Documents are cut into chunks of at most ``--chunk-size`` tokens of the tokenizer ``words``, the title not counted.
-Chunks, questions and indexes stay in ``--work``, where `deepsearch retrieve eval` can read them too. A set's questions
-are those whose gold evidence is known and in its corpus. Dense is TF-IDF + SVD; there are no neural weights.
+Documents are cut into chunks of at most ``--chunk-size`` tokens of the tokenizer ``words``, the
+title not counted. Chunks, questions and indexes stay in ``--work``, where `deepsearch retrieve
+eval` can read them too. A set's questions are those whose gold evidence is known and in its corpus.
+Dense is TF-IDF + SVD; there are no neural weights.
 """
 
 import argparse
@@ -33,7 +34,11 @@ from deepsearch_rl.retrieval.hybrid import learning
 from deepsearch_rl.retrieval.hybrid.learning import Example, fit_weights, score_example
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, HybridRetriever
 from deepsearch_rl.retrieval.manifest import IndexConfig
-from deepsearch_rl.retrieval.measurement.comparison import Interval, compare_retrievers, opened_finder
+from deepsearch_rl.retrieval.measurement.comparison import (
+    Interval,
+    compare_retrievers,
+    opened_finder,
+)
 from deepsearch_rl.retrieval.ranking import LearningConfig
 from deepsearch_rl.retrieval.searcher import open_index
 
@@ -81,14 +86,17 @@ def prepare(name: str, options: argparse.Namespace) -> Prepared:
     """Chunk a set's corpus, keep the questions that it can answer, and index it twice, unless that is there already."""
     folder: Path = options.work / f"{name}-{options.chunk_size}"
     chunks = folder / "chunks" / "documents.jsonl"
+
     if not chunks.is_file():
         documents = list(data.read_documents(options.data / name))
         data.chunk_documents(documents, folder, "sentences", options.chunk_size)
         questions = data.read_questions(options.data / name, SETS[name], documents)
         write_jsonl(folder / "questions.jsonl", questions)
+
     for kind, fields in (("plain", PLAIN), ("fielded", FIELDED)):
         if not (folder / kind).is_dir():
             build_index(chunks, folder / kind, index_config(fields), seed=0)
+
     questions = list(read_jsonl(folder / "questions.jsonl", Question))[: options.questions]
     return Prepared(name, questions, folder / "plain", folder / "fielded")
 
@@ -96,14 +104,17 @@ def prepare(name: str, options: argparse.Namespace) -> Prepared:
 def index_config(fields: dict[str, float]) -> IndexConfig:
     """Return the tiny profile's index with weighted fields, and equal weights of its halves."""
     section = data.params_section("index")
-    bm25, fusion = {**section["bm25"], "fields": fields}, {**section["fusion"], "dense_weight": 1.0}
+    bm25 = {**section["bm25"], "fields": fields}
+    fusion = {**section["fusion"], "dense_weight": 1.0}
     return data.index_config(bm25=bm25, fusion=fusion)
 
 
 def scores_table(own: Prepared) -> tuple[Table, str]:
     """Return the scores of every retriever on a set, and a note of its size."""
     plain, fielded = (
-        compare_retrievers(open_index(index), index, own.questions, retrievers, CUTOFFS, LEARNING, 0, DRAWS)
+        compare_retrievers(
+            open_index(index), index, own.questions, retrievers, CUTOFFS, LEARNING, 0, DRAWS
+        )
         for index, retrievers in ((own.plain, ("bm25",)), (own.fielded, tuple(NAMES)))
     )
     rows: list[Sequence[object]] = [("BM25, title and body", *_cells(plain.scores["bm25"], ".3f"))]
@@ -126,24 +137,34 @@ def _cells(scores: dict[str, Interval], form: str) -> Iterator[str]:
 def ablation(own: Prepared) -> Table:
     """Return the scores of the hybrid with fewer features."""
     variants = {"all eight": FEATURES}
-    variants |= {f"without {name}": tuple(other for other in FEATURES if other != name) for name in FEATURES}
     variants |= {
-        "without both source features": tuple(name for name in FEATURES if not name.startswith("source_")),
-        "without both sentence features": tuple(name for name in FEATURES if "sentence" not in name),
+        f"without {name}": tuple(other for other in FEATURES if other != name) for name in FEATURES
+    }
+    variants |= {
+        "without both source features": tuple(
+            name for name in FEATURES if not name.startswith("source_")
+        ),
+        "without both sentence features": tuple(
+            name for name in FEATURES if "sentence" not in name
+        ),
         "bm25 and dense alone": ("bm25", "dense"),
         "without bm25 and dense": tuple(name for name in FEATURES if name not in ("bm25", "dense")),
     }
     fitted = zip(FEATURES, fit_weights(own.examples, LEARNING.ridge), strict=True)
     weights = {f"without {name}": f"{weight:+.2f}" for name, weight in fitted}
     rows: list[Sequence[object]] = []
+
     for label, names in variants.items():
         mask_F = np.array([name in names for name in FEATURES], dtype=float)
         masked = [
-            replace(example, candidates=replace(candidates, features_CF=candidates.features_CF * mask_F))
+            replace(
+                example, candidates=replace(candidates, features_CF=candidates.features_CF * mask_F)
+            )
             for example in own.examples
             for candidates in [example.candidates]
         ]
         rows.append((label, weights.get(label, ""), *_held_out(masked)))
+
     return ("features", "weight", *METRICS), rows
 
 
@@ -164,8 +185,12 @@ def transfer(prepared: Sequence[Prepared]) -> Table:
             scores = _held_out(tested.examples)
         else:
             weights_F = fit_weights(learnt.examples, LEARNING.ridge)
-            scores = _means([score_example(example, weights_F, CUTOFFS) for example in tested.examples])
+            scores = _means(
+                [score_example(example, weights_F, CUTOFFS) for example in tested.examples]
+            )
+
         rows.append((learnt.name, tested.name, *scores))
+
     return ("learnt on", "tested on", *METRICS), rows
 
 
@@ -176,10 +201,17 @@ def speed(prepared: Sequence[Prepared]) -> Table:
         queries = [text for text, _ in with_gold(own.questions)[:200]]
         with opened_finder(own.fielded, open_index(own.fielded).chunks) as finder:
             hybrid = HybridRetriever(finder, np.ones(len(FEATURES)))
-            for name, retriever in (("bm25", finder.bm25), ("dense", finder.dense), ("hybrid", hybrid)):
+            for name, retriever in (
+                ("bm25", finder.bm25),
+                ("dense", finder.dense),
+                ("hybrid", hybrid),
+            ):
                 retriever.search(queries[:5], 10)
-                cpu_s, _ = timed(lambda r=retriever, q=queries: [r.search([query], 10) for query in q])
+                cpu_s, _ = timed(
+                    lambda r=retriever, q=queries: [r.search([query], 10) for query in q]
+                )
                 rows.append((own.name, name, f"{cpu_s / len(queries) * 1e3:.2f}"))
+
     return ("set", "retriever", "CPU ms per query"), rows
 
 
@@ -199,6 +231,7 @@ def main() -> None:
     for own in prepared if "scores" in options.tables else ():
         table, note = scores_table(own)
         publish(options, f"ranking scores_{own.name}", *table, after=note)
+
     tables = {
         f"ablation_{prepared[0].name}": lambda: ablation(prepared[0]),
         "transfer": lambda: transfer(prepared),

@@ -1,9 +1,10 @@
 """Size and opening time of the report's page, with rollouts as long as those of real question sets.
 
-The rollouts are generated: random words, which compress worse than a language, three passages of a corpus per search,
-one gold fact in the last result. A page counts as open when its rollouts are unpacked and listed and the first one is
-shown; the time is the browser's own, from the start of the navigation. One key typed into the text search, with list
-and conversation redrawn, is timed in the same way.
+The rollouts are generated: random words, which compress worse than a language, three passages of a
+corpus per search, one gold fact in the last result. A page counts as open when its rollouts are
+unpacked and listed and the first one is shown; the time is the browser's own, from the start of the
+navigation. One key typed into the text search, with list and conversation redrawn, is timed in the
+same way.
 
     .venv/bin/python -m benchmarks.report_page
 """
@@ -45,22 +46,37 @@ void document.body.offsetHeight; return performance.now() - before;"""
 def make_page(rollouts: int, words: int, seed: int) -> str:
     """Return the browser's section as a page by itself: conversations of about ``words`` words."""
     rng = random.Random(seed)
-    vocabulary = ["".join(rng.choices("etaoinshrdlcumwfgypbvk", k=rng.randint(2, 10))) for _ in range(20_000)]
+    vocabulary = [
+        "".join(rng.choices("etaoinshrdlcumwfgypbvk", k=rng.randint(2, 10))) for _ in range(20_000)
+    ]
 
     def text(count: int) -> str:
         return " ".join(rng.choices(vocabulary, k=count))
 
     def make_rollout(number: int) -> ShownRollout:
-        fact, question = f"{text(9)}.", f"Which {text(12)}?"
-        messages = [ShownMessage(role="system", text="Search."), ShownMessage(role="user", text=question)]
+        fact = f"{text(9)}."
+        question = f"Which {text(12)}?"
+        messages = [
+            ShownMessage(role="system", text="Search."),
+            ShownMessage(role="user", text=question),
+        ]
+
         for _ in range(max(1, words // (3 * PASSAGE_WORDS))):
-            results = [f"[{rank}] {passage}" for rank, passage in enumerate(rng.choices(passages, k=3), 1)]
+            results = [
+                f"[{rank}] {passage}" for rank, passage in enumerate(rng.choices(passages, k=3), 1)
+            ]
             messages.append(ShownMessage(role="assistant", text="", queries=(text(5),)))
             messages.append(ShownMessage(role="tool", text="\n\n".join(results)))
+
         messages[-1] = messages[-1].model_copy(update={"text": f"{messages[-1].text} {fact}"})
         messages.append(ShownMessage(role="assistant", text=f"<answer>{vocabulary[0]}</answer>"))
         drawn = {name: rng.choice(values) for name, values in DRAWN.items()}
-        asked = {"id": f"q{number}#0", "question": question, "golden": (vocabulary[1],), "facts": (fact,)}
+        asked = {
+            "id": f"q{number}#0",
+            "question": question,
+            "golden": (vocabulary[1],),
+            "facts": (fact,),
+        }
         answered = {"answer": vocabulary[0], "f1": 0.0, "error": "", "messages": messages}
         return ShownRollout.model_validate({**drawn, **asked, **answered})
 
@@ -80,13 +96,22 @@ def chromium() -> webdriver.Chrome:
 
 def time_page(browser: webdriver.Chrome, address: str) -> tuple[float, float]:
     """Return medians in milliseconds: until the page is open, and of one key in the text search."""
-    opened, typed = [], []
+    opened = []
+    typed = []
+
     for _ in range(OPENINGS):
         browser.get("about:blank")
         browser.get(address)
-        WebDriverWait(browser, 60).until(lambda driver: driver.execute_script("return document.body.dataset.rollouts"))
-        opened.append(browser.execute_script("return performance.getEntriesByName('rollouts ready')[0].startTime"))
+        WebDriverWait(browser, 60).until(
+            lambda driver: driver.execute_script("return document.body.dataset.rollouts")
+        )
+        opened.append(
+            browser.execute_script(
+                "return performance.getEntriesByName('rollouts ready')[0].startTime"
+            )
+        )
         typed.append(browser.execute_script(TYPED))
+
     return statistics.median(opened), statistics.median(typed)
 
 
@@ -94,13 +119,19 @@ def main() -> None:
     """Measure and print."""
     options = parse_options(__doc__)
     rows: list[tuple[str, ...]] = []
+
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         page = Path(folder, "page.html")
         for rollouts, words in SIZES:
             page.write_text(make_page(rollouts, words, seed=0), encoding="utf-8")
             open_ms, key_ms = time_page(browser, page.as_uri())
-            figures = f"{page.stat().st_size / 1e6:.1f}", f"{open_ms / 1000:.2f}", f"{key_ms / 1000:.2f}"
+            figures = (
+                f"{page.stat().st_size / 1e6:.1f}",
+                f"{open_ms / 1000:.2f}",
+                f"{key_ms / 1000:.2f}",
+            )
             rows.append((f"{rollouts:,}", f"{words:,}", *figures))
+
     header = ("rollouts", "words of each", "page, MB", "open after s", "one key searched in s")
     publish(options, "report_page", header, rows)
 

@@ -3,9 +3,10 @@
     .venv/bin/python -m benchmarks.retrieval_server                                  # all workloads, about 10 minutes
     .venv/bin/python -m benchmarks.retrieval_server --workloads bm25 --clients 1 64 --seconds 2 --repetitions 1
 
-For every workload servers run over the same index, one with micro-batching and one without (a batch is one query), and
-are driven in turn, so that a busy machine slows all. Every client sends one query a request over its own connection and
-waits for the answer. The servers have a core of their own where there are two. All but ``cached`` have the cache off.
+For every workload servers run over the same index, one with micro-batching and one without (a batch
+is one query), and are driven in turn, so that a busy machine slows all. Every client sends one
+query a request over its own connection and waits for the answer. The servers have a core of their
+own where there are two. All but ``cached`` have the cache off.
 
     minilm        dense, Flat; a random encoder of MiniLM-L6's shape in float32, a batch of queries at a time
     minilm-bf16   the same in bfloat16
@@ -21,8 +22,24 @@ from functools import partial
 import uvloop
 
 from benchmarks import data
-from benchmarks.measure import in_turn, markdown_table, medians, parse_options, publish, verdict, write_figures
-from benchmarks.servers import MAIN, Load, drive, json_request, load_server, running_server, spare_core
+from benchmarks.measure import (
+    in_turn,
+    markdown_table,
+    medians,
+    parse_options,
+    publish,
+    verdict,
+    write_figures,
+)
+from benchmarks.servers import (
+    MAIN,
+    Load,
+    drive,
+    json_request,
+    load_server,
+    running_server,
+    spare_core,
+)
 
 TOP_K = 3
 SHORT_TEXTS = {"max_tokens": 32, "batch_tokens": 256}
@@ -36,7 +53,9 @@ WORKLOADS: dict[str, tuple[str, str | None]] = {
 }
 """The retriever, and the dtype of the random encoder; None stands for the weightless one."""
 CACHED = "cached"
-ON, OFF, FASTAPI = "on", "off", "on, by FastAPI"
+ON = "on"
+OFF = "off"
+FASTAPI = "on, by FastAPI"
 BY_FASTAPI = f"""
 from deepsearch_rl.retrieval.server.service import RetrievalApp
 
@@ -48,7 +67,8 @@ RetrievalApp._serve = serve
 {MAIN}
 """
 """The server's program without the short cut, behind the same guard and counters."""
-DISTINCT_QUERIES, REPEATED_QUERIES = 20_000, 64
+DISTINCT_QUERIES = 20_000
+REPEATED_QUERIES = 64
 JUDGED_CLIENTS = 64
 TARGET_PER_S = 1500
 FORMATS = {"queries/s": ".0f", "p50 ms": ".1f", "p99 ms": ".1f", "CPU ms/query": ".3f"}
@@ -66,12 +86,15 @@ def measure(name: str, options: argparse.Namespace, texts: list[str]) -> dict[Ke
     config = data.index_config(**({"encoder": model} if dtype else {}))
     index = data.prepare_index(texts, folder / (dtype or "weightless"), config)
     queries = data.draw_queries(texts, 1, REPEATED_QUERIES if name == CACHED else DISTINCT_QUERIES)
-    bodies = [{"queries": [query], "topk": TOP_K, "return_scores": True} for query in queries]  # as veRL sends them
+    bodies = [
+        {"queries": [query], "topk": TOP_K, "return_scores": True} for query in queries
+    ]  # as veRL sends them
     requests = [json_request(body, expected=b'"document"') for body in bodies]
     arguments = ["--retriever", retriever, "--top-k", str(TOP_K)]
     arguments += [] if name == CACHED else ["--cache-entries", "0"]
     start = partial(running_server, index, core=spare_core())
     measured: dict[Key, list[Load]] = {}
+
     with ExitStack() as stack:
         servers = {
             ON: stack.enter_context(start(arguments)),
@@ -83,10 +106,13 @@ def measure(name: str, options: argparse.Namespace, texts: list[str]) -> dict[Ke
             uvloop.run(drive(server.port, requests[: 2 * REPEATED_QUERIES], 8, 30))
         for clients in options.clients:
             works = {
-                (name, batching, clients): partial(load_server, server, requests, clients, options.seconds)
+                (name, batching, clients): partial(
+                    load_server, server, requests, clients, options.seconds
+                )
                 for batching, server in servers.items()
             }
             measured |= in_turn(works, options.repetitions)
+
     return measured
 
 
@@ -94,20 +120,37 @@ def verdicts(cells: Mapping[Key, Mapping[str, float]]) -> list[tuple[object, ...
     """Return targets beside figures, at 64 clients where they were driven, else at the largest number of clients."""
     rows: list[tuple[object, ...]] = []
     for name in dict.fromkeys(key[0] for key in cells):
-        clients = JUDGED_CLIENTS if (name, ON, JUDGED_CLIENTS) in cells else max(key[2] for key in cells)
-        on, off = cells[name, ON, clients], cells[name, OFF, clients]
+        clients = (
+            JUDGED_CLIENTS if (name, ON, JUDGED_CLIENTS) in cells else max(key[2] for key in cells)
+        )
+        on = cells[name, ON, clients]
+        off = cells[name, OFF, clients]
         place = f"{name}, {clients} clients"
+
         if name.startswith("minilm"):
-            faster, shorter = on["queries/s"] / off["queries/s"], on["p99 ms"] / off["p99 ms"]
-            rows.append((place, "queries/s, batching on : off", "2.5", f"{faster:.2f}", verdict(faster >= 2.5)))
-            rows.append((place, "p99, batching on : off", "0.50", f"{shorter:.2f}", verdict(shorter <= 0.5)))
+            faster = on["queries/s"] / off["queries/s"]
+            shorter = on["p99 ms"] / off["p99 ms"]
+            rows.append(
+                (
+                    place,
+                    "queries/s, batching on : off",
+                    "2.5",
+                    f"{faster:.2f}",
+                    verdict(faster >= 2.5),
+                )
+            )
+            rows.append(
+                (place, "p99, batching on : off", "0.50", f"{shorter:.2f}", verdict(shorter <= 0.5))
+            )
             continue
+
         rates = {"queries/s": on["queries/s"], "queries per CPU second": 1000 / on["CPU ms/query"]}
         for what, rate in rates.items():
             rows.append((place, what, TARGET_PER_S, f"{rate:.0f}", verdict(rate >= TARGET_PER_S)))
         if name == CACHED:
             ratio = cells[name, FASTAPI, clients]["CPU ms/query"] / on["CPU ms/query"]
             rows.append((place, "CPU per query, FastAPI : short cut", "-", f"{ratio:.2f}", "-"))
+
     return rows
 
 
@@ -138,7 +181,13 @@ def main() -> None:
         (*key, *write_figures(cells[key], FORMATS), sum(load.errors for load in loads))
         for key, loads in measured.items()
     ]
-    publish(options, "server_load", ("workload", "batching", "clients", *FORMATS, "errors"), rows, before=note)
+    publish(
+        options,
+        "server_load",
+        ("workload", "batching", "clients", *FORMATS, "errors"),
+        rows,
+        before=note,
+    )
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
     .venv/bin/python -m benchmarks.rl_step [--params params.yaml]
 
-Both train the same 32 random rollouts with the tiny profile's model, untrained, and score them with the trainer before
-they train. ART's way pads every rollout to ``rl.max_sequence_tokens``, computes the logits of all its positions and
-makes an optimizer step for each (``art.unsloth.train``, whose functions do it here). A rollout fills .27 of the padded
-length on average, as 2,200 of 8,192 tokens do in the published setting. The two run in turns, so that a busy machine
-slows both. The last line compares the gradients of all rollouts together, where both mean the same.
+Both train the same 32 random rollouts with the tiny profile's model, untrained, and score them with
+the trainer before they train. ART's way pads every rollout to ``rl.max_sequence_tokens``, computes
+the logits of all its positions and makes an optimizer step for each (``art.unsloth.train``, whose
+functions do it here). A rollout fills .27 of the padded length on average, as 2,200 of 8,192 tokens
+do in the published setting. The two run in turns, so that a busy machine slows both. The last line
+compares the gradients of all rollouts together, where both mean the same.
 """
 
 import os
@@ -32,16 +33,24 @@ from deepsearch_rl.training.backends.art.policy import Policy, Rows
 from deepsearch_rl.training.pretrain.model import ModelConfig, build_model, world_tokenizer
 from deepsearch_rl.training.rl.trainer import RlConfig
 
-ROLLOUTS, ROUNDS = 32, 3
+ROLLOUTS = 32
+ROUNDS = 3
 FILLED = (0.1, 0.44)
 """Shortest and longest rollout, as shares of the padded length."""
-LOSS: Any = {"ppo": True, "importance_sampling_level": "sequence", "epsilon": 0.2, "epsilon_high": 0.3}
+LOSS: Any = {
+    "ppo": True,
+    "importance_sampling_level": "sequence",
+    "epsilon": 0.2,
+    "epsilon_high": 0.3,
+}
 LOSS |= {"truncated_importance_sampling": 2.0}
 SAMPLER = 1.1
 """The sampler's log-probabilities over the old policy's, where gradients are compared: some weights reach the cap."""
 
 
-def random_rollouts(rng: random.Random, lengths: list[int], vocabulary: int, width: int) -> PackedTensors:
+def random_rollouts(
+    rng: random.Random, lengths: list[int], vocabulary: int, width: int
+) -> PackedTensors:
     """Return rollouts as ART packs them, one a row of ``width`` tokens; a third of each was sampled."""
     results = []
     for number, length in enumerate(lengths):
@@ -51,8 +60,13 @@ def random_rollouts(rng: random.Random, lengths: list[int], vocabulary: int, wid
         advantage = rng.uniform(0.5, 2) * (-1) ** number
         parts: Any = (advantage, "", tokens, list(range(length)), mask, logprobs, None, None)
         trajectory = Trajectory(messages_and_choices=[], reward=0.0)
-        results.append(TokenizedResult(*parts, trajectory, [], {}, cast(Any, None), weight=1 / sum(mask)))
-    return packed_tensors_from_tokenized_results(results, width, pad_token_id=0, pack_results=False, verbosity=0)
+        results.append(
+            TokenizedResult(*parts, trajectory, [], {}, cast(Any, None), weight=1 / sum(mask))
+        )
+
+    return packed_tensors_from_tokenized_results(
+        results, width, pad_token_id=0, pack_results=False, verbosity=0
+    )
 
 
 def arts_logprobs(model: Any, packed: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -61,7 +75,9 @@ def arts_logprobs(model: Any, packed: dict[str, torch.Tensor]) -> torch.Tensor:
     bias = calculate_attn_bias(
         *tokens_BS.shape, tokens_BS.device, packed["group_ids"], packed["parent_ids"], torch.float32
     )
-    hidden_BSE = model.get_decoder()(tokens_BS, attention_mask=bias[:, None], use_cache=False).last_hidden_state
+    hidden_BSE = model.get_decoder()(
+        tokens_BS, attention_mask=bias[:, None], use_cache=False
+    ).last_hidden_state
     head = model.get_output_embeddings().weight.t()
     return _calculate_logprobs(head, hidden_BSE, shift_tensor(tokens_BS, 0), chunk_size=1024)[0]
 
@@ -69,7 +85,10 @@ def arts_logprobs(model: Any, packed: dict[str, torch.Tensor]) -> torch.Tensor:
 def rows_of(packed: PackedTensors) -> list[dict[str, torch.Tensor]]:
     """Return each row's tensors, padded as they are."""
     tensors = {name: tensor for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)}
-    return [{name: tensor[row : row + 1] for name, tensor in tensors.items()} for row in range(len(tensors["tokens"]))]
+    return [
+        {name: tensor[row : row + 1] for name, tensor in tensors.items()}
+        for row in range(len(tensors["tokens"]))
+    ]
 
 
 def arts_step(model: Any, optimizer: torch.optim.Optimizer, packed: PackedTensors) -> None:
@@ -79,6 +98,7 @@ def arts_step(model: Any, optimizer: torch.optim.Optimizer, packed: PackedTensor
         with torch.no_grad():
             row["original_logprobs"] = row["logprobs"]
             row["logprobs"] = arts_logprobs(model, row).roll(1, dims=1)
+
     for row in rows:
         loss_fn(cast(Any, row), arts_logprobs(model, row), None, None, LOSS).policy_loss.backward()
         optimizer.step()
@@ -96,7 +116,9 @@ def arts_gradients(model: Any, packed: PackedTensors) -> None:
 
 def gradients(model: Any) -> torch.Tensor:
     """Return all gradients of a model as one vector."""
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    return torch.cat(
+        [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    )
 
 
 def own_gradients(policy: Policy, packed: PackedTensors) -> None:
@@ -128,30 +150,45 @@ def disturb(model: torch.nn.Module) -> None:
 
 def main() -> None:
     """Time both in turns and print tokens per CPU second, their ratio and the difference of gradients."""
-    profile = load_profile(parse_options(__doc__, params=(Path("params.yaml"), "the profile's params")).params)
-    config = profile.section("rl", RlConfig).model_copy(update={"max_mismatch": 100.0})
+    profile = load_profile(
+        parse_options(__doc__, params=(Path("params.yaml"), "the profile's params")).params
+    )
+    config = profile.section("rl", RlConfig)
+    loss = config.loss.model_copy(update={"kl_loss": 0.0})  # ART's loss has none
+    config = config.model_copy(update={"max_mismatch": 100.0, "loss": loss})
     settings = profile.value("prepare_model")["pretrain"]
-    rng, width = random.Random(0), config.max_sequence_tokens
+    rng = random.Random(0)
+    width = config.max_sequence_tokens
+
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = world_tokenizer(load_prompt(profile.value("agent.prompt")), settings["subwords"], 2048)
+        tokenizer = world_tokenizer(
+            load_prompt(profile.value("agent.prompt")), settings["subwords"], 2048
+        )
         model = build_model(ModelConfig.model_validate(settings["model"]), tokenizer, seed=0)
         model.save_pretrained(folder)
         own, other = (Policy(Path(folder), config, 0, None) for _ in range(2))
+
     lengths = [round(rng.uniform(*FILLED) * width) for _ in range(ROLLOUTS)]
     packed = random_rollouts(rng, lengths, model.config.vocab_size, width)
     for policy in (own, other):
         disturb(policy.model)
     own_gradients(own, packed)
     arts_gradients(other.model, packed)
-    ours, arts = gradients(own.model), gradients(other.model)
+    ours = gradients(own.model)
+    arts = gradients(other.model)
     difference = float((ours - arts).abs().max() / arts.abs().max())
     works = {
         "own": lambda: own_step(own, packed),
         "ART's": lambda: arts_step(other.model, other.optimizer, packed),
     }
-    seconds, trained = median_seconds(works, ROUNDS), int(packed["assistant_mask"].sum())
+    seconds = median_seconds(works, ROUNDS)
+    trained = int(packed["assistant_mask"].sum())
+
     for name, cpu_s in seconds.items():
-        sys.stdout.write(f"{name} way: {cpu_s:.2f} CPU s a step, {trained / cpu_s:.0f} tokens trained per CPU second\n")
+        sys.stdout.write(
+            f"{name} way: {cpu_s:.2f} CPU s a step, {trained / cpu_s:.0f} tokens trained per CPU second\n"
+        )
+
     ratio = seconds["ART's"] / seconds["own"]
     sys.stdout.write(f"own / ART's = {ratio:.1f}\n")
     sys.stdout.write(f"gradients differ by {difference:.0e} of the largest at most\n")

@@ -2,10 +2,11 @@
 
     .venv/bin/python -m benchmarks.scoring
 
-The loop does what common scorers do: for every metric, row and golden answer it normalises both texts anew. It reads
-the file with the standard library, checks nothing and takes the means. Ours is what the command does between its
-imports and its output. Bootstrap and sign-flip test are those of one set of questions and five metrics; the tests get a
-tenth of the draws, because scipy's takes so long.
+The loop does what common scorers do: for every metric, row and golden answer it normalises both
+texts anew. It reads the file with the standard library, checks nothing and takes the means. Ours is
+what the command does between its imports and its output. Bootstrap and sign-flip test are those of
+one set of questions and five metrics; the tests get a tenth of the draws, because scipy's takes so
+long.
 """
 
 import json
@@ -26,7 +27,11 @@ from scipy import stats
 from benchmarks.measure import median_seconds, parse_options, publish
 from deepsearch_rl.commands.score import ScoreReport, report_scores
 from deepsearch_rl.evaluation.scoring.predictions import Prediction, score_predictions
-from deepsearch_rl.evaluation.scoring.score import QuestionScores, bootstrap_intervals, paired_differences
+from deepsearch_rl.evaluation.scoring.score import (
+    QuestionScores,
+    bootstrap_intervals,
+    paired_differences,
+)
 from deepsearch_rl.files import write_jsonl
 
 TYPES = ("bridge", "comparison", "inference", "null")
@@ -44,11 +49,24 @@ def make_rows(rows: int, seed: int) -> list[Prediction]:
         return "".join(rng.choices(SYLLABLES, k=rng.randint(2, 3))).title()
 
     def make_row(number: int) -> Prediction:
-        date = f"{rng.randint(1, 28)} {rng.choice(('May', 'June', 'July'))} {rng.randint(1900, 2020)}"
-        kinds = [[rng.choice(("Yes", "No"))], [date], [rng.choice(names)], rng.sample(names, rng.randint(2, 8))]
+        date = (
+            f"{rng.randint(1, 28)} {rng.choice(('May', 'June', 'July'))} {rng.randint(1900, 2020)}"
+        )
+        kinds = [
+            [rng.choice(("Yes", "No"))],
+            [date],
+            [rng.choice(names)],
+            rng.sample(names, rng.randint(2, 8)),
+        ]
         [golds] = rng.choices(kinds, (15, 15, 50, 20))
-        gold, name = rng.choice(golds), rng.choice(names)
-        answers = (gold.lower(), f"It is {gold}, the namesake of {name}.", name, "Insufficient information.")
+        gold = rng.choice(golds)
+        name = rng.choice(names)
+        answers = (
+            gold.lower(),
+            f"It is {gold}, the namesake of {name}.",
+            name,
+            "Insufficient information.",
+        )
         return Prediction(
             id=f"q{number}",
             question=f"Who did {name} name after {rng.choice(names)} in {rng.randint(1800, 2020)}?",
@@ -67,12 +85,16 @@ def loop_means(path: Path) -> dict[str, float]:
     metrics: dict[str, Callable[[str, str], float]] = {
         "em": lambda pred, gold: float(_normalise(pred) == _normalise(gold)),
         "f1": lambda pred, gold: _overlap(pred, gold)[0],
-        "acc": lambda pred, gold: float(bool(_normalise(gold)) and _normalise(gold) in _normalise(pred)),
+        "acc": lambda pred, gold: float(
+            bool(_normalise(gold)) and _normalise(gold) in _normalise(pred)
+        ),
         "precision": lambda pred, gold: _overlap(pred, gold)[1],
         "recall": lambda pred, gold: _overlap(pred, gold)[2],
     }
     return {
-        name: statistics.fmean(max(metric(row["pred"], gold) for gold in row["golden_answers"]) for row in rows)
+        name: statistics.fmean(
+            max(metric(row["pred"], gold) for gold in row["golden_answers"]) for row in rows
+        )
         for name, metric in metrics.items()
     }
 
@@ -83,13 +105,15 @@ def _normalise(text: str) -> str:
 
 
 def _overlap(pred: str, gold: str) -> tuple[float, float, float]:
-    ours, theirs = _normalise(pred), _normalise(gold)
+    ours = _normalise(pred)
+    theirs = _normalise(gold)
     if (ours in CLOSED or theirs in CLOSED) and ours != theirs:
         return 0.0, 0.0, 0.0
     same = sum((Counter(ours.split()) & Counter(theirs.split())).values())
     if not same:
         return 0.0, 0.0, 0.0
-    precision, recall = same / len(ours.split()), same / len(theirs.split())
+    precision = same / len(ours.split())
+    recall = same / len(theirs.split())
     return 2 * precision * recall / (precision + recall), precision, recall
 
 
@@ -109,7 +133,8 @@ def ways_to_score(path: Path, draws: int) -> dict[str, Callable[[], object]]:
 
 def ways_to_resample(values_QM: np.ndarray, draws: int) -> list[dict[str, Callable[[], object]]]:
     """Return scipy's bootstrap and ours, then the two sign-flip tests, of five metrics' differences."""
-    ids, flips = ("q",) * len(values_QM), draws // SLOWER
+    ids = ("q",) * len(values_QM)
+    flips = draws // SLOWER
     run, zero = (
         QuestionScores(ids, ids, dict(zip("abcde", scores.T, strict=True)))
         for scores in (values_QM, np.zeros_like(values_QM))
@@ -123,9 +148,15 @@ def ways_to_resample(values_QM: np.ndarray, draws: int) -> list[dict[str, Callab
     }
     tests = {
         f"scipy.stats.permutation_test, {flips:,} patterns": partial(
-            stats.permutation_test, **shared, n_resamples=flips, permutation_type="samples", vectorized=True
+            stats.permutation_test,
+            **shared,
+            n_resamples=flips,
+            permutation_type="samples",
+            vectorized=True,
         ),
-        f"ours with intervals, {flips:,} patterns": partial(paired_differences, run, zero, 0, flips, "abcde"),
+        f"ours with intervals, {flips:,} patterns": partial(
+            paired_differences, run, zero, 0, flips, "abcde"
+        ),
     }
     return [bootstraps, tests]
 
@@ -149,10 +180,20 @@ def main() -> None:
         path = Path(folder, "predictions.jsonl")
         write_jsonl(path, make_rows(options.rows, seed=0))
         lines = time_ways(ways_to_score(path, options.draws), options.rounds)
+
     publish(options, "scoring", [f"{options.rows:,} rows", "CPU s", "times as fast"], lines)
     values_QM = np.random.default_rng(0).random((options.rows, 5)) - 0.5
-    lines = [line for ways in ways_to_resample(values_QM, options.draws) for line in time_ways(ways, options.rounds)]
-    publish(options, "resampling", [f"{options.rows:,} questions, five metrics", "CPU s", "times as fast"], lines)
+    lines = [
+        line
+        for ways in ways_to_resample(values_QM, options.draws)
+        for line in time_ways(ways, options.rounds)
+    ]
+    publish(
+        options,
+        "resampling",
+        [f"{options.rows:,} questions, five metrics", "CPU s", "times as fast"],
+        lines,
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """The retrieval server in a process of its own, and clients that load it: closed loops over keep-alive HTTP/1.1.
 
-Each client holds one connection, sends a request, waits for the whole answer and sends the next. Requests are bytes
-made beforehand, answers are parsed by httptools, and both run in one uvloop thread: what is left per request is a few
-tens of microseconds, so that one core outruns the servers it is to measure.
+Each client holds one connection, sends a request, waits for the whole answer and sends the next.
+Requests are bytes made beforehand, answers are parsed by httptools, and both run in one uvloop
+thread: what is left per request is a few tens of microseconds, so that one core outruns the servers
+it is to measure.
 
-Closed loops answer "how fast for C clients", not "what happens at R requests/s": a slow answer delays its client's next
-request, and latencies count from the moment a request is sent.
+Closed loops answer "how fast for C clients", not "what happens at R requests/s": a slow answer
+delays its client's next request, and latencies count from the moment a request is sent.
 """
 
 import asyncio
@@ -31,11 +32,13 @@ from benchmarks.measure import status_kb
 from deepsearch_rl import processes
 from deepsearch_rl.processes import LOOPBACK, free_port
 
-STARTUP_TIMEOUT_S, GRACE_S = 180, 30
+STARTUP_TIMEOUT_S = 180
+GRACE_S = 30
 MAIN = "from deepsearch_rl.cli import main; main()"
 
 
-# --- servers --------------------------------------------------------------------------------------------------------
+# --- servers
+# --------------------------------------------------------------------------------------------------------
 
 
 def spare_core() -> int | None:
@@ -72,21 +75,38 @@ def running_server(
 ) -> Iterator[ServerProcess]:
     """Start the retrieval server, wait until it answers, and stop it when the block ends; EndpointError if it fails.
 
-    ``index`` is an index's folder and its chunk file, ``options`` are further ones of the server's command line, which
-    ``program`` reads. All its threads run on ``core``, or anywhere.
+    ``index`` is an index's folder and its chunk file, ``options`` are further ones of the server's
+    command line, which ``program`` reads. All its threads run on ``core``, or anywhere.
     """
     port = free_port()
     pinned = [] if core is None else ["taskset", "-c", str(core)]
-    # One thread for the numeric libraries: the server's core is one, and the other belongs to the clients.
+    # One thread for the numeric libraries: the server's core is one, and the other belongs to the
+    # clients.
     python = ["env", "OMP_NUM_THREADS=1", sys.executable, "-c", program]
-    command = ["retrieve", "serve", "--port", str(port), "--index", str(index[0]), "--chunks", str(index[1]), *options]
+    command = [
+        "retrieve",
+        "serve",
+        "--port",
+        str(port),
+        "--index",
+        str(index[0]),
+        "--chunks",
+        str(index[1]),
+        *options,
+    ]
+
     with processes.running_server(
-        "the retrieval server", [*pinned, *python, *command], f"http://{LOOPBACK}:{port}", "/healthz", STARTUP_TIMEOUT_S
+        "the retrieval server",
+        [*pinned, *python, *command],
+        f"http://{LOOPBACK}:{port}",
+        "/healthz",
+        STARTUP_TIMEOUT_S,
     ) as server:
         yield ServerProcess(port, psutil.Process(server.process.pid).children()[0].pid)
 
 
-# --- load -----------------------------------------------------------------------------------------------------------
+# --- load
+# -----------------------------------------------------------------------------------------------------------
 
 
 class Request(NamedTuple):
@@ -135,7 +155,11 @@ class Load:
 
     def percentile_ms(self, percent: float) -> float:
         """Latency that ``percent`` % of the answers stayed below."""
-        return float(np.percentile(self.latencies_s, percent)) * 1000 if self.answered else float("nan")
+        return (
+            float(np.percentile(self.latencies_s, percent)) * 1000
+            if self.answered
+            else float("nan")
+        )
 
     @property
     def figures(self) -> dict[str, float]:
@@ -154,7 +178,8 @@ class _Client(asyncio.Protocol):
     """One connection: the next request goes out as soon as the answer to the last one is whole."""
 
     def __init__(self, requests: Iterator[Request], load: Load) -> None:
-        self._requests, self._load = requests, load
+        self._requests = requests
+        self._load = load
         self._request: Request | None = None
         self._body: list[bytes] = []
         self.left = asyncio.get_running_loop().create_future()
@@ -168,6 +193,7 @@ class _Client(asyncio.Protocol):
         if self._request is None:
             self.transport.close()
             return
+
         self._parser = httptools.HttpResponseParser(self)
         self._sent_s = time.perf_counter()
         self.transport.write(self._request.payload)
@@ -188,6 +214,7 @@ class _Client(asyncio.Protocol):
         self._load.statuses[status] += 1
         self._load.wrong += status == 200 and self._request.expected not in b"".join(self._body)
         self._body.clear()
+
         if self._parser.should_keep_alive():
             self._send_next()
         else:
@@ -202,27 +229,37 @@ class _Client(asyncio.Protocol):
 async def drive(port: int, requests: Iterable[Request], clients: int, max_seconds: float) -> Load:
     """Send requests from ``clients`` connections at once until the time or the requests are used up.
 
-    Whichever client is free sends the next request; one whose connection is closed by the server does not come back.
-    A request that is unanswered half a minute after the end counts as broken.
+    Whichever client is free sends the next request; one whose connection is closed by the server
+    does not come back. A request that is unanswered half a minute after the end counts as broken.
     """
-    loop, load = asyncio.get_running_loop(), Load()
-    cpu_s, started_s = time.process_time(), time.perf_counter()
+    loop = asyncio.get_running_loop()
+    load = Load()
+    cpu_s = time.process_time()
+    started_s = time.perf_counter()
     in_time = itertools.takewhile(lambda _: time.perf_counter() < started_s + max_seconds, requests)
-    connections = (loop.create_connection(lambda: _Client(in_time, load), LOOPBACK, port) for _ in range(clients))
+    connections = (
+        loop.create_connection(lambda: _Client(in_time, load), LOOPBACK, port)
+        for _ in range(clients)
+    )
     results = await asyncio.gather(*connections, return_exceptions=True)
     connected = [result[1] for result in results if not isinstance(result, BaseException)]
     load.broken += clients - len(connected)
     if connected:
         await asyncio.wait([client.left for client in connected], timeout=max_seconds + GRACE_S)
-    load.elapsed_s, load.generator_cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
+    load.elapsed_s = time.perf_counter() - started_s
+    load.generator_cpu_s = time.process_time() - cpu_s
+
     for client in connected:
         if not client.left.done():
             client.transport.abort()
             await client.left
+
     return load
 
 
-def load_server(server: ServerProcess, requests: Sequence[Request], clients: int, seconds: float) -> Load:
+def load_server(
+    server: ServerProcess, requests: Sequence[Request], clients: int, seconds: float
+) -> Load:
     """Send requests, again and again, for some seconds; write the rate to stderr."""
     server_cpu_s = server.cpu_s()
     load = uvloop.run(drive(server.port, itertools.cycle(requests), clients, seconds))

@@ -2,8 +2,9 @@
 
     .venv/bin/python -m benchmarks.serving --model models/tiny/sft
 
-Both generate the same greedy tokens for the same prompts, turn by turn (a passage of 60 tokens is added after every
-answer, as a search would), in turns, so that a busy machine slows both. Prints the time of each turn and the ratio.
+Both generate the same greedy tokens for the same prompts, turn by turn (a passage of 60 tokens is
+added after every answer, as a search would), in turns, so that a busy machine slows both. Prints
+the time of each turn and the ratio.
 """
 
 import os
@@ -19,8 +20,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks.measure import parse_options, timed
 from deepsearch_rl.serving.engine import Engine, Sampling, end_ids
 
-CONVERSATIONS, TURNS, ANSWER_TOKENS, PASSAGE_TOKENS = 64, 3, 24, 60
-SYSTEM_TOKENS, QUESTION_TOKENS = 145, 20
+CONVERSATIONS = 64
+TURNS = 3
+ANSWER_TOKENS = 24
+PASSAGE_TOKENS = 60
+SYSTEM_TOKENS = 145
+QUESTION_TOKENS = 20
 
 
 def _draw(rng: random.Random, vocabulary: int, count: int) -> list[int]:
@@ -38,27 +43,40 @@ def _with_generate(model: PreTrainedModel, conversations: list[list[int]]) -> li
     """Run the same turn as one left-padded batch of ``transformers.generate``."""
     width = max(map(len, conversations))
     padded = torch.tensor([[0] * (width - len(tokens)) + tokens for tokens in conversations])
-    mask = torch.tensor([[0] * (width - len(tokens)) + [1] * len(tokens) for tokens in conversations])
-    output = model.generate(padded, attention_mask=mask, max_new_tokens=ANSWER_TOKENS, do_sample=False, pad_token_id=0)
-    ends, answers = set(end_ids(model)), output[:, width:].tolist()
-    lengths = (next((place + 1 for place, token in enumerate(answer) if token in ends), None) for answer in answers)
+    mask = torch.tensor(
+        [[0] * (width - len(tokens)) + [1] * len(tokens) for tokens in conversations]
+    )
+    output = model.generate(
+        padded, attention_mask=mask, max_new_tokens=ANSWER_TOKENS, do_sample=False, pad_token_id=0
+    )
+    ends = set(end_ids(model))
+    answers = output[:, width:].tolist()
+    lengths = (
+        next((place + 1 for place, token in enumerate(answer) if token in ends), None)
+        for answer in answers
+    )
     return [answer[:length] for answer, length in zip(answers, lengths, strict=True)]
 
 
 def main() -> None:
     """Time both and print one line per turn."""
     folder = parse_options(__doc__, model=(Path("models/tiny/sft"), "a merged model folder")).model
-    served, plain = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2))
+    served, plain = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2)
+    )
     engine = Engine(served, slots=2 * CONVERSATIONS, context_tokens=1024)
-    rng, vocabulary = random.Random(0), plain.config.vocab_size
+    rng = random.Random(0)
+    vocabulary = plain.config.vocab_size
     system = _draw(rng, vocabulary, SYSTEM_TOKENS)
     conversations = [system + _draw(rng, vocabulary, QUESTION_TOKENS) for _ in range(CONVERSATIONS)]
     all_engine_s = all_generate_s = 0.0
+
     for turn in range(1, TURNS + 1):
         engine_s, answers = timed(lambda texts=conversations: _with_engine(engine, texts))
         generate_s, expected = timed(lambda texts=conversations: _with_generate(plain, texts))
         equal = sum(ours == theirs for ours, theirs in zip(answers, expected, strict=True))
-        all_engine_s, all_generate_s = all_engine_s + engine_s, all_generate_s + generate_s
+        all_engine_s = all_engine_s + engine_s
+        all_generate_s = all_generate_s + generate_s
         sys.stdout.write(
             f"turn {turn}: engine {engine_s:.2f} s, generate {generate_s:.2f} s, "
             f"{equal}/{CONVERSATIONS} answers equal\n"
@@ -67,6 +85,7 @@ def main() -> None:
             [*conversation, *answer, *_draw(rng, vocabulary, PASSAGE_TOKENS)]
             for conversation, answer in zip(conversations, answers, strict=True)
         ]
+
     engine.close()
     sys.stdout.write(f"all turns: generate / engine = {all_generate_s / all_engine_s:.1f}\n")
 

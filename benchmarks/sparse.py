@@ -3,9 +3,9 @@
     .venv/bin/python -m benchmarks.sparse                                    # half a minute
     .venv/bin/python -m benchmarks.sparse --repetitions 1 --queries 100
 
-Every engine builds and searches the same real passages (wiki18, searchr1 and multihoprag) in turn. CPU
-seconds of the whole process, Java's threads among them, are of the fastest repetition; agreement is with the built-in
-index.
+Every engine builds and searches the same real passages (wiki18, searchr1 and multihoprag) in turn.
+CPU seconds of the whole process, Java's threads among them, are of the fastest repetition;
+agreement is with the built-in index.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +18,14 @@ from tempfile import TemporaryDirectory
 import bm25s
 import numpy as np
 
-from benchmarks.data import DATA, chunk_documents, gzip_rows, make_chunk, read_documents, wiki18_passages
+from benchmarks.data import (
+    DATA,
+    chunk_documents,
+    gzip_rows,
+    make_chunk,
+    read_documents,
+    wiki18_passages,
+)
 from benchmarks.measure import in_turn, parse_options, publish, size_mb, timed
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import Chunk
@@ -44,7 +51,10 @@ class Bm25s:
     def build(cls, chunks: Collection[Chunk], folder: Path) -> "Bm25s":
         """Index and save."""
         vocabulary: dict[str, int] = {}
-        ids = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyse(chunk.contents)] for chunk in chunks]
+        ids = [
+            [vocabulary.setdefault(term, len(vocabulary)) for term in analyse(chunk.contents)]
+            for chunk in chunks
+        ]
         model = bm25s.BM25(k1=ONE_FIELD.k1, b=ONE_FIELD.b, method="lucene")
         model.index((ids, vocabulary), create_empty_token=False, show_progress=False)
         model.save(folder, show_progress=False)
@@ -67,24 +77,39 @@ ENGINES: dict[str, Callable[[Collection[Chunk], Path], Retriever]] = {
 }
 
 
-def _run_engine(engine: str, chunks: Collection[Chunk], queries: Sequence[str]) -> tuple[Costs, list[Ranking]]:
+def _run_engine(
+    engine: str, chunks: Collection[Chunk], queries: Sequence[str]
+) -> tuple[Costs, list[Ranking]]:
     with TemporaryDirectory() as folder:
         build_s, retriever = timed(lambda: ENGINES[engine](chunks, Path(folder, engine)))
-        search_s, rankings = timed(lambda: [retriever.search([query], TOP_K)[0] for query in queries])
+        search_s, rankings = timed(
+            lambda: [retriever.search([query], TOP_K)[0] for query in queries]
+        )
         return (build_s, 1e3 * search_s / len(queries), size_mb(Path(folder))), rankings
 
 
-def _compare(runs: Mapping[str, Sequence[tuple[Costs, list[Ranking]]]]) -> Iterator[Sequence[object]]:
+def _compare(
+    runs: Mapping[str, Sequence[tuple[Costs, list[Ranking]]]],
+) -> Iterator[Sequence[object]]:
     fastest = {engine: np.min([costs for costs, _ in own], axis=0) for engine, own in runs.items()}
     for engine, (build_s, query_ms, disk_mb) in fastest.items():
         slower = fastest[engine] / fastest["builtin"]
-        costs = f"{build_s:.2f}", f"{slower[0]:.2f}x", f"{query_ms:.3f}", f"{slower[1]:.2f}x", f"{disk_mb:.1f}"
+        costs = (
+            f"{build_s:.2f}",
+            f"{slower[0]:.2f}x",
+            f"{query_ms:.3f}",
+            f"{slower[1]:.2f}x",
+            f"{disk_mb:.1f}",
+        )
         yield engine, *costs, *_agreement(runs["builtin"][0][1], runs[engine][0][1])
 
 
 def _agreement(ours: Sequence[Ranking], theirs: Sequence[Ranking]) -> tuple[str, str]:
     """Return means over the queries for which both find something."""
-    pairs = [(our.rows_K.tolist(), their.rows_K.tolist()) for our, their in zip(ours, theirs, strict=True)]
+    pairs = [
+        (our.rows_K.tolist(), their.rows_K.tolist())
+        for our, their in zip(ours, theirs, strict=True)
+    ]
     pairs = [(our, their) for our, their in pairs if our and their]
     overlap = fmean(len({*our} & {*their}) / max(len(our), len(their)) for our, their in pairs)
     return f"{overlap:.3f}", f"{fmean(our[0] == their[0] for our, their in pairs):.3f}"
@@ -92,14 +117,23 @@ def _agreement(ours: Sequence[Ranking], theirs: Sequence[Ranking]) -> tuple[str,
 
 def _wiki18() -> tuple[str, list[Chunk], list[str]]:
     chunks = [make_chunk(row, text) for row, text in enumerate(wiki18_passages())]
-    return "wiki18 + NQ", chunks, [row["question"] for row in gzip_rows(DATA / "searchr1/nq.jsonl.gz")]
+    return (
+        "wiki18 + NQ",
+        chunks,
+        [row["question"] for row in gzip_rows(DATA / "searchr1/nq.jsonl.gz")],
+    )
 
 
 def _multihoprag() -> tuple[str, list[Chunk], list[str]]:
     with TemporaryDirectory() as folder:
         path = chunk_documents(read_documents(DATA / "multihoprag"), Path(folder), "sentences", 256)
         chunks = list(read_jsonl(path, Chunk))
-    return "MultiHop-RAG", chunks, [row["query"] for row in gzip_rows(DATA / "multihoprag/queries.jsonl.gz")]
+
+    return (
+        "MultiHop-RAG",
+        chunks,
+        [row["query"] for row in gzip_rows(DATA / "multihoprag/queries.jsonl.gz")],
+    )
 
 
 def main() -> None:
@@ -111,14 +145,20 @@ def main() -> None:
         queries=(700, "at most so many of a set"),
     )
     rows: list[Sequence[object]] = []
+
     for name, chunks, queries in (_wiki18(), _multihoprag()):
-        chunks, queries = chunks * options.copies, queries[: options.queries]
+        chunks = chunks * options.copies
+        queries = queries[: options.queries]
         works = {engine: partial(_run_engine, engine, chunks, queries) for engine in ENGINES}
         runs = in_turn(works, options.repetitions)
         rows += [(f"{name} ({len(chunks)})", *row) for row in _compare(runs)]
+
     ratios = ("build CPU s", "to builtin", "CPU ms/query", "to builtin")
     publish(
-        options, "sparse engines", ("passages", "engine", *ratios, "disk MB", "top-10 overlap", "equal top 1"), rows
+        options,
+        "sparse engines",
+        ("passages", "engine", *ratios, "disk MB", "top-10 overlap", "equal top 1"),
+        rows,
     )
 
 

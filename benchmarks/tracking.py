@@ -1,8 +1,9 @@
 """What predictions and traces add to the sending of a report to a local MLflow store: CPU time and disk space.
 
-The report is as large as the tiny profile's: four models, of each 1,200 sampled and 400 greedy answers to one question
-set and 100 to each of three others, a rollout with two searches of three passages. Each line packs and sends it with
-other values of `track.predictions` and `track.traces`, in turns, each time into the same store, which exists already.
+The report is as large as the tiny profile's: four models, of each 1,200 sampled and 400 greedy
+answers to one question set and 100 to each of three others, a rollout with two searches of three
+passages. Each line packs and sends it with other values of `track.predictions` and `track.traces`,
+in turns, each time into the same store, which exists already.
 
     .venv/bin/python -m benchmarks.tracking
 """
@@ -14,7 +15,8 @@ from pathlib import Path
 
 from benchmarks.data import make_trajectory, row_key
 from benchmarks.measure import parse_options, publish, size_mb, timed
-from deepsearch_rl.evaluation.report.tables import build_table, write_table
+from deepsearch_rl.evaluation.report.table_files import write_table
+from deepsearch_rl.evaluation.report.tables import build_table
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, RowKey
 from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.files import write_json, write_jsonl
@@ -25,9 +27,29 @@ from deepsearch_rl.tracking.store import connected
 from deepsearch_rl.tracking.upload import upload
 
 MODELS = ("base", "rl", "sft", "sft_rl")
-RUNS = (("multihoprag", 400, 3, 0.7), ("multihoprag", 400, 1, 0.0), *((name, 100, 1, 0.7) for name in ("a", "b", "c")))
+RUNS = (
+    ("multihoprag", 400, 3, 0.7),
+    ("multihoprag", 400, 1, 0.0),
+    *((name, 100, 1, 0.7) for name in ("a", "b", "c")),
+)
 """Question set, questions, answers to each, temperature."""
-WORDS = ["the", "film", "was", "made", "in", "a", "town", "by", "an", "artist", "who", "left", "her", "city", "met"]
+WORDS = [
+    "the",
+    "film",
+    "was",
+    "made",
+    "in",
+    "a",
+    "town",
+    "by",
+    "an",
+    "artist",
+    "who",
+    "left",
+    "her",
+    "city",
+    "met",
+]
 TIMEOUT_S = 60.0
 CHOICES: tuple[tuple[str, int | None, float], ...] = (
     ("scores and tables alone", 0, 0.0),
@@ -43,20 +65,34 @@ def make_results(folder: Path, seed: int) -> Results:
     """Write a finished report into ``folder``."""
     rng = random.Random(seed)
     evaluations = {model: folder / "evaluate" / model for model in MODELS}
+
     for model, out in evaluations.items():
         rows = tuple(_write_run(rng, model, out, *run) for run in RUNS)
         inputs = {"model": "a" * 64} | {f"questions/{name}/val": "b" * 64 for name, *_ in RUNS}
-        evaluation = ModelEvaluation(model=model, seed=seed, settings_sha256="c" * 64, inputs=inputs, rows=rows)
+        evaluation = ModelEvaluation(
+            model=model, seed=seed, settings_sha256="c" * 64, inputs=inputs, rows=rows
+        )
         write_json(out / "rows.json", evaluation.model_dump(mode="json"))
+
     write_table(build_table("tiny", evaluations, [], seed, 100), [], folder / "reports")
     return Results(folder / "reports", evaluations, {}, folder / "questions")
 
 
 def _write_run(
-    rng: random.Random, model: str, out: Path, dataset: str, questions: int, samples: int, temperature: float
+    rng: random.Random,
+    model: str,
+    out: Path,
+    dataset: str,
+    questions: int,
+    samples: int,
+    temperature: float,
 ) -> F1TableRow:
     key = row_key(model, dataset, temperature, samples)
-    rollouts = [_make_rollout(rng, key, number, sample) for number in range(questions) for sample in range(samples)]
+    rollouts = [
+        _make_rollout(rng, key, number, sample)
+        for number in range(questions)
+        for sample in range(samples)
+    ]
     row = build_row(key, rollouts, True, 100)
     write_jsonl(out / row.rollouts_file, rollouts)
     return row
@@ -67,19 +103,28 @@ def _make_rollout(rng: random.Random, key: RowKey, number: int, sample: int) -> 
         return " ".join(rng.choices(WORDS, k=words))
 
     question = Question(id=f"q{number}", question=text(15), golden_answers=("town",))
-    searches = [(text(5), "\n\n".join(f"[{rank}] A Title\n{text(28)}" for rank in (1, 2, 3))) for _ in range(2)]
+    searches = [
+        (text(5), "\n\n".join(f"[{rank}] A Title\n{text(28)}" for rank in (1, 2, 3)))
+        for _ in range(2)
+    ]
     return make_trajectory(question, sample, key, searches, rng.choice(("town", "city")))
 
 
-def measure(results: Results, store: Path, predictions: int | None, traces: float) -> tuple[float, float, int, int]:
+def measure(
+    results: Results, store: Path, predictions: int | None, traces: float
+) -> tuple[float, float, int, int]:
     """Send a report once; return CPU seconds, MB, and the numbers of predictions and traces."""
-    config = TrackConfig(experiment="benchmark", predictions=predictions, traces=traces, timeout_s=TIMEOUT_S)
+    config = TrackConfig(
+        experiment="benchmark", predictions=predictions, traces=traces, timeout_s=TIMEOUT_S
+    )
     provenance = Provenance(tags={}, model_tags={}, params={"seed": 0}, defaults={}, datasets={})
     before_mb = size_mb(store)
+
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder, "bundle")
         build_s, report = timed(lambda: build_bundle(results, provenance, config, 0, bundle))
         upload_s, _ = timed(lambda: upload(bundle, local_store(store), TIMEOUT_S))
+
     return build_s + upload_s, size_mb(store) - before_mb, report.predictions, report.traces
 
 
@@ -87,20 +132,35 @@ def main() -> None:
     """Send with every choice in turn, each round into a store of its own, and print the table of medians."""
     options = parse_options(__doc__, rounds=(3, "of all lines in turn; medians are shown"))
     measured = []
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         results = make_results(folder / "results", 0)
+
         for number in range(options.rounds):
             store = folder / f"store{number}"
             with connected(local_store(store), TIMEOUT_S) as client:
                 client.create_experiment("benchmark", (store / "artifacts").as_uri())
-            measure(make_results(folder / f"first{number}", 1), store, 1, 0.0)  # the first sending loads libraries
-            measured.append([measure(results, store, predictions, traces) for _, predictions, traces in CHOICES])
+            # The first sending loads libraries
+            measure(make_results(folder / f"first{number}", 1), store, 1, 0.0)
+            measured.append(
+                [measure(results, store, predictions, traces) for _, predictions, traces in CHOICES]
+            )
+
     lines = []
+
     for (label, *_), columns in zip(CHOICES, zip(*measured, strict=True), strict=True):
         cpu_s, size, predictions, traces = map(statistics.median, zip(*columns, strict=True))
-        lines.append([label, f"{predictions:,.0f}", f"{traces:,.0f}", f"{cpu_s:.1f}", f"{size:.1f}"])
-    publish(options, "tracking", ("sent of four models' 7,600 rollouts", "predictions", "traces", "CPU s", "MB"), lines)
+        lines.append(
+            [label, f"{predictions:,.0f}", f"{traces:,.0f}", f"{cpu_s:.1f}", f"{size:.1f}"]
+        )
+
+    publish(
+        options,
+        "tracking",
+        ("sent of four models' 7,600 rollouts", "predictions", "traces", "CPU s", "MB"),
+        lines,
+    )
 
 
 if __name__ == "__main__":

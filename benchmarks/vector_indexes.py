@@ -3,14 +3,16 @@
     .venv/bin/python -m benchmarks.vector_indexes                       # 300,000 vectors, about ten minutes on one core
     .venv/bin/python -m benchmarks.vector_indexes --rows 50000          # a look, in two minutes
 
-Vectors and queries come from benchmarks/synthetic_vectors.py, which explains how they imitate wiki-18's curve. Every
-setting is open in a single-threaded process of its own, and the settings are timed in turns, a short run each, so that
-a busy machine slows all alike; figures are medians over the rounds, and ratios medians of the rounds' ratios.
+Vectors and queries come from benchmarks/synthetic_vectors.py, which explains how they imitate
+wiki-18's curve. Every setting is open in a single-threaded process of its own, and the settings are
+timed in turns, a short run each, so that a busy machine slows all alike; figures are medians over
+the rounds, and ratios medians of the rounds' ratios.
 
-*Warm*: all files in the page cache; queries per CPU second. *Cold*: before every run the index's files are dropped from
-the page cache, and the share of pages that stayed is measured (mincore) and must be under 1 %; queries per second of
-wall time, since waiting for the disk is the point. The baseline is IVF-PQ as FAISS reads it by default, codes in
-anonymous memory: a cold cache does not touch it.
+*Warm*: all files in the page cache; queries per CPU second. *Cold*: before every run the index's
+files are dropped from the page cache, and the share of pages that stayed is measured (mincore) and
+must be under 1 %; queries per second of wall time, since waiting for the disk is the point. The
+baseline is IVF-PQ as FAISS reads it by default, codes in anonymous memory: a cold cache does not
+touch it.
 """
 
 import ctypes
@@ -38,8 +40,18 @@ from deepsearch_rl.files import atomic_directory, atomic_file
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.retrieval.measurement.frontier import exact_rows, recall
 from deepsearch_rl.retrieval.ranking import Ranking
-from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE, build_vector_index, write_faiss
-from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
+from deepsearch_rl.retrieval.vectors.building import (
+    INDEX_FILE,
+    VECTORS_FILE,
+    build_vector_index,
+    write_faiss,
+)
+from deepsearch_rl.retrieval.vectors.config import (
+    FlatConfig,
+    IvfPqConfig,
+    IvfPqRefineConfig,
+    VectorsConfig,
+)
 from deepsearch_rl.retrieval.vectors.dense import ApproximateIndex, read_faiss
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 
@@ -49,14 +61,16 @@ CASES = tuple(itertools.product(("warm", "cold"), BATCHES))
 PUBLISHED = {1: 0.598, 16: 0.812, 128: 0.822}
 COLD_SHARE = 0.01
 TRAIN_ROWS = 65_536
-QUERIES, TIMED_QUERIES = 1000, 256
+QUERIES = 1000
+TIMED_QUERIES = 256
 """That recall is measured with, and of those, that a timed run searches for."""
 REFINE_FACTOR = 8
 """Candidates per wanted hit."""
 FLAT_FILE = "flat.faiss"
 
 
-# --- FAISS's own indexes: of a folder that build_vector_index made; a file that it lacks is made once ----------------
+# --- FAISS's own indexes: of a folder that build_vector_index made; a file that it lacks is made
+# once ----------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +86,17 @@ class FaissIndex:
         return self.index.d
 
     def search(
-        self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None = None
+        self,
+        queries_QD: NDArray[np.float32],
+        top_k: int,
+        allowed_N: NDArray[np.bool_] | None = None,
     ) -> list[Ranking]:
         """Search without a mask."""
         assert allowed_N is None
         scores_QK, rows_QK = self.index.search(queries_QD, top_k, params=self.parameters)
-        return [Ranking(rows_K, scores_K) for scores_K, rows_K in zip(scores_QK, rows_QK, strict=True)]
+        return [
+            Ranking(rows_K, scores_K) for scores_K, rows_K in zip(scores_QK, rows_QK, strict=True)
+        ]
 
 
 def open_in_memory(folder: Path, config: VectorsConfig) -> ApproximateIndex:
@@ -90,28 +109,35 @@ def open_faiss_flat(folder: Path, config: VectorsConfig) -> FaissIndex:
     """Map ``IndexFlatIP``, or the scalar quantizer's float16 for a file of float16."""
     assert config.kind in ("flat", "ivf_pq_refine")
     file = open_vector_file(folder / VECTORS_FILE)
+
     if not (folder / FLAT_FILE).is_file():
         index: Any = faiss.IndexFlatIP(file.dimension)
         if file.vectors_ND.dtype == np.float16:
             half = faiss.ScalarQuantizer.QT_fp16
             index = faiss.IndexScalarQuantizer(file.dimension, half, faiss.METRIC_INNER_PRODUCT)
+
         for _, block_BD in file.blocks():
             index.add(block_BD)
         with atomic_file(folder / FLAT_FILE) as partial:
             write_faiss(index, partial)
+
     return FaissIndex(read_faiss(folder / FLAT_FILE))
 
 
 def open_faiss_refine(folder: Path, config: VectorsConfig) -> FaissIndex:
     """Map the codes and, in ``IndexRefine``, a flat index of the vectors behind them."""
     assert isinstance(config, IvfPqRefineConfig)
-    codes, flat = read_faiss(folder / INDEX_FILE), open_faiss_flat(folder, config).index
+    codes = read_faiss(folder / INDEX_FILE)
+    flat = open_faiss_flat(folder, config).index
     search = faiss.SearchParametersIVF(**{"nprobe": config.nprobe})
-    factor: Any = faiss.IndexRefineSearchParameters(k_factor=config.refine_factor, base_index_params=search)
+    factor: Any = faiss.IndexRefineSearchParameters(
+        k_factor=config.refine_factor, base_index_params=search
+    )
     return FaissIndex(faiss.IndexRefine(codes, flat), factor)
 
 
-# --- a cold page cache ----------------------------------------------------------------------------------------------
+# --- a cold page cache
+# ----------------------------------------------------------------------------------------------
 
 
 def evict(paths: Sequence[Path]) -> float:
@@ -124,6 +150,7 @@ def evict(paths: Sequence[Path]) -> float:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
     return resident_share(paths)
 
 
@@ -141,12 +168,17 @@ def resident_share(paths: Sequence[Path]) -> float:
     """Return the share of the files' pages that the page cache holds."""
     resident = pages = 0
     for path in paths:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        ):
             flags = np.zeros(-(-len(mapped) // mmap.PAGESIZE), dtype=np.uint8)
             view = np.frombuffer(mapped, dtype=np.uint8)
             _libc_call("mincore", view.ctypes.data, len(mapped), flags.ctypes.data)
             del view  # an exported buffer keeps the map from closing
-            resident, pages = resident + int((flags & 1).sum()), pages + len(flags)
+            resident = resident + int((flags & 1).sum())
+            pages = pages + len(flags)
+
     return resident / pages
 
 
@@ -157,10 +189,13 @@ def _libc_call(name: str, address: int, length: int, third: int) -> None:
         raise OSError(ctypes.get_errno(), f"{name} failed")
 
 
-# --- measuring ------------------------------------------------------------------------------------------------------
+# --- measuring
+# ------------------------------------------------------------------------------------------------------
 
 
-def _curve(folder: Path, plain: IvfPqConfig, queries: Path, true_QK: NDArray[np.int64]) -> list[Sequence[object]]:
+def _curve(
+    folder: Path, plain: IvfPqConfig, queries: Path, true_QK: NDArray[np.int64]
+) -> list[Sequence[object]]:
     """Return the recall of plain IVF-PQ at the published nprobes, beside the published figures."""
     rows = []
     with IndexProcess() as process:
@@ -169,11 +204,16 @@ def _curve(folder: Path, plain: IvfPqConfig, queries: Path, true_QK: NDArray[np.
             timing = process.search(opening, queries, TOP_K, 64)
             own = recall(timing.rows, true_QK)
             rows.append((nprobe, f"{figure:.3f}", f"{own:.3f}", f"{own - figure:+.3f}"))
+
     return rows
 
 
 def _side_by_side(
-    settings: Mapping[str, Opening], queries: Path, timed: Path, true_QK: NDArray[np.int64], rounds: int
+    settings: Mapping[str, Opening],
+    queries: Path,
+    timed: Path,
+    true_QK: NDArray[np.int64],
+    rounds: int,
 ) -> list[Sequence[object]]:
     """Time all settings in turns, warm and cold; return a row of each, with ratios to the first."""
     with ExitStack() as stack:
@@ -184,13 +224,19 @@ def _side_by_side(
         }
         rates = _rates(settings, processes, timed, rounds)
         memory_mb = {name: process.anonymous_mb() for name, process in processes.items()}
+
     rows: list[Sequence[object]] = []
     first = next(iter(settings))
+
     for name in settings:
-        ratios = [statistics.median(np.divide(rates[name, *case], rates[first, *case]).tolist()) for case in CASES]
+        ratios = [
+            statistics.median(np.divide(rates[name, *case], rates[first, *case]).tolist())
+            for case in CASES
+        ]
         medians = [statistics.median(rates[name, *case]) for case in CASES]
         cells = [f"{rate:.0f} ({ratio:.2f}x)" for rate, ratio in zip(medians, ratios, strict=True)]
         rows.append((name, f"{recalls[name]:.3f}", f"{memory_mb[name]:.1f}", *cells))
+
     return rows
 
 
@@ -202,15 +248,18 @@ def _rates(
     with ProgressBar("side by side", rounds * len(processes) * 2 * len(BATCHES), "runs") as bar:
         for batch, _ in itertools.product(BATCHES, range(rounds)):
             for name, process in processes.items():
-                process.search(settings[name], timed, TOP_K, batch)  # reads again what the last cold run dropped
+                # Reads again what the last cold run dropped
+                process.search(settings[name], timed, TOP_K, batch)
                 warm = process.search(settings[name], timed, TOP_K, batch)
                 rates.setdefault((name, "warm", batch), []).append(len(warm.rows) / warm.cpu_s)
                 bar.advance(note=name)
+
             for name, process in processes.items():
                 _make_cold(name, settings[name], processes)
                 cold = process.search(settings[name], timed, TOP_K, batch)
                 rates.setdefault((name, "cold", batch), []).append(len(cold.rows) / cold.wall_s)
                 bar.advance(note=name)
+
     return rates
 
 
@@ -219,8 +268,11 @@ def _make_cold(name: str, opening: Opening, processes: Mapping[str, IndexProcess
     for process in processes.values():  # a page that any process has mapped stays
         process.call(release, files)
     share = processes[name].call(evict, files)
+
     if share > COLD_SHARE:
-        raise CheckFailedError(f"{name}: {share:.1%} of its pages stay in the page cache, so no run would be cold.")
+        raise CheckFailedError(
+            f"{name}: {share:.1%} of its pages stay in the page cache, so no run would be cold."
+        )
 
 
 def _build_once(vectors: Path, config: IvfPqRefineConfig, work: Path) -> Path:
@@ -245,28 +297,53 @@ def main() -> None:
     np.save(timed := work / "timed.npy", np.load(queries)[:TIMED_QUERIES])
     if not (truth := work / "truth.npy").exists():
         np.save(truth, np.stack(exact_rows(open_vector_file(vectors), np.load(queries), TOP_K)))
-    true_QK, cells = np.load(truth), cells_of(options.rows)
-    codes = {"nlist": cells, "m": 96, "nbits": 8, "train_rows": TRAIN_ROWS, "device": "cpu", "search_device": "cpu"}
-    plain = IvfPqConfig(kind="ivf_pq", nprobe=16, **codes)  # the published index, its cells scaled to the rows
+    true_QK = np.load(truth)
+    cells = cells_of(options.rows)
+    codes = {
+        "nlist": cells,
+        "m": 96,
+        "nbits": 8,
+        "train_rows": TRAIN_ROWS,
+        "device": "cpu",
+        "search_device": "cpu",
+    }
+    # The published index, its cells scaled to the rows
+    plain = IvfPqConfig(kind="ivf_pq", nprobe=16, **codes)
     refined = codes | {"kind": "ivf_pq_refine", "refine_factor": REFINE_FACTOR}
     same_codes = IvfPqRefineConfig.model_validate(refined | {"nprobe": min(32, cells)})
-    ours = IvfPqRefineConfig.model_validate(refined | {"nprobe": min(48, cells), "m": 128, "nbits": 4})
+    ours = IvfPqRefineConfig.model_validate(
+        refined | {"nprobe": min(48, cells), "m": 128, "nbits": 4}
+    )
     eight_bits, four_bits = (_build_once(vectors, config, work) for config in (same_codes, ours))
     header = ("nprobe", f"wiki-18, nlist {WIKI_CELLS}", f"synthetic, nlist {cells}", "difference")
     publish(options, "wiki18-curve", header, _curve(eight_bits, plain, queries, true_QK))
     flat = FlatConfig(kind="flat")
     settings = {
         "ivf_pq 96 x 8 bits, nprobe 16, in memory": Opening(eight_bits, plain, open_in_memory),
-        "the same, nprobe 128": Opening(eight_bits, plain.model_copy(update={"nprobe": 128}), open_in_memory),
+        "the same, nprobe 128": Opening(
+            eight_bits, plain.model_copy(update={"nprobe": 128}), open_in_memory
+        ),
         "the same, nprobe 16, memory-mapped": Opening(eight_bits, plain),
-        f"ivf_pq_refine 96 x 8 bits, nprobe {same_codes.nprobe}, factor 8": Opening(eight_bits, same_codes),
+        f"ivf_pq_refine 96 x 8 bits, nprobe {same_codes.nprobe}, factor 8": Opening(
+            eight_bits, same_codes
+        ),
         f"ivf_pq_refine 128 x 4 bits, nprobe {ours.nprobe}, factor 8": Opening(four_bits, ours),
         "the same by FAISS's IndexRefine, mapped": Opening(four_bits, ours, open_faiss_refine),
         "flat": Opening(four_bits, flat),
         "the same by FAISS, mapped": Opening(four_bits, flat, open_faiss_flat),
     }
-    header = ("setting", "recall@5", "RssAnon MB", *(f"{state} q/s, batch {batch}" for state, batch in CASES))
-    publish(options, "side-by-side", header, _side_by_side(settings, queries, timed, true_QK, options.rounds))
+    header = (
+        "setting",
+        "recall@5",
+        "RssAnon MB",
+        *(f"{state} q/s, batch {batch}" for state, batch in CASES),
+    )
+    publish(
+        options,
+        "side-by-side",
+        header,
+        _side_by_side(settings, queries, timed, true_QK, options.rounds),
+    )
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
     .venv/bin/python -m benchmarks.wiki18_slopes                                  # 100k, 300k, 1M: about 15 minutes
     .venv/bin/python -m benchmarks.wiki18_slopes --sizes 10000 30000 --encoder-passages 16          # a minute
 
-Every size is built in a process of its own, of which a thread reads RssAnon from /proc/self/status: memory that belongs
-to the process alone, not the pages of mapped files, which the kernel can drop at any time. The build is the library's
-own; only the encoder is a stand-in that gives random vectors, since encoding is measured apart from it, with a model of
-e5-base's shape. A part's seconds are CPU seconds, without those of a part inside it.
+Every size is built in a process of its own, of which a thread reads RssAnon from /proc/self/status:
+memory that belongs to the process alone, not the pages of mapped files, which the kernel can drop
+at any time. The build is the library's own; only the encoder is a stand-in that gives random
+vectors, since encoding is measured apart from it, with a model of e5-base's shape. A part's seconds
+are CPU seconds, without those of a part inside it.
 """
 
 import contextlib
@@ -64,11 +65,16 @@ Figures = dict[str, float]
 def write_corpus(path: Path, passages: Sequence[str], rows: int) -> None:
     """Write synthetic passages in FlashRAG's layout; a smaller corpus is the head of a larger one.
 
-    A passage joins fifty words from each of two real ones, so that words are as frequent and as long. Every fourth
-    holds a word that no other has, as names do (Heaps' law with the usual constants: a few million terms).
+    A passage joins fifty words from each of two real ones, so that words are as frequent and as
+    long. Every fourth holds a word that no other has, as names do (Heaps' law with the usual
+    constants: a few million terms).
     """
     rng = random.Random(18)
-    texts = [(title, text.split()) for title, _, text in (passage.partition("\n") for passage in passages)]
+    texts = [
+        (title, text.split())
+        for title, _, text in (passage.partition("\n") for passage in passages)
+    ]
+
     with path.open("w", encoding="utf-8") as out:
         for row in track(range(rows), "write passages", rows, "passages"):
             drawn = rng.choices(texts, k=2)
@@ -76,6 +82,7 @@ def write_corpus(path: Path, passages: Sequence[str], rows: int) -> None:
             for _, text in drawn:
                 start = rng.randrange(max(1, len(text) - WORDS_OF_EACH))
                 words += text[start : start + WORDS_OF_EACH]
+
             passage = {"id": str(row), "contents": f"{drawn[0][0]}\n{' '.join(words)}"}
             out.write(json.dumps(passage, ensure_ascii=False) + "\n")
 
@@ -83,12 +90,17 @@ def write_corpus(path: Path, passages: Sequence[str], rows: int) -> None:
 def measure_build(passages: Sequence[str], rows: int, work: Path) -> tuple[Figures, Figures]:
     """Build an index over synthetic passages in this process; return costs, and the highest RssAnon of each part."""
     write_corpus(work / "passages.jsonl", passages, rows)
-    cpu_s, anonymous_mb = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
-    running, since_s, finished = [REST], time.process_time(), threading.Event()
+    cpu_s = dict.fromkeys(PARTS, 0.0)
+    anonymous_mb = dict.fromkeys(PARTS, 0.0)
+    running = [REST]
+    since_s = time.process_time()
+    finished = threading.Event()
 
     def watch() -> None:
         while not finished.wait(POLL_INTERVAL_S):
-            anonymous_mb[running[-1]] = max(anonymous_mb[running[-1]], status_kb("RssAnon") * 1024 / 1e6)
+            anonymous_mb[running[-1]] = max(
+                anonymous_mb[running[-1]], status_kb("RssAnon") * 1024 / 1e6
+            )
 
     def charge() -> None:
         nonlocal since_s
@@ -129,7 +141,8 @@ def measure_encoder(passages: Sequence[str], count: int, folder: Path) -> str:
 
     write_random_model(folder, passages, {"max_position_embeddings": 512})
     config = transformer.TransformersConfig.model_validate({**RANDOM_ENCODER, "model": str(folder)})
-    encoder, sample = transformer.TransformersEncoder(config), random.Random(0).sample(passages, count)
+    encoder = transformer.TransformersEncoder(config)
+    sample = random.Random(0).sample(passages, count)
     encoder.encode(sample[:4], "passage")
     cpu_s, _ = timed(lambda: encoder.encode(sample, "passage"))
     return (
@@ -141,13 +154,15 @@ def measure_encoder(passages: Sequence[str], count: int, folder: Path) -> str:
 def with_line(builds: Mapping[int, Figures]) -> dict[str, list[float]]:
     """Return every figure by size, and the value of its least-squares line at wiki-18's rows.
 
-    A line that falls is noise about something that does not depend on the rows, and gives the mean, as one size does.
+    A line that falls is noise about something that does not depend on the rows, and gives the mean,
+    as one size does.
     """
     lines = {}
     for name in next(iter(builds.values())):
         values = [figures[name] for figures in builds.values()]
         slope, start = np.polyfit(list(builds), values, 1) if len(builds) > 1 else (0.0, 0.0)
         lines[name] = [*values, start + slope * WIKI18_ROWS if slope > 0 else np.mean(values)]
+
     return lines
 
 
@@ -163,21 +178,36 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     costs: dict[int, Figures] = {}
     memory: dict[int, Figures] = {}
+
     for rows in options.sizes:
-        with TemporaryDirectory(dir=options.work) as work, multiprocessing.get_context("spawn").Pool(1) as pool:
+        with (
+            TemporaryDirectory(dir=options.work) as work,
+            multiprocessing.get_context("spawn").Pool(1) as pool,
+        ):
             costs[rows], memory[rows] = pool.apply(measure_build, (passages, rows, Path(work)))
+
         sys.stderr.write(f"{rows} passages: {costs[rows]}\n")
+
     with TemporaryDirectory(dir=options.work) as work:
         encoder_text = measure_encoder(passages, options.encoder_passages, Path(work))
     peaks = with_line(memory)
-    peaks["the whole build"] = [max(column) for column in zip(*peaks.values(), strict=True)]  # on the line too
+    peaks["the whole build"] = [
+        max(column) for column in zip(*peaks.values(), strict=True)
+    ]  # on the line too
     names = [*(f"{rows:,}" for rows in costs), f"{WIKI18_ROWS:,} (line)"]
     cost_rows, memory_rows = (
         [(name, *(f"{value:,.1f}" for value in values)) for name, values in lines.items()]
         for lines in (with_line(costs), peaks)
     )
     before = markdown_table(("passages", *names), cost_rows)
-    publish(options, "wiki18-slopes", ("RssAnon at most, MB", *names), memory_rows, before=before, after=encoder_text)
+    publish(
+        options,
+        "wiki18-slopes",
+        ("RssAnon at most, MB", *names),
+        memory_rows,
+        before=before,
+        after=encoder_text,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The folder that a run works in: the project's own, or a clone with another revision or other parameters.
 
-Clones are in ``work/checkouts/``. They share git objects and DVC's cache with the project, so that what the project has
-made is not made again, and a run that was killed continues in its clone.
+Clones are in ``work/checkouts/``. They share git objects and DVC's cache with the project, so that
+what the project has made is not made again, and a run that was killed continues in its clone.
 """
 
 import functools
@@ -68,16 +68,28 @@ def resolve_revision(project: Path, revision: str, warn: Callable[[str], object]
     if "origin" in _git(project, "remote").stdout.split():
         fetched = _git(project, "fetch", "--quiet", "--tags", "origin")
         if fetched.returncode:
-            warn(f"`git fetch origin` failed, so {revision} is what this machine has: {fetched.stderr.strip()}")
+            warn(
+                f"`git fetch origin` failed, so {revision} is what this machine has: {fetched.stderr.strip()}"
+            )
+
     for name in (f"origin/{revision}", revision):
-        commit = _git(project, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").stdout.strip()
+        commit = _git(
+            project, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"
+        ).stdout.strip()
         if commit:
             return commit
-    raise ConfigError(f"there is no git revision {revision!r}: name a branch, a tag or a commit that was pushed.")
+
+    raise ConfigError(
+        f"there is no git revision {revision!r}: name a branch, a tag or a commit that was pushed."
+    )
 
 
 def open_checkout(
-    project: Path, profile: str, revision: str, params: Mapping[str, Any], warn: Callable[[str], object]
+    project: Path,
+    profile: str,
+    revision: str,
+    params: Mapping[str, Any],
+    warn: Callable[[str], object],
 ) -> Path:
     """Return the folder of a run: the project itself, unless there is a ``revision`` or there are ``params``.
 
@@ -99,19 +111,35 @@ def open_checkout(
     require_git(project)
     commit = resolve_revision(project, revision or "HEAD", warn)
     folder = project / CHECKOUTS / f"{profile}-{commit[:7]}-{sha256_json(dict(params))[:7]}"
+
     if not folder.is_dir():
         with atomic_directory(folder) as partial:
-            _require(_git(project, "clone", "--quiet", "--shared", "--no-checkout", str(project), str(partial)))
+            _require(
+                _git(
+                    project,
+                    "clone",
+                    "--quiet",
+                    "--shared",
+                    "--no-checkout",
+                    str(project),
+                    str(partial),
+                )
+            )
             _require(_git(partial, "checkout", "--quiet", "--detach", commit))
+
     _connect(folder, project)
     before = find_profile(folder, profile)
     changed = before.with_overrides(params)
+
     for section in {name.partition(".")[0] for name in params}:
         value = changed.values[section]
         if section in SECTIONS:
             changed.section(section, pkgutil.resolve_name(SECTIONS[section]))
         elif type(value) is not type(before.values[section]):
-            raise ConfigError(f"{section} is a {type(before.values[section]).__name__}, not {value!r}.")
+            raise ConfigError(
+                f"{section} is a {type(before.values[section]).__name__}, not {value!r}."
+            )
+
     if changed.values != before.values:
         _write_params((folder / dvc_file(profile)).with_name(PARAMS), params)
     return folder
@@ -128,11 +156,12 @@ def _connect(folder: Path, project: Path) -> None:
     with Repo(str(project)) as repo:
         local: Any = repo.config.load_one("local")
         local["cache"] = {**local.get("cache", {}), "dir": repo.cache.local_cache_dir}
-        # As read from the project: a relative path would lead elsewhere from the clone, and the commit may have
-        # no remote yet.
+        # As read from the project: a relative path would lead elsewhere from the clone, and the
+        # commit may have no remote yet.
         local["remote"] = {name: dict(remote) for name, remote in repo.config["remote"].items()}
         default = repo.config["core"].get("remote")
         local["core"] = {**local.get("core", {}), **({"remote": default} if default else {})}
+
     with Repo(str(folder)) as clone, clone.config.edit("local") as settings:
         cast("dict[str, Any]", settings).update(local)
 
@@ -140,7 +169,9 @@ def _connect(folder: Path, project: Path) -> None:
 def check_experiment_name(name: str) -> None:
     """Raise ConfigError for a name that git and DVC would refuse after the work is done."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise ConfigError(f"an experiment's name has letters, digits, - and _ alone; {name!r} has others.")
+        raise ConfigError(
+            f"an experiment's name has letters, digits, - and _ alone; {name!r} has others."
+        )
 
 
 def check_experiment_is_new(project: Path, folder: Path, profile: str, name: str) -> bool:
@@ -153,11 +184,13 @@ def check_experiment_is_new(project: Path, folder: Path, profile: str, name: str
         name: the name that the experiment shall have.
 
     Raises:
-        ConfigError: an experiment of this name has other params or is of another profile, and would be replaced.
+        ConfigError: an experiment of this name has other params or is of another profile, and would
+            be replaced.
     """
     path = Path(dvc_file(profile)).with_name(PARAMS).as_posix()
     values = flatten(read_values(folder / path))
     experiments = _experiments(project, name)
+
     for commit, began_at in experiments:
         for changed in _git(project, "diff", "--name-only", began_at, commit).stdout.splitlines():
             file = Path(changed)
@@ -165,45 +198,64 @@ def check_experiment_is_new(project: Path, folder: Path, profile: str, name: str
                 raise ConfigError(
                     f"there is an experiment {name} of another profile ({changed} differs there). {_OTHER_NAME % name}"
                 )
+
         text = _git(project, "show", f"{commit}:{path}").stdout
         before = flatten(yaml.load(text, yaml.CSafeLoader) or {})
         others = [
-            f"{key}={before.get(key)}" for key in sorted({*before, *values}) if before.get(key) != values.get(key)
+            f"{key}={before.get(key)}"
+            for key in sorted({*before, *values})
+            if before.get(key) != values.get(key)
         ]
+
         if others:
-            raise ConfigError(f"there is an experiment {name} with {', '.join(others)}. {_OTHER_NAME % name}")
+            raise ConfigError(
+                f"there is an experiment {name} with {', '.join(others)}. {_OTHER_NAME % name}"
+            )
+
     return not experiments
 
 
 def _experiments(project: Path, name: str) -> list[tuple[str, str]]:
     """Return the experiments of a name: the commit of each, and the one that it began at."""
-    listed = _git(project, "for-each-ref", "--format=%(objectname) %(refname)", f"refs/exps/??/*/{name}")
+    listed = _git(
+        project, "for-each-ref", "--format=%(objectname) %(refname)", f"refs/exps/??/*/{name}"
+    )
     experiments: list[tuple[str, str]] = []
+
     for line in listed.stdout.splitlines():
         commit, ref = line.split()
         *_, start, rest, _ = ref.split("/")
         experiments.append((commit, start + rest))
+
     return experiments
 
 
-def save_experiment(project: Path, folder: Path, profile: str, stages: Iterable[str], name: str) -> None:
+def save_experiment(
+    project: Path, folder: Path, profile: str, stages: Iterable[str], name: str
+) -> None:
     """Save what the stages of these names made in a clone as a DVC experiment that the project shows under ``name``.
 
     Raises:
-        ConfigError: DVC or git refuses, or meanwhile there is an experiment of this name with other params.
+        ConfigError: DVC or git refuses, or meanwhile there is an experiment of this name with other
+            params.
     """
     try:
         check_experiment_is_new(project, folder, profile, name)
     except ConfigError as error:
         raise ConfigError(f"{error} What this run made is in {folder}.") from error
+
     dvc_yaml = Path(dvc_file(profile))
-    made, lock = [f"{dvc_yaml}:{stage}" for stage in stages], str(dvc_yaml.with_suffix(".lock"))
+    made = [f"{dvc_yaml}:{stage}" for stage in stages]
+    lock = str(dvc_yaml.with_suffix(".lock"))
+
     try:
         with chdir(folder), Repo() as repo:
             repo.experiments.save(targets=made, name=name, force=True, include_untracked=[lock])
             repo.experiments.push("origin", [name], force=True, push_cache=False)
     except DvcException as error:
-        raise ConfigError(f"the experiment {name} cannot be saved; its results are in {folder}: {error}") from error
+        raise ConfigError(
+            f"the experiment {name} cannot be saved; its results are in {folder}: {error}"
+        ) from error
 
 
 def _write_params(path: Path, params: Mapping[str, Any]) -> None:
@@ -215,7 +267,9 @@ def _write_params(path: Path, params: Mapping[str, Any]) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
 
 
 def _require(result: "subprocess.CompletedProcess[str]") -> None:

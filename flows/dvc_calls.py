@@ -1,15 +1,17 @@
 """Command lines that run a profile's graph or one of its stages, and what is running of them.
 
-`dvc repro` and `dvc exp run` of the project's environment hold the lock of a profile's runs (:mod:`flows.locks`): the
-environment's hook, ``stages/environment.py``, takes it when their Python starts, before DVC reads a file. A DVC of
-another environment has no such hook. It is known by its command line and its folder, and a run of ours waits for it
-(:func:`find_foreign_run`). Its stages have the hook: one that starts while a run of ours works on the profile fails
-with a sentence that names the run. It does not wait, because DVC holds the stage's outputs for it, and the run of ours
+`dvc repro` and `dvc exp run` of the project's environment hold the lock of a profile's runs
+(:mod:`flows.locks`): the environment's hook, ``stages/environment.py``, takes it when their Python
+starts, before DVC reads a file. A DVC of another environment has no such hook. It is known by its
+command line and its folder, and a run of ours waits for it (:func:`find_foreign_run`). Its stages
+have the hook: one that starts while a run of ours works on the profile fails with a sentence that
+names the run. It does not wait, because DVC holds the stage's outputs for it, and the run of ours
 may wait for those.
 
-What cannot be known: a DVC in a container with process numbers of its own, or of another user whose folder the system
-does not tell; a program that calls DVC's Python interface; a stage that went on after its plain DVC was killed. Where
-such a one is in a stage that shares files with ours, DVC's own lock names it, and ours waits (``flows/dvc``).
+What cannot be known: a DVC in a container with process numbers of its own, or of another user whose
+folder the system does not tell; a program that calls DVC's Python interface; a stage that went on
+after its plain DVC was killed. Where such a one is in a stage that shares files with ours, DVC's
+own lock names it, and ours waits (``flows/dvc``).
 
 Only the standard library until a foreign DVC is looked for (:mod:`flows.locks`).
 """
@@ -40,7 +42,19 @@ REFUSED_STATUS = 1
 CANCELLED_STATUS = 130  # as of a shell's command that Ctrl-C ended
 _OPTIONS_WITH_VALUE = {
     *("--cd", "--cprofile-dump"),
-    *("-n", "--name", "-S", "--set-param", "-j", "--jobs", "-C", "--copy-paths", "-m", "-M", "--message"),
+    *(
+        "-n",
+        "--name",
+        "-S",
+        "--set-param",
+        "-j",
+        "--jobs",
+        "-C",
+        "--copy-paths",
+        "-m",
+        "-M",
+        "--message",
+    ),
 }
 _PYTHON_OPTIONS_WITH_VALUE = {"-X", "-W", "--check-hash-based-pycs"}
 _NOT_HERE = {"--dry", "-h", "--help", "--queue", "--run-all", "--temp"}
@@ -66,8 +80,9 @@ class DvcRun:
 def dvc_words(command: Sequence[str]) -> tuple[str, ...] | None:
     """Return what follows the program where a process's command line is DVC's own; None where it is another program's.
 
-    DVC is a program of its own, the script of a Python (``python .../dvc``) or its module (``python -P -m dvc``). What
-    starts DVC and waits for it, as `time`, `timeout`, `sudo`, `uv run` and `conda run` do, is not DVC.
+    DVC is a program of its own, the script of a Python (``python .../dvc``) or its module (``python
+    -P -m dvc``). What starts DVC and waits for it, as `time`, `timeout`, `sudo`, `uv run` and
+    `conda run` do, is not DVC.
     """
     if not command:
         return None
@@ -81,9 +96,11 @@ def dvc_words(command: Sequence[str]) -> tuple[str, ...] | None:
     place = 0
     while place < len(words) and words[place].startswith("-"):
         option = words[place]
-        if not option.startswith("--") and option.endswith("m"):  # `-m`, or `-Pm` of letters that share a dash
+        # `-m`, or `-Pm` of letters that share a dash
+        if not option.startswith("--") and option.endswith("m"):
             return tuple(words[place + 2 :]) if words[place + 1 : place + 2] == ["dvc"] else None
         place += 2 if option in _PYTHON_OPTIONS_WITH_VALUE else 1
+
     is_dvc = place < len(words) and os.path.basename(words[place]) == "dvc"  # noqa: PTH119
     return tuple(words[place + 1 :]) if is_dvc else None
 
@@ -97,6 +114,7 @@ def read_dvc_run(command: Sequence[str], folder: Path) -> DvcRun | None:
     options: set[str] = set()
     names: list[str] = []
     rest = iter(words)
+
     for word in rest:
         if word in _OPTIONS_WITH_VALUE:
             value = next(rest, "")
@@ -110,7 +128,10 @@ def read_dvc_run(command: Sequence[str], folder: Path) -> DvcRun | None:
     if options & _NOT_HERE or not (names[:1] == ["repro"] or is_experiment):
         return None
     targets = tuple(names[2 if is_experiment else 1 :])
-    takes_all = any(option in ("--all-pipelines", "--recursive") or _has_letter(option, "PR") for option in options)
+    takes_all = any(
+        option in ("--all-pipelines", "--recursive") or _has_letter(option, "PR")
+        for option in options
+    )
     return DvcRun(words, targets, takes_all, folder)
 
 
@@ -134,7 +155,8 @@ def profiles_of(run: DvcRun, root: Path) -> list[str]:
     """Return the profiles whose graphs a command of DVC runs, in the order in which every run takes their locks."""
     if run.takes_all:
         return sorted({"tiny", *(path.parent.name for path in root.glob("profiles/*/dvc.yaml"))})
-    # `profiles/smoke/dvc.yaml:rl@sft`, `rl@sft`, or nothing at all for the dvc.yaml of the working directory
+    # `profiles/smoke/dvc.yaml:rl@sft`, `rl@sft`, or nothing at all for the dvc.yaml of the working
+    # directory
     files = [target.partition(":")[0] for target in run.targets or ("",)]
     return sorted({profile_of(root, run.folder / file) for file in files})
 
@@ -159,12 +181,24 @@ def find_foreign_run(root: Path, profile: str) -> Holder | None:
             continue
         with suppress(psutil.Error, OSError):
             run = read_dvc_run(process.info["cmdline"], Path(process.cwd()))
-            if run is None or project_of(run.folder) != root.resolve() or profile not in profiles_of(run, root):
+            if (
+                run is None
+                or project_of(run.folder) != root.resolve()
+                or profile not in profiles_of(run, root)
+            ):
                 continue
+
             knows = any(file.path == str(lock) for file in process.open_files())
-            if process.pid == os.getpid() or knows or is_noted(lock, process.environ().get(LOCKS_VARIABLE, "")):
+
+            if (
+                process.pid == os.getpid()
+                or knows
+                or is_noted(lock, process.environ().get(LOCKS_VARIABLE, ""))
+            ):
                 continue
+
             return Holder(str(run), process.pid, local_time(process.create_time()))
+
     return None
 
 
@@ -184,6 +218,7 @@ def take_turn(command: Sequence[str], say: Say) -> None:
             if not _is_ours(root, profile):
                 find_other = functools.partial(find_foreign_run, root, profile)
                 take_run_lock(root, profile, str(run), say, find_other=find_other)
+
         return
 
     call = read_stage_call(command, folder)
@@ -192,6 +227,7 @@ def take_turn(command: Sequence[str], say: Say) -> None:
     module, params = call
     profile = profile_of(root, params)
     is_of_a_profile = params.parent.resolve() in (root, root / "profiles" / profile)
+
     if is_of_a_profile and not _is_ours(root, profile):
         if os.environ.get(STAGE_VARIABLE):
             _refuse_where_held(root, profile)
@@ -207,6 +243,7 @@ def _is_ours(root: Path, profile: str) -> bool:
 def _refuse_where_held(root: Path, profile: str) -> None:
     path = run_lock(root, profile)
     holder = current_holder(path)
+
     if holder and not is_inherited(path):
         raise BlockingIOError(
             f"{holder} works on the profile {profile}, so this stage does not start. Run the command again when that "
@@ -222,7 +259,8 @@ def take_turn_or_exit() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("cancelled\n")
         sys.stderr.flush()
-        os._exit(CANCELLED_STATUS)  # the interpreter calls an exception at this moment a fatal error
+        # The interpreter calls an exception at this moment a fatal error
+        os._exit(CANCELLED_STATUS)
     except BlockingIOError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.stderr.flush()

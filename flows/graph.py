@@ -26,9 +26,9 @@ _LOG = logging.getLogger(__name__)
 class Stage:
     """A stage of the graph.
 
-    ``address`` is what `dvc repro` takes (``rl@sft``, or ``profiles/smoke/dvc.yaml:rl@sft``), ``upstream`` the names of
-    the stages whose outputs it reads, ``outputs`` its files and folders from the project's root, ``changed`` whether
-    DVC would run it if nothing before it ran.
+    ``address`` is what `dvc repro` takes (``rl@sft``, or ``profiles/smoke/dvc.yaml:rl@sft``),
+    ``upstream`` the names of the stages whose outputs it reads, ``outputs`` its files and folders
+    from the project's root, ``changed`` whether DVC would run it if nothing before it ran.
     """
 
     name: str
@@ -50,8 +50,8 @@ Graph = dict[str, Stage]
 def read_graph(root: Path, profile: str, say: Callable[[str], object] = _LOG.warning) -> Graph:
     """Read a profile's graph and its state from DVC.
 
-    While another DVC works on the graph's files, nobody knows their state: it is waited for, and ``say`` is called with
-    a sentence that names it.
+    While another DVC works on the graph's files, nobody knows their state: it is waited for, and
+    ``say`` is called with a sentence that names it.
 
     Raises:
         UnknownNameError: there is no such profile.
@@ -71,8 +71,11 @@ def _read_graph(root: Path, dvc_yaml: str) -> Graph:
     try:
         # DVC's addresses start at the working directory.
         with chdir(root), Repo(_wait_for_lock=True) as repo, lock_repo(repo):
-            stages = [stage for stage in repo.stage.collect(dvc_yaml) if isinstance(stage, PipelineStage)]
-            upstream = build_graph(stages).successors  # DVC's edges point upstream; its own index reads all profiles
+            stages = [
+                stage for stage in repo.stage.collect(dvc_yaml) if isinstance(stage, PipelineStage)
+            ]
+            # DVC's edges point upstream; its own index reads all profiles
+            upstream = build_graph(stages).successors
             graph = {
                 str(stage.name): Stage(
                     name=str(stage.name),
@@ -87,6 +90,7 @@ def _read_graph(root: Path, dvc_yaml: str) -> Graph:
         raise
     except DvcException as error:
         raise ConfigError(f"DVC cannot read {dvc_yaml}: {error}") from error
+
     return _upstream_first(graph)
 
 
@@ -99,14 +103,17 @@ def has_remote(root: Path) -> bool:
 def longest_path_s(graph: Graph, seconds: Mapping[str, float]) -> dict[str, float]:
     """Return for every stage the seconds from its start to the end of the longest chain that follows from it.
 
-    ``seconds`` are those of the stages' last runs; a stage without any counts as the mean of the others, or as one.
+    ``seconds`` are those of the stages' last runs; a stage without any counts as the mean of the
+    others, or as one.
     """
     unknown = fmean(seconds.values()) if seconds else 1.0
     longest: dict[str, float] = {}
+
     for stage in reversed(graph.values()):
         longest[stage.name] = longest.get(stage.name, 0.0) + seconds.get(stage.name, unknown)
         for before in stage.upstream:
             longest[before] = max(longest.get(before, 0.0), longest[stage.name])
+
     return longest
 
 
@@ -121,6 +128,7 @@ def _upstream_first(stages: Graph) -> Graph:
     for name in stages:
         if name not in ordered:
             visit(name)
+
     return ordered
 
 
@@ -135,12 +143,18 @@ def select(graph: Graph, targets: tuple[str, ...]) -> Graph:
     if not targets:
         return graph
     names: set[str] = set()
+
     for target in targets:
         matches = {stage.name for stage in graph.values() if target in (stage.name, stage.family)}
         if not matches:
-            raise UnknownNameError("stage", target, {*graph, *(stage.family for stage in graph.values())})
+            raise UnknownNameError(
+                "stage", target, {*graph, *(stage.family for stage in graph.values())}
+            )
+
         names |= matches
+
     for stage in reversed(graph.values()):
         if stage.name in names:
             names |= stage.upstream
+
     return {name: stage for name, stage in graph.items() if name in names}

@@ -2,8 +2,8 @@
 
     python -m flows.in_turn PROFILE WHAT COMMAND...
 
-The command takes the place of this process, so that Ctrl-C, terminal and exit status are its own. It and what it starts
-hold the profile's lock until the last of them has ended.
+The command takes the place of this process, so that Ctrl-C, terminal and exit status are its own.
+It and what it starts hold the profile's lock until the last of them has ended.
 """
 
 import functools
@@ -21,15 +21,19 @@ def main() -> None:
     """Command line; an error ends it with status 1 and one paragraph."""
     profile, what, *command = sys.argv[1:]
     root = Path.cwd()
+
     try:
         require_profile(root, profile)
         find_other = functools.partial(find_foreign_run, root, profile)
-        lock = take_run_lock(root, profile, what, lambda text: sys.stderr.write(f"{text}\n"), find_other=find_other)
+        lock = take_run_lock(
+            root, profile, what, lambda text: sys.stderr.write(f"{text}\n"), find_other=find_other
+        )
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.stderr.write("cancelled\n")
         sys.exit(CANCELLED_STATUS)
+
     if lock is not None:
         os.set_inheritable(lock, True)
     os.execvp(command[0], command)

@@ -1,15 +1,16 @@
 """Locks between the runs of one machine, held by the operating system and so freed with the processes that held them.
 
-Whatever runs a profile's graph holds the profile's lock while it works: `make repro`, a flow, a worker's run, a make
-target of several DVC commands, `dvc repro` of the project's environment, and a stage by hand. So two runs of one
-profile take turns, and runs of two profiles do not. Stages that need a GPU hold the GPU's lock as well, which all
-clones on the machine share. The file of a lock names its holder.
+Whatever runs a profile's graph holds the profile's lock while it works: `make repro`, a flow, a
+worker's run, a make target of several DVC commands, `dvc repro` of the project's environment, and a
+stage by hand. So two runs of one profile take turns, and runs of two profiles do not. Stages that
+need a GPU hold the GPU's lock as well, which all clones on the machine share. The file of a lock
+names its holder.
 
-What a run starts belongs to it and waits for nobody: a run writes the locks that it holds into the variable
-``DEEPSEARCH_LOCKS``, which its processes inherit.
+What a run starts belongs to it and waits for nobody: a run writes the locks that it holds into the
+variable ``DEEPSEARCH_LOCKS``, which its processes inherit.
 
-Only the standard library, and nothing of the package: every `dvc repro` and every stage loads this when its Python
-starts, also where it then runs another revision of the package.
+Only the standard library, and nothing of the package: every `dvc repro` and every stage loads this
+when its Python starts, also where it then runs another revision of the package.
 """
 
 import fcntl
@@ -73,7 +74,8 @@ def held(path: Path, what: str, purpose: str, say: Say, check: Check = nothing) 
         check: called twice a second while we wait; it raises if nobody needs the lock any more.
 
     Yields:
-        The file descriptor of the lock. The lock is free when all processes that have it open have ended.
+        The file descriptor of the lock. The lock is free when all processes that have it open have
+            ended.
     """
     descriptor = wait_and_take(path, what, purpose, say, check)
     try:
@@ -84,7 +86,12 @@ def held(path: Path, what: str, purpose: str, say: Say, check: Check = nothing) 
 
 @contextmanager
 def run_held(
-    root: Path, profile: str, what: str, say: Say, check: Check = nothing, find_other: FindHolder = nothing
+    root: Path,
+    profile: str,
+    what: str,
+    say: Say,
+    check: Check = nothing,
+    find_other: FindHolder = nothing,
 ) -> Iterator[tuple[int, ...]]:
     """Hold the lock of a profile's runs for a block, as :func:`held`.
 
@@ -94,7 +101,8 @@ def run_held(
         what: who we are, for those who wait.
         say: called with a sentence that names the holder if we have to wait.
         check: called twice a second while we wait.
-        find_other: returns a run of the profile that does not know of the lock, and that we wait for as well.
+        find_other: returns a run of the profile that does not know of the lock, and that we wait
+            for as well.
 
     Yields:
         The file descriptor of the lock; nothing where a process that started us holds it.
@@ -103,6 +111,7 @@ def run_held(
     if descriptor is None:
         yield ()
         return
+
     try:
         yield (descriptor,)
     finally:
@@ -111,7 +120,12 @@ def run_held(
 
 
 def take_run_lock(
-    root: Path, profile: str, what: str, say: Say, check: Check = nothing, find_other: FindHolder = nothing
+    root: Path,
+    profile: str,
+    what: str,
+    say: Say,
+    check: Check = nothing,
+    find_other: FindHolder = nothing,
 ) -> int | None:
     """Wait for the lock of a profile's runs, take it until this process ends, and return its file descriptor.
 
@@ -120,23 +134,34 @@ def take_run_lock(
     path = run_lock(root, profile)
     if is_inherited(path):
         return None
-    descriptor = wait_and_take(path, what, f"works on the profile {profile}", say, check, find_other)
+    descriptor = wait_and_take(
+        path, what, f"works on the profile {profile}", say, check, find_other
+    )
     inherited = os.environ.get(LOCKS_VARIABLE)
-    os.environ[LOCKS_VARIABLE] = os.pathsep.join([*([inherited] if inherited else []), _note(os.getpid(), path)])
+    os.environ[LOCKS_VARIABLE] = os.pathsep.join(
+        [*([inherited] if inherited else []), _note(os.getpid(), path)]
+    )
     return descriptor
 
 
 def wait_and_take(
-    path: Path, what: str, purpose: str, say: Say, check: Check = nothing, find_other: FindHolder = nothing
+    path: Path,
+    what: str,
+    purpose: str,
+    say: Say,
+    check: Check = nothing,
+    find_other: FindHolder = nothing,
 ) -> int:
     """Wait for a lock, take it and return its file descriptor; see :func:`held` and :func:`run_held`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The file stays open while we wait: that shows others that we know of the lock.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     said: set[Holder | None] = set()
+
     try:
         while True:
-            # Who does not know of the lock is looked for first: taken for a moment, it would turn his next stage away.
+            # Who does not know of the lock is looked for first: taken for a moment, it would turn
+            # his next stage away.
             other = find_other()
             if other is None and _try(descriptor):
                 if not _is_removed(descriptor, path):
@@ -149,12 +174,15 @@ def wait_and_take(
             if other not in said:
                 say(waiting_sentence(other, purpose))
                 said.add(other)
+
             check()
             time.sleep(POLL_S)
+
         _write_holder(descriptor, Holder(what, os.getpid(), local_time()))
     except BaseException:
         os.close(descriptor)
         raise
+
     return descriptor
 
 
@@ -200,6 +228,7 @@ def current_holder(path: Path) -> Holder | None:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
         return None
+
     try:
         return None if _try(descriptor) else read_holder(path)
     finally:
@@ -219,6 +248,7 @@ def _forget(path: Path) -> None:
     """Take our own lock out of what processes that we start from now on inherit."""
     notes = os.environ.get(LOCKS_VARIABLE, "").split(os.pathsep)
     left = [note for note in notes if note and note != _note(os.getpid(), path)]
+
     if left:
         os.environ[LOCKS_VARIABLE] = os.pathsep.join(left)
     else:
@@ -235,6 +265,7 @@ def _try(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+
     return True
 
 
@@ -244,6 +275,7 @@ def _is_removed(descriptor: int, path: Path) -> bool:
         now = path.stat()
     except FileNotFoundError:
         return True
+
     return (now.st_dev, now.st_ino) != (os.fstat(descriptor).st_dev, os.fstat(descriptor).st_ino)
 
 
@@ -254,4 +286,5 @@ def _is_alive(pid: int) -> bool:
         return False
     except PermissionError:  # another user's
         return True
+
     return True

@@ -1,9 +1,10 @@
 """What comes back by itself after a kill: runs whose process was killed, and servers.
 
-A worker looks every ten seconds for runs that it took and that no process of this machine works on any more. Such a run
-becomes Crashed, and its deployment gets a new run with the same parameters, which continues where the dead one was. So
-does a run that Prefect itself called Crashed, because its process or its worker ended. It ends when a run crashed
-``ATTEMPTS`` times in a row without finishing a stage.
+A worker looks every ten seconds for runs that it took and that no process of this machine works on
+any more. Such a run becomes Crashed, and its deployment gets a new run with the same parameters,
+which continues where the dead one was. So does a run that Prefect itself called Crashed, because
+its process or its worker ended. It ends when a run crashed ``ATTEMPTS`` times in a row without
+finishing a stage.
 """
 
 import sys
@@ -59,9 +60,16 @@ def every(interval_s: float, action: Callable[[], object]) -> Iterator[None]:
         while not end.is_set():
             try:
                 action()
-            except (DeepsearchError, PrefectException, httpx.HTTPError, OSError, RuntimeError) as error:
+            except (
+                DeepsearchError,
+                PrefectException,
+                httpx.HTTPError,
+                OSError,
+                RuntimeError,
+            ) as error:
                 if not end.is_set():
                     sys.stderr.write(f"{type(error).__name__}: {error}\n")
+
             end.wait(interval_s)
 
     threading.Thread(target=repeat, daemon=True).start()
@@ -99,8 +107,13 @@ def crashed_runs_again(pool: str, worker: str) -> Iterator[None]:
     def look() -> None:
         with get_client(sync_client=True) as client:
             close_dead_runs(client, pool, worker)
-            crashed = [run for run in _runs(client, pool, worker, {StateType.CRASHED}) if run.id not in done]
+            crashed = [
+                run
+                for run in _runs(client, pool, worker, {StateType.CRASHED})
+                if run.id not in done
+            ]
             living = living_runs() if crashed else set[str]()
+
             for run in crashed:
                 if str(run.id) not in living:
                     close_stages(client, run.id)
@@ -117,16 +130,21 @@ def living_runs() -> set[str]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             ids.add(process.environ().get(RUN_VARIABLE, ""))
+
     return ids
 
 
 def close_dead_runs(client: SyncPrefectClient, pool: str, worker: str) -> None:
     """Mark the runs of a worker that no process works on as crashed."""
-    runs = _runs(client, pool, worker, {StateType.RUNNING, StateType.PENDING})  # before we look who lives
+    # Before we look who lives
+    runs = _runs(client, pool, worker, {StateType.RUNNING, StateType.PENDING})
     living = living_runs()
+
     for run in runs:
         assert run.state
-        is_starting = run.state.is_pending() and datetime.now(UTC) - run.state.timestamp < PENDING_GRACE
+        is_starting = (
+            run.state.is_pending() and datetime.now(UTC) - run.state.timestamp < PENDING_GRACE
+        )
         if str(run.id) not in living and not is_starting:
             close_dead_run(client, run.id)
 
@@ -164,15 +182,19 @@ def start_again(client: SyncPrefectClient, run: FlowRun) -> None:
             )
 
 
-def _runs(client: SyncPrefectClient, pool: str, worker: str, types: set[StateType]) -> list[FlowRun]:
+def _runs(
+    client: SyncPrefectClient, pool: str, worker: str, types: set[StateType]
+) -> list[FlowRun]:
     """Return runs of a worker in states of some types; of those that ended, the last day's.
 
-    A Pending run of the pool without a worker's name is that of one that was killed before it wrote its own.
+    A Pending run of the pool without a worker's name is that of one that was killed before it wrote
+    its own.
     """
     filters = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types))))
     if StateType.CRASHED in types:
         since = {"after_": datetime.now(UTC) - LOOK_BACK}
         filters.end_time = FlowRunFilterEndTime.model_validate(since)
+
     of_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
     runs = client.read_flow_runs(flow_run_filter=filters, work_pool_filter=of_pool)
     return [
@@ -195,4 +217,6 @@ def _finished_stages(client: SyncPrefectClient, run: FlowRun) -> bool:
 
 
 def _attempt(run: FlowRun) -> int:
-    return next((int(tag.removeprefix(ATTEMPT_TAG)) for tag in run.tags if tag.startswith(ATTEMPT_TAG)), 0)
+    return next(
+        (int(tag.removeprefix(ATTEMPT_TAG)) for tag in run.tags if tag.startswith(ATTEMPT_TAG)), 0
+    )

@@ -14,11 +14,14 @@ TRACK = "track"
 """The stage that sends a report when it runs."""
 
 
-def send_reports(place: Workplace, profile: str, outcomes: Mapping[str, str | None], log: AnyLogger) -> None:
+def send_reports(
+    place: Workplace, profile: str, outcomes: Mapping[str, str | None], log: AnyLogger
+) -> None:
     """Send what MLflow does not have, by `deepsearch track`; a server that is away fails no run.
 
-    DVC restores the stage `track` without running it where it has its outputs: from another machine, an experiment, a
-    commit. ``outcomes`` says how each stage ended (:mod:`flows.stage_run`), None where it failed.
+    DVC restores the stage `track` without running it where it has its outputs: from another
+    machine, an experiment, a commit. ``outcomes`` says how each stage ended
+    (:mod:`flows.stage_run`), None where it failed.
     """
     waits = bool(waiting_reports(outbox_folder(place.root, profile)))
     if not waits and not _may_be_unsent(place.root, profile, outcomes):

@@ -2,10 +2,10 @@
 
     python -m flows.repro [PROFILE] [STAGE...] [--force] [--jobs 2]
 
-Every stage is a ``dvc repro --single-item`` of its own, so the result is that of `dvc repro`: DVC decides whether a
-stage runs, records it in dvc.lock and caches it. Stages of the families in ``flow.gpu_stages`` of params.yaml take
-turns at the GPU. After a failure nothing new starts. Another run of the profile is waited for first
-(:mod:`flows.locks`).
+Every stage is a ``dvc repro --single-item`` of its own, so the result is that of `dvc repro`: DVC
+decides whether a stage runs, records it in dvc.lock and caches it. Stages of the families in
+``flow.gpu_stages`` of params.yaml take turns at the GPU. After a failure nothing new starts.
+Another run of the profile is waited for first (:mod:`flows.locks`).
 """
 
 import argparse
@@ -31,7 +31,9 @@ from flows.stage_run import CACHED, run_stage, workplace
 _LOG = logging.getLogger("stages")
 
 
-def repro(profile: str, targets: tuple[str, ...] = (), force: bool = False, jobs: int = WORKERS) -> dict[str, str]:
+def repro(
+    profile: str, targets: tuple[str, ...] = (), force: bool = False, jobs: int = WORKERS
+) -> dict[str, str]:
     """Reproduce a profile's graph in the working directory and return how each stage ended (:mod:`flows.stage_run`).
 
     Raises:
@@ -51,11 +53,18 @@ def _say(sentence: str) -> None:
 
 
 def _repro(
-    root: Path, profile: str, targets: tuple[str, ...], force: bool, jobs: int, name: str, locks: tuple[int, ...]
+    root: Path,
+    profile: str,
+    targets: tuple[str, ...],
+    force: bool,
+    jobs: int,
+    name: str,
+    locks: tuple[int, ...],
 ) -> dict[str, str]:
     for sentence in require_sound_project(root):
         _say(sentence)
     graph = select(read_graph(root, profile, _say), targets)
+
     with ThreadPoolExecutor(jobs) as pool, ProcessGuard() as guard:
         # No remote, as with `dvc repro`, which asks none.
         place = workplace(root, profile, guard, name, remote=False, locks=locks)
@@ -63,12 +72,15 @@ def _repro(
         def start(stage: Stage, _: list[Future[str]], unchanged: bool) -> Future[str]:
             if unchanged and not force:
                 return pool.submit(lambda: CACHED)
-            return pool.submit(run_stage, stage, place, force, LoggerAdapter(_LOG, {"stage": stage.name}))
+            return pool.submit(
+                run_stage, stage, place, force, LoggerAdapter(_LOG, {"stage": stage.name})
+            )
 
         timings = {run.stage: run.seconds for run in latest_runs(root, profile)}
         started = run_graph(graph, start, _outcome, place.config.gpu_stages, timings, jobs)
         outcomes = {name: _outcome(future) for name, future in started.items()}
         send_reports(place, profile, outcomes, LoggerAdapter(_LOG, {"stage": "mlflow"}))
+
     return {name: future.result() for name, future in started.items()}
 
 
@@ -86,21 +98,33 @@ def log_to_stdout() -> None:
 
 def main() -> None:
     """Command line; errors end it with status 1 and one paragraph."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("profile", nargs="?", default="tiny", help="tiny, or a folder of profiles/")
-    parser.add_argument("targets", nargs="*", help="stages or families to bring up to date; all where none is named")
-    parser.add_argument("--force", action="store_true", help="run stages even where nothing changed")
-    parser.add_argument("--jobs", type=int, default=WORKERS, help=f"stages side by side ({WORKERS})")
+    parser.add_argument(
+        "targets", nargs="*", help="stages or families to bring up to date; all where none is named"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="run stages even where nothing changed"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=WORKERS, help=f"stages side by side ({WORKERS})"
+    )
     arguments = parser.parse_args()
     if arguments.jobs < 1:
         parser.error("--jobs (JOBS of make) must be 1 or more")
     log_to_stdout()
+
     try:
-        outcomes = repro(arguments.profile, tuple(arguments.targets), arguments.force, arguments.jobs)
+        outcomes = repro(
+            arguments.profile, tuple(arguments.targets), arguments.force, arguments.jobs
+        )
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("cancelled")
+
     ran = sum(outcome != CACHED for outcome in outcomes.values())
     _LOG.info("%d of %d stages ran; all are up to date", ran, len(outcomes), extra={"stage": "dvc"})
 

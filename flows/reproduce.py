@@ -2,11 +2,11 @@
 
     python -m flows.reproduce [PROFILE] [STAGE...] [--force] [--revision main] [-S rl.group_size=16] [--experiment NAME]
 
-Every task is ``dvc repro --single-item`` of its stage, so DVC decides whether the stage runs, records it in dvc.lock
-and caches it. A stage that DVC calls unchanged, after stages that did not run either, starts no process at all. Two
-stages run side by side where the graph allows it; those of the families in ``flow.gpu_stages`` of params.yaml take
-turns, in this flow run and in all others on this machine. After a failure nothing new starts, as with
-`dvc repro`.
+Every task is ``dvc repro --single-item`` of its stage, so DVC decides whether the stage runs,
+records it in dvc.lock and caches it. A stage that DVC calls unchanged, after stages that did not
+run either, starts no process at all. Two stages run side by side where the graph allows it; those
+of the families in ``flow.gpu_stages`` of params.yaml take turns, in this flow run and in all others
+on this machine. After a failure nothing new starts, as with `dvc repro`.
 """
 
 import argparse
@@ -36,7 +36,12 @@ from deepsearch_rl.commands.summary import latest_runs, read_table
 from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError, EndpointError
 from deepsearch_rl.processes import ProcessGuard
 from deepsearch_rl.project_state import require_sound_project
-from flows.checkout import check_experiment_is_new, check_experiment_name, open_checkout, save_experiment
+from flows.checkout import (
+    check_experiment_is_new,
+    check_experiment_name,
+    open_checkout,
+    save_experiment,
+)
 from flows.dvc_calls import find_foreign_run
 from flows.graph import Stage, has_remote, read_graph, select
 from flows.locks import run_held
@@ -64,14 +69,18 @@ def reproduce_stage(stage: Stage, place: Workplace, skip: bool, force: bool) -> 
         return Completed(name=CACHED, message="unchanged, and so is everything before it")
     outcome = run_stage(stage, place, force, get_run_logger())
     messages = {CACHED: "unchanged", RESTORED: "outputs of an earlier run, from DVC's run cache"}
-    return Completed(name=outcome, message=messages.get(outcome) or key_figures(place.root, stage) or None)
+    return Completed(
+        name=outcome, message=messages.get(outcome) or key_figures(place.root, stage) or None
+    )
 
 
 def notify(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001 - Prefect's arguments
     """Tell how a run ended by the notification block that ``DEEPSEARCH_NOTIFY`` names: ``slack-webhook/team``."""
     if name := os.environ.get(NOTIFY_VARIABLE):
         block: Any = Block.load(name)
-        block.notify(body=state.message or state.name or "", subject=f"{flow_run.name}: {state.name}")
+        block.notify(
+            body=state.message or state.name or "", subject=f"{flow_run.name}: {state.name}"
+        )
 
 
 @flow(  # pyright: ignore[reportCallIssue]  prefect does not accept its own task runner's type
@@ -94,11 +103,14 @@ def reproduce(
 
     Args:
         profile: tiny, or a folder of profiles/.
-        targets: stages (rl@sft) or families (rl) to bring up to date, with what they need; all where empty.
+        targets: stages (rl@sft) or families (rl) to bring up to date, with what they need; all
+            where empty.
         force: run stages even where nothing changed.
-        revision: a branch, tag or commit to run, in a clone of its own under work/checkouts/; empty: this folder.
+        revision: a branch, tag or commit to run, in a clone of its own under work/checkouts/;
+            empty: this folder.
         params: other values by dotted name, {"rl.group_size": 16}, in such a clone.
-        experiment: name under which `make experiments` lists the result; empty: it is no experiment.
+        experiment: name under which `make experiments` lists the result; empty: it is no
+            experiment.
 
     Returns:
         The name of each stage's final state (:mod:`flows.stage_run`).
@@ -109,26 +121,37 @@ def reproduce(
     """
     project = project_folder()
     logger = get_run_logger()
+
     if experiment:
         check_experiment_name(experiment)
-        revision = revision or "HEAD"  # an experiment never touches the files that somebody works on
-    # Two runs of one profile on one machine would share its GPU's memory and, in one folder, write the same outputs.
+        # An experiment never touches the files that somebody works on
+        revision = revision or "HEAD"
+
+    # Two runs of one profile on one machine would share its GPU's memory and, in one folder, write
+    # the same outputs.
     find_other = functools.partial(find_foreign_run, project, profile)
     with ExitStack() as turns:
-        locks = turns.enter_context(run_held(project, profile, _holder(), logger.warning, find_other=find_other))
+        locks = turns.enter_context(
+            run_held(project, profile, _holder(), logger.warning, find_other=find_other)
+        )
         run_file = project / "work" / profile / "flow.run"
         _close_dead_run(run_file)
         root = open_checkout(project, profile, revision, params or {}, logger.warning)
+
         if experiment and not check_experiment_is_new(project, root, profile, experiment):
             logger.info(
-                "there is an experiment %s with these params already; this run brings it up to date", experiment
+                "there is an experiment %s with these params already; this run brings it up to date",
+                experiment,
             )
-        if root != project:  # for the DVC and the stages of the checkout, which look for the lock of their own folder
+
+        # For the DVC and the stages of the checkout, which look for the lock of their own folder
+        if root != project:
             locks += turns.enter_context(run_held(root, profile, _holder(), logger.warning))
         states = _reproduce(root, project, profile, targets, force, locks)
         if experiment:
             save_experiment(project, root, profile, states, experiment)
         run_file.unlink()  # only a killed run leaves it
+
     return states
 
 
@@ -142,6 +165,7 @@ def _close_dead_run(path: Path) -> None:
         wait_for_prefect()
         with get_client(sync_client=True) as client, suppress(ValueError):
             close_dead_run(client, UUID(path.read_text(encoding="utf-8")))
+
     path.write_text(str(flow_run.id), encoding="utf-8")
 
 
@@ -155,7 +179,14 @@ def run_name(
 ) -> str:
     """Return what a run shows in lists: its profile, and what differs from a plain run of it."""
     changes = (f"{name}={value}" for name, value in (params or {}).items())
-    return " · ".join([profile, *targets, *changes, *filter(None, [experiment, revision, "forced" if force else ""])])
+    return " · ".join(
+        [
+            profile,
+            *targets,
+            *changes,
+            *filter(None, [experiment, revision, "forced" if force else ""]),
+        ]
+    )
 
 
 def project_folder() -> Path:
@@ -164,18 +195,26 @@ def project_folder() -> Path:
 
 
 def _reproduce(
-    root: Path, project: Path, profile: str, targets: tuple[str, ...], force: bool, locks: tuple[int, ...]
+    root: Path,
+    project: Path,
+    profile: str,
+    targets: tuple[str, ...],
+    force: bool,
+    locks: tuple[int, ...],
 ) -> dict[str, str]:
     for sentence in require_sound_project(root):
         get_run_logger().warning("%s", sentence)
     graph = select(read_graph(root, profile, get_run_logger().warning), targets)
+
     with ProcessGuard() as guard:
         experiment = str(flow_run.parameters.get("experiment") or "")
         place = workplace(root, profile, guard, _holder(), has_remote(root), locks, experiment)
         if root != project and _packages_of(root) != _packages_of(project):
             stream(["make", "environment"], place, get_run_logger())
 
-        def start(stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool) -> PrefectFuture[State[None]]:
+        def start(
+            stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool
+        ) -> PrefectFuture[State[None]]:
             retries = len(RETRY_DELAYS_S) if stage.family in place.config.outside_stages else 0
             run = reproduce_stage.with_options(retries=retries, retry_delay_seconds=RETRY_DELAYS_S)
             return run.submit(stage, place, skip and not force, force, wait_for=upstream)  # pyright: ignore[reportCallIssue]
@@ -187,8 +226,11 @@ def _reproduce(
         timings = {run.stage: run.seconds for run in latest_runs(project, profile)}
         started = run_graph(graph, start, outcome, place.config.gpu_stages, timings)
         states = {name: future.state for name, future in started.items()}
-        outcomes = {name: state.name if state.is_completed() else None for name, state in states.items()}
+        outcomes = {
+            name: state.name if state.is_completed() else None for name, state in states.items()
+        }
         send_reports(place, profile, outcomes, get_run_logger())
+
     page = run_page(root, profile, graph, states, os.environ.get("MLFLOW_TRACKING_URI"))
     _store_artifacts(root, profile, page)
     for state in states.values():
@@ -211,38 +253,70 @@ def _store_artifacts(root: Path, profile: str, page: str) -> None:
         wait_for_prefect()
         with suppress(ArtifactError):  # a run of the first stages alone has no table
             table = read_table(root, profile)
-            create_markdown_artifact(table, key=f"f1-{profile}", description="F1 of every model and question set")
+            create_markdown_artifact(
+                table, key=f"f1-{profile}", description="F1 of every model and question set"
+            )
+
         if report.is_file():
             text = f"{profile}: plots, tables and rollouts"
-            create_link_artifact(report.as_uri(), text, key=f"report-{profile}", description="The report")
-        create_markdown_artifact(page, key=f"run-{profile}", description="Stages and their key figures")
+            create_link_artifact(
+                report.as_uri(), text, key=f"report-{profile}", description="The report"
+            )
+
+        create_markdown_artifact(
+            page, key=f"run-{profile}", description="Stages and their key figures"
+        )
     except (EndpointError, httpx.HTTPError, RuntimeError) as error:
         get_run_logger().warning("this run has no page in Prefect's UI: %s", error)
 
 
 def main() -> None:
     """Command line of the flow; errors end it with status 1 and one paragraph."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("profile", nargs="?", default="tiny", help="tiny, or a folder of profiles/")
-    parser.add_argument("targets", nargs="*", help="stages or families to bring up to date; all where none is named")
-    parser.add_argument("--force", action="store_true", help="run stages even where nothing changed")
-    parser.add_argument("--revision", default="", help="branch, tag or commit to run, in a clone of its own")
-    parser.add_argument(
-        "-S", "--set", action="append", default=[], metavar="NAME=VALUE", help="another value, in a clone of its own"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--experiment", default="", help="keep the result as a DVC experiment of this name")
+    parser.add_argument("profile", nargs="?", default="tiny", help="tiny, or a folder of profiles/")
+    parser.add_argument(
+        "targets", nargs="*", help="stages or families to bring up to date; all where none is named"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="run stages even where nothing changed"
+    )
+    parser.add_argument(
+        "--revision", default="", help="branch, tag or commit to run, in a clone of its own"
+    )
+    parser.add_argument(
+        "-S",
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="another value, in a clone of its own",
+    )
+    parser.add_argument(
+        "--experiment", default="", help="keep the result as a DVC experiment of this name"
+    )
     arguments = parser.parse_args()
-    # Prefect sends its last logs and events when the interpreter ends, and what is registered first ends last: so a
-    # server of ours is still there to take them.
+    # Prefect sends its last logs and events when the interpreter ends, and what is registered first
+    # ends last: so a server of ours is still there to take them.
     until_exit = ExitStack()
     atexit.register(until_exit.close)
+
     try:
-        if not (arguments.revision or arguments.set or arguments.experiment):  # these work in a clone
+        # These work in a clone
+        if not (arguments.revision or arguments.set or arguments.experiment):
             require_sound_project(Path.cwd())  # before a server starts for nothing
         until_exit.enter_context(prefect_api())
         params = dict(map(_parameter, arguments.set))
         targets = tuple(arguments.targets)
-        reproduce(arguments.profile, targets, arguments.force, arguments.revision, params or None, arguments.experiment)
+        reproduce(
+            arguments.profile,
+            targets,
+            arguments.force,
+            arguments.revision,
+            params or None,
+            arguments.experiment,
+        )
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -256,6 +330,7 @@ def _parameter(text: str) -> tuple[str, Any]:
             return name, yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value in {text!r} is not YAML: {error}") from error
+
     raise ConfigError(f"{text!r} is not NAME=VALUE, such as rl.group_size=16.")
 
 

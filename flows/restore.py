@@ -2,17 +2,19 @@
 
     python -m flows.restore [PROFILE]          (`make restore PROFILE=smoke`)
 
-Two machines have different results of the same params (docs/running.md), and DVC's cache holds the files
-of its own machine. So `git restore dvc.lock` would name files that are not there, the next `dvc repro` would train all
-of them again, and the record of what was there would be gone. Here
+Two machines have different results of the same params (docs/running.md), and DVC's cache holds the
+files of its own machine. So `git restore dvc.lock` would name files that are not there, the next
+`dvc repro` would train all of them again, and the record of what was there would be gone. Here
 
-1. the workspace, with its params, its dvc.lock and its reports, becomes an experiment of DVC, if it is none yet;
+1. the workspace, with its params, its dvc.lock and its reports, becomes an experiment of DVC, if it
+   is none yet;
 2. params.yaml becomes the committed one;
-3. if DVC's cache or remote has all files of the committed dvc.lock, this file, the reports that git has and the outputs
-   become the committed ones;
-4. otherwise dvc.lock stays this machine's own, and every stage whose params changed is restored from DVC's run cache.
-   DVC keeps no runs of a stage whose outputs are in git (`report`, `track`): these run. Any other stage that is missing
-   in the run cache is named, and nothing that follows from it runs.
+3. if DVC's cache or remote has all files of the committed dvc.lock, this file, the reports that git
+   has and the outputs become the committed ones;
+4. otherwise dvc.lock stays this machine's own, and every stage whose params changed is restored
+   from DVC's run cache. DVC keeps no runs of a stage whose outputs are in git (`report`, `track`):
+   these run. Any other stage that is missing in the run cache is named, and nothing that follows
+   from it runs.
 """
 
 import argparse
@@ -49,7 +51,8 @@ def restore(root: Path, profile: str, say: Callable[[str], object]) -> None:
 
     Raises:
         UnknownNameError: there is no such profile.
-        ConfigError: the params are not committed, or a stage has no result for them here; nothing was lost.
+        ConfigError: the params are not committed, or a stage has no result for them here; nothing
+            was lost.
         DeepsearchError: the stage `report` or `track` failed.
     """
     require_profile(root, profile)
@@ -57,6 +60,7 @@ def restore(root: Path, profile: str, say: Callable[[str], object]) -> None:
     for sentence in repair_dvc_locks(root):
         say(sentence)
     find_other = functools.partial(find_foreign_run, root, profile)
+
     with run_held(root, profile, f"make restore PROFILE={profile}", say, find_other=find_other):
         name = save_workspace(root, dvc_yaml.with_suffix(".lock").as_posix())
         if name:
@@ -67,14 +71,17 @@ def restore(root: Path, profile: str, say: Callable[[str], object]) -> None:
                 missing = "" if are_committed else _restore_own(repo, root, profile, say)
         except DvcException as error:
             raise ConfigError(f"DVC cannot restore {dvc_yaml}: {error}") from error
+
     if are_committed:
         say("these are the committed params and the committed results")
         return
+
     if missing:
         raise ConfigError(
             f"the params are the committed ones, but this machine has no result of the stage {missing} for them and "
             f"this code: `make repro PROFILE={profile}` runs it and what follows from it."
         )
+
     repro(profile)
     say("these are the committed params and this machine's own results for them")
 
@@ -82,11 +89,12 @@ def restore(root: Path, profile: str, say: Callable[[str], object]) -> None:
 def save_workspace(root: Path, lock: str) -> str:
     """Save the tracked files of a project, and a lock file, as they are, as an experiment that DVC lists.
 
-    `dvc exp save` is not used: it records the outputs that are there as those of the params that are there, whether
-    they were made with them or not.
+    `dvc exp save` is not used: it records the outputs that are there as those of the params that
+    are there, whether they were made with them or not.
 
     Returns:
-        The experiment's name; that of an earlier one where it is the same. Empty where all is as committed.
+        The experiment's name; that of an earlier one where it is the same. Empty where all is as
+            committed.
     """
     head = _git(root, "rev-parse", "HEAD")
     with tempfile.TemporaryDirectory() as folder:
@@ -96,13 +104,18 @@ def save_workspace(root: Path, lock: str) -> str:
         if (root / lock).is_file():
             _git(root, "add", "--force", lock, **index)
         tree = _git(root, "write-tree", **index)
+
     if tree == _git(root, "rev-parse", "HEAD^{tree}"):
         return ""
     experiments = f"refs/exps/{head[:2]}/{head[2:]}/"
-    for line in _git(root, "for-each-ref", "--format=%(tree) %(refname:lstrip=4)", experiments).splitlines():
+
+    for line in _git(
+        root, "for-each-ref", "--format=%(tree) %(refname:lstrip=4)", experiments
+    ).splitlines():
         saved, name = line.split()
         if saved == tree:
             return name
+
     name = f"before-restore-{tree[:7]}"
     commit = _git(root, *_IDENTITY, "commit-tree", "-p", head, "-m", f"dvc: {name}", tree)
     _git(root, "update-ref", f"{experiments}{name}", commit)
@@ -112,7 +125,9 @@ def save_workspace(root: Path, lock: str) -> str:
 def _restore_committed(repo: Repo, root: Path, profile: str) -> bool:
     """Restore the committed params, and the committed results with their lock; return whether DVC has all of these."""
     dvc_yaml = Path(dvc_file(profile))
-    _git(root, "restore", "--source=HEAD", "--worktree", "--", dvc_yaml.with_name(PARAMS).as_posix())
+    _git(
+        root, "restore", "--source=HEAD", "--worktree", "--", dvc_yaml.with_name(PARAMS).as_posix()
+    )
     if not _has_committed_results(repo, dvc_yaml.as_posix()):
         return False
     candidates = (dvc_yaml.with_suffix(".lock").as_posix(), f"reports/{profile}")
@@ -128,7 +143,9 @@ def _has_committed_results(repo: Repo, dvc_yaml: str) -> bool:
     def are_cached() -> bool:
         with repo.switch("HEAD"):
             stages = repo.stage.collect(dvc_yaml)
-            return all(not out.changed_cache() for stage in stages for out in stage.outs if out.use_cache)
+            return all(
+                not out.changed_cache() for stage in stages for out in stage.outs if out.use_cache
+            )
 
     if are_cached():
         return True
@@ -153,17 +170,23 @@ def _restore_own(repo: Repo, root: Path, profile: str, say: Callable[[str], obje
             if not follows_from_left and not stage.changed():
                 continue
             # As in DVC's Stage.run: it saves no run with an output that only git keeps.
-            if any(not out.use_cache and not out.is_metric and not out.is_plot for out in stage.outs):
+            if any(
+                not out.use_cache and not out.is_metric and not out.is_plot for out in stage.outs
+            ):
                 left.add(node.name)
                 continue
+
             if follows_from_left:
                 return node.name
             try:
                 repo.stage_cache.restore(stage)
             except RunCacheNotFoundError:
                 return node.name
-            reproduce(repo, [node.address], single_item=True)  # finds the same run, and records it in dvc.lock
+
+            # Finds the same run, and records it in dvc.lock
+            reproduce(repo, [node.address], single_item=True)
             say(f"{node.name} is restored from DVC's run cache")
+
     return ""
 
 
@@ -171,7 +194,12 @@ def _git(folder: Path, *arguments: str, **variables: str) -> str:
     """Return what a git command prints, without the last line's end; raise ConfigError with its message."""
     environment = {**os.environ, **variables}
     result = subprocess.run(
-        ["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        ["git", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if result.returncode:
         raise ConfigError(f"`git {' '.join(arguments)}` failed: {result.stderr.strip()}")
@@ -180,13 +208,20 @@ def _git(folder: Path, *arguments: str, **variables: str) -> str:
 
 def main() -> None:
     """Command line; an error ends it with status 1 and one paragraph."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("profile", nargs="?", default="tiny", help="tiny, or a folder of profiles/")
     profile: str = parser.parse_args().profile
     log_to_stdout()
-    logging.getLogger("dvc").setLevel(logging.WARNING)  # its advice to `git add` is not for this
+    # Its advice to `git add` is not for this
+    logging.getLogger("dvc").setLevel(logging.WARNING)
     try:
-        restore(Path.cwd(), profile, lambda sentence: _LOG.info("%s", sentence, extra={"stage": "restore"}))
+        restore(
+            Path.cwd(),
+            profile,
+            lambda sentence: _LOG.info("%s", sentence, extra={"stage": "restore"}),
+        )
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

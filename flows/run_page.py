@@ -1,6 +1,7 @@
 """The page of a flow run in Prefect's UI: where to look next, and every stage with its key figures.
 
-Prefect cuts off what does not fit into a column: the figure that decides comes first, and there are few.
+Prefect cuts off what does not fit into a column: the figure that decides comes first, and there are
+few.
 """
 
 import json
@@ -33,21 +34,29 @@ def report_page(root: Path, profile: str) -> Path:
 def key_figures(root: Path, stage: Stage) -> str:
     """Return the key figures of a stage from its outputs, ``token_acc 0.837; loss 0.769``; empty where it has none.
 
-    Of a log, they are those of the last line; of an evaluation, F1 of every question set's main run.
+    Of a log, they are those of the last line; of an evaluation, F1 of every question set's main
+    run.
     """
     file, names = KEY_FIGURES.get(stage.family, ("", []))
     outputs = [root / output for output in stage.outputs]
-    path = next((path for path in [*outputs, *(folder / file for folder in outputs)] if path.name == file), Path())
+    path = next(
+        (path for path in [*outputs, *(folder / file for folder in outputs)] if path.name == file),
+        Path(),
+    )
     if not path.is_file():
         return ""
     if path.suffix == ".jsonl":
         record = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
     else:
         record = read_json(path)
+
     if stage.family == "evaluate":
         return _main_f1(ModelEvaluation.model_validate(record))
     values = ((name, record[name]) for name in names if record.get(name) is not None)
-    return "; ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3f}" for name, value in values)
+    return "; ".join(
+        f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3f}"
+        for name, value in values
+    )
 
 
 def _main_f1(evaluation: ModelEvaluation) -> str:
@@ -56,7 +65,9 @@ def _main_f1(evaluation: ModelEvaluation) -> str:
     return "F1 " + ", ".join(f"{row.f1:.3f} {row.run_name}" for row in rows)
 
 
-def run_page(root: Path, profile: str, graph: Graph, states: Mapping[str, State[Any]], mlflow: str | None) -> str:
+def run_page(
+    root: Path, profile: str, graph: Graph, states: Mapping[str, State[Any]], mlflow: str | None
+) -> str:
     """Return the page as Markdown.
 
     Args:
@@ -73,9 +84,12 @@ def run_page(root: Path, profile: str, graph: Graph, states: Mapping[str, State[
         lines.append(
             f"| {name} | {state.name if state else 'not started'} | {key_figures(root, stage) if done else ''} |"
         )
+
     report = report_page(root, profile)
     ways = [
         f"- report with plots and rollouts: `{report}`" if report.is_file() else "",
-        f"- MLflow: <{mlflow}>" if mlflow and mlflow.startswith("http") else "- MLflow: `make ui` serves the store",
+        f"- MLflow: <{mlflow}>"
+        if mlflow and mlflow.startswith("http")
+        else "- MLflow: `make ui` serves the store",
     ]
     return "\n".join([*filter(None, ways), "", *lines])

@@ -34,11 +34,14 @@ def run_graph(
 ) -> dict[str, RunningT]:
     """Run every stage after those that it needs, and return all that were started; after a failure no more start.
 
-    ``outcome`` waits for a stage that has ended and returns how (:mod:`flows.stage_run`), None where it failed. Of the
-    stages that could start, the one with the longest way to the end is first, by the times of the last runs. A stage
-    that would only wait for another one's GPU leaves its place to others.
+    ``outcome`` waits for a stage that has ended and returns how (:mod:`flows.stage_run`), None
+    where it failed. Of the stages that could start, the one with the longest way to the end is
+    first, by the times of the last runs. A stage that would only wait for another one's GPU leaves
+    its place to others.
     """
-    order = TopologicalSorter({name: stage.upstream & graph.keys() for name, stage in graph.items()})
+    order = TopologicalSorter(
+        {name: stage.upstream & graph.keys() for name, stage in graph.items()}
+    )
     order.prepare()
     seconds_left = longest_path_s(graph, last_runs_s)
     started: dict[str, RunningT] = {}
@@ -48,19 +51,25 @@ def run_graph(
 
     def has_room(name: str) -> bool:
         families = [graph[other].family for other in started.keys() - outcomes.keys()]
-        return len(families) < workers and not (graph[name].family in gpu_stages and gpu_stages & set(families))
+        return len(families) < workers and not (
+            graph[name].family in gpu_stages and gpu_stages & set(families)
+        )
 
     while order.is_active() and all(outcomes.values()):
         ready = sorted([*ready, *order.get_ready()], key=seconds_left.__getitem__, reverse=True)
         for name in filter(has_room, list(ready)):
             ready.remove(name)
             upstream = sorted(graph[name].upstream & graph.keys())
-            unchanged = not graph[name].changed and all(outcomes[before] == CACHED for before in upstream)
+            unchanged = not graph[name].changed and all(
+                outcomes[before] == CACHED for before in upstream
+            )
             started[name] = start(graph[name], [started[before] for before in upstream], unchanged)
             started[name].add_done_callback(lambda _, name=name: finished.put(name))
+
         name = _next_of(finished)
         outcomes[name] = outcome(started[name])
         order.done(name)
+
     for name in started.keys() - outcomes.keys():
         outcome(started[name])
     return started

@@ -29,7 +29,8 @@ def require_login(host: str) -> str:
     """Return the login ``name:password`` of servers on a host; empty on loopback, where none is needed.
 
     Raises:
-        ConfigError: other machines reach the host, and there is no login or a short password; or it is one address.
+        ConfigError: other machines reach the host, and there is no login or a short password; or it
+            is one address.
     """
     if is_loopback(host):
         return ""
@@ -37,14 +38,17 @@ def require_login(host: str) -> str:
         raise ConfigError(
             f"the servers listen on {LOOPBACK} or, for other machines, on {EVERYWHERE}; not on {host} alone."
         )
+
     login = os.environ.get(LOGIN_VARIABLE, "")
     name, _, password = login.partition(":")
+
     if not name or len(password) < PASSWORD_CHARACTERS:
         raise ConfigError(
             f"{host} can be reached from other machines, so the servers there ask for a login: write "
             f"{LOGIN_VARIABLE}=name:password into the file .env, here and on the machines that use them; the password "
             f"has at least {PASSWORD_CHARACTERS} characters."
         )
+
     return login
 
 
@@ -59,15 +63,20 @@ def start_server(
 ) -> Server:
     """Start ``python -m MODULE... --host --port``; ``health`` is a path of it.
 
-    Its output goes to ``work/servers/NAME.log``; that of the one before stays in ``NAME.before.log``.
+    Its output goes to ``work/servers/NAME.log``; that of the one before stays in
+    ``NAME.before.log``.
     """
     log = ROOT / "work" / "servers" / f"{name.lower()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists():
         log.replace(log.with_suffix(".before.log"))
     command = [sys.executable, "-m", *module, "--host", host, "--port", str(port)]
+
     with log.open("w", encoding="utf-8") as output:
-        process = guard.start(command, folder=ROOT, environment={**os.environ, **settings}, output=output)
+        process = guard.start(
+            command, folder=ROOT, environment={**os.environ, **settings}, output=output
+        )
+
     return Server(name, f"http://{LOOPBACK}:{port}", health, log, process)
 
 
@@ -75,38 +84,54 @@ def start_server(
 def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
     """Yield the API address of Prefect's server, after starting it if it is to be on this machine and does not answer.
 
-    The address is Prefect's own setting: prefect.toml, or ``PREFECT_API_URL`` in ``.env`` or the environment. A server
-    started here keeps its database in ``PREFECT_HOME``, is started again if it is killed, and ends with the block.
-    (Prefect could start a temporary server by itself, but would leave it behind when the flow is killed.) It listens on
-    ``host``, and on any but loopback asks for the login.
+    The address is Prefect's own setting: prefect.toml, or ``PREFECT_API_URL`` in ``.env`` or the
+    environment. A server started here keeps its database in ``PREFECT_HOME``, is started again if
+    it is killed, and ends with the block. (Prefect could start a temporary server by itself, but
+    would leave it behind when the flow is killed.) It listens on ``host``, and on any but loopback
+    asks for the login.
 
     Raises:
-        ConfigError: the host needs a login, and there is none; or a server that answers is in the way.
+        ConfigError: the host needs a login, and there is none; or a server that answers is in the
+            way.
         EndpointError: it does not answer and is not on this machine, or cannot be started.
     """
     api = PREFECT_API_URL.value() or ""
-    address, login = urlsplit(api), require_login(host)
+    address = urlsplit(api)
+    login = require_login(host)
+
     if is_healthy(f"{api}/health"):
         if login:
-            raise ConfigError(f"a Prefect server already answers at {api}: stop it, so that one can start on {host}.")
+            raise ConfigError(
+                f"a Prefect server already answers at {api}: stop it, so that one can start on {host}."
+            )
+
         yield api
         return
+
     if address.hostname not in (LOOPBACK, "localhost"):
         raise EndpointError(
             f"no Prefect server answers at {api or 'PREFECT_API_URL, which is empty'}: start it there, or take "
             "PREFECT_API_URL out of the environment and of .env to use one on this machine."
         )
+
     port = address.port or PREFECT_PORT
+
     if free_port(port) != port:
         raise EndpointError(
             f"another program than Prefect listens on port {port}: write a free one into .env, for example "
             f"PREFECT_API_URL=http://{LOOPBACK}:{free_port(port)}/api."
         )
-    # The page asks the address that it came from, which may be a forwarded port or another name of this machine.
-    settings = {"PREFECT_API_URL": api, "PREFECT_UI_API_URL": os.environ.get("PREFECT_UI_API_URL", "/api")}
+
+    # The page asks the address that it came from, which may be a forwarded port or another name of
+    # this machine.
+    settings = {
+        "PREFECT_API_URL": api,
+        "PREFECT_UI_API_URL": os.environ.get("PREFECT_UI_API_URL", "/api"),
+    }
     if login:
         settings["PREFECT_SERVER_API_AUTH_STRING"] = login
     command = ["prefect", "server", "start"]
+
     with ProcessGuard() as guard:
 
         def start() -> Server:
@@ -123,7 +148,9 @@ def wait_for_prefect() -> None:
     Raises:
         EndpointError: it does not within ten minutes.
     """
-    api, deadline = PREFECT_API_URL.value() or "", time.monotonic() + RESTART_TIMEOUT_S
+    api = PREFECT_API_URL.value() or ""
+    deadline = time.monotonic() + RESTART_TIMEOUT_S
+
     while api and not is_healthy(f"{api}/health"):
         if time.monotonic() > deadline:
             raise EndpointError(f"no Prefect server answered at {api} for {RESTART_TIMEOUT_S:g} s.")

@@ -23,8 +23,11 @@ from flows.locks import gpu_lock, held
 DVC = str(Path(__file__).with_name("dvc"))
 EXPERIMENT_VARIABLE = "DVC_EXP_NAME"
 """DVC sets it for the stages of `dvc exp run`."""
-PUSH_ATTEMPTS, PUSH_BACKOFF_S = 4, 2.0
-COMPLETED, CACHED, RESTORED = "Completed", "Cached", "Restored"
+PUSH_ATTEMPTS = 4
+PUSH_BACKOFF_S = 2.0
+COMPLETED = "Completed"
+CACHED = "Cached"
+RESTORED = "Restored"
 """How a stage ends: it ran; DVC calls it unchanged; DVC fetched the outputs of an earlier run of the same inputs."""
 _UNCHANGED = "Data and pipelines are up to date."
 _STAGE_FAILED = "failed to run: "
@@ -36,7 +39,9 @@ class FlowConfig(Record):
     """Section ``flow`` of params.yaml."""
 
     gpu_stages: frozenset[str] = Field(description="stage families that take turns at the GPU")
-    outside_stages: frozenset[str] = Field(description="families that ask hubs or APIs; tried again where they fail")
+    outside_stages: frozenset[str] = Field(
+        description="families that ask hubs or APIs; tried again where they fail"
+    )
 
 
 class StageFailedError(DeepsearchError):
@@ -47,9 +52,10 @@ class StageFailedError(DeepsearchError):
 class Workplace:
     """Where the stages of a run work: their folder, what ends them with the run, the run's name, and its settings.
 
-    ``remote`` is whether stages are fetched from DVC's remote, and pushed to it. The descriptors ``locks`` are those of
-    the run's locks, which are free when the run and all that its stages started have ended. ``experiment`` is the name
-    under which the result will be kept, empty where it is none: stages give it to their runs in MLflow.
+    ``remote`` is whether stages are fetched from DVC's remote, and pushed to it. The descriptors
+    ``locks`` are those of the run's locks, which are free when the run and all that its stages
+    started have ended. ``experiment`` is the name under which the result will be kept, empty where
+    it is none: stages give it to their runs in MLflow.
     """
 
     root: Path
@@ -78,11 +84,15 @@ def workplace(
 def run_stage(stage: Stage, place: Workplace, force: bool, log: AnyLogger) -> str:
     """Let DVC reproduce one stage and return how it ended; its output goes to ``log`` line by line.
 
-    With the remote, what another machine has made of the same inputs is fetched, and what this one makes is pushed.
-    Raises StageFailedError with the command, its exit status and its last lines.
+    With the remote, what another machine has made of the same inputs is fetched, and what this one
+    makes is pushed. Raises StageFailedError with the command, its exit status and its last lines.
     """
     on_gpu = stage.family in place.config.gpu_stages
-    turn = held(gpu_lock(), place.holder, "uses the GPU", log.info, place.guard.check_open) if on_gpu else nullcontext()
+    turn = (
+        held(gpu_lock(), place.holder, "uses the GPU", log.info, place.guard.check_open)
+        if on_gpu
+        else nullcontext()
+    )
     with turn as lock:
         lines = _reproduce(stage, place, force, log, () if lock is None else (lock,))
     if _UNCHANGED in lines:
@@ -92,16 +102,26 @@ def run_stage(stage: Stage, place: Workplace, force: bool, log: AnyLogger) -> st
     return RESTORED if any(line.endswith(_FROM_RUN_CACHE) for line in lines) else COMPLETED
 
 
-def _reproduce(stage: Stage, place: Workplace, force: bool, log: AnyLogger, locks: Sequence[int]) -> list[str]:
+def _reproduce(
+    stage: Stage, place: Workplace, force: bool, log: AnyLogger, locks: Sequence[int]
+) -> list[str]:
     """Reproduce a stage and return DVC's last lines; one that cannot be fetched runs here."""
     options = ["--force"] if force else []
     if place.remote:
         try:
-            return stream(dvc_command("repro", "--single-item", "--pull", *options, stage.address), place, log, locks)
+            return stream(
+                dvc_command("repro", "--single-item", "--pull", *options, stage.address),
+                place,
+                log,
+                locks,
+            )
         except StageFailedError as error:
             if _STAGE_FAILED in str(error):
                 raise
-            log.warning("DVC's remote cannot be asked for %s, so it runs here: %s", stage.name, error)
+            log.warning(
+                "DVC's remote cannot be asked for %s, so it runs here: %s", stage.name, error
+            )
+
     return stream(dvc_command("repro", "--single-item", *options, stage.address), place, log, locks)
 
 
@@ -112,8 +132,11 @@ def _push(stage: Stage, place: Workplace, log: AnyLogger) -> None:
         PUSH_ATTEMPTS,
         PUSH_BACKOFF_S,
         StageFailedError,
-        lambda _, attempt: log.info("the push of %s failed (attempt %d); trying again", stage.name, attempt),
+        lambda _, attempt: log.info(
+            "the push of %s failed (attempt %d); trying again", stage.name, attempt
+        ),
     )
+
     try:
         push(lambda: stream(command, place, log))()
     except StageFailedError as error:
@@ -125,20 +148,28 @@ def dvc_command(*arguments: str) -> list[str]:
     return [sys.executable, DVC, "--wait-for-lock", *arguments]
 
 
-def stream(command: list[str], place: Workplace, log: AnyLogger, locks: Sequence[int] = ()) -> list[str]:
+def stream(
+    command: list[str], place: Workplace, log: AnyLogger, locks: Sequence[int] = ()
+) -> list[str]:
     """Run a command, log its output as it comes, without keys, and return the last lines.
 
-    The descriptors ``locks``, and those of the run, stay open until the command and all that it started have ended.
-    Raises StageFailedError.
+    The descriptors ``locks``, and those of the run, stay open until the command and all that it
+    started have ended. Raises StageFailedError.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if place.experiment:
         environment[EXPERIMENT_VARIABLE] = place.experiment
     secrets = environment_secrets(environment)
-    process = place.guard.start(command, folder=place.root, environment=environment, kept=[*place.locks, *locks])
+    process = place.guard.start(
+        command, folder=place.root, environment=environment, kept=[*place.locks, *locks]
+    )
     lines = stream_lines(process, lambda line: log.info("%s", redact(line, secrets)))
     tail = [redact(line, secrets) for line in lines]
+
     if process.returncode != 0:
         call = " ".join(["dvc", *command[2:]] if command[1] == DVC else command)
-        raise StageFailedError(f"`{call}` ended with status {process.returncode}; its last lines:\n" + "\n".join(tail))
+        raise StageFailedError(
+            f"`{call}` ended with status {process.returncode}; its last lines:\n" + "\n".join(tail)
+        )
+
     return tail

@@ -2,8 +2,9 @@
 
     python -m flows.ui [--host HOST]
 
-They listen on loopback, or on another host with a login. Prefect keeps its database under .prefect/ (``PREFECT_HOME``),
-MLflow its own under mlruns/. While this runs, `make flow` sends its runs to the server started here.
+They listen on loopback, or on another host with a login. Prefect keeps its database under .prefect/
+(``PREFECT_HOME``), MLflow its own under mlruns/. While this runs, `make flow` sends its runs to the
+server started here.
 """
 
 import argparse
@@ -44,12 +45,24 @@ def start_mlflow(guard: ProcessGuard, port: int, host: str = LOOPBACK) -> Server
     Raises:
         ConfigError: the host needs a login, and there is none.
     """
-    login, folder = require_login(host), ROOT / "mlruns"
+    login = require_login(host)
+    folder = ROOT / "mlruns"
     folder.mkdir(exist_ok=True)
-    store, artifacts = local_store(folder), str(folder / ARTIFACTS)
+    store = local_store(folder)
+    artifacts = str(folder / ARTIFACTS)
     follow_folder(store)
-    module = ["mlflow", "server", "--backend-store-uri", store, "--artifacts-destination", artifacts, "--workers", "1"]
+    module = [
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        store,
+        "--artifacts-destination",
+        artifacts,
+        "--workers",
+        "1",
+    ]
     settings: dict[str, str] = {}
+
     if login:
         name, _, password = login.partition(":")
         config = ROOT / "work" / "servers" / "mlflow_auth.ini"
@@ -63,6 +76,7 @@ def start_mlflow(guard: ProcessGuard, port: int, host: str = LOOPBACK) -> Server
             "MLFLOW_AUTH_ADMIN_PASSWORD": password,
             "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(),
         }
+
     return start_server(guard, "MLflow", port, "/health", module, settings, host)
 
 
@@ -71,7 +85,11 @@ def links(prefect: str, mlflow: str) -> list[str]:
     reports = [ROOT / "reports" / profile / "index.html" for profile in profile_names(ROOT)]
     newest = sorted(filter(Path.is_file, reports), key=lambda path: path.stat().st_mtime)[-1:]
     page = runs_page(mlflow, find_profile(ROOT, "tiny").value("track")["experiment"])
-    return [f"Prefect {prefect}/runs", f"MLflow  {mlflow}{page}", *(f"Report  {path.as_uri()}" for path in newest)]
+    return [
+        f"Prefect {prefect}/runs",
+        f"MLflow  {mlflow}{page}",
+        *(f"Report  {path.as_uri()}" for path in newest),
+    ]
 
 
 def runs_page(mlflow: str, experiment: str) -> str:
@@ -79,8 +97,11 @@ def runs_page(mlflow: str, experiment: str) -> str:
 
     The columns are a view that is saved at the server, as its button *Views* does.
     """
-    name, password = (os.environ.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD"))
+    name, password = (
+        os.environ.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD")
+    )
     experiments = f"{mlflow}/api/2.0/mlflow/experiments"
+
     with httpx.Client(auth=(name, password) if name else None) as client:
         answer = client.get(f"{experiments}/get-by-name", params={"experiment_name": experiment})
         if not answer.is_success:
@@ -88,21 +109,36 @@ def runs_page(mlflow: str, experiment: str) -> str:
         description = answer.json()["experiment"]
         if description["lifecycle_stage"] != "active":  # somebody deleted it
             return ""
-        identifier, tiny = description["experiment_id"], find_profile(ROOT, "tiny")
-        f1 = [f"f1/{tiny.value('rl')['dataset']}", *(f"{model}/f1" for model in tiny.value("models"))]
+        identifier = description["experiment_id"]
+        tiny = find_profile(ROOT, "tiny")
+        f1 = [
+            f"f1/{tiny.value('rl')['dataset']}",
+            *(f"{model}/f1" for model in tiny.value("models")),
+        ]
         columns = [*(f"metrics.`{metric}`" for metric in f1), "tags.`profile`", "tags.`git.commit`"]
-        view = {"key": f"mlflow.sharedViewState.{VIEW}", "value": json.dumps({"selectedColumns": columns})}
+        view = {
+            "key": f"mlflow.sharedViewState.{VIEW}",
+            "value": json.dumps({"selectedColumns": columns}),
+        }
         client.post(f"{experiments}/set-experiment-tag", json={"experiment_id": identifier, **view})
-    return f"/#/experiments/{identifier}/runs?workflowType=machine_learning&viewStateShareKey={VIEW}"
+
+    return (
+        f"/#/experiments/{identifier}/runs?workflowType=machine_learning&viewStateShareKey={VIEW}"
+    )
 
 
 def main() -> None:
     """Serve until Ctrl-C or SIGTERM; errors end it with status 1 and one paragraph."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--host", default=LOOPBACK, help="address to listen on; any but loopback asks for a login")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--host", default=LOOPBACK, help="address to listen on; any but loopback asks for a login"
+    )
     host = parser.parse_args().host
     signal.signal(signal.SIGTERM, _interrupt)
     sys.stderr.write("starting Prefect and MLflow ...\n")
+
     try:
         port = free_port(MLFLOW_PORT)
         with (
@@ -112,8 +148,12 @@ def main() -> None:
         ):
             mlflow.wait_until_healthy(START_TIMEOUT_S)
             lines = links(api.removesuffix("/api"), mlflow.url)
+
             if host != LOOPBACK:
-                lines.append(f"on other machines with the address of this one in place of {urlsplit(api).hostname}")
+                lines.append(
+                    f"on other machines with the address of this one in place of {urlsplit(api).hostname}"
+                )
+
             sys.stdout.write("\n".join([*lines, "Ctrl-C stops them.\n"]))
             sys.stdout.flush()
             while True:

@@ -4,8 +4,9 @@
     python -m flows.worker start POOL        (`make worker POOL=gpu`)
     python -m flows.worker service POOL      (`make worker-service POOL=gpu`)
 
-Every profile has the deployment ``reproduce/<profile>`` in the pool of its kind of machine: ``gpu`` if it requires a
-GPU, else ``cpu``. A deployment names no folder: the worker that takes a run has it work in the worker's own clone.
+Every profile has the deployment ``reproduce/<profile>`` in the pool of its kind of machine: ``gpu``
+if it requires a GPU, else ``cpu``. A deployment names no folder: the worker that takes a run has it
+work in the worker's own clone.
 """
 
 import argparse
@@ -39,7 +40,9 @@ FLOW: Any = reproduce.reproduce
 
 NIGHTLY = "0 2 * * *"
 """Schedule of every deployment, UTC; paused until somebody resumes it."""
-WAITS_FOR_WORKER = "Paused until its first worker: `make worker POOL={pool}` on a machine of this kind."
+WAITS_FOR_WORKER = (
+    "Paused until its first worker: `make worker POOL={pool}` on a machine of this kind."
+)
 UNIT = """[Unit]
 Description=deepsearch-rl worker of pool {pool}
 After=network-online.target
@@ -57,15 +60,19 @@ WantedBy=default.target
 
 def pools(root: Path) -> dict[str, str]:
     """Return the work pool of every profile of the project at ``root``."""
-    requirements = {name: find_profile(root, name).section("requires", Requirements) for name in profile_names(root)}
+    requirements = {
+        name: find_profile(root, name).section("requires", Requirements)
+        for name in profile_names(root)
+    }
     return {name: "gpu" if needs.gpu_memory_gib else "cpu" for name, needs in requirements.items()}
 
 
 def deploy(root: Path) -> Mapping[str, str]:
     """Register work pools and deployments at the server, or bring them up to date, and return the pool of each profile.
 
-    Schedules and pools that are there stay as they are. A new pool is paused until its first worker, which opens it
-    (:func:`_open_pool`): Prefect's page would show it as not ready, in red, on every laptop without a GPU.
+    Schedules and pools that are there stay as they are. A new pool is paused until its first
+    worker, which opens it (:func:`_open_pool`): Prefect's page would show it as not ready, in red,
+    on every laptop without a GPU.
     """
     pool_of = pools(root)
     with get_client(sync_client=True) as client:
@@ -80,13 +87,19 @@ def deploy(root: Path) -> Mapping[str, str]:
             )
             with suppress(ObjectAlreadyExists):
                 client.create_work_pool(waiting)
+
         for profile, pool in pool_of.items():
             name = f"{FLOW.name}/{profile}"
             schedules: list[Any] = [Cron(NIGHTLY, timezone="UTC", active=False, slug="nightly")]
+
             with suppress(ObjectNotFound):
                 fields = DeploymentScheduleCreate.model_fields.keys()
                 present = client.read_deployment_by_name(name).schedules
-                schedules = [DeploymentScheduleCreate(**each.model_dump(include=set(fields))) for each in present]
+                schedules = [
+                    DeploymentScheduleCreate(**each.model_dump(include=set(fields)))
+                    for each in present
+                ]
+
             deployment = FLOW.to_deployment(
                 profile,
                 parameters={"profile": profile},
@@ -96,6 +109,7 @@ def deploy(root: Path) -> Mapping[str, str]:
                 entrypoint_type=EntrypointType.MODULE_PATH,
             )
             deployment.apply()
+
     return pool_of
 
 
@@ -122,8 +136,8 @@ def missing_requirements(root: Path, pool: str) -> Mapping[str, tuple[MissingReq
 def start(root: Path, pool: str, limit: int = 1) -> None:
     """Check the machine, register deployments, and take runs of a pool until Ctrl-C, no more than ``limit`` at once.
 
-    What was killed is continued. Without a limit Prefect gives a worker all runs that are due: they would wait here
-    while other machines are free.
+    What was killed is continued. Without a limit Prefect gives a worker all runs that are due: they
+    would wait here while other machines are free.
 
     Raises:
         ConfigError: the project cannot run now (:mod:`deepsearch_rl.project_state`).
@@ -136,16 +150,36 @@ def start(root: Path, pool: str, limit: int = 1) -> None:
     for profile, requirements in missing.items():
         state = "; ".join(f"{item.what} ({item.fix})" for item in requirements) or "ready"
         sys.stderr.write(f"{profile}: {state}\n")
+
     if all(missing.values()):
-        raise UnavailableError(f"no profile of the pool {pool} can run on this machine; `deepsearch doctor` says more.")
+        raise UnavailableError(
+            f"no profile of the pool {pool} can run on this machine; `deepsearch doctor` says more."
+        )
+
     name = f"{socket.gethostname()}-{root.name}"
+
     with prefect_api() as api, ProcessGuard() as guard, crashed_runs_again(pool, name):
         deploy(root)
         _open_pool(pool)
-        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
+        command = [
+            sys.executable,
+            "-m",
+            "prefect",
+            "worker",
+            "start",
+            "--pool",
+            pool,
+            "--type",
+            "process",
+        ]
         command += ["--name", name, "--limit", str(limit)]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, PROJECT_VARIABLE: str(root), "PYTHONPATH": path, "PREFECT_API_URL": api}
+        environment = {
+            **os.environ,
+            PROJECT_VARIABLE: str(root),
+            "PYTHONPATH": path,
+            "PREFECT_API_URL": api,
+        }
         worker = guard.start(command, folder=root, environment=environment)
         stream_lines(worker, lambda line: sys.stderr.write(f"{line}\n"))
         if worker.returncode:
@@ -164,11 +198,18 @@ def write_service(root: Path, pool: str, limit: int) -> Path:
 
 def main() -> None:
     """Command line; an error ends it with status 1 and one paragraph."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("action", choices=["deploy", "start", "service"])
-    parser.add_argument("pool", nargs="?", default="cpu", help="kind of machine: cpu (the default) or gpu")
-    parser.add_argument("--limit", type=int, default=1, help="how many runs a worker works on at once")
+    parser.add_argument(
+        "pool", nargs="?", default="cpu", help="kind of machine: cpu (the default) or gpu"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=1, help="how many runs a worker works on at once"
+    )
     arguments = parser.parse_args()
+
     try:
         if arguments.action == "start":
             start(ROOT, arguments.pool, arguments.limit)

@@ -2,8 +2,8 @@
 
     python -m scripts.collect_remote [--yes] < DIGESTS
 
-Standard input names the objects in use, a digest a line. A folder object (``<digest>.dir``) stands for the files that
-it lists; one that this machine does not have is read from the remote.
+Standard input names the objects in use, a digest a line. A folder object (``<digest>.dir``) stands
+for the files that it lists; one that this machine does not have is read from the remote.
 """
 
 import argparse
@@ -27,7 +27,8 @@ def collect(recorded: Iterable[str], is_real: bool) -> tuple[str, int]:
     """Remove what is not recorded from the default remote of the working directory's project.
 
     Returns:
-        The remote's name, and how many objects were removed; with ``is_real`` false, how many would be.
+        The remote's name, and how many objects were removed; with ``is_real`` false, how many would
+            be.
 
     Raises:
         ConfigError: there is no default remote, or it cannot be reached.
@@ -39,7 +40,10 @@ def collect(recorded: Iterable[str], is_real: bool) -> tuple[str, int]:
             if not name:
                 raise ConfigError("there is no default remote: `deepsearch remote set` sets one.")
             remote = repo.cloud.get_remote_odb(hash_name="md5")
-            used = [HashInfo("md5", digest) for digest in _with_files(set(recorded), repo.cache.local, remote)]
+            used = [
+                HashInfo("md5", digest)
+                for digest in _with_files(set(recorded), repo.cache.local, remote)
+            ]
             count = gc(remote, used, dry=not is_real)
             if count and is_real:
                 get_index(remote).clear()
@@ -58,15 +62,21 @@ def _with_files(recorded: set[str], local: HashFileDB, remote: HashFileDB) -> It
         try:
             tree = Tree.load(place, HashInfo("md5", digest))
         except ObjectFormatError as error:
-            raise ArtifactError(f"{place.oid_to_path(digest)} is damaged, so nothing was removed: {error}") from error
+            raise ArtifactError(
+                f"{place.oid_to_path(digest)} is damaged, so nothing was removed: {error}"
+            ) from error
+
         yield from (str(entry.value) for _, _, entry in tree if entry)
 
 
 def main() -> None:
     """Command line; an error ends it with status 1 and one paragraph."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--yes", action="store_true", help="remove it, instead of counting it")
     is_real: bool = parser.parse_args().yes
+
     try:
         name, count = collect(sys.stdin.read().split(), is_real)
         freed = "freed" if is_real else "can be freed"

@@ -2,8 +2,8 @@
 
     python -m scripts.compare_runs FIRST SECOND [--profile tiny] [--store URI] [--json]
 
-A report is what the stage `track` makes of it (:mod:`deepsearch_rl.tracking.bundle`). It is read from DVC, for a git
-revision or the workspace, or from its run in an MLflow store.
+A report is what the stage `track` makes of it (:mod:`deepsearch_rl.tracking.bundle`). It is read
+from DVC, for a git revision or the workspace, or from its run in an MLflow store.
 """
 
 import re
@@ -27,7 +27,11 @@ from deepsearch_rl.commands.summary import STORE_HELP
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, DeepsearchError
 from deepsearch_rl.evaluation.report.tables import Figures
-from deepsearch_rl.evaluation.scoring.score import PairedDifference, QuestionScores, paired_differences
+from deepsearch_rl.evaluation.scoring.score import (
+    PairedDifference,
+    QuestionScores,
+    paired_differences,
+)
 from deepsearch_rl.files import read_record
 from deepsearch_rl.profile import dvc_file, require_profile
 from deepsearch_rl.records import Record
@@ -36,7 +40,10 @@ from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.store import connected, public_uri
 from deepsearch_rl.tracking.upload import DIGEST_TAG, PARENT_TAG, REPORT
 
-Name = Annotated[str, typer.Argument(help="Git revision, DVC experiment, `workspace`, or a report's run in MLflow.")]
+Name = Annotated[
+    str,
+    typer.Argument(help="Git revision, DVC experiment, `workspace`, or a report's run in MLflow."),
+]
 DIGEST_SHOWN = 12
 WORKSPACE = "workspace"
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -66,10 +73,14 @@ class F1Difference(Record):
     """F1 of a model on a question set in both reports; null where a report has no such run."""
 
     model: str
-    run: str = Field(description="question set, and what sets the run apart from the main one, e.g. greedy")
+    run: str = Field(
+        description="question set, and what sets the run apart from the main one, e.g. greedy"
+    )
     first: float | None
     second: float | None
-    difference: PairedDifference | None = Field(description="first minus second; null where no question is shared")
+    difference: PairedDifference | None = Field(
+        description="first minus second; null where no question is shared"
+    )
     shared: int = Field(ge=0, description="questions that both reports answered")
     questions: int = Field(ge=1, description="questions of the larger run")
 
@@ -78,20 +89,31 @@ class ReportComparison(Record):
     """What differs between two reports; of each pair, the first is the first report's."""
 
     names: tuple[str, str]
-    code: tuple[str, str] = Field(description="commit that made the report, with -dirty where files differed from it")
-    params: dict[str, Pair] = Field(description="settings that differ, by dotted name; null: there is no such setting")
-    data: dict[str, Pair] = Field(description="digests that differ, of data sets, questions and models' weights")
+    code: tuple[str, str] = Field(
+        description="commit that made the report, with -dirty where files differed from it"
+    )
+    params: dict[str, Pair] = Field(
+        description="settings that differ, by dotted name; null: there is no such setting"
+    )
+    data: dict[str, Pair] = Field(
+        description="digests that differ, of data sets, questions and models' weights"
+    )
     f1: tuple[F1Difference, ...]
 
 
-def compare_named(names: tuple[str, str], source: Source, seed: int, draws: int) -> ReportComparison:
+def compare_named(
+    names: tuple[str, str], source: Source, seed: int, draws: int
+) -> ReportComparison:
     """Compare two reports by their names; raises as :func:`find_report` and :func:`compare_reports`.
 
-    A name is ``workspace``, a git revision or a DVC experiment; or of a run in the MLflow store its id, its name, or
-    the start of its report's digest (6 digits or more).
+    A name is ``workspace``, a git revision or a DVC experiment; or of a run in the MLflow store its
+    id, its name, or the start of its report's digest (6 digits or more).
     """
     with TemporaryDirectory() as folder:
-        first, second = (find_report(name, source, Path(folder, str(place))) for place, name in enumerate(names))
+        first, second = (
+            find_report(name, source, Path(folder, str(place))) for place, name in enumerate(names)
+        )
+
     return compare_reports(first, second, seed, draws)
 
 
@@ -105,6 +127,7 @@ def compare_reports(first: Report, second: Report, seed: int, draws: int) -> Rep
         raise CheckFailedError(
             f"{first.bundle.name} and {second.bundle.name} answered no question in common: other models or data sets."
         )
+
     return ReportComparison(
         names=(first.bundle.name, second.bundle.name),
         code=(first.bundle.tags["git.commit"], second.bundle.tags["git.commit"]),
@@ -116,7 +139,11 @@ def compare_reports(first: Report, second: Report, seed: int, draws: int) -> Rep
 
 def _differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, Pair]:
     names = sorted(first.keys() | second.keys())
-    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
+    return {
+        name: (first.get(name), second.get(name))
+        for name in names
+        if first.get(name) != second.get(name)
+    }
 
 
 def _digests(bundle: Bundle) -> Iterator[tuple[str, str]]:
@@ -124,19 +151,26 @@ def _digests(bundle: Bundle) -> Iterator[tuple[str, str]]:
     yield from ((name, data.digest) for name, data in bundle.datasets.items())
     for model, evaluated in bundle.models.items():
         yield f"weights of {model}", evaluated.sha256
-        yield from ((f"questions of {name}", data.digest) for name, data in evaluated.questions.items())
+        yield from (
+            (f"questions of {name}", data.digest) for name, data in evaluated.questions.items()
+        )
 
 
 def _f1_differences(first: Report, second: Report, seed: int, draws: int) -> Iterator[F1Difference]:
     """Yield a difference for every model and run of either report, in the order of the F1 table."""
-    rows = [{(row.model, row.run_name): row for row in report.bundle.table.reading_order} for report in (first, second)]
+    rows = [
+        {(row.model, row.run_name): row for row in report.bundle.table.reading_order}
+        for report in (first, second)
+    ]
     for model, run in dict.fromkeys([*rows[0], *rows[1]]):
         pair = [of_report.get((model, run)) for of_report in rows]
         f1, other_f1 = (row.f1 if row else None for row in pair)
         answered = [report.f1.get(model, {}).get(run, {}) for report in (first, second)]
         shared = tuple(sorted(answered[0].keys() & answered[1].keys()))
         scores = [
-            QuestionScores(shared, ("",) * len(shared), {"f1": np.array([of_run[name] for name in shared])})
+            QuestionScores(
+                shared, ("",) * len(shared), {"f1": np.array([of_run[name] for name in shared])}
+            )
             for of_run in answered
         ]
         yield F1Difference(
@@ -144,7 +178,9 @@ def _f1_differences(first: Report, second: Report, seed: int, draws: int) -> Ite
             run=run,
             first=f1,
             second=other_f1,
-            difference=paired_differences(scores[0], scores[1], seed, draws, ["f1"])["f1"] if shared else None,
+            difference=paired_differences(scores[0], scores[1], seed, draws, ["f1"])["f1"]
+            if shared
+            else None,
             shared=len(shared),
             questions=max(row.n for row in pair if row),
         )
@@ -165,6 +201,7 @@ def find_report(name: str, source: Source, folder: Path) -> Report:
             commit = resolve_rev(repo.scm, name)
     except DvcException:  # no revision of this repository, or no repository
         return _fetch_from_mlflow(name, source, folder)
+
     try:
         with Repo(str(source.root), rev=commit) as repo:
             DVCFileSystem(repo=repo).get(tracked.as_posix(), str(folder), recursive=True)
@@ -172,6 +209,7 @@ def find_report(name: str, source: Source, folder: Path) -> Report:
         problem = f"neither cache nor remote of DVC has the report of {source.profile} at {name} ({error})."
         remedy = f"`dvc push {dvc_file(source.profile)}` where it was made, or run the profile at that revision."
         raise ArtifactError(f"{problem} {remedy}") from error
+
     return _read_report(folder)
 
 
@@ -187,6 +225,7 @@ def _fetch_from_mlflow(name: str, source: Source, folder: Path) -> Report:
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         found = client.search_runs(experiments, wanted)
         reports = [run for run in found if PARENT_TAG not in run.data.tags]
+
         if len(reports) != 1:
             problem = f"{len(reports)} reports" if reports else "no report"
             raise ArtifactError(
@@ -194,7 +233,9 @@ def _fetch_from_mlflow(name: str, source: Source, folder: Path) -> Report:
                 "run id or digest. Take it from MLflow's table of runs, or name a revision, an experiment or "
                 "`workspace`."
             )
+
         client.download_artifacts(reports[0].info.run_id, REPORT, str(folder))
+
     return _read_report(folder / REPORT)
 
 
@@ -203,9 +244,16 @@ def _read_report(folder: Path) -> Report:
 
     A run's artifacts have the attached files beside the bundle, not in a folder of their own.
     """
-    params = next((path for path in (folder / FILES / PARAMS, folder / PARAMS) if path.is_file()), folder / PARAMS)
+    params = next(
+        (path for path in (folder / FILES / PARAMS, folder / PARAMS) if path.is_file()),
+        folder / PARAMS,
+    )
     f1 = read_record(folder / QUESTION_F1, Figures).root
-    return Report(read_record(folder / BUNDLE, Bundle), read_record(params, RootModel[dict[str, str]]).root, f1)
+    return Report(
+        read_record(folder / BUNDLE, Bundle),
+        read_record(params, RootModel[dict[str, str]]).root,
+        f1,
+    )
 
 
 def compare_runs_command(
@@ -220,8 +268,9 @@ def compare_runs_command(
 ) -> None:
     """Show what differs between two reports: settings, code, data, and F1 of every model and set.
 
-    F1 is compared question by question, first minus second, with 95 % intervals and permutation p-values. A report of
-    git comes from DVC's cache or remote. A run of MLflow is named by its id, its name or its report's digest.
+    F1 is compared question by question, first minus second, with 95 % intervals and permutation
+    p-values. A report of git comes from DVC's cache or remote. A run of MLflow is named by its id,
+    its name or its report's digest.
 
         python -m scripts.compare_runs HEAD HEAD~1
         python -m scripts.compare_runs workspace fussy-kiln
@@ -233,19 +282,27 @@ def compare_runs_command(
     if as_json:
         typer.echo(comparison.model_dump_json(indent=2))
         return
-    names = [f"{title}: {name}" for title, name in zip(("first", "second"), comparison.names, strict=True)]
+
+    names = [
+        f"{title}: {name}"
+        for title, name in zip(("first", "second"), comparison.names, strict=True)
+    ]
     print_table("", ["", *names], [["code", *comparison.code]])
     _print_pairs("Settings that differ", comparison.params)
     digests = {name: (_short(one), _short(other)) for name, (one, other) in comparison.data.items()}
     _print_pairs("Data and weights that differ", digests)
     header = ["model", "questions", "first", "second", "difference", "95 % interval", "p", "n"]
-    print_table("F1, first minus second, question by question", header, [*map(_f1_cells, comparison.f1)])
+    print_table(
+        "F1, first minus second, question by question", header, [*map(_f1_cells, comparison.f1)]
+    )
 
 
 def _print_pairs(title: str, pairs: Mapping[str, Pair]) -> None:
     if pairs:
         print_table(
-            title, ["", "first", "second"], [[name, one or "-", two or "-"] for name, (one, two) in pairs.items()]
+            title,
+            ["", "first", "second"],
+            [[name, one or "-", two or "-"] for name, (one, two) in pairs.items()],
         )
     else:
         typer.echo(f"{title}: none")

@@ -31,7 +31,9 @@ class Value(Record):
 
     path: NonEmpty = Field(description="dotted name of the field; a number is a position in a list")
     published: JsonValue
-    also: str = Field(default="", description="further options of `dvc exp run` without which it is refused")
+    also: str = Field(
+        default="", description="further options of `dvc exp run` without which it is refused"
+    )
     reason: NonEmpty | None = Field(default=None, description="why the profile has another value")
 
 
@@ -41,7 +43,9 @@ class Behaviour(Record):
     setting: NonEmpty
     published: NonEmpty
     ours: NonEmpty = Field(description="what happens here")
-    override: NonEmpty | None = Field(description="options of `dvc exp run` for the published behaviour, if any")
+    override: NonEmpty | None = Field(
+        description="options of `dvc exp run` for the published behaviour, if any"
+    )
     reason: NonEmpty | None = Field(description="why; null where this is no departure")
 
 
@@ -81,14 +85,24 @@ def departures(published: Published, params: Mapping[str, Any]) -> Iterator[Depa
             if each.reason:
                 override = f"`{each.override}`" if each.override else "-"
                 yield Departure(each.setting, each.published, each.ours, each.reason, override)
+
             continue
+
         ours = value_at(params, each.path)
+
         if ours != each.published:
             if each.reason is None:
-                raise ConfigError(f"published.yaml gives no reason why {each.path} is {ours} and not {each.published}.")
-            override = " ".join(f"-S '{option}'" for option in overrides(each.path, each.published, ours))
+                raise ConfigError(
+                    f"published.yaml gives no reason why {each.path} is {ours} and not {each.published}."
+                )
+
+            override = " ".join(
+                f"-S '{option}'" for option in overrides(each.path, each.published, ours)
+            )
             override = f"{override} {each.also}".rstrip()
-            yield Departure(f"`{each.path}`", _shown(each.published), _shown(ours), each.reason, f"`{override}`")
+            yield Departure(
+                f"`{each.path}`", _shown(each.published), _shown(ours), each.reason, f"`{override}`"
+            )
 
 
 def value_at(params: Mapping[str, Any], path: str) -> Any:
@@ -97,7 +111,10 @@ def value_at(params: Mapping[str, Any], path: str) -> Any:
     for key in path.split("."):
         value = value[int(key)] if isinstance(value, list) else value.get(key, _MISSING)
         if value is _MISSING:
-            raise ConfigError(f"{PROFILE / PARAMS} has no {path}, which published.yaml names; correct its path there.")
+            raise ConfigError(
+                f"{PROFILE / PARAMS} has no {path}, which published.yaml names; correct its path there."
+            )
+
     return value
 
 
@@ -106,7 +123,9 @@ def overrides(path: str, published: JsonValue, ours: JsonValue) -> Iterator[str]
     if not (isinstance(published, dict) and isinstance(ours, dict)):
         yield f"{path}={_option(published)}"
         return
+
     yield from (f"~{path}.{key}" for key in sorted(ours.keys() - published.keys()))
+
     for key, value in published.items():
         if key not in ours:
             yield f"+{path}.{key}={_option(value)}"
@@ -127,7 +146,9 @@ def _shown(value: JsonValue) -> str:
 def table() -> str:
     """Return the table of departures as Markdown; raises as :func:`departures`."""
     params = load_profile(PROFILE / PARAMS).values
-    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in departures(read_published(), params))
+    return HEAD + "".join(
+        f"| {' | '.join(row)} |\n" for row in departures(read_published(), params)
+    )
 
 
 def main() -> None:
@@ -136,6 +157,7 @@ def main() -> None:
         text = with_part(README.read_text(encoding="utf-8"), NAME, table())
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
+
     with atomic_file(README) as partial:
         partial.write_text(text, encoding="utf-8")
 

@@ -29,7 +29,9 @@ def numbered_lines(path: Path) -> list[tuple[int, str]]:
 
 def anchors(document: Path) -> set[str]:
     """Return the anchors of a document's headings, as GitHub makes them."""
-    headings = [line.lstrip("#").strip() for _, line in numbered_lines(document) if line.startswith("#")]
+    headings = [
+        line.lstrip("#").strip() for _, line in numbered_lines(document) if line.startswith("#")
+    ]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 

@@ -5,16 +5,18 @@
     python3 scripts/environment.py --all-extras    # and all of them, for the tests
     python3 scripts/environment.py --adopt .venvs/sft   # nothing but the ties of another environment to this folder
 
-The environment belongs to the folder that it is in, whatever that is called: nothing in it names the folder. So a clone
-that was moved or copied (`cp -r`, `mv`) has an environment of its own, which runs its own sources.
+The environment belongs to the folder that it is in, whatever that is called: nothing in it names
+the folder. So a clone that was moved or copied (`cp -r`, `mv`) has an environment of its own, which
+runs its own sources.
 
-uv, which reads the lock, is installed by pip into ``.venvs/uv``, so that neither the user's site nor a uv of another
-version takes part. The one package that is not simply the lock's is torch: PyPI's Linux build is a CUDA build of
-several gigabytes, which a CPU has no use for. Where pip's find-links (``PIP_FIND_LINKS`` or pip's configuration) offers
-the CPU build of the pinned version for this Python, that one is installed and the CUDA packages are left out.
+uv, which reads the lock, is installed by pip into ``.venvs/uv``, so that neither the user's site
+nor a uv of another version takes part. The one package that is not simply the lock's is torch:
+PyPI's Linux build is a CUDA build of several gigabytes, which a CPU has no use for. Where pip's
+find-links (``PIP_FIND_LINKS`` or pip's configuration) offers the CPU build of the pinned version
+for this Python, that one is installed and the CUDA packages are left out.
 
-After a changed lock the versions that decide which stages run again are written into ``packages.json``
-(``scripts/packages.py``).
+After a changed lock the versions that decide which stages run again are written into
+``packages.json`` (``scripts/packages.py``).
 
 Standard library only: this runs before anything is installed.
 """
@@ -48,28 +50,45 @@ CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 
 def main() -> None:
     """Bring ``.venv/`` up to date, or exit with one paragraph that says what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all-extras", action="store_true", help="install every optional part as well")
-    parser.add_argument("--extra", action="append", default=[], metavar="NAME", help="install this part as well")
-    parser.add_argument("--adopt", type=Path, metavar="FOLDER", help="tie this environment to the project, and end")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--all-extras", action="store_true", help="install every optional part as well"
+    )
+    parser.add_argument(
+        "--extra", action="append", default=[], metavar="NAME", help="install this part as well"
+    )
+    parser.add_argument(
+        "--adopt", type=Path, metavar="FOLDER", help="tie this environment to the project, and end"
+    )
     arguments = parser.parse_args()
     if arguments.adopt:
         _use_own_sources(arguments.adopt)
         return
 
     digest, *parts = STAMP.read_text(encoding="utf-8").split() if STAMP.is_file() else [""]
-    # Parts are only ever added, and brought up to date together: one with all of them is good for everything.
+    # Parts are only ever added, and brought up to date together: one with all of them is good for
+    # everything.
     wanted = {*parts, *arguments.extra, *([ALL_PARTS] if arguments.all_extras else [])}
     # Its interpreter is a link: a clone that was moved to another machine may have none.
     is_current = digest == _digest() and INTERPRETER.exists()
     if is_current and (wanted == {*parts} or ALL_PARTS in parts):
         return
-    extras = [ALL_PARTS] if ALL_PARTS in wanted else [f"--extra={name}" for name in ("all", *sorted(wanted))]
+    extras = (
+        [ALL_PARTS]
+        if ALL_PARTS in wanted
+        else [f"--extra={name}" for name in ("all", *sorted(wanted))]
+    )
+
     try:
         _install(_uv(), extras)
     except subprocess.CalledProcessError as error:
         command = shlex.join(map(str, error.cmd))
-        sys.exit(f"error: the environment is not complete: `{command}` ended with status {error.returncode}.")
+        sys.exit(
+            f"error: the environment is not complete: `{command}` ended with status {error.returncode}."
+        )
+
     _use_own_sources(ENVIRONMENT)
     _write_hook()
     _record_versions()
@@ -79,7 +98,8 @@ def main() -> None:
 def _use_own_sources(environment: Path) -> None:
     """Let the package deepsearch_rl of an environment be that of the folder around it, by a relative path.
 
-    An editable install names its folder in full: in a copied clone that is the folder of another clone.
+    An editable install names its folder in full: in a copied clone that is the folder of another
+    clone.
     """
     packages = _packages(environment)
     for editable in packages.glob("_editable_impl_deepsearch_rl.pth"):
@@ -103,26 +123,40 @@ def _record_versions() -> None:
     if (ROOT / "dvc.yaml").is_file():
         command = [ENVIRONMENT / "bin" / "python", "-m", "scripts.packages"]
         if subprocess.run(command, cwd=ROOT, check=False).returncode:
-            _say("packages.json may have older versions than are installed now; `make deps` writes it.")
+            _say(
+                "packages.json may have older versions than are installed now; `make deps` writes it."
+            )
 
 
 def _digest() -> str:
     """Digest of everything that decides what is installed, and of what is: another tool may have changed it."""
     inputs = (ROOT / "uv.lock", ROOT / "pyproject.toml", Path(__file__))
-    installed = sorted(path.name.encode() for path in ENVIRONMENT.glob("lib/python3.*/site-packages/*.dist-info"))
-    return hashlib.sha256(b"\0".join([*(path.read_bytes() for path in inputs), *installed])).hexdigest()
+    installed = sorted(
+        path.name.encode() for path in ENVIRONMENT.glob("lib/python3.*/site-packages/*.dist-info")
+    )
+    return hashlib.sha256(
+        b"\0".join([*(path.read_bytes() for path in inputs), *installed])
+    ).hexdigest()
 
 
 def _uv() -> list[str]:
     """The command line of the pinned uv, installed first where it is missing."""
     uv = BOOTSTRAP / "bin" / "uv"
-    if not uv.exists() or UV_VERSION not in subprocess.run([uv, "--version"], capture_output=True, text=True).stdout:
+    if (
+        not uv.exists()
+        or UV_VERSION
+        not in subprocess.run([uv, "--version"], capture_output=True, text=True).stdout
+    ):
         _say(f"installing uv {UV_VERSION} into {BOOTSTRAP.relative_to(ROOT)}")
         try:
             venv.create(BOOTSTRAP, with_pip=True, clear=True)
         except subprocess.CalledProcessError:
-            sys.exit("error: this Python cannot make virtual environments; on Debian: `apt-get install python3-venv`.")
+            sys.exit(
+                "error: this Python cannot make virtual environments; on Debian: `apt-get install python3-venv`."
+            )
+
         _run([BOOTSTRAP / "bin" / "python", "-m", "pip", "install", "--quiet", f"uv=={UV_VERSION}"])
+
     return [str(uv)]
 
 
@@ -134,17 +168,22 @@ def _install(uv: list[str], extras: list[str]) -> None:
     offline = ["--python", python, "--no-index", "--no-deps", *_find_links()]
     cpu_torch = [*uv, "pip", "install", *offline, f"torch=={torch}+cpu"]
     sync = [*uv, "sync", "--frozen", "--inexact", "--python", python, *extras]
+
     if subprocess.run([*cpu_torch, "--dry-run"], capture_output=True, cwd=ROOT).returncode == 0:
-        _say(f"installing the locked packages with the CPU build of torch {torch} that find-links offers")
+        _say(
+            f"installing the locked packages with the CPU build of torch {torch} that find-links offers"
+        )
         _run([*sync, *(f"--no-install-package={name}" for name in ("torch", *cuda_packages))])
         _run(cpu_torch)
         return
+
     if sys.platform == "linux":
         _say(
             f"no CPU build of torch {torch} in pip's find-links: installing PyPI's CUDA build, several GB. For a CPU "
             "build: `pip download --no-deps --dest wheels --index-url https://download.pytorch.org/whl/cpu "
             f"torch=={torch}+cpu`, then run again with PIP_FIND_LINKS=$PWD/wheels."
         )
+
     _run(sync)
 
 
@@ -162,7 +201,10 @@ def _make_venv(uv: list[str]) -> None:
 
 def _is_relocatable() -> bool:
     configuration = ENVIRONMENT / "pyvenv.cfg"
-    return configuration.is_file() and "relocatable = true" in configuration.read_text(encoding="utf-8").splitlines()
+    return (
+        configuration.is_file()
+        and "relocatable = true" in configuration.read_text(encoding="utf-8").splitlines()
+    )
 
 
 def _read_lock() -> tuple[str, list[str]]:
@@ -177,7 +219,11 @@ def _find_links() -> list[str]:
     pip = [BOOTSTRAP / "bin" / "python", "-m", "pip", "config", "list"]
     settings = subprocess.run(pip, capture_output=True, text=True, check=True).stdout.splitlines()
     pairs = [line.partition("=")[::2] for line in settings]
-    values = [value.strip("'\"").replace("\\n", " ") for name, value in pairs if name.endswith(".find-links")]
+    values = [
+        value.strip("'\"").replace("\\n", " ")
+        for name, value in pairs
+        if name.endswith(".find-links")
+    ]
     return [f"--find-links={place}" for place in dict.fromkeys(" ".join(values).split())]
 
 

@@ -2,8 +2,9 @@
 
     python -m scripts.experiments [PROFILE]          (`make experiments PROFILE=smoke`)
 
-`dvc exp show` has a column for every metric and param of every profile, and reads every commit to list all experiments;
-this command reads those that have any. Its table is at most 119 characters wide.
+`dvc exp show` has a column for every metric and param of every profile, and reads every commit to
+list all experiments; this command reads those that have any. Its table is at most 119 characters
+wide.
 """
 
 import argparse
@@ -54,17 +55,25 @@ class Result:
     changes: tuple[str, ...]
 
 
-def read_result(state: ExpState, commit: ExpState, profile: str, name: str, status: str = "") -> Result:
+def read_result(
+    state: ExpState, commit: ExpState, profile: str, name: str, status: str = ""
+) -> Result:
     """Return what a revision has for a profile; ``status`` of an experiment that did not end well comes first."""
     params, before = (_values(each, "params", dvc_params(profile)) for each in (state, commit))
     dataset = params.get("rl", {}).get("dataset")
     made = state.data.timestamp if state.data else None
     old = flatten(before)
-    changes = [f"{name}={value}" for name, value in flatten(params).items() if old.get(name, value) != value]
+    changes = [
+        f"{name}={value}"
+        for name, value in flatten(params).items()
+        if old.get(name, value) != value
+    ]
     return Result(
         name=name,
         made=made.strftime("%Y-%m-%d %H:%M") if made else ABSENT,
-        f1=_values(state, "metrics", f"reports/{profile}/metrics.json").get("f1", {}).get(dataset, {}),
+        f1=_values(state, "metrics", f"reports/{profile}/metrics.json")
+        .get("f1", {})
+        .get(dataset, {}),
         changes=(*filter(None, [status]), *changes),
     )
 
@@ -78,6 +87,7 @@ def read_results(states: list[ExpState], profile: str) -> Iterator[Result]:
     """Yield every revision's result, experiments indented below their commit."""
     workspace, head, *_ = states
     yield read_result(workspace, head, profile, "workspace")
+
     for commit in states[1:]:
         yield read_result(commit, commit, profile, f"{commit.rev[:7]} {commit.name or ''}")
         for experiment in commit.experiments or ():
@@ -96,10 +106,13 @@ def render(results: Iterable[Result], models: Iterable[str], width: int) -> str:
     """Return the table as text of at most ``width`` characters a line; many changes take several lines."""
     models = list(models)
     narrow = (Column(name, no_wrap=True) for name in ("experiment", "made", *models))
-    table = Table(*narrow, Column("differs in", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        *narrow, Column("differs in", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for result in results:
         f1 = (f"{result.f1[model]:.3f}" if model in result.f1 else ABSENT for model in models)
         table.add_row(result.name, result.made, *f1, ", ".join(result.changes))
+
     console = Console(width=width, color_system=None, file=io.StringIO())
     with console.capture() as text:
         console.print(table)
@@ -108,9 +121,12 @@ def render(results: Iterable[Result], models: Iterable[str], width: int) -> str:
 
 def main() -> None:
     """Command line; an error ends it with status 1 and one paragraph."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("profile", nargs="?", default="tiny", help="tiny, or a folder of profiles/")
     profile: str = parser.parse_args().profile
+
     try:
         models = find_profile(Path(), profile).value("models")
         width = min(shutil.get_terminal_size((MAX_WIDTH, 24)).columns, MAX_WIDTH)

@@ -22,7 +22,9 @@ COLUMN = 33
 def main() -> None:
     """Rewrite the tree in docs/architecture.md."""
     document = ROOT / DOCUMENT
-    document.write_text(with_part(document.read_text(encoding="utf-8"), NAME, tree(ROOT)), encoding="utf-8")
+    document.write_text(
+        with_part(document.read_text(encoding="utf-8"), NAME, tree(ROOT)), encoding="utf-8"
+    )
 
 
 def tree(root: Path) -> str:
@@ -41,7 +43,10 @@ def _inner_lines(folder: Path, depth: int) -> Iterator[str]:
     for module in sorted(folder.glob("*.py")):
         if module.name != "__init__.py":
             yield _line(module.name, describe(module), depth)
-    for inner in sorted(path for path in folder.iterdir() if path.is_dir() and any(path.rglob("*.py"))):
+
+    for inner in sorted(
+        path for path in folder.iterdir() if path.is_dir() and any(path.rglob("*.py"))
+    ):
         if inner.name != "__pycache__":
             yield _line(f"{inner.name}/", describe(inner / "__init__.py"), depth)
             yield from _inner_lines(inner, depth + 1)

@@ -23,7 +23,14 @@ def module_file(name: str) -> Path | None:
     if package not in PACKAGES:
         return None
     stem = PACKAGES[package].joinpath(*rest)
-    return next((path for path in (stem.with_suffix(".py"), stem / "__init__.py") if rest and path.is_file()), None)
+    return next(
+        (
+            path
+            for path in (stem.with_suffix(".py"), stem / "__init__.py")
+            if rest and path.is_file()
+        ),
+        None,
+    )
 
 
 @cache
@@ -59,12 +66,17 @@ def closure(path: Path) -> set[Path]:
 
     A package's ``__init__.py`` counts where it holds more than a docstring.
     """
-    files, waiting = {path}, [path]
+    files = {path}
+    waiting = [path]
+
     while waiting:
         new = _used_files(waiting.pop()) - files
         files |= new
         waiting += new
-    return {file for file in files if not _is_docstring(file)} | {data for file in files for data in _data_files(file)}
+
+    return {file for file in files if not _is_docstring(file)} | {
+        data for file in files for data in _data_files(file)
+    }
 
 
 @cache
@@ -73,7 +85,12 @@ def _used_files(path: Path) -> frozenset[Path]:
     imported = imported_names(path, with_types=False)
     started = (text for text in _texts(path) if _MODULE_NAME.fullmatch(text))
     modules = {file for name in (*imported, *started) if (file := module_file(name))}
-    packages = {folder / "__init__.py" for file in modules for folder in file.parents if _is_inside_package(folder)}
+    packages = {
+        folder / "__init__.py"
+        for file in modules
+        for folder in file.parents
+        if _is_inside_package(folder)
+    }
     return frozenset(file for file in modules | packages if file.is_file())
 
 

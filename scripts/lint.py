@@ -2,8 +2,9 @@
 
     python -m scripts.lint        (part of `make lint`)
 
-Every rule is a function of the checkout's folder that yields findings. Each finding is printed as ``file:line:
-message``; the exit status is 1 if there is one. tests/test_lint.py plants a violation of every rule.
+Every rule is a function of the checkout's folder that yields findings. Each finding is printed as
+``file:line: message``; the exit status is 1 if there is one. tests/test_lint.py plants a violation
+of every rule.
 """
 
 import ast
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from deepsearch_rl import cli
 from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS
+from deepsearch_rl.evaluation.report.table_files import CSV_COLUMNS
 from deepsearch_rl.records import StopReason
 from deepsearch_rl.training.rl.rewards import REWARDS
 from scripts import departures, file_tree, readme
@@ -24,8 +25,29 @@ from scripts.imports import ROOT, parse
 from scripts.markers import with_part
 
 FOUNDATION = (
-    *("answers", "copies", "dvc_cache", "dvc_lock", "errors", "files", "frames", "installed", "locked", "loopback"),
-    *("presets", "processes", "profile", "progress", "project_state", "rate_limits", "records", "redaction", "retries"),
+    *(
+        "answers",
+        "copies",
+        "dvc_cache",
+        "dvc_lock",
+        "errors",
+        "files",
+        "frames",
+        "installed",
+        "locked",
+        "loopback",
+    ),
+    *(
+        "presets",
+        "processes",
+        "profile",
+        "progress",
+        "project_state",
+        "rate_limits",
+        "records",
+        "redaction",
+        "retries",
+    ),
     *("scratch", "stage_graph", "stage_state"),
 )
 """The modules beside the packages of ``deepsearch_rl``."""
@@ -87,14 +109,19 @@ def upward_imports(root: Path) -> Findings:
         if own_name == "__init__":
             continue
         if own_name not in layer_of:
-            yield Finding(path, 1, f"'{own_name}' is in no layer; add it to LAYERS in scripts/lint.py")
+            yield Finding(
+                path, 1, f"'{own_name}' is in no layer; add it to LAYERS in scripts/lint.py"
+            )
             continue
 
         for line, name in _imports(path):
             package, _, rest = name.partition(".")
             imported = rest.partition(".")[0]
+
             if package == "deepsearch_rl" and layer_of.get(imported, -1) > layer_of[own_name]:
-                yield Finding(path, line, f"'{own_name}' imports '{imported}', which is a layer above it")
+                yield Finding(
+                    path, line, f"'{own_name}' imports '{imported}', which is a layer above it"
+                )
 
 
 @rule
@@ -107,6 +134,7 @@ def tools_out_of_place(root: Path) -> Findings:
             if tool not in RESTRICTED:
                 continue
             allowed = RESTRICTED[tool]
+
             if allowed is None:
                 yield Finding(path, line, f"the library does not import {tool}")
             elif folder != allowed and not folder.startswith(f"{allowed}/"):
@@ -129,7 +157,9 @@ def options_without_help(root: Path) -> Findings:
         for node in ast.walk(parse(path)):
             if not isinstance(node, ast.Call) or _called_name(node) not in {"Option", "Argument"}:
                 continue
-            help_texts = [keyword.value for keyword in node.keywords if keyword.arg in {"help", None}]
+            help_texts = [
+                keyword.value for keyword in node.keywords if keyword.arg in {"help", None}
+            ]
             if not help_texts or any(_is_blank(text) for text in help_texts):
                 yield Finding(path, node.lineno, f"{_called_name(node)} has no help text")
 
@@ -141,8 +171,17 @@ def other_summaries(root: Path) -> Findings:
     for name, summary in cli.COMMANDS.items():
         own_help = (cli.load_command(name).help or "").strip()
         if own_help.partition("\n\n")[0] != summary:
-            line = next((number for number, text in numbered_lines(path) if text.startswith(f'    "{name}": ')), 1)
-            yield Finding(path, line, f"the help of `deepsearch {name}` begins with another sentence")
+            line = next(
+                (
+                    number
+                    for number, text in numbered_lines(path)
+                    if text.startswith(f'    "{name}": ')
+                ),
+                1,
+            )
+            yield Finding(
+                path, line, f"the help of `deepsearch {name}` begins with another sentence"
+            )
 
 
 @rule
@@ -150,6 +189,7 @@ def unexplained_axes(root: Path) -> Findings:
     """Every axis letter in a name of the library has a row in AGENTS.md, and every row is of use."""
     document = root / "AGENTS.md"
     explained: dict[str, int] = {}
+
     for number, line in numbered_lines(document):
         row = re.match(r"\| ([A-Z1](?:, [A-Z1])*) \| ", line)
         if row:
@@ -184,7 +224,9 @@ def stale_parts(root: Path) -> Findings:
     results = [readme.part(table) for table in readme.reported(root)]
     yield from _stale_part(root / "README.md", readme.NAME, results)
     yield from _stale_part(root / file_tree.DOCUMENT, file_tree.NAME, [file_tree.tree(root)])
-    yield from _stale_part(root / "profiles" / "gpu" / "README.md", departures.NAME, [departures.table()])
+    yield from _stale_part(
+        root / "profiles" / "gpu" / "README.md", departures.NAME, [departures.table()]
+    )
 
 
 def _stale_part(document: Path, name: str, parts: list[str]) -> Findings:
@@ -205,7 +247,9 @@ def long_readme(root: Path) -> Findings:
     """README.md stays short: what is longer belongs into docs/."""
     count = len(numbered_lines(root / "README.md"))
     if count > README_LINES:
-        yield Finding(root / "README.md", count, f"README.md has {count} lines; it may have {README_LINES}")
+        yield Finding(
+            root / "README.md", count, f"README.md has {count} lines; it may have {README_LINES}"
+        )
 
 
 @rule
@@ -218,6 +262,7 @@ def broken_links(root: Path) -> Findings:
                     continue
                 file, _, anchor = target.partition("#")
                 linked = document.parent / file if file else document
+
                 if not linked.exists():
                     yield Finding(document, number, f"the link {target} leads to no file")
                 elif anchor and anchor not in anchors(linked):
@@ -227,13 +272,19 @@ def broken_links(root: Path) -> Findings:
 @rule
 def missing_files(root: Path) -> Findings:
     """Every file of the project that a document names is there, and so is every document that the source names."""
-    named = re.compile(r"(?<![\w/.<>-])(?:src|stages|flows|scripts|tests|docs|benchmarks|containers)/[\w./-]*\w\b(?!/)")
+    named = re.compile(
+        r"(?<![\w/.<>-])(?:src|stages|flows|scripts|tests|docs|benchmarks|containers)/[\w./-]*\w\b(?!/)"
+    )
     for code in all_code(root):
         for name in named.findall(code.text):
             if not (root / name).exists():
                 yield Finding(code.path, code.line, f"there is no {name}")
 
-    sources = [*_library(root), *(root / "stages").glob("*.py"), *root.glob("profiles/*/params.yaml")]
+    sources = [
+        *_library(root),
+        *(root / "stages").glob("*.py"),
+        *root.glob("profiles/*/params.yaml"),
+    ]
     for path in sources:
         for number, line in numbered_lines(path):
             for name in re.findall(r"docs/\w+\.md", line):
@@ -244,7 +295,9 @@ def missing_files(root: Path) -> Findings:
 @rule
 def unknown_commands(root: Path) -> Findings:
     """Every target of make, module and `deepsearch` command with its options that a document names is there."""
-    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     commands = {name: cli.load_command(name) for name in cli.COMMANDS}
     command_line = re.compile(r"(?:^|[\s/])(make|deepsearch|python -m)\s+([^|;&>]*)")
 
@@ -253,11 +306,16 @@ def unknown_commands(root: Path) -> Findings:
         for program, rest in command_line.findall(without_comment):
             words = [word.strip("[]().,:`'\"") for word in rest.split()]
             if program == "make":
-                unknown = [f"make {word}" for word in words if re.fullmatch("[a-z-]+", word) and word not in targets]
+                unknown = [
+                    f"make {word}"
+                    for word in words
+                    if re.fullmatch("[a-z-]+", word) and word not in targets
+                ]
             elif program == "deepsearch":
                 unknown = list(_unknown_words(words, commands))
             else:
                 unknown = [f"python -m {word}" for word in words[:1] if not _is_module(root, word)]
+
             for each in unknown:
                 yield Finding(code.path, code.line, f"there is no `{each}`")
 
@@ -265,7 +323,14 @@ def unknown_commands(root: Path) -> Findings:
 def _unknown_words(words: list[str], commands: dict[str, Any]) -> Iterator[str]:
     """Yield the first subcommand, and all options, that the command line does not have."""
     path = "deepsearch"
-    options: set[str] = {"--help", "-h", "--version", "--debug", "--install-completion", "--show-completion"}
+    options: set[str] = {
+        "--help",
+        "-h",
+        "--version",
+        "--debug",
+        "--install-completion",
+        "--show-completion",
+    }
 
     for word in words:
         if word.startswith("-"):
@@ -276,10 +341,13 @@ def _unknown_words(words: list[str], commands: dict[str, Any]) -> Iterator[str]:
             if word not in commands:
                 yield f"{path} {word}"
                 return
+
             command = commands[word]
             path = f"{path} {word}"
             commands = getattr(command, "commands", {})
-            options |= {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+            options |= {
+                option for each in command.params for option in (*each.opts, *each.secondary_opts)
+            }
 
 
 def _is_module(root: Path, name: str) -> bool:
@@ -310,6 +378,7 @@ def incomplete_contracts(root: Path) -> Findings:
         "stop reasons": [str(reason) for reason in StopReason],
         "rewards": list(REWARDS),
     }
+
     for what, names in actual.items():
         for name in sorted(set(names) ^ set(listed[what])):
             state = "is missing" if name in names else "does not exist"

@@ -9,8 +9,13 @@ def with_part(text: str, name: str, part: str) -> str:
     Raises:
         ArtifactError: the two markers are not in the text, once each and in order.
     """
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    begin = f"<!-- {name} -->"
+    end = f"<!-- /{name} -->"
+
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
-        raise ArtifactError(f"the document needs the lines {begin} and {end}, once each, where its {name} stand.")
+        raise ArtifactError(
+            f"the document needs the lines {begin} and {end}, once each, where its {name} stand."
+        )
+
     before, _, rest = text.partition(begin)
     return f"{before}{begin}\n{part}{end}{rest.partition(end)[2]}"

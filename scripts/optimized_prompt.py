@@ -33,8 +33,12 @@ def add_variant(profile: str, model: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("profile")
-    parser.add_argument("model", help="the model of optimize_prompt.models that the prompt was found for")
+    parser.add_argument(
+        "model", help="the model of optimize_prompt.models that the prompt was found for"
+    )
     arguments = parser.parse_args()
     add_variant(arguments.profile, arguments.model)

@@ -2,16 +2,17 @@
 
     python -m scripts.packages          # every packages.json alone; `make environment` does so after a changed lock
 
-A result depends on the packages that made it, but not on all of a lock. So packages.json names for each stage those
-that its source files import, by the interpreter that imports them: ``{stage: {family: {distribution: version}}}``. Its
-stage's entry is a param of every stage in dvc.yaml, so DVC compares and records it: an upgrade runs the stages again
-that import the package, and no other one. The versions are those of ``uv.lock`` where an interpreter of the profile is
-``.venv``, and of ``profiles/gpu/requirements/`` where it is one of ``.venvs``; for an interpreter of the user's own the
-project knows none.
+A result depends on the packages that made it, but not on all of a lock. So packages.json names for
+each stage those that its source files import, by the interpreter that imports them: ``{stage:
+{family: {distribution: version}}}``. Its stage's entry is a param of every stage in dvc.yaml, so
+DVC compares and records it: an upgrade runs the stages again that import the package, and no other
+one. The versions are those of ``uv.lock`` where an interpreter of the profile is ``.venv``, and of
+``profiles/gpu/requirements/`` where it is one of ``.venvs``; for an interpreter of the user's own
+the project knows none.
 
-A package counts for a stage if a source file of its closure imports it, at any depth, or names it in a list or tuple,
-as a command line (``["swift", "sft"]``) or a requirement does; and with it what :data:`BENEATH` says. An entry has
-those of them that the interpreter's lock has.
+A package counts for a stage if a source file of its closure imports it, at any depth, or names it
+in a list or tuple, as a command line (``["swift", "sft"]``) or a requirement does; and with it what
+:data:`BENEATH` says. An entry has those of them that the interpreter's lock has.
 
 JSON, because DVC reads the file once for every stage: a hundred times as fast as YAML.
 """
@@ -34,7 +35,9 @@ from deepsearch_rl.profile import PARAMS, read_values
 from scripts.imports import PACKAGES, ROOT, closure, imported_names, parse, programs_in
 
 PACKAGES_FILE = "packages.json"
-NAMED = frozenset({"flash_attn", "flash_attn_interface", "liger_kernel", "swift", "unsloth", "vllm"})
+NAMED = frozenset(
+    {"flash_attn", "flash_attn_interface", "liger_kernel", "swift", "unsloth", "vllm"}
+)
 """Programs, and modules that another package imports, which source files name in lists."""
 BENEATH: Mapping[str, tuple[str, ...]] = {
     "chonkie": ("chonkie-core", "numpy"),
@@ -55,8 +58,8 @@ BENEATH: Mapping[str, tuple[str, ...]] = {
     "unsloth": ("bitsandbytes", "peft", "torch", "transformers", "trl", "unsloth-zoo"),
     "vllm": ("numpy", "tokenizers", "torch", "transformers"),
 }
-"""What decides the result of a package's work though no stage imports it. What a package asks for in one version alone,
-as torch does for its CUDA libraries, changes with it and is left out."""
+"""What decides the result of a package's work though no stage imports it. What a package asks for
+in one version alone, as torch does for its CUDA libraries, changes with it and is left out."""
 INSTEAD = {"faiss-cpu": "faiss-gpu"}
 """Distributions with the same modules, of which an environment has one."""
 
@@ -64,7 +67,10 @@ INSTEAD = {"faiss-cpu": "faiss-gpu"}
 def packages_text(graph: str, values: Mapping[str, Any]) -> str:
     """Return the text of the packages.json of a profile with this text of dvc.yaml and these params."""
     entries = yaml.load(graph, yaml.CSafeLoader)["stages"]
-    versions = {name: stage_versions(entry.get("do", entry)["cmd"], values) for name, entry in entries.items()}
+    versions = {
+        name: stage_versions(entry.get("do", entry)["cmd"], values)
+        for name, entry in entries.items()
+    }
     return json.dumps(versions, indent=2, sort_keys=True) + "\n"
 
 
@@ -75,6 +81,7 @@ def stage_versions(command: str, values: Mapping[str, Any]) -> dict[str, Package
         locked = locked_versions(ROOT, values["python"][family])
         names = packages_of(module, locked)
         families.setdefault(family, {}).update({name: EITHER.join(locked[name]) for name in names})
+
     return families
 
 
@@ -83,11 +90,13 @@ def packages_of(module: str, locked: Versions) -> set[str]:
     imported = {distribution_of(name) for name in third_party_modules(module)}
     waiting = imported | {INSTEAD[name] for name in imported & INSTEAD.keys()}
     packages: set[str] = set()
+
     while waiting:
         name = waiting.pop()
         if name in locked and name not in packages:
             packages.add(name)
             waiting.update(BENEATH.get(name, ()))
+
     return packages
 
 
@@ -134,7 +143,9 @@ def main() -> None:
     for path, text in generated_packages().items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-            sys.stderr.write(f"{path.relative_to(ROOT)}: written; DVC runs the stages again that import what changed\n")
+            sys.stderr.write(
+                f"{path.relative_to(ROOT)}: written; DVC runs the stages again that import what changed\n"
+            )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m scripts.readme        (`make readme`)
 
-The whole table is ``reports/tiny/f1_table.md``. `make lint` fails where README.md shows another table than this script
-writes.
+The whole table is ``reports/tiny/f1_table.md``. `make lint` fails where README.md shows another
+table than this script writes.
 """
 
 import subprocess
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.evaluation.report.tables import Comparison, F1Table, score_text, signed
+from deepsearch_rl.evaluation.report.table_files import score_text, signed
+from deepsearch_rl.evaluation.report.tables import Comparison, F1Table
 from deepsearch_rl.files import atomic_file, read_record
 from scripts.markers import with_part
 
@@ -24,7 +25,9 @@ TABLE = Path("reports", "tiny", "f1_table.json")
 def main() -> None:
     """Bring README.md of the working directory up to date with the tiny profile's report."""
     try:
-        text = with_part(README.read_text(encoding="utf-8"), NAME, part(read_record(TABLE, F1Table)))
+        text = with_part(
+            README.read_text(encoding="utf-8"), NAME, part(read_record(TABLE, F1Table))
+        )
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
 
@@ -35,7 +38,8 @@ def main() -> None:
 def reported(root: Path) -> Iterator[F1Table]:
     """Yield the report of the working tree, and the committed one where git has it.
 
-    A run of the graph rewrites the report of the working tree, and README.md may still show the committed one.
+    A run of the graph rewrites the report of the working tree, and README.md may still show the
+    committed one.
     """
     yield read_record(root / TABLE, F1Table)
 
@@ -48,53 +52,30 @@ def reported(root: Path) -> Iterator[F1Table]:
 def part(table: F1Table) -> str:
     """Return the table: a line for each question set, sampled and greedy, and a sentence for a model that is left out.
 
-    A model is left out if it answers every question as well as the model that it is compared with: it kept its start.
+    A model is left out if it answers every question as well as the model that it is compared with:
+    it kept its start.
     """
-    kept = models_that_kept_their_start(table)
-    models = [model for model in table.models if model not in kept]
-    pairs = _pairs(table, models)
+    shown = table.shown
+    models = shown.models
+    pairs = list(dict.fromkeys((each.model, each.other) for each in shown.comparisons))
 
     changes = [f"{model} - {other}" for model, other in pairs]
     head = ["F1", "questions", "best constant", *models, *changes]
 
     lines = [_line(head), _line(["---"] * len(head))]
-    for dataset in table.datasets:
+    for dataset in shown.datasets:
         for kind in ("", "greedy"):
-            cells = _cells(table, dataset, kind, models, pairs)
+            cells = _cells(shown, dataset, kind, models, pairs)
             if cells:
                 lines.append(_line(cells))
 
-    parts = ["\n".join(lines)]
-    for model, other in kept.items():
-        parts.append(
-            f"`{model}` kept its start: it answers every question exactly as well as `{other}`. It is left out above."
-        )
+    parts = ["\n".join(lines), *table.kept_start_notes]
     return "\n" + "\n\n".join(parts) + "\n"
 
 
-def models_that_kept_their_start(table: F1Table) -> dict[str, str]:
-    """Return the models whose every paired difference from another model is zero, with that other model."""
-    result: dict[str, str] = {}
-    for model, other in _pairs(table, table.models):
-        comparisons = [each for each in table.comparisons if (each.model, each.other) == (model, other)]
-        if all(map(_is_nothing, comparisons)):
-            result[model] = other
-    return result
-
-
-def _is_nothing(comparison: Comparison) -> bool:
-    """Whether no question got another score or another number of searches."""
-    changes = (comparison, comparison.tool_calls)
-    return all(change.difference == change.low == change.high == 0 for change in changes)
-
-
-def _pairs(table: F1Table, models: list[str]) -> list[tuple[str, str]]:
-    """Return the pairs of these models that the report compares, in its order."""
-    pairs = dict.fromkeys((each.model, each.other) for each in table.comparisons)
-    return [pair for pair in pairs if set(pair) <= set(models)]
-
-
-def _cells(table: F1Table, dataset: str, kind: str, models: list[str], pairs: list[tuple[str, str]]) -> list[str]:
+def _cells(
+    table: F1Table, dataset: str, kind: str, models: list[str], pairs: list[tuple[str, str]]
+) -> list[str]:
     rows = {row.model: row for row in table.rows_of(dataset) if row.kind == kind}
     if not rows:
         return []
@@ -104,7 +85,9 @@ def _cells(table: F1Table, dataset: str, kind: str, models: list[str], pairs: li
     cells += [score_text(rows[model].f1) if model in rows else "" for model in models]
 
     comparisons = {
-        (each.model, each.other): each for each in table.comparisons_on(dataset) if each.run_name == first.run_name
+        (each.model, each.other): each
+        for each in table.comparisons_on(dataset)
+        if each.run_name == first.run_name
     }
     return cells + [_change(comparisons.get(pair)) for pair in pairs]
 

@@ -1,7 +1,7 @@
 """Install NLTK's sentence model into this environment: IFEval's official prompts need it (`make gpu-environments`).
 
-A few megabytes from NLTK's own server, into ``nltk_data/`` of the environment, where NLTK looks for it by itself. Does
-nothing where it is installed.
+A few megabytes from NLTK's own server, into ``nltk_data/`` of the environment, where NLTK looks for
+it by itself. Does nothing where it is installed.
 """
 
 import sys
@@ -18,12 +18,15 @@ def is_installed() -> bool:
         nltk.data.find(f"tokenizers/{MODEL}")
     except LookupError:
         return False
+
     return True
 
 
 def install(folder: Path) -> bool:
     """Download the model into a folder unless NLTK finds it; return whether it is there afterwards."""
-    return is_installed() or (bool(nltk.download(MODEL, download_dir=str(folder))) and is_installed())
+    return is_installed() or (
+        bool(nltk.download(MODEL, download_dir=str(folder))) and is_installed()
+    )
 
 
 if __name__ == "__main__":

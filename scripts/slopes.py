@@ -2,9 +2,9 @@
 
     python -m scripts.slopes [PROFILE]
 
-Every kind of stage has one slope of its own: what remains of its measured seconds when the parts with other slopes are
-subtracted. Run it on a machine that does nothing else, after a whole run: the matrix product that machines are compared
-by is measured too.
+Every kind of stage has one slope of its own: what remains of its measured seconds when the parts
+with other slopes are subtracted. Run it on a machine that does nothing else, after a whole run: the
+matrix product that machines are compared by is measured too.
 """
 
 import argparse
@@ -40,24 +40,43 @@ OWN = (
 def measure(plan: Plan, runs: Sequence[StageRun]) -> tuple[dict[str, float], float]:
     """Return the slopes that a whole run shows, and by how much the plan was off: -0.1 is a tenth too short.
 
-    Raise ArtifactError where a stage has no measured seconds, or the slopes are those of another machine.
+    Raise ArtifactError where a stage has no measured seconds, or the slopes are those of another
+    machine.
     """
     if like := plan.file.machines[plan.machine].like:
-        raise ArtifactError(f"the slopes of {plan.machine} are those of {like}; preflight measures its own.")
+        raise ArtifactError(
+            f"the slopes of {plan.machine} are those of {like}; preflight measures its own."
+        )
+
     seconds = {run.stage: run.seconds for run in runs}
+
     if missing := [work.stage for work in plan.stages if work.stage not in seconds]:
-        raise ArtifactError(f"work/timings.jsonl has no run of profile {plan.profile}'s {', '.join(missing)}.")
+        raise ArtifactError(
+            f"work/timings.jsonl has no run of profile {plan.profile}'s {', '.join(missing)}."
+        )
+
     if len(last_whole_run(runs)) < len(runs):
-        raise ArtifactError(f"the stages of profile {plan.profile} ran at different times; run all of them again.")
+        raise ArtifactError(
+            f"the stages of profile {plan.profile} ran at different times; run all of them again."
+        )
+
     measured = wall_s(runs)
     slopes = dict(plan.slopes)
+
     for stage, own in OWN:
-        works = [work for work in plan.stages if work.stage.partition("@")[0] == stage and work.amounts.get(own)]
+        works = [
+            work
+            for work in plan.stages
+            if work.stage.partition("@")[0] == stage and work.amounts.get(own)
+        ]
         if works:
-            others = sum(work.seconds(slopes) - work.amounts[own] * slopes[own].value for work in works)
+            others = sum(
+                work.seconds(slopes) - work.amounts[own] * slopes[own].value for work in works
+            )
             rest = sum(seconds[work.stage] for work in works) - others
             value = max(rest, 0.0) / sum(work.amounts[own] for work in works)
             slopes[own] = Slope(value=value, source=f"the last run of {plan.profile}")
+
     side_by_side = {"side_by_side": measured / sum(seconds[work.stage] for work in plan.stages)}
     values = {name: slope.value for name, slope in slopes.items() if not slope.fixed}
     return values | side_by_side, plan.hours * 3600 / measured - 1
@@ -65,9 +84,14 @@ def measure(plan: Plan, runs: Sequence[StageRun]) -> tuple[dict[str, float], flo
 
 def write(text: str, machine: str, values: Mapping[str, float], calibration_s: float | None) -> str:
     """Return the text of ``slopes.yaml`` with other values for a machine's slopes."""
-    head, block, tail = re.split(rf"(^  {machine}:\n(?:^    .*\n)+)", text, maxsplit=1, flags=re.MULTILINE)
+    head, block, tail = re.split(
+        rf"(^  {machine}:\n(?:^    .*\n)+)", text, maxsplit=1, flags=re.MULTILINE
+    )
     for name, value in values.items():
-        block = re.sub(rf"(^      {name}: {{value: )[^,]+", rf"\g<1>{value:.4g}", block, flags=re.MULTILINE)
+        block = re.sub(
+            rf"(^      {name}: {{value: )[^,]+", rf"\g<1>{value:.4g}", block, flags=re.MULTILINE
+        )
+
     if calibration_s is not None:
         block = re.sub(r"(calibration_s: )[\d.]+", rf"\g<1>{calibration_s:.4g}", block)
     return head + block + tail
@@ -75,16 +99,25 @@ def write(text: str, machine: str, values: Mapping[str, float], calibration_s: f
 
 def main() -> None:
     """Command line; an error ends it with status 1 and one paragraph."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("profile", nargs="?", default="tiny", help="profile whose last run is read")
+
     try:
         plan = make_plan(find_profile(ROOT, parser.parse_args().profile), {})
         values, error = measure(plan, latest_runs(ROOT, plan.profile))
         calibration_s = calibrate() if plan.file.machines[plan.machine].calibration_s else None
     except DeepsearchError as problem:
         sys.exit(f"error: {problem}")
-    SLOPES.write_text(write(SLOPES.read_text(encoding="utf-8"), plan.machine, values, calibration_s), encoding="utf-8")
-    sys.stderr.write(f"{SLOPES.relative_to(ROOT)}: written. The plan's total was off by {error:+.0%}.\n")
+
+    SLOPES.write_text(
+        write(SLOPES.read_text(encoding="utf-8"), plan.machine, values, calibration_s),
+        encoding="utf-8",
+    )
+    sys.stderr.write(
+        f"{SLOPES.relative_to(ROOT)}: written. The plan's total was off by {error:+.0%}.\n"
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from stages.entry import run
 
 def main(profile: Profile) -> None:
     """Write data/<profile>/chunks."""
-    chunk_corpora(profile.data / "corpora", profile.data / "chunks", profile.section("chunk", ChunkConfig))
+    chunk_corpora(
+        profile.data / "corpora", profile.data / "chunks", profile.section("chunk", ChunkConfig)
+    )
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ A stage file reads
     if __name__ == "__main__":
         run(main)
 
-and is called as ``python -m stages.chunk PARAMS_FILE [--debug] [--keep-scratch]``. Two further arguments are for the
-stages whose main has a parameter of that name, in this order:
+and is called as ``python -m stages.chunk PARAMS_FILE [--debug] [--keep-scratch]``. Two further
+arguments are for the stages whose main has a parameter of that name, in this order:
 
-- ``item``, the model or start of a stage with one run for each: ``python -m stages.rl PARAMS_FILE sft`` is DVC's stage
-  ``rl@sft``;
+- ``item``, the model or start of a stage with one run for each: ``python -m stages.rl PARAMS_FILE
+  sft`` is DVC's stage ``rl@sft``;
 - ``scratch``, a folder for what a killed run resumes from (:mod:`deepsearch_rl.scratch`).
 
-A stage that ends well has run from its first to its last line on what DVC records: on the code, params and data of its
-start. :class:`StageChangedError` refuses every other end.
+A stage that ends well has run from its first to its last line on what DVC records: on the code,
+params and data of its start. :class:`StageChangedError` refuses every other end.
 """
 
 import argparse
@@ -54,7 +54,8 @@ def run(main: Callable[..., None], stage: str | None = None, is_continued: bool 
     Args:
         main: the stage; its parameters are some of profile, item and scratch.
         stage: its name in the graph, where that is not the program's.
-        is_continued: whether the program goes on in the scratch folder that another one of the same stage has left.
+        is_continued: whether the program goes on in the scratch folder that another one of the same
+            stage has left.
     """
     parameters = inspect.signature(main).parameters
     parser = argparse.ArgumentParser(description=sys.modules[main.__module__].__doc__)
@@ -62,19 +63,23 @@ def run(main: Callable[..., None], stage: str | None = None, is_continued: bool 
     if "item" in parameters:
         parser.add_argument("item", help="the model to evaluate, or the start of RL")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("--keep-scratch", action="store_true", help="leave the scratch folder after success")
+    parser.add_argument(
+        "--keep-scratch", action="store_true", help="leave the scratch folder after success"
+    )
     arguments = parser.parse_args()
 
     program = Path(sys.argv[0]).stem
     item = [arguments.item] if "item" in parameters else []
     name = "@".join([stage or program, *item])
     started = time.monotonic()
+
     try:
         profile = load_profile(arguments.params)
         _require_hours(profile)
         with full_disk_named("while writing"):
             _run(main, profile, name, program, item, is_continued, arguments.keep_scratch)
-        # A second program of a stage has a time of its own: the stage's would hide that of the first.
+        # A second program of a stage has a time of its own: the stage's would hide that of the
+        # first.
         _record_run(profile.name, program if is_continued else name, time.monotonic() - started)
     except (DeepsearchError, OSError) as error:
         if arguments.debug:
@@ -97,6 +102,7 @@ def _run(
         require_recorded(ROOT / profile.values["packages"], name, profile.values["python"])
     arguments: list[Any] = [profile, *item]
     has_scratch = "scratch" in inspect.signature(main).parameters
+
     if not has_scratch:
         with unchanged(profile.path, state, ROOT):
             main(*arguments)
@@ -113,23 +119,33 @@ def _run(
 def _require_hours(profile: Profile) -> None:
     """Raise ConfigError where a GPU profile would take longer than its ``requires.max_hours``.
 
-    The command `deepsearch plan` says so, in a process of its own: its code and slopes are no deps of any stage.
+    The command `deepsearch plan` says so, in a process of its own: its code and slopes are no deps
+    of any stage.
     """
     if profile.values.get("requires", {}).get("gpu_memory_gib"):
-        command = [str(Path(sys.executable).with_name("deepsearch")), "plan", profile.name, "--check"]
+        command = [
+            str(Path(sys.executable).with_name("deepsearch")),
+            "plan",
+            profile.name,
+            "--check",
+        ]
         plan = subprocess.run(command, capture_output=True, text=True, check=False)
         if plan.returncode:
             raise ConfigError(plan.stderr.strip().removeprefix("error: "))
 
 
 def _record_run(profile: str, stage: str, seconds: float) -> None:
-    peaks_kib = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    peaks_kib = (
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     timing = {
         "profile": profile,
         "stage": stage,
         "started": round(time.time() - seconds, 1),
         "seconds": round(seconds, 1),
-        "peak_mb": round(sum(peaks_kib) / 1024),  # of the stage's own process and of its largest child together
+        # Of the stage's own process and of its largest child together
+        "peak_mb": round(sum(peaks_kib) / 1024),
     }
     TIMINGS.parent.mkdir(exist_ok=True)
     with TIMINGS.open("a", encoding="utf-8") as timings:

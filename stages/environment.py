@@ -1,20 +1,23 @@
 """The environment that the project's commands share; every Python of ``.venv`` runs this file when it starts.
 
-`make environment` installs that hook. So `dvc`, `prefect` and `mlflow` of ``.venv/bin`` agree with `make`, with workers
-and with stages on where the servers are, and find each other, whatever shell they were started from. The variables come
-from, in this order: the process's own environment, ``.env`` of the project (each user's, not in git), and
-``project.env`` beside this file; Prefect's database is in ``.prefect`` and MLflow's in ``mlruns`` of the project, also
-for a copy of the project inside it. Where the shell names a proxy, this machine's own addresses are kept from it
+`make environment` installs that hook. So `dvc`, `prefect` and `mlflow` of ``.venv/bin`` agree with
+`make`, with workers and with stages on where the servers are, and find each other, whatever shell
+they were started from. The variables come from, in this order: the process's own environment,
+``.env`` of the project (each user's, not in git), and ``project.env`` beside this file; Prefect's
+database is in ``.prefect`` and MLflow's in ``mlruns`` of the project, also for a copy of the
+project inside it. Where the shell names a proxy, this machine's own addresses are kept from it
 (``src/deepsearch_rl/loopback.py``). Outside of the project's folder no variable is set.
 
-The Python that runs `dvc repro --force`, or `dvc exp run --force`, tells the stages that they begin from nothing: DVC
-itself does not (``DEEPSEARCH_RESUME``, read by ``stages/entry.py``; set to 1 by hand, a forced stage resumes).
+The Python that runs `dvc repro --force`, or `dvc exp run --force`, tells the stages that they begin
+from nothing: DVC itself does not (``DEEPSEARCH_RESUME``, read by ``stages/entry.py``; set to 1 by
+hand, a forced stage resumes).
 
-Modules come from the project first, then from its environment, and from folders of a foreign ``PYTHONPATH`` last: ROS
-and others set one for all programs of a shell, and their packages are neither ours nor the locked ones.
+Modules come from the project first, then from its environment, and from folders of a foreign
+``PYTHONPATH`` last: ROS and others set one for all programs of a shell, and their packages are
+neither ours nor the locked ones.
 
-A `dvc repro` and a stage of a project's folder also take the lock of their profile's runs here, so that they and the
-runs of `make` and of Prefect take turns (``flows/dvc_calls.py``).
+A `dvc repro` and a stage of a project's folder also take the lock of their profile's runs here, so
+that they and the runs of `make` and of Prefect take turns (``flows/dvc_calls.py``).
 """
 
 import os
@@ -35,8 +38,8 @@ def variables(path: str) -> dict[str, str]:
 def read_variables(path: str) -> tuple[dict[str, str], list[str]]:
     """Return the variables of a file, and a sentence for each line that is none; nothing without the file.
 
-    A line is ``NAME=value``, also after ``export``. The value may be quoted. A comment begins with ``#``, at the
-    beginning of a line or after a space.
+    A line is ``NAME=value``, also after ``export``. The value may be quoted. A comment begins with
+    ``#``, at the beginning of a line or after a space.
     """
     try:
         with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123
@@ -44,12 +47,15 @@ def read_variables(path: str) -> tuple[dict[str, str], list[str]]:
     except FileNotFoundError:
         return {}, []
     except UnicodeDecodeError:
-        return {}, [f"{path} is not read: it is no UTF-8 text (PowerShell writes UTF-16); save it as UTF-8."]
+        return {}, [
+            f"{path} is not read: it is no UTF-8 text (PowerShell writes UTF-16); save it as UTF-8."
+        ]
     except OSError as error:
         return {}, [f"{path} is not read: {error.strerror}."]
 
     values: dict[str, str] = {}
     problems: list[str] = []
+
     for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text.startswith("#"):
@@ -58,10 +64,14 @@ def read_variables(path: str) -> tuple[dict[str, str], list[str]]:
             text = text[7:]
         name, equals, rest = text.partition("=")
         value = _value(rest.strip())
+
         if equals and name.strip().isidentifier() and value is not None:
             values[name.strip()] = value
         else:  # the line itself may hold a key
-            problems.append(f"{path}, line {number} is not read: it is not NAME=value, or its quote does not end.")
+            problems.append(
+                f"{path}, line {number} is not read: it is not NAME=value, or its quote does not end."
+            )
+
     return values, problems
 
 
@@ -71,6 +81,7 @@ def _value(text: str) -> str | None:
         value, end, rest = text[1:].partition(text[0])
         comment = rest.strip()
         return value if end and (not comment or comment.startswith("#")) else None
+
     if text.startswith("#"):
         return ""
     for space in (" #", "\t#"):
@@ -84,7 +95,8 @@ def own_modules_first() -> None:
     foreign = foreign_folders()
     paths = [path for path in sys.path if path not in foreign and path != sources]
     last = [path for path in sys.path if path in foreign]
-    # The sources of a copy of the project, which scripts/python puts first, stay before the project's.
+    # The sources of a copy of the project, which scripts/python puts first, stay before the
+    # project's.
     position = 0
     while position < len(paths) and _is_own(paths[position]):
         position += 1
@@ -122,7 +134,8 @@ def is_forced(command: list[str]) -> bool:
     is_dvc = "dvc" in words and ("repro" in command or "run" in command)
     letters = "fsmpPRnicqvk"
     return is_dvc and any(
-        word == "--force" or (len(word) > 1 and word[0] == "-" and set(word[1:]) <= set(letters) and "f" in word)
+        word == "--force"
+        or (len(word) > 1 and word[0] == "-" and set(word[1:]) <= set(letters) and "f" in word)
         for word in command
     )
 
@@ -132,6 +145,7 @@ def apply() -> None:
     if is_forced(sys.orig_argv):
         os.environ.setdefault("DEEPSEARCH_RESUME", "0")
     own = os.path.join(ROOT, ".env")  # noqa: PTH118
+
     for path in (own, os.path.join(ROOT, "stages", "project.env")):  # noqa: PTH118
         values, problems = read_variables(path)
         if path == own and values:
@@ -141,14 +155,17 @@ def apply() -> None:
         if problems and WARNED not in os.environ:
             os.environ[WARNED] = "1"
             sys.stderr.write("".join(f"warning: {problem}\n" for problem in problems))
+
     os.environ.setdefault("PREFECT_HOME", os.path.join(ROOT, ".prefect"))  # noqa: PTH118
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT}/mlruns/mlflow.db")
     login = os.environ.get("DEEPSEARCH_LOGIN", "")
+
     if ":" in login:  # one login for both servers of `make ui HOST=...`
         name, _, password = login.partition(":")
         os.environ.setdefault("PREFECT_API_AUTH_STRING", login)
         os.environ.setdefault("MLFLOW_TRACKING_USERNAME", name)
         os.environ.setdefault("MLFLOW_TRACKING_PASSWORD", password)
+
     spare_loopback()
     programs, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)  # noqa: PTH120
     if programs not in path.split(os.pathsep):
@@ -175,6 +192,7 @@ def take_turn() -> None:
         return
     before = set(sys.modules)
     sys.path.insert(0, ROOT)
+
     try:
         from flows.dvc_calls import take_turn_or_exit  # noqa: PLC0415 - for these programs alone
 
@@ -182,7 +200,9 @@ def take_turn() -> None:
     finally:
         sys.path.remove(ROOT)
         # The program may be one of a copy of the project, which has its own package of this name.
-        for name in [name for name in sys.modules if name.partition(".")[0] == "flows" and name not in before]:
+        for name in [
+            name for name in sys.modules if name.partition(".")[0] == "flows" and name not in before
+        ]:
             del sys.modules[name]
 
 

@@ -16,10 +16,11 @@ from stages.entry import ROOT, run
 def main(profile: Profile, item: str, scratch: Scratch) -> None:
     """Write ``data/<profile>/evaluate/<model>/``.
 
-    The rollouts are kept where they cost money, so that more questions or a further prompt ask only what is new, and
-    where a server failed some, so that a repeated run asks for those alone.
+    The rollouts are kept where they cost money, so that more questions or a further prompt ask only
+    what is new, and where a server failed some, so that a repeated run asks for those alone.
     """
-    folders = profile.values["models"]  # a model's folder is among the stage's deps, so it is no param
+    # A model's folder is among the stage's deps, so it is no param
+    folders = profile.values["models"]
     folder = Path(look_up("model", item, folders))
     changes = profile.value("model_settings")
     for name in changes:
@@ -28,6 +29,7 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
     for variant in setting.evaluate.variants.values():
         for name in variant.models or ():
             look_up("model in evaluate.variants", name, folders)
+
     prompts = {each.agent.prompt for each in settings_of(setting, item)}
     require_data(profile, f"evaluate@{item}", prompts, ROOT)
     out = profile.data / "evaluate" / item

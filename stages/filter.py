@@ -9,9 +9,12 @@ from stages.entry import run
 
 def main(profile: Profile) -> None:
     """Write ``data/<profile>/sft/train.jsonl`` and ``reports/<profile>/filter.json``."""
-    config, agent = profile.section("filter", FilterConfig), profile.section("agent", AgentConfig)
+    config = profile.section("filter", FilterConfig)
+    agent = profile.section("agent", AgentConfig)
     questions = profile.data / "questions"
-    datasets = {folder.name: folder for folder in questions.glob("*")} or {config.dataset: questions / config.dataset}
+    datasets = {folder.name: folder for folder in questions.glob("*")} or {
+        config.dataset: questions / config.dataset
+    }
     build_training_set(
         config,
         agent,

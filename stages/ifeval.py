@@ -11,13 +11,15 @@ from stages.entry import run
 
 def main(profile: Profile, item: str) -> None:
     """Write ``data/<profile>/ifeval/<model>/``."""
-    folders = profile.values["models"]  # a model's folder is among the stage's deps, so it is no param
+    # A model's folder is among the stage's deps, so it is no param
+    folders = profile.values["models"]
     folder = Path(look_up("model", item, folders))
     profile = profile.with_values(profile.value("model_settings").get(item, {}))
     config = profile.section("ifeval", IfevalConfig)
     seed = profile.value("seed")
     out = profile.data / "ifeval" / item
-    prompts = load_prompts(config)  # what they need is found missing before a model is loaded
+    # What they need is found missing before a model is loaded
+    prompts = load_prompts(config)
     with serve_model(folder, profile.section("serving", ServingConfig)) as endpoint:
         evaluate_ifeval(item, endpoint, config, prompts, seed, out)
 

@@ -14,7 +14,8 @@ def main(profile: Profile, scratch: Scratch) -> None:
     """Write ``data/<profile>/index/<corpus>/`` and ``reports/<profile>/retrieval.json``."""
     section = profile.section("index", IndexSection)
     datasets = profile.mapping("datasets", DatasetConfig)
-    chunks, index = profile.data / "chunks", profile.data / "index"
+    chunks = profile.data / "chunks"
+    index = profile.data / "index"
     questions = profile.data / "questions"
     learning = section.fusion.learning
     learnt_from = training_questions(questions, datasets, learning.split) if learning else {}

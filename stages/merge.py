@@ -7,7 +7,8 @@ from stages.entry import run
 
 def main(profile: Profile) -> None:
     """Write ``models/<profile>/sft/``."""
-    config, models = profile.section("merge", MergeConfig), profile.models
+    config = profile.section("merge", MergeConfig)
+    models = profile.models
     merge_adapter(config, models / "base", models / "sft_adapter", profile.work, models / "sft")
 
 

@@ -22,7 +22,8 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
         setting=RolloutSetting.of(profile, config.dataset),
         serving=profile.section("serving", ServingConfig),
     )
-    scratch.keep()  # rollouts and reflections cost money: a forced run that may resume takes those that it has
+    # Rollouts and reflections cost money: a forced run that may resume takes those that it has
+    scratch.keep()
     with recorded_curve(scratch.curve):
         optimize_prompt(task, config, scratch.path, profile.data / "prompts" / item)
 

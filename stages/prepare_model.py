@@ -11,7 +11,8 @@ from stages.followed import followed
 
 def main(profile: Profile, scratch: Scratch) -> None:
     """Write models/<profile>/base."""
-    config, seed = profile.section("prepare_model", PrepareModelConfig), profile.value("seed")
+    config = profile.section("prepare_model", PrepareModelConfig)
+    seed = profile.value("seed")
     prompt = profile.value("agent.prompt")
     if config.source == "pretrain":
         require_data(profile, "prepare_model", [prompt], ROOT)

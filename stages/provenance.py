@@ -22,15 +22,17 @@ from deepsearch_rl.tracking.run_names import (
 )
 
 DATASET_STAGES = ("download", "chunk")
-REPORT_STAGE, MODEL_STAGE = "report", "evaluate"
+REPORT_STAGE = "report"
+MODEL_STAGE = "evaluate"
 
 
 def read_provenance(params_path: Path, stage: str) -> Provenance:
     """The settings with which the stages ran and the digests of the data that they made, as DVC recorded them.
 
-    ``stage`` is the stage that asks: its own entry in dvc.lock is left out, for it is written when that stage ends.
-    The tag ``dvc.stage`` names the stage that made what a run shows: the table, or one model's answers. ``changes`` are
-    the settings that differ from the profile's committed ones, ``dvc.experiment`` is the experiment that is running.
+    ``stage`` is the stage that asks: its own entry in dvc.lock is left out, for it is written when
+    that stage ends. The tag ``dvc.stage`` names the stage that made what a run shows: the table, or
+    one model's answers. ``changes`` are the settings that differ from the profile's committed ones,
+    ``dvc.experiment`` is the experiment that is running.
 
     Raises:
         ArtifactError: there is no dvc.lock, so the stage was not started by DVC.
@@ -38,8 +40,12 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
     """
     require_git(Path())
     lock = params_path.with_name("dvc.lock")
+
     if not lock.is_file():
-        raise ArtifactError(f"{lock} does not exist: the stage {stage} reads it, and `dvc repro` writes it.")
+        raise ArtifactError(
+            f"{lock} does not exist: the stage {stage} reads it, and `dvc repro` writes it."
+        )
+
     folder = lock.resolve().parent
     stages = yaml.load(lock.read_text(encoding="utf-8"), yaml.CSafeLoader)["stages"]
     before = {name: entry for name, entry in stages.items() if name != stage}
@@ -48,7 +54,8 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
         "dvc.stage": REPORT_STAGE,
         "dvc.lock": sha256_json(before),
         # with ``-dirty`` where tracked files differ from the commit
-        COMMIT_TAG: _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty") or "unknown",
+        COMMIT_TAG: _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+        or "unknown",
         CHANGES_TAG: describe_changes(params, committed_params(params_path)),
         EXPERIMENT_TAG: os.environ.get("DVC_EXP_NAME", ""),
     }
@@ -64,7 +71,9 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
 
 def _git(folder: Path, *arguments: str) -> str:
     """Return what a git command prints; nothing outside git."""
-    result = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=folder, check=False)
+    result = subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, cwd=folder, check=False
+    )
     return result.stdout.strip()
 
 
@@ -83,19 +92,32 @@ def _params(stages: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sections(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for values in entry.get("params", {}).values() for name, value in values.items()}
+    return {
+        name: value for values in entry.get("params", {}).values() for name, value in values.items()
+    }
 
 
 def _datasets(stages: Mapping[str, Any]) -> dict[str, DatasetDigest]:
     outs = [out for name in DATASET_STAGES for out in stages.get(name, {}).get("outs", [])]
-    return {Path(out["path"]).name: DatasetDigest(path=out["path"], digest=out["md5"]) for out in outs}
+    return {
+        Path(out["path"]).name: DatasetDigest(path=out["path"], digest=out["md5"]) for out in outs
+    }
 
 
-def _model_tags(stages: Mapping[str, Any], folders: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
+def _model_tags(
+    stages: Mapping[str, Any], folders: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, str]]]:
     """By model: the stage that evaluated it, and the folder of its weights, or of its endpoint, with DVC's digest."""
     for name, entry in stages.items():
         kind, _, model = name.partition("@")
         if kind == MODEL_STAGE and model:
             digests = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
             folder = folders.get(model, "")
-            yield model, {"dvc.stage": name, "dvc.weights": folder, "dvc.weights.md5": digests.get(folder, "")}
+            yield (
+                model,
+                {
+                    "dvc.stage": name,
+                    "dvc.weights": folder,
+                    "dvc.weights.md5": digests.get(folder, ""),
+                },
+            )

@@ -4,23 +4,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, TrainedConfig, write_report
+from deepsearch_rl.evaluation.report.write_report import (
+    ReportConfig,
+    Sources,
+    TrainedConfig,
+    write_report,
+)
 from deepsearch_rl.profile import Profile
 from stages.entry import run
 
 
 def main(profile: Profile) -> None:
     """Write ``reports/<profile>/`` from what the stages before left behind."""
-    models, starts = profile.value("models"), profile.value("rl")["starts"]
+    models = profile.value("models")
+    starts = profile.value("rl")["starts"]
     split = profile.value("evaluate")["split"]
     trained = profile.section("trained", TrainedConfig)
     sources = Sources(
         evaluate={model: profile.data / "evaluate" / model for model in models},
-        ifeval={model: trained.ifeval / model for model in models if (trained.ifeval / model).is_dir()},
+        ifeval={
+            model: trained.ifeval / model for model in models if (trained.ifeval / model).is_dir()
+        },
         rl={start: trained.models / "rl_adapter" / start for start in starts},
         retrieval=profile.reports / "retrieval.json",
         filter=trained.filter,
-        questions={name: profile.data / "questions" / name / f"{split}.jsonl" for name in profile.value("datasets")},
+        questions={
+            name: profile.data / "questions" / name / f"{split}.jsonl"
+            for name in profile.value("datasets")
+        },
         origins=question_origins(profile.value("download"), split),
     )
     config = profile.section("report", ReportConfig)
@@ -31,14 +42,20 @@ def question_origins(download: Mapping[str, Any], split: str) -> dict[str, str]:
     """Return hub repository and split of every question set that is fetched from a hub, ``owner/name/split``."""
     if download["source"] != "hub":
         return {}
-    repositories = {folder: fetched["repository"] for folder, fetched in download["hub"]["repositories"].items()}
+    repositories = {
+        folder: fetched["repository"] for folder, fetched in download["hub"]["repositories"].items()
+    }
     folders = {
         name: Path(source["path"]).parts[0]
         for name, sources in download["folder"]["questions"].items()
         for source in sources
         if split in source["splits"]
     }
-    return {name: f"{repositories[folder]}/{split}" for name, folder in folders.items() if folder in repositories}
+    return {
+        name: f"{repositories[folder]}/{split}"
+        for name, folder in folders.items()
+        if folder in repositories
+    }
 
 
 if __name__ == "__main__":

@@ -12,11 +12,14 @@ def main(profile: Profile, scratch: Scratch) -> None:
     """Write ``models/<profile>/sft_adapter/``, with all checkpoints where `stages.sft_dev` is to choose one."""
     config = profile.section("sft", SftConfig)
     rows = profile.data / "sft" / "train.jsonl"
-    base, adapter = profile.models / "base", profile.models / "sft_adapter"
+    base = profile.models / "base"
+    adapter = profile.models / "sft_adapter"
     with recorded_curve(scratch.curve):
         train_adapter(config, base, rows, profile.value("seed"), scratch.path, adapter)
     if config.checkpoint == "dev":
-        scratch.keep()  # the stage goes on in `stages.sft_dev`; until that has ended, nothing has to be trained again
+        # The stage goes on in `stages.sft_dev`; until that has ended, nothing has to be trained
+        # again
+        scratch.keep()
 
 
 if __name__ == "__main__":

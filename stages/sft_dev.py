@@ -14,12 +14,15 @@ from stages.followed import followed
 
 def main(profile: Profile, scratch: Scratch) -> None:
     """Write ``models/<profile>/sft_adapter/`` again, with one of its checkpoints."""
-    config, serving = profile.section("sft", SftConfig), profile.section("serving", ServingConfig)
+    config = profile.section("sft", SftConfig)
+    serving = profile.section("serving", ServingConfig)
+
     if config.checkpoint != "dev":
         raise ConfigError(
             f"sft.checkpoint is {config.checkpoint!r}, but the stage sft of this graph asks the dev questions: set it "
             "in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run `make params deps`."
         )
+
     rollouts = DevRollouts(config.dev, RolloutSetting.of(profile, config.dev.dataset), serving)
     with recorded_curve(scratch.curve):
         choose_on_dev(rollouts, profile.models / "sft_adapter", scratch.path / "dev")

@@ -15,7 +15,8 @@ def main(profile: Profile, scratch: Scratch) -> None:
 def answer(profile: Profile, scratch: Scratch, served: ServedTeacher | None = None) -> None:
     """Write the answers of the profile's teacher, which is ``served`` where it is the model itself.
 
-    Where a server failed some of them, the others are kept, and a repeated run asks for those alone.
+    Where a server failed some of them, the others are kept, and a repeated run asks for those
+    alone.
     """
     config = profile.section("synthesize", SynthesizeConfig)
     setting = RolloutSetting.of(profile, config.dataset)

@@ -16,14 +16,18 @@ from stages.synthesize import answer
 
 def main(profile: Profile, scratch: Scratch) -> None:
     """Write ``data/<profile>/trajectories/teacher.jsonl``."""
-    config, serving = profile.section("synthesize", SynthesizeConfig), profile.section("serving", ServingConfig)
+    config = profile.section("synthesize", SynthesizeConfig)
+    serving = profile.section("serving", ServingConfig)
     teacher = config.self
+
     if teacher is None or config.teacher != "self":
         raise ConfigError(
             f"synthesize.teacher is {config.teacher!r} and synthesize.self {'null' if teacher is None else 'a model'}, "
             "but in this graph a model answers: set both in profile.yaml and run `make params deps`."
         )
-    folder, agent = Path(teacher.model), profile.section("agent", AgentConfig)
+
+    folder = Path(teacher.model)
+    agent = profile.section("agent", AgentConfig)
     served = served_with(tokenizer_folder(folder), agent.prompt_digests())
     require_trained_with(folder, served, f"the agent (agent.prompt: {agent.prompt})")
     with serve_model(folder, serving) as endpoint:

@@ -1,8 +1,8 @@
 """A finished report with curves, predictions and rollouts to MLflow.
 
-The store is SQLite under mlruns/ of the project; MLFLOW_TRACKING_URI names a server instead. A server that is away
-fails no stage: the bundle waits in work/<profile>/outbox of the project, also where this is a copy of it in which an
-experiment runs, and `deepsearch track <profile>` sends it.
+The store is SQLite under mlruns/ of the project; MLFLOW_TRACKING_URI names a server instead. A
+server that is away fails no stage: the bundle waits in work/<profile>/outbox of the project, also
+where this is a copy of it in which an experiment runs, and `deepsearch track <profile>` sends it.
 """
 
 import logging
@@ -34,15 +34,19 @@ _LOG = logging.getLogger(__name__)
 def main(profile: Profile) -> None:
     """Build the report's bundle and upload it; one that cannot be uploaded now waits."""
     config = profile.section("track", TrackConfig)
-    bundle, outbox = profile.data / "track", outbox_folder(Path(), profile.name)
+    bundle = profile.data / "track"
+    outbox = outbox_folder(Path(), profile.name)
     provenance = read_provenance(profile.path, "track")
     tracked = build_bundle(_results(profile), provenance, config, profile.value("seed"), bundle)
     write_json(profile.reports / "track.json", tracked.model_dump(mode="json"))
     uri = os.environ.get("MLFLOW_TRACKING_URI") or local_store(Path("mlruns"))
+
     try:
-        LiveFigures(profile.work, config.experiment, uri, config.timeout_s).send()  # first: a report's runs name them
+        # first: a report's runs name them
+        LiveFigures(profile.work, config.experiment, uri, config.timeout_s).send()
     except DeepsearchError as error:
         _LOG.warning(waiting(profile.work, str(error)))
+
     for outcome in upload_all(bundle, outbox, uri, config.timeout_s):
         if isinstance(outcome, FailedUpload):
             folder = put_into_outbox(bundle, outbox) if outcome.folder == bundle else outcome.folder
@@ -55,11 +59,17 @@ def main(profile: Profile) -> None:
 
 
 def _results(profile: Profile) -> Results:
-    models = sorted({row.model for row in read_record(profile.reports / "f1_table.json", F1Table).rows})
+    models = sorted(
+        {row.model for row in read_record(profile.reports / "f1_table.json", F1Table).rows}
+    )
     trained = Path(profile.value("trained")["models"])
     variants = profile.value("evaluate")["variants"].values()
     prompts = sorted({variant["prompt"] for variant in variants if variant["prompt"]})
-    logs = {model: trained / TRAIN_LOGS[model] / "train_log.jsonl" for model in models if model in TRAIN_LOGS}
+    logs = {
+        model: trained / TRAIN_LOGS[model] / "train_log.jsonl"
+        for model in models
+        if model in TRAIN_LOGS
+    }
     return Results(
         reports=profile.reports,
         evaluations={model: profile.data / "evaluate" / model for model in models},

@@ -1,12 +1,13 @@
 """What is recorded is what ran: a stage whose code, params or data change while it runs does not end well.
 
-DVC reads the files that a stage depends on after its command has ended, and records their content then (dvc#11058). An
-edit while a stage runs would so be recorded, and pushed to others, with the output of what was there before. So the
-stage compares its state at its end with that of its start, and ends with an error where they differ: DVC records
-nothing of a stage that fails.
+DVC reads the files that a stage depends on after its command has ended, and records their content
+then (dvc#11058). An edit while a stage runs would so be recorded, and pushed to others, with the
+output of what was there before. So the stage compares its state at its end with that of its start,
+and ends with an error where they differ: DVC records nothing of a stage that fails.
 
-The files are looked at while the stage runs, too. So a person learns at once that hours of training will not count,
-and a file that was edited and put back does not pass: modules are loaded when they are first needed.
+The files are looked at while the stage runs, too. So a person learns at once that hours of training
+will not count, and a file that was edited and put back does not pass: modules are loaded when they
+are first needed.
 """
 
 import logging
@@ -31,23 +32,32 @@ class StageChangedError(DeepsearchError):
 
 
 @contextmanager
-def unchanged(params: Path, before: StageState, root: Path, scratch: Scratch | None = None) -> Iterator[None]:
+def unchanged(
+    params: Path, before: StageState, root: Path, scratch: Scratch | None = None
+) -> Iterator[None]:
     """Raise StageChangedError after a block in which the state of a stage was another one than ``before``.
 
-    The scratch folder of such a run is not resumed, whether the block ended well or with an error of its own.
+    The scratch folder of such a run is not resumed, whether the block ended well or with an error
+    of its own.
     """
     watch = _Watch(params, before, root, scratch)
     watch.look_at_start()
+
     if watch.changes:
-        raise StageChangedError(f"{before.stage} did not begin: {summary(watch.changes)}. Run it again.")
+        raise StageChangedError(
+            f"{before.stage} did not begin: {summary(watch.changes)}. Run it again."
+        )
+
     thread = threading.Thread(target=watch.poll, daemon=True)
     thread.start()
+
     try:
         yield
     finally:
         watch.ending.set()
         thread.join()
         watch.look()
+
     if watch.changes:
         raise StageChangedError(
             f"{before.stage} is not recorded, because its inputs changed while it ran: {summary(watch.changes)}. "
@@ -58,10 +68,15 @@ def unchanged(params: Path, before: StageState, root: Path, scratch: Scratch | N
 class _Watch:
     """Compares a stage's state with that of its start; ``changes`` has the differences that were seen first."""
 
-    def __init__(self, params: Path, before: StageState, root: Path, scratch: Scratch | None) -> None:
+    def __init__(
+        self, params: Path, before: StageState, root: Path, scratch: Scratch | None
+    ) -> None:
         self.ending = threading.Event()
         self.changes: list[str] = []
-        self._params, self._before, self._root, self._scratch = params, before, root, scratch
+        self._params = params
+        self._before = before
+        self._root = root
+        self._scratch = scratch
         self._paths = [params, *(root / name for name in before.code), *map(Path, before.data)]
         self._stamp = self._read_stamp()
 
@@ -81,8 +96,8 @@ class _Watch:
     def look(self) -> None:
         """Compare the states where a file is not the one that it was; a file that was only touched is the same.
 
-        At the end of the stage they are compared in any case: what was edited between the first reading of the state
-        and the first stamp has the same stamp ever since.
+        At the end of the stage they are compared in any case: what was edited between the first
+        reading of the state and the first stamp has the same stamp ever since.
         """
         if self.changes:
             return
@@ -111,4 +126,5 @@ class _Watch:
             now = read_state(load_profile(self._params), self._before.stage, self._root)
         except (DeepsearchError, OSError) as error:  # half-written, or gone
             return [f"{self._params} or the graph beside it cannot be read any more ({error})"]
+
         return differences(self._before, now)

@@ -7,8 +7,10 @@ from stages.entry import run
 
 def main(profile: Profile, item: str) -> None:
     """Write ``models/<profile>/rl_merged/<start>/``."""
-    config, models = profile.section("unsloth_merge", AdapterMergeConfig), profile.models
-    start, adapter = models / item, models / "rl_adapter" / item
+    config = profile.section("unsloth_merge", AdapterMergeConfig)
+    models = profile.models
+    start = models / item
+    adapter = models / "rl_adapter" / item
     merge_rl_adapter(config, start, adapter, models / "rl_merged" / item)
 
 

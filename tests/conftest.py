@@ -1,10 +1,11 @@
 """What all tests share: the stages' environment, the order, and what is skipped where it cannot run.
 
-Each process of pytest-xdist has a folder for temporary files of its own, so that locks that hold for one machine, such
-as the one of its GPU, hold for one process.
+Each process of pytest-xdist has a folder for temporary files of its own, so that locks that hold
+for one machine, such as the one of its GPU, hold for one process.
 
-Three things only save time: modules are compiled once, the garbage collector leaves alone what is loaded before the
-first test, and ART, which some tests import, does not get to replace asyncio's tasks for all others.
+Three things only save time: modules are compiled once, the garbage collector leaves alone what is
+loaded before the first test, and ART, which some tests import, does not get to replace asyncio's
+tasks for all others.
 """
 
 import atexit
@@ -40,7 +41,8 @@ LONGEST = frozenset({ROOT / "tests" / "pipeline" / "test_smoke.py"})
 
 `pytest --durations=0` says what belongs here.
 """
-settings.register_profile("busy machine", deadline=None)  # an example that waits for its turn is no failure
+# An example that waits for its turn is no failure
+settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
 
 
@@ -61,7 +63,9 @@ def one_tls_context() -> Iterator[None]:
     """Share the TLS contexts: every new HTTP client reads all certificates, and no server of the tests has one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
-        patch.setattr(httpcore2, "default_ssl_context", functools.cache(httpcore2.default_ssl_context))
+        patch.setattr(
+            httpcore2, "default_ssl_context", functools.cache(httpcore2.default_ssl_context)
+        )
         yield
 
 

@@ -25,5 +25,7 @@ def engine(policy_folder: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def endpoint(engine: Engine, policy_folder: Path) -> Iterator[Endpoint]:
-    with serve_in_thread(chat_app(engine, load_chat_format(policy_folder), lambda: "policy")) as port:
+    with serve_in_thread(
+        chat_app(engine, load_chat_format(policy_folder), lambda: "policy")
+    ) as port:
         yield Endpoint(f"http://{LOOPBACK}:{port}/v1", "policy")

@@ -14,7 +14,14 @@ CONTEXT_TOKENS = 512
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("policy")
     tokenizer = world_tokenizer(load_prompt("tiny"), 400, CONTEXT_TOKENS)
-    shape = {"hidden_size": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp_size": 64}
+    shape = {
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "mlp_size": 64,
+    }
     rest = {"rope_theta": 10000, "initializer_range": 0.2, "context_tokens": CONTEXT_TOKENS}
     model = build_model(ModelConfig.model_validate({**shape, **rest}), tokenizer, seed=0)
     model.save_pretrained(folder)

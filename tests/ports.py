@@ -1,7 +1,8 @@
 """Loopback ports that no other program takes between the choice and the use.
 
-The kernel gives a connection that asks for any port one of ``ip_local_port_range``, on Linux 32768 and above. The ports
-here lie below. A process of the tests holds a block of them by listening on the block's first one.
+The kernel gives a connection that asks for any port one of ``ip_local_port_range``, on Linux 32768
+and above. The ports here lie below. A process of the tests holds a block of them by listening on
+the block's first one.
 """
 
 import functools

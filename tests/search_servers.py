@@ -16,7 +16,9 @@ from deepsearch_rl.retrieval.server.requests import Guard
 from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
 
 
-def server_config(config: RetrievalConfig, index: Path | None = None, chunks: Path | None = None) -> ServerConfig:
+def server_config(
+    config: RetrievalConfig, index: Path | None = None, chunks: Path | None = None
+) -> ServerConfig:
     """The settings of a server on a free loopback port."""
     return ServerConfig(
         retrieval=config,
@@ -43,7 +45,9 @@ def serve_index_here(index: Path, chunks: Path, config: RetrievalConfig) -> Iter
 def serve_app(app: ASGIApp, port: int = 0) -> Iterator[str]:
     """Put an application behind a real HTTP server in a thread and yield its URL; port 0 takes a free one."""
     with listen(LOOPBACK, port) as listener:
-        settings = uvicorn.Config(app, ws="none", log_config=None, log_level="critical", timeout_graceful_shutdown=1)
+        settings = uvicorn.Config(
+            app, ws="none", log_config=None, log_level="critical", timeout_graceful_shutdown=1
+        )
         server = uvicorn.Server(settings)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
@@ -57,7 +61,9 @@ def serve_app(app: ASGIApp, port: int = 0) -> Iterator[str]:
 @contextlib.contextmanager
 def in_thread(server: HTTPServer) -> Iterator[None]:
     """Run a server of the standard library in a thread."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     try:
         yield

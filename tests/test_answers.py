@@ -24,7 +24,9 @@ from deepsearch_rl.answers import METRICS, ZERO, extract_answer, f1, normalise, 
         ("", ""),
     ],
 )
-def test_the_answer_is_what_stands_between_the_last_opening_and_the_last_closing_tag(text: str, answer: str) -> None:
+def test_the_answer_is_what_stands_between_the_last_opening_and_the_last_closing_tag(
+    text: str, answer: str
+) -> None:
     assert extract_answer(text) == answer
 
 
@@ -39,7 +41,9 @@ def test_the_answer_is_what_stands_between_the_last_opening_and_the_last_closing
         ("  ", ""),
     ],
 )
-def test_normalising_lowers_then_drops_punctuation_then_articles_then_spaces(text: str, normal: str) -> None:
+def test_normalising_lowers_then_drops_punctuation_then_articles_then_spaces(
+    text: str, normal: str
+) -> None:
     assert normalise(text) == normal
 
 

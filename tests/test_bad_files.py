@@ -62,7 +62,9 @@ def export(to: str) -> Callable[[Path], object]:
 
 ROW = F1TableRow(
     **dict.fromkeys(("model", "checkpoint", "corpus", "prompt"), "sft"),
-    **dict.fromkeys(("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "mean_rounds"), 1.0),
+    **dict.fromkeys(
+        ("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "mean_rounds"), 1.0
+    ),
     **dict.fromkeys(("top_k", "chunk_size", "samples", "seed", "n"), 1),
     dataset="t",
     temperature=0.7,
@@ -151,8 +153,22 @@ def test_a_rollout_that_stands_twice_is_refused_by_the_second(tmp_path: Path, re
 
 @pytest.mark.parametrize(
     "line",
-    [b'{"id": "\xff\xfe"}', b'{"id": "\\ud83d"}', b"\xef\xbb\xbf{}", b"[" * 100_000, b"\x00" * 64, b"null"],
-    ids=["no UTF-8", "half a surrogate pair", "a byte order mark", "too deep", "zeros of a power cut", "null"],
+    [
+        b'{"id": "\xff\xfe"}',
+        b'{"id": "\\ud83d"}',
+        b"\xef\xbb\xbf{}",
+        b"[" * 100_000,
+        b"\x00" * 64,
+        b"null",
+    ],
+    ids=[
+        "no UTF-8",
+        "half a surrogate pair",
+        "a byte order mark",
+        "too deep",
+        "zeros of a power cut",
+        "null",
+    ],
 )
 def test_what_is_no_record_is_refused_by_its_line(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / FILE
@@ -173,7 +189,9 @@ def test_unicode_stays_as_it_is_through_every_reader(tmp_path: Path, text: str) 
     assert read_statistics(path, None).outcomes == {"correct": 2}
 
 
-def test_composed_and_decomposed_letters_are_different_answers_as_the_definitions_have_it(tmp_path: Path) -> None:
+def test_composed_and_decomposed_letters_are_different_answers_as_the_definitions_have_it(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / FILE
     write_jsonl(path, [trajectory(0, answer="Zo\u00eb", gold="Zoe\u0308")])
     assert score_predictions(path).scores.metrics["em"].tolist() == [0.0]

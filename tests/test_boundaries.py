@@ -65,10 +65,17 @@ LINES = {
     "corpus": Lines(
         each(lambda path: read_jsonl(path, Document)),
         {**ID, "contents": "T\nx"},
-        {"id": {"id": ""}, "contents": {"contents": None}, "url": {"url": "u"}, "metadata": {"metadata": []}},
+        {
+            "id": {"id": ""},
+            "contents": {"contents": None},
+            "url": {"url": "u"},
+            "metadata": {"metadata": []},
+        },
     ),
     "FlashRAG corpus": Lines(
-        each(flashrag.read_documents), {**ID, "contents": "T\nx"}, {"id": {"id": None}, "contents": {"contents": []}}
+        each(flashrag.read_documents),
+        {**ID, "contents": "T\nx"},
+        {"id": {"id": None}, "contents": {"contents": []}},
     ),
     "chunks": Lines(
         each(read_chunks),
@@ -76,7 +83,9 @@ LINES = {
         {
             "contents": {"contents": ""},
             "metadata.doc_id": {"metadata": {"doc_chunks": 1, "doc_chunk_id": 0}},
-            "metadata.doc_chunks": {"metadata": {"doc_id": "d", "doc_chunks": 0, "doc_chunk_id": 0}},
+            "metadata.doc_chunks": {
+                "metadata": {"doc_id": "d", "doc_chunks": 0, "doc_chunk_id": 0}
+            },
         },
     ),
     "questions": Lines(
@@ -90,10 +99,18 @@ LINES = {
             "answer": {"answer": "x"},
         },
     ),
-    "FlashRAG questions": Lines(each(flashrag.read_questions), QUESTION, {"golden_answers": {"golden_answers": "x"}}),
-    "HotpotQA questions": Lines(each(flashrag_sets.read_hotpotqa), QUESTION, {"question": {"question": None}}),
-    "MuSiQue questions": Lines(each(flashrag_sets.read_musique), QUESTION, {"question": {"question": None}}),
-    "2Wiki questions": Lines(each(QUESTION_FORMATS["2wikimultihopqa"]), QUESTION, {"question": {"question": None}}),
+    "FlashRAG questions": Lines(
+        each(flashrag.read_questions), QUESTION, {"golden_answers": {"golden_answers": "x"}}
+    ),
+    "HotpotQA questions": Lines(
+        each(flashrag_sets.read_hotpotqa), QUESTION, {"question": {"question": None}}
+    ),
+    "MuSiQue questions": Lines(
+        each(flashrag_sets.read_musique), QUESTION, {"question": {"question": None}}
+    ),
+    "2Wiki questions": Lines(
+        each(QUESTION_FORMATS["2wikimultihopqa"]), QUESTION, {"question": {"question": None}}
+    ),
     "GraphRAG-Bench corpus": Lines(
         each(graphrag_bench.read_documents),
         {"corpus_name": "c", "context": "x"},
@@ -118,7 +135,14 @@ LINES = {
     ),
     "rollout times": Lines(
         lambda path: read_times(path.parents[1], ()),
-        {"question_id": "q", "sample": 0, "trajectory": "0a", "start_ns": 5, "duration_ns": 4, "steps": [STEP]},
+        {
+            "question_id": "q",
+            "sample": 0,
+            "trajectory": "0a",
+            "start_ns": 5,
+            "duration_ns": 4,
+            "steps": [STEP],
+        },
         {
             "duration_ns": {"duration_ns": -1},
             "steps.0.kind": {"steps": [STEP | {"kind": "thought"}]},
@@ -132,7 +156,9 @@ LINES = {
         {
             "tools": {"tools": []},
             "messages.0.role": {"messages": [{"role": "tool", "content": "x"}]},
-            "messages.0.tool_call_id": {"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]},
+            "messages.0.tool_call_id": {
+                "messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]
+            },
         },
     ),
     "predictions": Lines(
@@ -148,11 +174,16 @@ LINES = {
     "results of other systems": Lines(
         lambda path: import_results(path, path.with_name("out.jsonl"), "m"),
         {**QUESTION, "output": {"pred": "x"}},
-        {"output": {"output": None}, "output.pred": {"output": {"pred": ["x"]}}},
+        {"output": {"output": "x"}, "output.pred": {"output": {"pred": ["x"]}}},
     ),
     "IFEval prompts": Lines(
         read_prompts,
-        {"key": 1, "prompt": "Say it.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
+        {
+            "key": 1,
+            "prompt": "Say it.",
+            "instruction_id_list": ["punctuation:no_comma"],
+            "kwargs": [{}],
+        },
         {"key": {"key": "one"}, "kwargs": {"kwargs": {}}},
     ),
     "RL log": Lines(
@@ -167,17 +198,28 @@ LINES = {
         {"seconds": {"seconds": -1.0}, "peak_mb": {"peak_mb": "much"}},
         str(TIMINGS),
     ),
-    "pages": Lines(read_pages, {"url": "u", "contents": "x"}, {"url": {"url": None}, "contents": {"contents": 7}}),
+    "pages": Lines(
+        read_pages,
+        {"url": "u", "contents": "x"},
+        {"url": {"url": None}, "contents": {"contents": 7}},
+    ),
 }
 BROKEN_LINES = [(name, field) for name, lines in LINES.items() for field in lines.breaks]
 
 
-@pytest.mark.parametrize(("name", "field"), BROKEN_LINES, ids=[" ".join(pair) for pair in BROKEN_LINES])
-def test_a_row_that_does_not_fit_is_named_by_file_line_and_field(tmp_path: Path, name: str, field: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "field"), BROKEN_LINES, ids=[" ".join(pair) for pair in BROKEN_LINES]
+)
+def test_a_row_that_does_not_fit_is_named_by_file_line_and_field(
+    tmp_path: Path, name: str, field: str
+) -> None:
     lines = LINES[name]
     path = tmp_path / lines.name
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f"{json.dumps(lines.row)}\n\n{json.dumps(lines.row | lines.breaks[field])}\n", encoding="utf-8")
+    path.write_text(
+        f"{json.dumps(lines.row)}\n\n{json.dumps(lines.row | lines.breaks[field])}\n",
+        encoding="utf-8",
+    )
     with pytest.raises(RecordError) as caught:
         lines.read(path)
     assert (caught.value.path, caught.value.line, caught.value.field) == (str(path), 3, field)
@@ -214,8 +256,12 @@ DOCUMENTS = {
     "f1_table.json": Whole(as_record(F1Table), {"schema_version": 99}, "schema_version"),
     "rows.json": Whole(as_record(ModelEvaluation), {"schema_version": 99}, "schema_version"),
     "scores.json": Whole(as_record(IfevalScore), {"schema_version": 99}, "schema_version"),
-    "metrics.json": Whole(as_record(Figures), {"f1": {"musique": {"sft": "high"}}}, "f1.musique.sft"),
-    "retrieval.json": Whole(as_record(RetrievalReport), {"world": {"bm25": {"mrr": -1}}}, "world.bm25.mrr"),
+    "metrics.json": Whole(
+        as_record(Figures), {"f1": {"musique": {"sft": "high"}}}, "f1.musique.sft"
+    ),
+    "retrieval.json": Whole(
+        as_record(RetrievalReport), {"world": {"bm25": {"mrr": -1}}}, "world.bm25.mrr"
+    ),
     "filter.json": Whole(as_record(FilterReport), {"trajectories": 0}, "trajectories"),
     "manifest.json": Whole(lambda path: read_manifest(path.parent), {"chunks": ""}, "chunks"),
 }
@@ -230,8 +276,12 @@ def test_a_document_that_does_not_fit_is_named_by_file_and_field(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-@pytest.mark.parametrize("content", [b"", b'{"rows": [', b'{"a": "\xff"}', b"[" * 100_000], ids=range(4))
-def test_a_document_that_is_no_json_is_named_by_file(tmp_path: Path, name: str, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b'{"rows": [', b'{"a": "\xff"}', b"[" * 100_000], ids=range(4)
+)
+def test_a_document_that_is_no_json_is_named_by_file(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
     document, path = DOCUMENTS[name], tmp_path / name.partition(" ")[0]
     path.write_bytes(content)
     with pytest.raises(ArtifactError, match=re.escape(str(path))):
@@ -259,7 +309,10 @@ def test_a_request_that_does_not_fit_is_answered_with_its_field(
 @pytest.mark.parametrize(
     ("requires", "message"),
     [
-        ("{memory_gib: much, disk_gib: 1, gpu_memory_gib: 0, java: false}", r"params\.yaml, requires\.memory_gib: "),
+        (
+            "{memory_gib: much, disk_gib: 1, gpu_memory_gib: 0, java: false}",
+            r"params\.yaml, requires\.memory_gib: ",
+        ),
         (
             "{memory_gib: 1, disk_gib: 1, gpu_memory_gib: 0, java: false, keys: [], max_hours: 1, cores: 2}",
             r"params\.yaml, requires\.cores: ",
@@ -271,7 +324,9 @@ def test_needs_of_a_profile_that_do_not_fit_are_named_by_file_and_field(
     tmp_path: Path, requires: str, message: str
 ) -> None:
     path = tmp_path / "params.yaml"
-    path.write_text(f"profile: tiny\npython: {{core: python}}\nrequires: {requires}\n", encoding="utf-8")
+    path.write_text(
+        f"profile: tiny\npython: {{core: python}}\nrequires: {requires}\n", encoding="utf-8"
+    )
     with pytest.raises(ConfigError, match=message):
         load_profile(path).section("requires", Requirements)
 
@@ -296,17 +351,26 @@ FRAMES: list[tuple[str, Row, Row]] = [
     ("search-r1", {**RL_ROW, "prompt": [{"role": "user", "content": "x"}]}, {"prompt": [TURN]}),
     (
         "verl",
-        {**RL_ROW, "prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]},
+        {
+            **RL_ROW,
+            "prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}],
+        },
         {"reward_model": {"style": "rule", "ground_truth": {"target": []}}},
     ),
-    ("rlinf", {"prompt": [{"role": "user", "content": "Who?"}], "solutions": ["x"]}, {"solutions": []}),
+    (
+        "rlinf",
+        {"prompt": [{"role": "user", "content": "Who?"}], "solutions": ["x"]},
+        {"solutions": []},
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     ("to", "row", "change"), FRAMES, ids=[f"{to} {next(iter(change))}" for to, _, change in FRAMES]
 )
-def test_a_row_that_another_trainer_would_refuse_is_named_by_file_row_and_field(to: str, row: Row, change: Row) -> None:
+def test_a_row_that_another_trainer_would_refuse_is_named_by_file_row_and_field(
+    to: str, row: Row, change: Row
+) -> None:
     check_frame(pd.DataFrame([row, row]), SCHEMAS[to], "rows")
     with pytest.raises(CheckFailedError, match=f"^rows, row 2, field '{next(iter(change))}': "):
         check_frame(pd.DataFrame([row, row | change]), SCHEMAS[to], "rows")

@@ -32,17 +32,26 @@ def project(folder: Path) -> Path:
 
 def test_help_teaches_the_commands_in_order_of_use() -> None:
     text = RUNNER.invoke(app, ["--help"]).output
-    positions = [text.index(f"  {line}") for line in ("deepsearch doctor ", "make repro ", "deepsearch table ")]
+    positions = [
+        text.index(f"  {line}")
+        for line in ("deepsearch doctor ", "make repro ", "deepsearch table ")
+    ]
     assert positions == sorted(positions)
 
 
-@pytest.mark.parametrize(("option", "shown"), [("--version", __version__), ("--help", "deepsearch doctor")])
-def test_help_and_version_load_neither_a_subcommand_nor_anything_heavy(option: str, shown: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "shown"), [("--version", __version__), ("--help", "deepsearch doctor")]
+)
+def test_help_and_version_load_neither_a_subcommand_nor_anything_heavy(
+    option: str, shown: str
+) -> None:
     code = (
         f"import sys; sys.argv[1:] = ['{option}']\n"
         "from deepsearch_rl.cli import main\ntry: main()\nfinally: print(*sys.modules)"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     text, _, modules = output.strip().rpartition("\n")
     assert shown in text
     heavy = {"torch", "mlflow", "prefect", "dvc", "transformers", "numpy", "pydantic", "yaml"}
@@ -51,7 +60,10 @@ def test_help_and_version_load_neither_a_subcommand_nor_anything_heavy(option: s
 
 def test_completion_knows_the_commands_and_what_is_below_them() -> None:
     command = typer.main.get_command(app)
-    for words, names in (("deepsearch sc", {"score"}), ("deepsearch retrieve se", {"search", "serve"})):
+    for words, names in (
+        ("deepsearch sc", {"score"}),
+        ("deepsearch retrieve se", {"search", "serve"}),
+    ):
         variables = {"_DEEPSEARCH_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": words}
         output = RUNNER.invoke(app, [], prog_name=command.name, env=variables).output
         assert set(re.findall(r'"(\w+)":', output)) == names
@@ -69,8 +81,12 @@ def test_a_profile_without_a_report_or_without_a_folder_is_one_paragraph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project(tmp_path))
-    assert deepsearch(monkeypatch, "table", "smoke").endswith("`dvc repro profiles/smoke/dvc.yaml` makes it.")
-    assert deepsearch(monkeypatch, "table", "smok").startswith("error: unknown profile 'smok'. Did you mean 'smoke'?")
+    assert deepsearch(monkeypatch, "table", "smoke").endswith(
+        "`dvc repro profiles/smoke/dvc.yaml` makes it."
+    )
+    assert deepsearch(monkeypatch, "table", "smok").startswith(
+        "error: unknown profile 'smok'. Did you mean 'smoke'?"
+    )
     assert "Traceback" not in capsys.readouterr().err
     deepsearch(monkeypatch, "--debug", "table")
     assert "Traceback" in capsys.readouterr().err
@@ -94,7 +110,8 @@ def test_a_package_that_is_missing_is_one_paragraph_with_the_part_that_brings_it
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "answers.jsonl").touch()
-    monkeypatch.setitem(sys.modules, "numpy", None)  # importing it now raises ModuleNotFoundError
+    # Importing it now raises ModuleNotFoundError
+    monkeypatch.setitem(sys.modules, "numpy", None)
     packages = ("deepsearch_rl.evaluation.scoring", "deepsearch_rl.commands.score")
     for name in [name for name in sys.modules if name.startswith(packages)]:
         monkeypatch.delitem(sys.modules, name)
@@ -111,22 +128,32 @@ def help_texts() -> Iterator[tuple[str, str]]:
         command = load_command(name)
         yield name, command.help or ""
         if isinstance(command, typer.core.TyperGroup):
-            yield from ((f"{name} {inner}", leaf.help or "") for inner, leaf in command.commands.items())
+            yield from (
+                (f"{name} {inner}", leaf.help or "") for inner, leaf in command.commands.items()
+            )
 
 
 EXAMPLE = re.compile("^    (.*)$", re.MULTILINE)
-WITH_EXAMPLES = [pytest.param(words, text, id=words) for words, text in help_texts() if EXAMPLE.search(text)]
+WITH_EXAMPLES = [
+    pytest.param(words, text, id=words) for words, text in help_texts() if EXAMPLE.search(text)
+]
 
 
 @pytest.mark.parametrize(("words", "text"), WITH_EXAMPLES)
-def test_examples_of_a_help_text_stand_line_by_line(words: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_a_help_text_stand_line_by_line(
+    words: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
-    lines = [line.strip() for line in RUNNER.invoke(app, [*words.split(), "--help"]).output.splitlines()]
+    lines = [
+        line.strip() for line in RUNNER.invoke(app, [*words.split(), "--help"]).output.splitlines()
+    ]
     for example in EXAMPLE.findall(text):
         assert example.strip() in lines
 
 
-def test_in_another_clone_of_the_project_the_command_says_whose_sources_it_has(root: Path, tmp_path: Path) -> None:
+def test_in_another_clone_of_the_project_the_command_says_whose_sources_it_has(
+    root: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     (other / "src" / "deepsearch_rl").mkdir(parents=True)
     (other / "dvc.yaml").touch()

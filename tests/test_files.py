@@ -38,7 +38,9 @@ def test_records_survive_a_round_trip_and_leave_no_partial_file(tmp_path: Path) 
         ('{"id": "a", "conte', "line 3: Invalid JSON"),
     ],
 )
-def test_a_malformed_line_is_named_by_file_line_and_field(tmp_path: Path, line: str, message: str) -> None:
+def test_a_malformed_line_is_named_by_file_line_and_field(
+    tmp_path: Path, line: str, message: str
+) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text(f'{{"id": "ok", "contents": "t"}}\n\n{line}\n')
     with pytest.raises(RecordError) as caught:
@@ -48,7 +50,9 @@ def test_a_malformed_line_is_named_by_file_line_and_field(tmp_path: Path, line: 
 
 def test_a_missing_artifact_says_how_it_is_made(tmp_path: Path) -> None:
     for read in (read_json, lambda path: list(read_jsonl(path, Document))):
-        with pytest.raises(ArtifactError, match=r"does not exist; check the path, or run the stage that makes it"):
+        with pytest.raises(
+            ArtifactError, match=r"does not exist; check the path, or run the stage that makes it"
+        ):
             read(tmp_path / "missing.json")
 
 
@@ -106,7 +110,9 @@ def test_a_kill_between_the_two_renames_loses_no_version(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_rename_that_fails_puts_the_earlier_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_that_fails_puts_the_earlier_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_text("1")
 
@@ -135,14 +141,20 @@ def test_a_folder_behind_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("path", [".", "..", "/"])
-def test_the_working_directory_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_the_working_directory_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="holds the working directory"), atomic_directory(Path(path)):
+    with (
+        pytest.raises(ConfigError, match="holds the working directory"),
+        atomic_directory(Path(path)),
+    ):
         pytest.fail("it was begun")
 
 
 def test_only_one_writer_at_a_time_may_make_an_artifact(tmp_path: Path) -> None:
-    (tmp_path / ".index.lock").write_text("4711\n")  # of a killed process, which holds nothing any more
+    # Of a killed process, which holds nothing any more
+    (tmp_path / ".index.lock").write_text("4711\n")
     told = rf"another process \(pid {os.getpid()}\) is making .*index"
     with (
         only_writer(tmp_path / "index"),
@@ -157,7 +169,8 @@ def test_only_one_writer_at_a_time_may_make_an_artifact(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "kind"), [(errno.ENOSPC, ArtifactError), (errno.EDQUOT, ArtifactError), (errno.EACCES, OSError)]
+    ("number", "kind"),
+    [(errno.ENOSPC, ArtifactError), (errno.EDQUOT, ArtifactError), (errno.EACCES, OSError)],
 )
 def test_only_a_full_disk_is_called_one(tmp_path: Path, number: int, kind: type[Exception]) -> None:
     with pytest.raises(kind) as caught, full_disk_named(tmp_path):

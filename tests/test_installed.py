@@ -25,7 +25,10 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_installed_is_what_pythons_own_reader_finds() -> None:
-    found = {canonicalize_name(each.metadata["Name"]): each.version for each in reversed(list(distributions()))}
+    found = {
+        canonicalize_name(each.metadata["Name"]): each.version
+        for each in reversed(list(distributions()))
+    }
     assert installed_versions() == found
 
 
@@ -33,11 +36,15 @@ def test_what_is_installed_is_what_pythons_own_reader_finds() -> None:
 def test_the_recorded_versions_may_be_of_another_build_or_of_another_python_and_what_is_missing_decides_nothing() -> (
     None
 ):
-    require_packages({"torch": "2.12.0", "ruamel-yaml": "0.18.0 or 0.19.1", "nowhere-to-be-found": "1.0"})
+    require_packages(
+        {"torch": "2.12.0", "ruamel-yaml": "0.18.0 or 0.19.1", "nowhere-to-be-found": "1.0"}
+    )
 
 
 @pytest.mark.usefixtures("packages")
-def test_other_versions_than_the_recorded_ones_are_named_with_what_installs_and_records_them() -> None:
+def test_other_versions_than_the_recorded_ones_are_named_with_what_installs_and_records_them() -> (
+    None
+):
     with pytest.raises(UnavailableError) as error:
         require_packages({"torch": "2.13.0", "ruamel-yaml": "0.19.1", "a-trainer": "1.1"})
     text = str(error.value)
@@ -48,14 +55,20 @@ def test_other_versions_than_the_recorded_ones_are_named_with_what_installs_and_
 
 
 @pytest.mark.usefixtures("packages")
-def test_an_environment_of_a_gpu_profile_is_made_from_its_own_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_of_a_gpu_profile_is_made_from_its_own_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "prefix", "/project/.venvs/sft")
-    with pytest.raises(UnavailableError, match=r"`make gpu-environments` installs .* profiles/gpu/requirements/"):
+    with pytest.raises(
+        UnavailableError, match=r"`make gpu-environments` installs .* profiles/gpu/requirements/"
+    ):
         require_packages({"torch": "2.13.0"})
 
 
 @pytest.mark.usefixtures("packages")
-def test_of_a_stage_with_two_interpreters_the_packages_of_the_one_that_runs_are_compared(tmp_path: Path) -> None:
+def test_of_a_stage_with_two_interpreters_the_packages_of_the_one_that_runs_are_compared(
+    tmp_path: Path,
+) -> None:
     entry = {"sft": {"torch": "2.12.0"}, "serve": {"torch": "2.99.0"}}
     file = tmp_path / "packages.json"
     file.write_text(json.dumps({"sft": entry, "rl": {"rl": {"torch": "2.99.0"}}}))
@@ -71,5 +84,8 @@ def test_a_file_without_the_stage_says_what_writes_it(tmp_path: Path, text: str 
     file = tmp_path / "packages.json"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ConfigError, match=r"packages\.json does not have the packages of the stage sft: `make deps`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"packages\.json does not have the packages of the stage sft: `make deps`",
+    ):
         require_recorded(file, "sft", {"sft": HERE})

@@ -40,8 +40,18 @@ def copied(root: Path, names: tuple[str, ...], folder: Path) -> Path:
 
 def test_an_upward_import_and_a_module_without_a_layer_are_found(tmp_path: Path) -> None:
     imports = "import json\nfrom deepsearch_rl.errors import ConfigError\nfrom deepsearch_rl.agent import rollout\n"
-    plant(tmp_path, {f"{LIBRARY}/corpora/a.py": imports, f"{LIBRARY}/agent/a.py": imports, f"{LIBRARY}/new.py": ""})
-    assert places(lint.upward_imports, tmp_path) == [f"{LIBRARY}/corpora/a.py:3", f"{LIBRARY}/new.py:1"]
+    plant(
+        tmp_path,
+        {
+            f"{LIBRARY}/corpora/a.py": imports,
+            f"{LIBRARY}/agent/a.py": imports,
+            f"{LIBRARY}/new.py": "",
+        },
+    )
+    assert places(lint.upward_imports, tmp_path) == [
+        f"{LIBRARY}/corpora/a.py:3",
+        f"{LIBRARY}/new.py:1",
+    ]
 
 
 def test_a_tool_that_is_imported_out_of_its_place_is_found(tmp_path: Path) -> None:
@@ -63,7 +73,9 @@ def test_an_engine_in_the_rl_loop_is_found(tmp_path: Path) -> None:
 def test_an_option_without_a_help_text_is_found(tmp_path: Path) -> None:
     text = 'Option("--a", help="Say a.")\ntyper.Option("--b")\nArgument(help="")\n'
     plant(tmp_path, {f"{LIBRARY}/commands/a.py": text})
-    assert places(lint.options_without_help, tmp_path) == [f"{LIBRARY}/commands/a.py:{line}" for line in (2, 3)]
+    assert places(lint.options_without_help, tmp_path) == [
+        f"{LIBRARY}/commands/a.py:{line}" for line in (2, 3)
+    ]
 
 
 def test_another_summary_than_the_first_sentence_of_a_commands_help_is_found(
@@ -76,12 +88,20 @@ def test_another_summary_than_the_first_sentence_of_a_commands_help_is_found(
 
 def test_an_axis_that_is_not_explained_or_not_used_is_found(tmp_path: Path) -> None:
     rows = "| letter | axis |\n| Q, K | queries; ranks |\n| Z | nothing |\n"
-    plant(tmp_path, {"AGENTS.md": rows, f"{LIBRARY}/a.py": "scores_QK = 1\nmasks_QX = 2\nLIMIT_Y = 3\n"})
+    plant(
+        tmp_path,
+        {"AGENTS.md": rows, f"{LIBRARY}/a.py": "scores_QK = 1\nmasks_QX = 2\nLIMIT_Y = 3\n"},
+    )
     assert places(lint.unexplained_axes, tmp_path) == ["AGENTS.md:3", f"{LIBRARY}/a.py:2"]
 
 
 def test_parts_that_no_script_would_write_are_found(root: Path, tmp_path: Path) -> None:
-    names = ("README.md", "reports/tiny/f1_table.json", "profiles/gpu/README.md", "docs/architecture.md")
+    names = (
+        "README.md",
+        "reports/tiny/f1_table.json",
+        "profiles/gpu/README.md",
+        "docs/architecture.md",
+    )
     copied(root, names, tmp_path)
     for package in file_tree.PACKAGES:
         plant(tmp_path, {f"{package}/a.py": '"""A module."""\n'})
@@ -90,12 +110,18 @@ def test_parts_that_no_script_would_write_are_found(root: Path, tmp_path: Path) 
     architecture.write_text(with_part(architecture.read_text(), file_tree.NAME, tree))
     assert places(lint.stale_parts, tmp_path) == []
 
-    stale = {"README.md": "| --- |", "profiles/gpu/README.md": "| --- |", "docs/architecture.md": "A module"}
+    stale = {
+        "README.md": "| --- |",
+        "profiles/gpu/README.md": "| --- |",
+        "docs/architecture.md": "A module",
+    }
     for name, text in stale.items():
         document = tmp_path / name
         begun, marker, part = document.read_text().partition(f"<!-- {PART_NAMES[name]} -->")
         document.write_text(f"{begun}{marker}{part.replace(text, 'stale', 1)}")
-    assert [place.partition(":")[0] for place in places(lint.stale_parts, tmp_path)] == sorted(stale)
+    assert [place.partition(":")[0] for place in places(lint.stale_parts, tmp_path)] == sorted(
+        stale
+    )
 
 
 def test_a_long_readme_is_found(tmp_path: Path) -> None:
@@ -107,7 +133,10 @@ def test_a_long_readme_is_found(tmp_path: Path) -> None:
 
 def test_a_link_to_no_file_or_heading_is_found(tmp_path: Path) -> None:
     text = "[a](docs/a.md#one-answer), [b](https://example.com/b), [c](#here)\n[d](docs/d.md)\n[e](docs/a.md#two)\n"
-    plant(tmp_path, {"README.md": f"# Here\n{text}", "docs/a.md": "## One `answer`\n[f](../README.md)\n"})
+    plant(
+        tmp_path,
+        {"README.md": f"# Here\n{text}", "docs/a.md": "## One `answer`\n[f](../README.md)\n"},
+    )
     assert places(lint.broken_links, tmp_path) == ["README.md:3", "README.md:4"]
 
 
@@ -137,7 +166,11 @@ def test_a_command_that_is_not_there_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "name"),
-    [("    exact_match ", "exact_match"), ("    answered ", "answered"), ("mean_tool_calls, ", "mean_tool_calls")],
+    [
+        ("    exact_match ", "exact_match"),
+        ("    answered ", "answered"),
+        ("mean_tool_calls, ", "mean_tool_calls"),
+    ],
 )
 def test_a_reward_a_stop_reason_or_a_column_that_contracts_leave_out_is_found(
     root: Path, tmp_path: Path, line: str, name: str

@@ -94,7 +94,8 @@ def test_no_library_asks_a_proxy_for_this_machine_and_all_ask_it_for_others(
         httpx.get(f"{url}/httpx")
         httpx2.get(f"{url}/httpx2")
         requests.get(f"{url}/requests", timeout=30)
-        build_opener().open(f"{url}/urllib", timeout=30).close()  # urlopen keeps the proxies of its first call
+        # Urlopen keeps the proxies of its first call
+        build_opener().open(f"{url}/urllib", timeout=30).close()
         OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0).models.list()
 
     ask(address)
@@ -120,7 +121,10 @@ def test_ipv6s_own_address_is_spared_too(proxy: Recorder) -> None:
         ("", "127.0.0.1,localhost,::1"),
         ("*", "*"),
         (" * ", " * "),
-        ("intern.example, 10.0.0.0/8 ,.corp:8080", "intern.example, 10.0.0.0/8 ,.corp:8080,127.0.0.1,localhost,::1"),
+        (
+            "intern.example, 10.0.0.0/8 ,.corp:8080",
+            "intern.example, 10.0.0.0/8 ,.corp:8080,127.0.0.1,localhost,::1",
+        ),
         ("LOCALHOST , 127.0.0.1", "LOCALHOST , 127.0.0.1,::1"),
         ("127.0.0.1:8000", "127.0.0.1:8000,127.0.0.1,localhost,::1"),
     ],
@@ -136,7 +140,10 @@ def test_the_users_own_hosts_are_kept(hosts: str, result: str) -> None:
         ({}, {}),
         ({"NO_PROXY": "corp"}, {}),
         ({"http_proxy": ""}, {}),
-        ({"https_proxy": "p"}, {"NO_PROXY": "127.0.0.1,localhost,::1", "no_proxy": "127.0.0.1,localhost,::1"}),
+        (
+            {"https_proxy": "p"},
+            {"NO_PROXY": "127.0.0.1,localhost,::1", "no_proxy": "127.0.0.1,localhost,::1"},
+        ),
         ({"HTTP_PROXY": "p", "NO_PROXY": "corp"}, {"NO_PROXY": "corp,127.0.0.1,localhost,::1"}),
         ({"ALL_PROXY": "p", "no_proxy": "corp"}, {"no_proxy": "corp,127.0.0.1,localhost,::1"}),
     ],
@@ -149,8 +156,15 @@ def test_only_lists_that_the_user_has_change_and_only_where_there_is_a_proxy(
     assert result == environment | changed
 
 
-def test_a_stage_asks_no_proxy_for_this_machine(tmp_path: Path, root: Path, server: Recorder, proxy: Recorder) -> None:
-    for name in ("stages/__init__.py", "stages/environment.py", "stages/project.env", "src/deepsearch_rl/loopback.py"):
+def test_a_stage_asks_no_proxy_for_this_machine(
+    tmp_path: Path, root: Path, server: Recorder, proxy: Recorder
+) -> None:
+    for name in (
+        "stages/__init__.py",
+        "stages/environment.py",
+        "stages/project.env",
+        "src/deepsearch_rl/loopback.py",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((root / name).read_bytes())
     (tmp_path / "stages" / "probe.py").write_text(STAGE)

@@ -67,7 +67,9 @@ def test_importing_every_module_asks_nobody() -> None:
     """ART's LiteLLM would fetch a list of prices, and Unsloth send statistics."""
     found = asked_by(IMPORT_ALL)
     assert found["asked"] == []
-    assert set(found["missing"]) <= {"vllm", "unsloth", "unsloth_zoo"}, "everything else was really imported"  # type: ignore[call-overload]
+    assert set(found["missing"]) <= {"vllm", "unsloth", "unsloth_zoo"}, (
+        "everything else was really imported"
+    )  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor"], ["plan", "tiny"]], ids=str)

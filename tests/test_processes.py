@@ -23,7 +23,8 @@ from deepsearch_rl.processes import (
     stream_lines,
 )
 
-# A shell that starts a server in a session of its own, which ignores SIGHUP, notes both pids and waits.
+# A shell that starts a server in a session of its own, which ignores SIGHUP, notes both pids and
+# waits.
 STUBBORN = "setsid sleep 600 & echo $! > server.pid; echo $$ > shell.pid; echo started; wait"
 HOLDER = """
 import sys
@@ -68,7 +69,10 @@ def test_a_command_reads_its_settings_and_has_its_folder_and_environment(tmp_pat
 
 
 def test_a_command_inherits_the_descriptors_that_are_passed_to_it_and_no_others() -> None:
-    with socket.create_server((LOOPBACK, 0)) as passed, socket.create_server((LOOPBACK, 0)) as other:
+    with (
+        socket.create_server((LOOPBACK, 0)) as passed,
+        socket.create_server((LOOPBACK, 0)) as other,
+    ):
         other.set_inheritable(True)
         with ProcessGuard() as guard:
             process = guard.start(["sh", "-c", "ls -l /proc/self/fd"], inherited=[passed.fileno()])
@@ -80,11 +84,15 @@ def test_a_command_inherits_the_descriptors_that_are_passed_to_it_and_no_others(
 def test_a_program_that_does_not_exist_is_named() -> None:
     with ProcessGuard() as guard:
         process = guard.start(["no-such-program"])
-        assert stream_lines(process, str) == ["no-such-program cannot be started: No such file or directory"]
+        assert stream_lines(process, str) == [
+            "no-such-program cannot be started: No such file or directory"
+        ]
         assert process.returncode == NOT_STARTED_STATUS
 
 
-def test_closing_the_guard_ends_the_command_and_servers_in_sessions_of_their_own(tmp_path: Path) -> None:
+def test_closing_the_guard_ends_the_command_and_servers_in_sessions_of_their_own(
+    tmp_path: Path,
+) -> None:
     with ProcessGuard() as guard:
         process = guard.start(["sh", "-c", STUBBORN], folder=tmp_path)
         assert process.stdout is not None
@@ -126,7 +134,9 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path, how: signal.Si
 
 def test_a_command_whose_supervisor_is_killed_ends_with_the_guard(tmp_path: Path) -> None:
     with ProcessGuard() as guard:
-        process = guard.start(["sh", "-c", "echo $$ > shell.pid; echo started; sleep 600"], folder=tmp_path)
+        process = guard.start(
+            ["sh", "-c", "echo $$ > shell.pid; echo started; sleep 600"], folder=tmp_path
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         process.kill()
@@ -152,7 +162,9 @@ def test_nothing_starts_after_the_guard_was_closed() -> None:
 def test_a_server_answers_within_the_block_and_is_gone_after_it(tmp_path: Path) -> None:
     port = free_port()
     url = f"http://{LOOPBACK}:{port}"
-    with running_server("the server", [*SERVE, "--directory", str(tmp_path), str(port)], url, "/", 30) as server:
+    with running_server(
+        "the server", [*SERVE, "--directory", str(tmp_path), str(port)], url, "/", 30
+    ) as server:
         assert httpx.get(server.url).status_code == 200
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
@@ -172,7 +184,9 @@ def test_a_server_that_ends_while_it_starts_is_named_with_its_exit_code_and_last
 def test_a_server_that_does_not_answer_in_time_is_named_with_its_address() -> None:
     url = f"http://{LOOPBACK}:{free_port()}"
     with (
-        pytest.raises(EndpointError, match=rf"the server did not answer at {url} within 2 s[\s\S]*waiting"),
+        pytest.raises(
+            EndpointError, match=rf"the server did not answer at {url} within 2 s[\s\S]*waiting"
+        ),
         running_server("the server", ["sh", "-c", "echo waiting; sleep 600"], url, "/", 2),
     ):
         pass
@@ -189,10 +203,13 @@ def test_a_guard_does_not_wait_for_ever_for_a_supervisor_that_does_not_end(
 ) -> None:
     monkeypatch.setattr("deepsearch_rl.processes.SUPERVISOR_GRACE_S", 0.5)
     with ProcessGuard() as guard:
-        process = guard.start(["sh", "-c", "echo $$ > shell.pid; echo started; sleep 600"], folder=tmp_path)
+        process = guard.start(
+            ["sh", "-c", "echo $$ > shell.pid; echo started; sleep 600"], folder=tmp_path
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        os.kill(process.pid, signal.SIGSTOP)  # as if it waited for a child that the kernel does not end
+        # As if it waited for a child that the kernel does not end
+        os.kill(process.pid, signal.SIGSTOP)
     assert process.returncode == -signal.SIGKILL
     assert gone(tmp_path / "shell.pid")
 
@@ -214,11 +231,16 @@ def test_descendants_that_cannot_be_killed_are_named_and_left_behind(
         child.wait()
 
 
-def test_the_log_of_a_server_that_failed_is_kept_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_a_server_that_failed_is_kept_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     lines = "for i in $(seq 40); do echo line $i; done; exit 3"
     url = f"http://{LOOPBACK}:{free_port()}"
-    with pytest.raises(EndpointError) as failed, running_server("the server", ["sh", "-c", lines], url, "/", 30):
+    with (
+        pytest.raises(EndpointError) as failed,
+        running_server("the server", ["sh", "-c", lines], url, "/", 30),
+    ):
         raise AssertionError("it never answers")
     [log] = tmp_path.glob("deepsearch-*/output.log")
     assert str(log) in str(failed.value)

@@ -2,7 +2,7 @@
 
 import traceback
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
@@ -23,14 +23,17 @@ class ServerSettings(Record):
 @pytest.fixture
 def params_file(tmp_path: Path) -> Path:
     path = tmp_path / "params.yaml"
-    path.write_text("profile: tiny\nseed: 7\nchunk: {chunk_size: 0}\nsets: {a: {chunk_size: 1}, b: {chunk_size: x}}\n")
+    path.write_text(
+        "profile: tiny\nseed: 7\nchunk: {chunk_size: 0}\nsets: {a: {chunk_size: 1}, b: {chunk_size: x}}\n"
+    )
     return path
 
 
 def test_a_value_out_of_range_names_file_section_and_field(params_file: Path) -> None:
     profile = load_profile(params_file)
     with pytest.raises(
-        ConfigError, match=r"params\.yaml, chunk\.chunk_size: .* greater than or equal to 1 \(given: 0\)"
+        ConfigError,
+        match=r"params\.yaml, chunk\.chunk_size: .* greater than or equal to 1 \(given: 0\)",
     ):
         profile.section("chunk", ChunkSettings)
     with pytest.raises(ConfigError, match=r"sets\.b\.chunk_size: .* \(given: 'x'\)"):
@@ -39,7 +42,9 @@ def test_a_value_out_of_range_names_file_section_and_field(params_file: Path) ->
         profile.value("index")
 
 
-def test_a_misspelt_choice_gets_the_nearest_names_and_a_key_is_not_repeated(params_file: Path) -> None:
+def test_a_misspelt_choice_gets_the_nearest_names_and_a_key_is_not_repeated(
+    params_file: Path,
+) -> None:
     misspelt = Profile(params_file, {"serving": {"backend": "vlm"}})
     with pytest.raises(UnknownNameError, match=r"serving\.backend .* 'vlm'. Did you mean 'vllm'\?"):
         misspelt.section("serving", ServerSettings)
@@ -65,7 +70,9 @@ def test_a_profile_that_does_not_exist_gets_the_nearest_names(tmp_path: Path) ->
         ("- a", "is not a profile"),
     ],
 )
-def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+def test_a_file_that_is_no_profile_is_refused(
+    tmp_path: Path, text: str | None, message: str
+) -> None:
     path = tmp_path / "params.yaml"
     if text is not None:
         path.write_text(text)
@@ -76,7 +83,12 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str | None, 
 def test_a_profile_has_its_own_folders_and_plain_values(params_file: Path) -> None:
     profile = find_profile(params_file.parent, "tiny")
     folders = (profile.data, profile.models, profile.reports, profile.work)
-    assert folders == (Path("data/tiny"), Path("models/tiny"), Path("reports/tiny"), Path("work/tiny"))
+    assert folders == (
+        Path("data/tiny"),
+        Path("models/tiny"),
+        Path("reports/tiny"),
+        Path("work/tiny"),
+    )
     assert profile.value("seed") == 7
     assert profile.mapping("chunk", int) == {"chunk_size": 0}
 
@@ -90,7 +102,9 @@ def test_overrides_change_a_copy_and_reach_nested_fields(params_file: Path) -> N
 
 
 def test_an_error_in_an_override_names_the_field_and_no_file(params_file: Path) -> None:
-    profile = load_profile(params_file).with_overrides({"chunk.chunk_size": -1, "sets.a": {"chunk_size": "y"}})
+    profile = load_profile(params_file).with_overrides(
+        {"chunk.chunk_size": -1, "sets.a": {"chunk_size": "y"}}
+    )
     with pytest.raises(ConfigError, match=r"^chunk\.chunk_size: .* \(given: -1\)"):
         profile.section("chunk", ChunkSettings)
     with pytest.raises(ConfigError, match=r"^sets\.a\.chunk_size: .* \(given: 'y'\)"):
@@ -105,7 +119,9 @@ def test_an_error_in_an_override_names_the_field_and_no_file(params_file: Path) 
         ("seed.first", r"'seed\.first'"),
     ],
 )
-def test_an_override_of_an_unknown_field_names_it_and_the_nearest(params_file: Path, name: str, message: str) -> None:
+def test_an_override_of_an_unknown_field_names_it_and_the_nearest(
+    params_file: Path, name: str, message: str
+) -> None:
     with pytest.raises(UnknownNameError, match=message):
         load_profile(params_file).with_overrides({name: 1})
 
@@ -117,3 +133,26 @@ def test_nested_values_change_the_fields_that_they_name(params_file: Path) -> No
     assert profile.with_values({}).values == profile.values
     with pytest.raises(UnknownNameError, match=r"chunk\.chunk_sise"):
         profile.with_values({"chunk": {"chunk_sise": 5}})
+
+
+@pytest.mark.parametrize("kind", ["it's", "a, 'b' or c", "plain"])
+def test_the_valid_names_are_those_of_the_field_whatever_signs_they_have(
+    tmp_path: Path, kind: str
+) -> None:
+    class Tagged(Record):
+        kind: Literal["it's", "a, 'b' or c", "plain"]
+
+    class Other(Record):
+        kind: Literal["other"]
+
+    class Settings(Record):
+        tagged: Annotated[Tagged | Other, Field(discriminator="kind")]
+
+    profile = Profile(
+        tmp_path, {"plain": {"kind": f"{kind}x"}, "settings": {"tagged": {"kind": f"{kind}x"}}}
+    )
+    with pytest.raises(UnknownNameError) as literal:
+        profile.section("plain", Tagged)
+    with pytest.raises(UnknownNameError) as tag:
+        profile.section("settings", Settings)
+    assert all(f"Did you mean {kind!r}?" in str(error.value) for error in (literal, tag))

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.project_state import notices, project_problems, require_git, require_sound_project
+from deepsearch_rl.project_state import (
+    notices,
+    project_problems,
+    require_git,
+    require_sound_project,
+)
 
 GRAPH = "stages:\n  long:\n    cmd: echo > started; cat go > text.txt\n    params: [number]\n    outs: [text.txt]\n"
 
@@ -47,9 +52,18 @@ def run_remedy(problem: str, folder: Path, begins: str) -> None:
     """Run the command between backticks in a sentence."""
     [command] = re.findall(rf"`({begins}[^`]*)`", problem)
     identity = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b.c", "GIT_COMMITTER_NAME": "a"}
-    identity |= {"GIT_COMMITTER_EMAIL": "a@b.c", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    identity |= {
+        "GIT_COMMITTER_EMAIL": "a@b.c",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     command = command.replace(".venv/bin/", "")
-    subprocess.run(["sh", "-c", command], cwd=folder, env=os.environ | identity, check=True, capture_output=True)
+    subprocess.run(
+        ["sh", "-c", command],
+        cwd=folder,
+        env=os.environ | identity,
+        check=True,
+        capture_output=True,
+    )
 
 
 def test_a_project_in_order_has_no_problems(project: Path) -> None:
@@ -57,7 +71,9 @@ def test_a_project_in_order_has_no_problems(project: Path) -> None:
 
 
 @pytest.mark.parametrize("remedy", ["git init", r"\.venv/bin/dvc config"])
-def test_an_unpacked_archive_needs_git_or_the_word_that_there_is_none(project: Path, remedy: str) -> None:
+def test_an_unpacked_archive_needs_git_or_the_word_that_there_is_none(
+    project: Path, remedy: str
+) -> None:
     shutil.rmtree(project / ".git")
     [problem] = project_problems(project)
     assert problem.startswith(f"{project} is no git repository")
@@ -87,7 +103,9 @@ def test_a_clone_of_another_owner_needs_gits_permission(
     require_git(project)
 
 
-@pytest.mark.parametrize("name", ["dvc.lock", "params.yaml", "dvc.yaml", "profiles/smoke/profile.yaml"])
+@pytest.mark.parametrize(
+    "name", ["dvc.lock", "params.yaml", "dvc.yaml", "profiles/smoke/profile.yaml"]
+)
 def test_a_conflict_that_git_left_is_named_with_its_line(project: Path, name: str) -> None:
     path = project / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,12 +125,16 @@ def test_a_conflict_that_git_left_is_named_with_its_line(project: Path, name: st
 
 
 @pytest.mark.nightly
-def test_a_killed_experiment_leaves_a_detached_head_and_the_way_back_is_named(project: Path) -> None:
+def test_a_killed_experiment_leaves_a_detached_head_and_the_way_back_is_named(
+    project: Path,
+) -> None:
     (project / "notes.txt").write_text("kept\n")
     for name in ("started", "go"):
         os.mkfifo(project / name)
     command = [sys.executable, "-m", "dvc", "exp", "run", "-S", "number=2"]
-    with subprocess.Popen(command, cwd=project, stdout=subprocess.DEVNULL, start_new_session=True) as experiment:
+    with subprocess.Popen(
+        command, cwd=project, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as experiment:
         (project / "started").read_text()  # ends when the stage runs
         git(project, "symbolic-ref", "--quiet", "HEAD", fails=True)
         assert list(project_problems(project)) == [], "it is running"
@@ -122,14 +144,19 @@ def test_a_killed_experiment_leaves_a_detached_head_and_the_way_back_is_named(pr
     run_remedy(problem, project, "git switch")
     assert git(project, "symbolic-ref", "--short", "HEAD") == "main"
     assert list(project_problems(project)) == []
-    assert ((project / "params.yaml").read_text(), (project / "notes.txt").read_text()) == ("number: 2\n", "kept\n")
+    assert ((project / "params.yaml").read_text(), (project / "notes.txt").read_text()) == (
+        "number: 2\n",
+        "kept\n",
+    )
     for path in (project / ".dvc" / "tmp" / "exps").rglob("*"):
         os.utime(path, (path.stat().st_mtime - 60,) * 2)  # it was killed a minute ago
     git(project, "checkout", "--quiet", "--detach")
     assert list(project_problems(project)) == [], "detached by the user"
 
 
-def test_folders_of_a_foreign_pythonpath_are_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_a_foreign_pythonpath_are_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{project / 'src'}:/opt/ros/lib")
     [notice] = notices(project)
     assert notice.startswith("PYTHONPATH names /opt/ros/lib: ")

@@ -92,8 +92,12 @@ def test_a_model_that_kept_its_start_is_a_sentence_and_no_column(trained: F1Tabl
     assert re.search("^`rl` kept its start.*`base`", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("differing", [comparison("rl", "base", 0.001), comparison("rl", "base", 0.0, searches=0.1)])
-def test_a_model_that_differs_at_all_from_its_start_is_shown(trained: F1Table, differing: Comparison) -> None:
+@pytest.mark.parametrize(
+    "differing", [comparison("rl", "base", 0.001), comparison("rl", "base", 0.0, searches=0.1)]
+)
+def test_a_model_that_differs_at_all_from_its_start_is_shown(
+    trained: F1Table, differing: Comparison
+) -> None:
     text = readme.part(table(trained.rows, [differing]))
     assert lines(text)[0][-1] == "rl - base"
     assert "kept" not in text

@@ -1,9 +1,18 @@
 import pytest
 
-from deepsearch_rl.redaction import ENV_FILE_NAMES, environment_secrets, is_secret, mask_users, public_address, redact
+from deepsearch_rl.redaction import (
+    ENV_FILE_NAMES,
+    environment_secrets,
+    is_secret,
+    mask_users,
+    public_address,
+    redact,
+)
 
 
-@pytest.mark.parametrize("name", ["api_key", "teacher.API_KEY_variable", "db_password", "client_secret", "auth_token"])
+@pytest.mark.parametrize(
+    "name", ["api_key", "teacher.API_KEY_variable", "db_password", "client_secret", "auth_token"]
+)
 def test_a_setting_that_is_named_like_a_secret_is_one(name: str) -> None:
     assert is_secret(name)
 
@@ -18,6 +27,12 @@ def test_a_setting_that_is_named_like_a_secret_is_one(name: str) -> None:
         "MLFLOW_TRACKING_TOKEN",
         "PREFECT_API_AUTH_STRING",
         "GITHUB_PAT",
+        "KAGGLE_KEY",
+        "OPENAI_KEY",
+        "SERPER_KEY",
+        "TAVILY_APIKEY",
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_CONNECTION_STRING",
     ],
 )
 def test_an_environment_variable_that_is_named_like_a_secret_is_one(name: str) -> None:
@@ -25,7 +40,9 @@ def test_an_environment_variable_that_is_named_like_a_secret_is_one(name: str) -
     assert redact("it is hidden1", environment_secrets({name: "hidden1"})) == "it is ***"
 
 
-def test_the_secrets_of_an_environment_are_passwords_in_it_and_keys_that_the_env_file_brought() -> None:
+def test_the_secrets_of_an_environment_are_passwords_in_it_and_keys_that_the_env_file_brought() -> (
+    None
+):
     environment = {
         "DEEPSEARCH_LOGIN": "me:hidden:1",
         "MLFLOW_TRACKING_URI": "http://you:hidden2@host:5000",
@@ -41,7 +58,17 @@ def test_the_secrets_of_an_environment_are_passwords_in_it_and_keys_that_the_env
 
 
 @pytest.mark.parametrize(
-    "name", ["token_limit", "token_variable", "gspo_token_level", "tokens", "max_tokens", "key", "seed", "tokenizer"]
+    "name",
+    [
+        "token_limit",
+        "token_variable",
+        "gspo_token_level",
+        "tokens",
+        "max_tokens",
+        "key",
+        "seed",
+        "tokenizer",
+    ],
 )
 def test_other_settings_are_no_secrets(name: str) -> None:
     assert not is_secret(name)
@@ -51,13 +78,17 @@ def test_an_address_is_public_without_user_password_and_query() -> None:
     assert public_address("https://user:hidden@host:8000/v1?token=hidden") == "https://host:8000/v1"
 
 
-@pytest.mark.parametrize("address", ["http://u:hid/den@h", "http://u:1?hidden@h", "http://u:hid#den@h", "http://h:x/"])
+@pytest.mark.parametrize(
+    "address", ["http://u:hid/den@h", "http://u:1?hidden@h", "http://u:hid#den@h", "http://h:x/"]
+)
 def test_an_address_whose_password_may_be_read_as_another_part_is_not_public(address: str) -> None:
     assert public_address(address) is None
 
 
 def test_users_are_masked_in_the_addresses_of_a_text() -> None:
-    assert mask_users("see http://u:hid@den@h/v1 and http://h") == "see http://***@h/v1 and http://h"
+    assert (
+        mask_users("see http://u:hid@den@h/v1 and http://h") == "see http://***@h/v1 and http://h"
+    )
 
 
 def test_a_secret_is_masked_in_every_spelling_and_what_is_no_secret_stays() -> None:

@@ -26,7 +26,9 @@ def failing(errors: list[Exception]) -> Callable[[], str]:
     return call
 
 
-def waits_of(errors: list[Exception], attempts: int = 4, max_wait_s: float = 10.0) -> tuple[str | None, list[float]]:
+def waits_of(
+    errors: list[Exception], attempts: int = 4, max_wait_s: float = 10.0
+) -> tuple[str | None, list[float]]:
     """The answer, or None after the last attempt, and the waits between the attempts."""
     waits: list[float] = []
     call: Any = retry(attempts, 1.0, Busy, lambda *_: None, max_wait_s=max_wait_s)(failing(errors))

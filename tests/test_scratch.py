@@ -56,16 +56,24 @@ def test_a_killed_run_resumes_and_a_finished_one_leaves_nothing() -> None:
     assert files_of_next_run(state(a="1")) == set()
 
 
-def test_another_state_starts_anew_and_one_line_says_what_changed(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_state_starts_anew_and_one_line_says_what_changed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     killed_run(state(**{"src/loss.py": "1", "src/agent.py": "1"}), {"log": "3 steps"})
     assert files_of_next_run(state(**{"src/loss.py": "2", "src/agent.py": "1"})) == set()
-    assert caplog.messages == ["rl@sft starts anew and does not resume its earlier run: src/loss.py (changed)"]
+    assert caplog.messages == [
+        "rl@sft starts anew and does not resume its earlier run: src/loss.py (changed)"
+    ]
     caplog.clear()
-    assert files_of_next_run(state(**{"src/loss.py": "1", "src/agent.py": "1"})) == {"log"}, "put back as it was"
+    assert files_of_next_run(state(**{"src/loss.py": "1", "src/agent.py": "1"})) == {"log"}, (
+        "put back as it was"
+    )
     assert caplog.messages == []
 
 
-def test_what_was_written_while_inputs_changed_is_not_resumed(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_written_while_inputs_changed_is_not_resumed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     killed_run(state(a="1"), {"log": "3 steps"}, changed=True)
     assert files_of_next_run(state(a="1")) == set()
     assert caplog.messages == ["rl@sft starts anew: its inputs changed during the unfinished run"]

@@ -77,13 +77,24 @@ def edit(name: str, old: str, new: str) -> Callable[[], None]:
         (lambda: Path("src/prompts/new.txt").touch(), "src/prompts (changed)"),
         (edit("models/tiny/sft/model.safetensors", "w", "W"), "models/tiny/sft (changed)"),
         (lambda: Path("src/loss.py").unlink(), "src/loss.py (gone)"),
-        (edit("params.yaml", "1.0e-3", "2.0e-3"), "params.yaml: rl.learning_rate (was 0.001, is 0.002)"),
+        (
+            edit("params.yaml", "1.0e-3", "2.0e-3"),
+            "params.yaml: rl.learning_rate (was 0.001, is 0.002)",
+        ),
         (edit("params.yaml", "seed: 3", "seed: 4"), "params.yaml: seed (was 3.0, is 4.0)"),
-        (edit("params.yaml", "start_s: 5", "start_s: 6"), "params.yaml: rl.watchdog.start_s (was 5.0, is 6.0)"),
-        (edit("packages.yaml", "2.13.0", "2.14.0"), 'packages.yaml: rl.torch (was "2.13.0", is "2.14.0")'),
+        (
+            edit("params.yaml", "start_s: 5", "start_s: 6"),
+            "params.yaml: rl.watchdog.start_s (was 5.0, is 6.0)",
+        ),
+        (
+            edit("packages.yaml", "2.13.0", "2.14.0"),
+            'packages.yaml: rl.torch (was "2.13.0", is "2.14.0")',
+        ),
     ],
 )
-def test_a_change_of_an_input_is_a_difference_in_words(change: Callable[[], None], sentence: str) -> None:
+def test_a_change_of_an_input_is_a_difference_in_words(
+    change: Callable[[], None], sentence: str
+) -> None:
     before = state_of("rl@sft")
     change()
     now = state_of("rl@sft")
@@ -128,15 +139,22 @@ def test_an_evaluation_resumes_under_other_params_and_data_but_not_with_other_co
     assert state_of("evaluate@base").resumable().digest() != before
 
 
-def test_a_prompt_that_params_name_is_data_and_one_that_the_graph_does_not_name_is_refused() -> None:
+def test_a_prompt_that_params_name_is_data_and_one_that_the_graph_does_not_name_is_refused() -> (
+    None
+):
     edit("dvc.yaml", "src/agent.py]", 'src/agent.py, "${agent.prompt}"]')()
     edit("params.yaml", "max_turns: 4", "max_turns: 4, prompt: src/prompts/tiny.txt")()
     profile = load_profile(Path("params.yaml"))
     declared = read_stage(profile, "evaluate@base", Path())
-    assert (declared.sources, declared.data) == (("src/agent.py",), ("models/tiny/base", "src/prompts/tiny.txt"))
+    assert (declared.sources, declared.data) == (
+        ("src/agent.py",),
+        ("models/tiny/base", "src/prompts/tiny.txt"),
+    )
 
     require_data(profile, "evaluate@base", ["src/prompts/tiny.txt"], Path())
-    with pytest.raises(ConfigError, match=r"evaluate@base would read tiny, .* dep of it in dvc\.yaml.* `make deps`"):
+    with pytest.raises(
+        ConfigError, match=r"evaluate@base would read tiny, .* dep of it in dvc\.yaml.* `make deps`"
+    ):
         require_data(profile, "evaluate@base", ["tiny", "src/prompts/tiny.txt"], Path())
 
 
@@ -176,10 +194,16 @@ def test_a_summary_names_the_first_few_differences() -> None:
 
 def test_no_stage_resumes_under_other_versions_of_what_it_imports() -> None:
     edit("params.yaml", "params: params.yaml", "params: params.yaml\npackages: packages.json")()
-    edit("dvc.yaml", '[{"${params}": [seed, agent]}]', '[{"${params}": [seed, agent], "${packages}": [evaluate]}]')()
+    edit(
+        "dvc.yaml",
+        '[{"${params}": [seed, agent]}]',
+        '[{"${params}": [seed, agent], "${packages}": [evaluate]}]',
+    )()
     Path("packages.json").write_text('{"evaluate": {"serve": {"torch": "2.1"}}}')
     before = state_of("evaluate@base")
     edit("packages.json", "2.1", "2.10")()
     now = state_of("evaluate@base")
-    assert differences(before, now) == ['packages.json: evaluate.serve.torch (was "2.1", is "2.10")']
+    assert differences(before, now) == [
+        'packages.json: evaluate.serve.torch (was "2.1", is "2.10")'
+    ]
     assert now.resumable().digest() != before.resumable().digest()

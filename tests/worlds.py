@@ -37,8 +37,12 @@ def world(tmp_path_factory: pytest.TempPathFactory, smoke: Profile) -> World:
     download(smoke.section("download", DownloadConfig), 0, data / "corpora", data / "questions")
     chunk_corpora(data / "corpora", data / "chunks", smoke.section("chunk", ChunkConfig))
     chunks = data / "chunks" / "world.jsonl"
-    build_index(chunks, data / "index" / "world", smoke.section("index", IndexSection).of("world"), 0)
-    return World(data / "questions" / "multihoprag" / "train.jsonl", data / "index" / "world", chunks)
+    build_index(
+        chunks, data / "index" / "world", smoke.section("index", IndexSection).of("world"), 0
+    )
+    return World(
+        data / "questions" / "multihoprag" / "train.jsonl", data / "index" / "world", chunks
+    )
 
 
 @pytest.fixture(scope="session")

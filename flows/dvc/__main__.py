@@ -2,15 +2,16 @@
 
     python flows/dvc repro profiles/smoke/dvc.yaml
 
-DVC writes dvc.lock in place at the end of every stage, and for the lock of a whole graph that takes a second. A kill at
-that moment leaves the first part of the file: DVC refuses it, or takes the stages of the rest for new. Here the file is
-written beside it and renamed.
+DVC writes dvc.lock in place at the end of every stage, and for the lock of a whole graph that takes
+a second. A kill at that moment leaves the first part of the file: DVC refuses it, or takes the
+stages of the rest for new. Here the file is written beside it and renamed.
 
-DVC refuses a stage whose files another DVC process works on, and advises to remove its lock by hand. Here `dvc repro`
-says for whom it waits, and begins anew when that one has ended, from DVC's new state.
+DVC refuses a stage whose files another DVC process works on, and advises to remove its lock by
+hand. Here `dvc repro` says for whom it waits, and begins anew when that one has ended, from DVC's
+new state.
 
-After every stage DVC advises `git add`, `autostage` and `dvc push`. A run of the whole graph would print that twenty
-times; here it is left out.
+After every stage DVC advises `git add`, `autostage` and `dvc push`. A run of the whole graph would
+print that twenty times; here it is left out.
 """
 
 import functools
@@ -66,6 +67,7 @@ def rwlock_or_busy(folder: str, *arguments: Any) -> Iterator[None]:
             stack.enter_context(_rwlock(folder, *arguments))
         except LockError as error:
             raise _Busy(str(error), Path(folder, dvc.rwlock.RWLOCK_FILE)) from error
+
         yield
 
 
@@ -75,7 +77,8 @@ def _say(sentence: str) -> None:
 
 def run() -> int:
     """Run DVC's command line; `dvc repro` starts again after it has waited for another DVC."""
-    if "repro" in sys.argv[1:]:  # `dvc exp run` has changed files of the project when it comes to its first stage
+    # `dvc exp run` has changed files of the project when it comes to its first stage
+    if "repro" in sys.argv[1:]:
         setattr(dvc.rwlock, "rwlock", rwlock_or_busy)  # noqa: B010 - as below
     try:
         return main()
@@ -84,10 +87,12 @@ def run() -> int:
 
         message, lock_file = busy.args
         on_wait = functools.partial(say_waiting, _say, "works on files that this stage needs")
+
         try:
             wait_for_users(lock_file, blocking_pids(message), on_wait)
         except KeyboardInterrupt:
             return INTERRUPTED_STATUS
+
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -106,7 +111,8 @@ def leave_out_advice() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[2]))  # last: no folder of the project hides a package
+    # last: no folder of the project hides a package
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
     leave_out_advice()
     setattr(dvc.dvcfile, "modify_yaml", modify_yaml_at_once)  # noqa: B010 - a module's function, which pyright guards
     sys.exit(run())

@@ -2,9 +2,9 @@
 
     python -m scripts.preflight.arranged_rl PARAMS START [--stale]
 
-The first group's rewards are equal, those of the others differ, and one rollout's tool has failed, so that an update
-does not depend on what a model of random weights answers. A stale sampler must end the run with StalePolicyError. The
-engine is the profile's own.
+The first group's rewards are equal, those of the others differ, and one rollout's tool has failed,
+so that an update does not depend on what a model of random weights answers. A stale sampler must
+end the run with StalePolicyError. The engine is the profile's own.
 """
 
 import argparse
@@ -26,29 +26,39 @@ class ArrangedTrainer:
     """An engine's trainer with other rewards; if ``is_stale``, it samples from the start model for ever."""
 
     def __init__(self, trainer: Any, is_stale: bool) -> None:
-        self._trainer, self._is_stale = trainer, is_stale
+        self._trainer = trainer
+        self._is_stale = is_stale
         self._first: list[list[Rollout]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
 
-    async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
+    async def roll_out(
+        self, questions: Sequence[Question], sampling: Sampling
+    ) -> list[list[Rollout]]:
         """Roll out; the last group's first rollout counts as failed."""
         if self._first and sampling.trained and self._is_stale:
             return self._first
         rollouts_QG = await self._trainer.roll_out(questions, sampling)
+
         if sampling.trained:
             rollout = rollouts_QG[-1][0]
-            failed = rollout.trajectory.model_copy(update={"stop_reason": StopReason.TOOL_ERROR, "answer": ""})
+            failed = rollout.trajectory.model_copy(
+                update={"stop_reason": StopReason.TOOL_ERROR, "answer": ""}
+            )
             rollouts_QG[-1][0] = Rollout(failed, rollout.capture)
             self._first = rollouts_QG
+
         return rollouts_QG
 
     async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
         """Update from rewards that are equal in the first group and rise in the others."""
-        rewards = [[float(place * (group > 0)) for place, _ in enumerate(row)] for group, row in enumerate(rewards_QG)]
+        rewards = [
+            [float(place * (group > 0)) for place, _ in enumerate(row)]
+            for group, row in enumerate(rewards_QG)
+        ]
         return await self._trainer.update(rollouts_QG, rewards)
 
 
@@ -56,24 +66,32 @@ def arrange(is_stale: bool) -> None:
     """Have every engine make an :class:`ArrangedTrainer`."""
 
     def arranged(open_engine: Any) -> Any:
-        return lambda *names: lambda task, config: ArrangedTrainer(open_engine(*names)(task, config), is_stale)
+        return lambda *names: (
+            lambda task, config: ArrangedTrainer(open_engine(*names)(task, config), is_stale)
+        )
 
     make.ENGINES = {name: arranged(open_engine) for name, open_engine in make.ENGINES.items()}
 
 
 def main() -> None:
     """Command line; an error, and a stale sampler that was not noticed, end it with status 1 and one paragraph."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("params", type=Path)
     parser.add_argument("start")
     parser.add_argument("--stale", action="store_true")
     arguments = parser.parse_args()
     arrange(arguments.stale)
+
     try:
         profile = load_profile(arguments.params)
         scratch = profile.work / "arranged" / ("stale" if arguments.stale else "full")
-        run = rl_run(profile, arguments.start, scratch, curve_path(profile.work, f"arranged-{scratch.name}"))
+        run = rl_run(
+            profile, arguments.start, scratch, curve_path(profile.work, f"arranged-{scratch.name}")
+        )
         train(run)  # in this process, where the engines are arranged
+
         if arguments.stale:
             raise CheckFailedError(
                 "a sampler that is one step behind was not noticed. The check of sampler against trainer (section rl) "

@@ -15,7 +15,8 @@ INTERVAL_S = 0.5
 @contextlib.contextmanager
 def measured_memory(pid: int) -> Iterator[list[float]]:
     """Look at a process every :data:`INTERVAL_S` until the end of the block; yield the samples, GiB."""
-    has_gpu, done = shutil.which("nvidia-smi") is not None, threading.Event()
+    has_gpu = shutil.which("nvidia-smi") is not None
+    done = threading.Event()
     samples_gib = [0.0]
 
     def watch() -> None:
@@ -24,6 +25,7 @@ def measured_memory(pid: int) -> Iterator[list[float]]:
 
     thread = threading.Thread(target=watch, name="memory", daemon=True)
     thread.start()
+
     try:
         yield samples_gib
     finally:
@@ -35,7 +37,10 @@ def gpu_memory_gib() -> float:
     """Return the memory in use on the fullest GPU."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     result = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    return max((float(line) / 1024 for line in result.stdout.split("\n") if line.strip().isdigit()), default=0.0)
+    return max(
+        (float(line) / 1024 for line in result.stdout.split("\n") if line.strip().isdigit()),
+        default=0.0,
+    )
 
 
 def memory_gib(pid: int) -> float:
@@ -46,4 +51,5 @@ def memory_gib(pid: int) -> float:
         for each in [process, *process.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 total += each.memory_info().rss
+
     return total / GIB

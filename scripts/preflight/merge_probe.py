@@ -2,8 +2,8 @@
 
     python -m scripts.preflight.merge_probe PARAMS START ADAPTER MERGED RESULT
 
-RESULT is a JSON file: the mean difference of the log-probabilities, in nats, that both give to the greedy answers of
-the start with its adapter.
+RESULT is a JSON file: the mean difference of the log-probabilities, in nats, that both give to the
+greedy answers of the start with its adapter.
 """
 
 import sys
@@ -19,7 +19,8 @@ from deepsearch_rl.files import write_json
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.training.merge import Answer, answer_logprobs, fixed_prompts, greedy_answers
 
-PROMPTS, MAX_TOKENS = 4, 24
+PROMPTS = 4
+MAX_TOKENS = 24
 
 
 def main() -> None:

@@ -20,7 +20,12 @@ from deepsearch_rl.training.sft import ATTENTION_PACKAGES
 from scripts.preflight.project import DATASET, START, Project
 from scripts.preflight.runner import Phase
 
-IMPORTS = {"core": ("torch", "mcp"), "sft": ("swift", "peft"), "rl": ("art", "peft"), "serve": ("transformers", "mcp")}
+IMPORTS = {
+    "core": ("torch", "mcp"),
+    "sft": ("swift", "peft"),
+    "rl": ("art", "peft"),
+    "serve": ("transformers", "mcp"),
+}
 """What the stages of a family import whatever the profile's settings are."""
 PROBE = (
     "import importlib.util as u, json, sys; m = [n for n in sys.argv[1:] if not any(map(u.find_spec, n.split('|')))];"
@@ -29,11 +34,14 @@ PROBE = (
 )
 STEPS = 6  # of SFT, about: rows are packed
 STALE_LEARNING_RATE = 0.05  # one step of it moves a policy further than any rounding
-ROUNDING, ROUNDING_16_BIT = 1e-3, 0.1  # largest mean differences of log-probabilities, and logits, that it explains
+# Largest mean differences of log-probabilities, and logits, that it explains
+ROUNDING, ROUNDING_16_BIT = 1e-3, 0.1
 KEEP = "--keep-scratch"
-MOST_OTHER_TURNS = 0.2  # share: a model that knows little writes some turns that no template renders
+# share: a model that knows little writes some turns that no template renders
+MOST_OTHER_TURNS = 0.2
 OWN_INDEX = "own_index"  # name of the profile with its own encoder, inside the copy
-RECALL, LEAST_RECALL = "evidence_recall@10", 0.05  # of gold passages; chance gives about .01 on the generated world
+# Of gold passages; chance gives about .01 on the generated world
+RECALL, LEAST_RECALL = "evidence_recall@10", 0.05
 FULL = "full"  # name of the profile at full size, inside the copy
 
 
@@ -80,14 +88,19 @@ class Preflight:
     def machine(self) -> Figures:
         """Memory, disk, GPU, keys and packages that the profile requires, as `deepsearch doctor` sees them."""
         missing = inspect(self.project.root).missing[self.project.name]
-        lines = [f"missing: {each.what}; {each.fix}." for each in missing if not each.what.startswith("interpreter ")]
+        lines = [
+            f"missing: {each.what}; {each.fix}."
+            for each in missing
+            if not each.what.startswith("interpreter ")
+        ]
         if lines:
             raise UnavailableError("\n".join(lines))
         return {}
 
     def environment(self) -> Figures:
         """Interpreters, what they import, and where a GPU is used its driver."""
-        values, problems = self.project.profile.values, list[str]()
+        values = self.project.profile.values
+        problems = list[str]()
         for family, interpreter in values["python"].items():
             problems += self._interpreter_problems(family, interpreter)
         if self.has_gpu and not shutil.which("nvidia-smi"):
@@ -105,15 +118,23 @@ class Preflight:
         needs_gpu = self.has_gpu and family in ("sft", "rl", "serve")
         command = [path, "-c", PROBE, *names, *(["torch"] if needs_gpu else [])]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
+
         if result.returncode:
-            return [f"the interpreter {interpreter} (python.{family}) fails: {result.stderr.strip()[-500:]} {fix}."]
+            return [
+                f"the interpreter {interpreter} (python.{family}) fails: {result.stderr.strip()[-500:]} {fix}."
+            ]
+
         missing, sees_gpu = json.loads(result.stdout)
-        problems = [f"{interpreter} (python.{family}) has no package {name}: {fix}." for name in missing]
+        problems = [
+            f"{interpreter} (python.{family}) has no package {name}: {fix}." for name in missing
+        ]
+
         if needs_gpu and not sees_gpu:
             problems.append(
                 f"{interpreter} (python.{family}) sees no CUDA GPU: attach one, with a driver as new as its torch "
                 "needs (`nvidia-smi` shows both)."
             )
+
         return problems
 
     @property
@@ -126,14 +147,20 @@ class Preflight:
         project = self.project
         for stage in ("download", "chunk", "index", "synthesize"):
             project.run("core", f"stages.{stage}")
-        project.run("sft", "scripts.preflight.small_model", project.root / "models" / project.name / "base")
+        project.run(
+            "sft", "scripts.preflight.small_model", project.root / "models" / project.name / "base"
+        )
         project.run("sft", "stages.filter")
         return {"rows": project.read("reports/{}/filter.json")["rows"]}
 
     def index(self) -> Figures:
         """The profile's own tokenizer and encoder, on its device: an index of the generated world, and its recall."""
         own = find_profile(self.project.root, self.project.name).values
-        index = {**own["index"], "corpus_vectors": {}, "fusion": {**own["index"]["fusion"], "learning": None}}
+        index = {
+            **own["index"],
+            "corpus_vectors": {},
+            "fusion": {**own["index"]["fusion"], "learning": None},
+        }
         changes = {
             "profile": OWN_INDEX,
             "index": index,
@@ -143,12 +170,16 @@ class Preflight:
         for family, stage in (("core", "download"), ("core", "chunk"), ("index", "index")):
             self.project.run(family, f"stages.{stage}", params=params)
         report = read_json(self.project.folder / "reports" / OWN_INDEX / "retrieval.json")
-        recall = {name: scores[RECALL] for name, scores in report[DATASET].items() if RECALL in scores}
+        recall = {
+            name: scores[RECALL] for name, scores in report[DATASET].items() if RECALL in scores
+        }
+
         if not min(recall.values()) >= LEAST_RECALL:
             raise CheckFailedError(
                 f"of the gold passages among the first ten, the retrievers find {recall}: one of them finds next to "
                 "nothing. Look at index.encoder: its prefixes, pooling and dtype."
             )
+
         return {f"{name}_recall": value for name, value in recall.items()}
 
     def teacher(self) -> Figures:
@@ -160,15 +191,25 @@ class Preflight:
         section = {**own, "dataset": DATASET, "split": "train", "questions": 1, "samples": 1}
         params = project.write_params({"synthesize": section}, "teacher.yaml")
         project.run("core", "stages.synthesize", params=params)
-        (line,) = (project.data / "trajectories" / "teacher.jsonl").read_text(encoding="utf-8").splitlines()
+        (line,) = (
+            (project.data / "trajectories" / "teacher.jsonl")
+            .read_text(encoding="utf-8")
+            .splitlines()
+        )
         trajectory = json.loads(line)
+
         if trajectory["stop_reason"] in ("model_error", "tool_error", "deadline"):
-            raise CheckFailedError(f"the teacher did not answer: {trajectory['stop_reason']}: {trajectory['error']}")
+            raise CheckFailedError(
+                f"the teacher did not answer: {trajectory['stop_reason']}: {trajectory['error']}"
+            )
+
         return {"searches": len(trajectory["retrievals"])}
 
     def _beside(self, name: str) -> Project:
         """Return the copy as a profile of another name that has this one's questions, chunks and index."""
-        project = replace(self.project, profile=self.project.profile.with_overrides({"profile": name}))
+        project = replace(
+            self.project, profile=self.project.profile.with_overrides({"profile": name})
+        )
         project.data.mkdir(parents=True, exist_ok=True)
         for part in ("questions", "index", "chunks"):
             (project.data / part).symlink_to(self.project.data / part)
@@ -176,8 +217,10 @@ class Preflight:
 
     def sft(self) -> Figures:
         """Some six steps of `swift sft`, killed after the second and resumed."""
-        project, report = self.project, self.project.read("reports/{}/filter.json")
-        settings, tokens = project.profile.values["sft"], report["rows"] * report["tokens"]["mean"]
+        project = self.project
+        report = self.project.read("reports/{}/filter.json")
+        settings = project.profile.values["sft"]
+        tokens = report["rows"] * report["tokens"]["mean"]
         length = settings["max_length"]
         if settings["packing"]:
             length = min(length, max(report["tokens"]["max"], math.ceil(tokens / STEPS)))
@@ -186,18 +229,26 @@ class Preflight:
         changes = {"sft.forwards_per_step": forwards, "sft.max_length": length}
         params = project.write_params(changes, "sft.yaml")
         checkpoints = "scratch/sft/*/checkpoint-*/trainer_state.json"
-        project.kill_when(lambda: bool(project.files(checkpoints)), "sft", "stages.sft", params=params)
+        project.kill_when(
+            lambda: bool(project.files(checkpoints)), "sft", "stages.sft", params=params
+        )
         done = max(int(path.parent.name.rpartition("-")[2]) for path in project.files(checkpoints))
         seconds = project.run("sft", "stages.sft", KEEP, params=params)
         (scratch,) = project.files("scratch/sft/*")
         summary = last_summary(scratch / "logging.jsonl")
         step, steps = map(int, summary["global_step/max_steps"].split("/"))
+
         if not done < step == steps:
             raise CheckFailedError(
                 f"`swift sft`, killed after step {done}, ended at {step} of {steps}; look at {scratch}/swift.log."
             )
+
         token_s = summary["train_runtime"] / (tokens * (steps - done) / steps)
-        slopes = {} if self.is_cut else {"sft_token_s": token_s, "swift_start_s": seconds - summary["train_runtime"]}
+        slopes = (
+            {}
+            if self.is_cut
+            else {"sft_token_s": token_s, "swift_start_s": seconds - summary["train_runtime"]}
+        )
         return {"tokens_per_s": 1 / token_s, "steps": steps, **slopes}
 
     @property
@@ -217,11 +268,13 @@ class Preflight:
         self.project.run("sft", "scripts.preflight.merge_probe", *folders, result)
         figures = read_json(result)
         limit = self.project.profile.values["unsloth_merge"]["tolerance"]
+
         if not figures["parity"] <= limit:
             raise CheckFailedError(
                 f"log-probabilities of {folders[2]} differ by {figures['parity']:.2g} nats on average from those of "
                 f"its start with the adapter, more than {limit:g}: the merge lost something."
             )
+
         return figures
 
     def serve(self) -> Figures:
@@ -229,9 +282,14 @@ class Preflight:
         serving = self.project.profile.values["serving"]
         if serving["backend"] != "vllm":
             probe = self._probe("serve")
-            return {**serve_figures(probe), **({} if self.is_cut else {"serve_start_s": probe["start_s"]})}
+            return {
+                **serve_figures(probe),
+                **({} if self.is_cut else {"serve_start_s": probe["start_s"]}),
+            }
+
         eager, graphs = (
-            self._probe(f"eager-{on}", overrides={"serving.vllm.enforce_eager": on}) for on in (True, False)
+            self._probe(f"eager-{on}", overrides={"serving.vllm.enforce_eager": on})
+            for on in (True, False)
         )
         return {
             **serve_figures(eager if serving["vllm"]["enforce_eager"] else graphs),
@@ -248,28 +306,34 @@ class Preflight:
         overrides: Mapping[str, object] = MappingProxyType({}),
     ) -> Any:
         """Serve one of the copy's models and return the figures of its answers, compared with the model ``merged``."""
-        project, result = self.project, self.project.work / f"{name}.json"
+        project = self.project
+        result = self.project.work / f"{name}.json"
         params = project.write_params(overrides, f"{name}.yaml")
         folders = [project.models / served, project.models / merged]
         project.run("serve", "scripts.preflight.serve_probe", *folders, result, params=params)
         probe = read_json(result)
+
         if not any(answer["called"] for answer in probe["answers"]):
             raise CheckFailedError(
                 f"the server parsed no tool call in {len(probe['answers'])} answers of a model that writes them; check "
                 f"serving's tool_call_parser and the model's chat template. The answers are in {result}."
             )
+
         if probe["other_turns"] > MOST_OTHER_TURNS * probe["second_turns"]:
             raise CheckFailedError(
                 f"{probe['other_turns']} of {probe['second_turns']} turns with a call come back to the model with "
                 "other tokens than it wrote: the agent, the server's parser or the chat template changes a turn on its "
                 f"way, and RL would leave out its rollout. The first one: {probe['first_other_turn']!r}."
             )
+
         limit = ROUNDING if probe["dtype"] == "float32" else ROUNDING_16_BIT
+
         if not probe["parity"] <= limit:
             raise CheckFailedError(
                 f"the server's log-probabilities differ from transformers' by {probe['parity']:.2g} nats on average, "
                 f"more than {limit:g} in {probe['dtype']}: the two render prompts or compute in different ways."
             )
+
         return probe
 
     def rl(self) -> Figures:
@@ -286,12 +350,22 @@ class Preflight:
         (log,) = project.files(f"{RUNS}/{START}-*/train_log.jsonl")
         lines = (project.models / "rl_adapter" / START / "train_log.jsonl").read_text().splitlines()
         steps = [json.loads(line) for line in lines]
+
         if lines[:2] != before or [step["step"] for step in steps] != [0, 1, 2, 3]:
-            raise CheckFailedError(f"RL did not go on after the step that it was killed behind; its log is {log}.")
+            raise CheckFailedError(
+                f"RL did not go on after the step that it was killed behind; its log is {log}."
+            )
+
         if not list(log.parent.glob("**/optimizer.pt")):
-            raise CheckFailedError(f"no checkpoint below {log.parent} has the optimizer's state, so a resume loses it.")
+            raise CheckFailedError(
+                f"no checkpoint below {log.parent} has the optimizer's state, so a resume loses it."
+            )
+
         if not any(step.get("trainable_groups") for step in steps):
-            raise CheckFailedError(f"all rewards of all steps were equal, so nothing was trained; its log is {log}.")
+            raise CheckFailedError(
+                f"all rewards of all steps were equal, so nothing was trained; its log is {log}."
+            )
+
         return rl_figures(steps)
 
     def stale(self) -> Figures:
@@ -301,8 +375,12 @@ class Preflight:
         self.project.run("rl", "scripts.preflight.arranged_rl", START, "--stale", params=params)
         (log,) = self.project.files("arranged/stale/train_log.jsonl")
         step = steps_of(log)
+
         if step[0].get("trainable_groups") != 1 or not step[0].get("failures/tool_error"):
-            raise CheckFailedError(f"of a group with equal rewards and one with a failed tool, RL logged {step[0]}.")
+            raise CheckFailedError(
+                f"of a group with equal rewards and one with a failed tool, RL logged {step[0]}."
+            )
+
         return {}
 
     def rl_merge(self) -> Figures:
@@ -313,8 +391,10 @@ class Preflight:
 
     def adapter(self) -> Figures:
         """RL's adapter, enlarged until it answers differently, served beside its base: it agrees with transformers."""
-        models, result = self.project.models, self.project.work / "scaled.json"
-        scaled, merged = models / "scaled_adapter", models / "scaled_merged"
+        models = self.project.models
+        result = self.project.work / "scaled.json"
+        scaled = models / "scaled_adapter"
+        merged = models / "scaled_merged"
         folders = [models / START, models / "rl_adapter" / START, scaled, merged]
         self.project.run("sft", "scripts.preflight.scaled_adapter", *folders, result)
         probe = self._probe("adapter", scaled.name, merged.name)
@@ -332,7 +412,9 @@ class Preflight:
 
     def longest(self) -> Figures:
         """A row of almost `sft.max_length` tokens through forward and backward."""
-        project = replace(self.project, profile=self.project.profile.with_overrides({"profile": "longest"}))
+        project = replace(
+            self.project, profile=self.project.profile.with_overrides({"profile": "longest"})
+        )
         project.models.mkdir(parents=True, exist_ok=True)
         (project.models / "base").symlink_to(self.project.models / "base")
         return self._train_longest(project)
@@ -340,12 +422,15 @@ class Preflight:
     def _train_longest(self, project: Project) -> Figures:
         """Train on one long row with the small model's data, in the profile ``project`` of the copy."""
         tokens = self.project.profile.values["sft"]["max_length"]
-        report, rows = self.project.read("reports/{}/filter.json"), self.project.data / "sft" / "train.jsonl"
+        report = self.project.read("reports/{}/filter.json")
+        rows = self.project.data / "sft" / "train.jsonl"
         (project.data / "sft").mkdir(parents=True, exist_ok=True)
         lines = rows.read_text(encoding="utf-8").splitlines()
         row = long_row(lines, report["rows"] * report["tokens"]["mean"], tokens)
         (project.data / "sft" / "train.jsonl").write_text(f"{row}\n", encoding="utf-8")
-        params = project.write_params({"sft.forwards_per_step": 1, "sft.save_steps": 1}, f"{project.name}.yaml")
+        params = project.write_params(
+            {"sft.forwards_per_step": 1, "sft.save_steps": 1}, f"{project.name}.yaml"
+        )
         project.run("sft", "stages.sft", KEEP, params=params)
         (scratch,) = project.files("scratch/sft/*")
         return {"tokens_per_s": tokens / last_summary(scratch / "logging.jsonl")["train_runtime"]}
@@ -363,8 +448,15 @@ class Preflight:
         if not (self._full().models / "base").is_dir():
             raise SkippedError("the model of full size was not made")
         project = self._beside(FULL)
-        sizes = project.profile.values["rl"]["max_sequence_tokens"], project.profile.values["agent"]["context_tokens"]
-        changes = {"rl.steps": {START: 1}, "rl.dev.questions": 1, "agent.max_tokens": min(sizes) - 2048}
+        sizes = (
+            project.profile.values["rl"]["max_sequence_tokens"],
+            project.profile.values["agent"]["context_tokens"],
+        )
+        changes = {
+            "rl.steps": {START: 1},
+            "rl.dev.questions": 1,
+            "agent.max_tokens": min(sizes) - 2048,
+        }
         params = project.write_params(changes, f"{FULL}.yaml")
         project.run("rl", "scripts.preflight.arranged_rl", START, params=params)
         lines = (project.models / "rl_adapter" / START / "train_log.jsonl").read_text().splitlines()
@@ -372,7 +464,10 @@ class Preflight:
 
     def _full(self) -> Project:
         if not self.has_gpu:
-            raise SkippedError("only where a GPU is used; the small model has the full size already")
+            raise SkippedError(
+                "only where a GPU is used; the small model has the full size already"
+            )
+
         return replace(self.project, profile=self.project.profile.with_overrides({"profile": FULL}))
 
 
@@ -380,7 +475,9 @@ def packages(values: Mapping[str, Any], family: str) -> list[str]:
     """Return what a stage family imports because of the profile's settings."""
     names = {
         "sft": [*ATTENTION_PACKAGES[values["sft"]["attention"]]],
-        "rl": ["unsloth", "trl", "bitsandbytes"] if values["rl"]["backend"]["service"] == "unsloth" else [],
+        "rl": ["unsloth", "trl", "bitsandbytes"]
+        if values["rl"]["backend"]["service"] == "unsloth"
+        else [],
         "serve": ["vllm"] if values["serving"]["backend"] == "vllm" else [],
     }
     return names.get(family, [])
@@ -432,9 +529,12 @@ def difference(ours: list[Any], theirs: list[Any]) -> float:
     """Return the mean difference of two servers' log-probabilities over the tokens that both wrote."""
     differences = list[float]()
     for own, other in zip(ours, theirs, strict=True):
-        tokens = zip(own["tokens"], other["tokens"], own["logprobs"], other["logprobs"], strict=False)
+        tokens = zip(
+            own["tokens"], other["tokens"], own["logprobs"], other["logprobs"], strict=False
+        )
         for token, same, left, right in tokens:
             if token != same:
                 break
             differences.append(abs(left - right))
+
     return sum(differences) / max(1, len(differences))

@@ -1,8 +1,9 @@
 """A cut copy of a profile in a folder of its own, in which the graph's stages run as DVC runs them.
 
-The folder links to the project's sources, so ``scripts/python`` finds interpreters and sources as in any copy of the
-project; its data, models and logs are its own. Data sections are the smoke profile's generated world; model sections
-are the profile's own, with sizes cut (:func:`cut_values`).
+The folder links to the project's sources, so ``scripts/python`` finds interpreters and sources as
+in any copy of the project; its data, models and logs are its own. Data sections are the smoke
+profile's generated world; model sections are the profile's own, with sizes cut
+(:func:`cut_values`).
 """
 
 import copy
@@ -23,7 +24,8 @@ from deepsearch_rl.profile import PARAMS, Profile, find_profile, load_profile
 from scripts.preflight.runner import kill
 
 DATA_SECTIONS = ("datasets", "download", "chunk", "index", "retrieval", "synthesize")
-DATASET, START = "multihoprag", "base"
+DATASET = "multihoprag"
+START = "base"
 LINKED = ("src", "stages", "scripts", ".venv", ".venvs")
 _POLL_S = 0.05
 
@@ -76,31 +78,59 @@ class Project:
         with ProcessGuard() as guard:
             process, log = self._start(guard, family, module, arguments, params)
             status = process.wait()
+
         if status:
-            raise CommandError(f"`{module} {' '.join(map(str, arguments))}` failed: {_error(log)} (its output: {log})")
+            raise CommandError(
+                f"`{module} {' '.join(map(str, arguments))}` failed: {_error(log)} (its output: {log})"
+            )
+
         return time.monotonic() - started
 
     def kill_when(
-        self, condition: Callable[[], bool], family: str, module: str, *arguments: object, params: str = PARAMS
+        self,
+        condition: Callable[[], bool],
+        family: str,
+        module: str,
+        *arguments: object,
+        params: str = PARAMS,
     ) -> None:
         """Start a module and kill it (SIGKILL) as soon as ``condition`` holds; raise CommandError if it ends first."""
         with ProcessGuard() as guard:
             process, log = self._start(guard, family, module, arguments, params)
             while not condition():
                 if process.poll() is not None:
-                    raise CommandError(f"`{module}` ended before it could be killed: {_error(log)} (its output: {log})")
+                    raise CommandError(
+                        f"`{module}` ended before it could be killed: {_error(log)} (its output: {log})"
+                    )
+
                 time.sleep(_POLL_S)
+
             kill(process)
 
     def _start(
-        self, guard: ProcessGuard, family: str, module: str, arguments: tuple[object, ...], params: str
+        self,
+        guard: ProcessGuard,
+        family: str,
+        module: str,
+        arguments: tuple[object, ...],
+        params: str,
     ) -> tuple[Any, Path]:
         log = self.folder / "logs" / f"{module.rpartition('.')[2]}-{Path(params).stem}.log"
         log.parent.mkdir(exist_ok=True)
-        command = ["scripts/python", self.profile.values["python"][family], "-m", module, params, *map(str, arguments)]
+        command = [
+            "scripts/python",
+            self.profile.values["python"][family],
+            "-m",
+            module,
+            params,
+            *map(str, arguments),
+        ]
         environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db"}
+
         with log.open("a", encoding="utf-8") as output:
-            return guard.start(command, folder=self.folder, environment=environment, output=output), log
+            return guard.start(
+                command, folder=self.folder, environment=environment, output=output
+            ), log
 
     def remove(self) -> None:
         """Delete the copy."""
@@ -109,12 +139,15 @@ class Project:
 
 def cut_copy(root: Path, name: str, folder: Path) -> Project:
     """Make an empty copy of a profile, in place of an older one; raises as :func:`find_profile`."""
-    profile, smoke = find_profile(root, name), find_profile(root, "smoke")
+    profile = find_profile(root, name)
+    smoke = find_profile(root, "smoke")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for package in LINKED:
         (folder / package).symlink_to(root / package)
-    project = Project(root, Profile(folder / PARAMS, cut_values(profile.values, smoke.values)), folder)
+    project = Project(
+        root, Profile(folder / PARAMS, cut_values(profile.values, smoke.values)), folder
+    )
     project.write_params({})
     return project
 
@@ -136,17 +169,22 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     values["agent"].update(max_tokens=64, answer_tokens=16)
     values["filter"].update(dataset=DATASET, split="train", predicates=["answered", "success"])
     values["sft"].update(epochs=1, save_steps=2, log_steps=1, checkpoint="last")
-    values["rl"].update(starts=[START], dataset=DATASET, steps={START: 3}, groups_per_step=2, group_size=4)
+    values["rl"].update(
+        starts=[START], dataset=DATASET, steps={START: 3}, groups_per_step=2, group_size=4
+    )
     # Rewards in which rollouts of a model that knows nothing differ.
     values["rl"].update(rewards={"f1": 2.0, "answer_format": 0.5, "evidence_recall": 0.5})
     values["rl"]["dev"].update(every=10, questions=4)
     values["rl"]["gate"].update(questions=4, samples=2, min_f1=0.0)
     # The agent's shorter turns keep their context, which is what a rollout may have.
-    values["rl"]["max_sequence_tokens"] = max(values["rl"]["max_sequence_tokens"], values["agent"]["context_tokens"])
+    values["rl"]["max_sequence_tokens"] = max(
+        values["rl"]["max_sequence_tokens"], values["agent"]["context_tokens"]
+    )
     sets = {DATASET: {"questions": 4, "samples": 1, "greedy": 2, "controls": 2}}
     values["evaluate"].update(sets=sets, variants={}, draws=100)
     values["models"] = {"rl": f"models/{profile['profile']}/rl_merged/{START}"}
-    if values["evaluate"].get("agent"):  # evaluation's own limits are as large as the profile's model
+    # evaluation's own limits are as large as the profile's model
+    if values["evaluate"].get("agent"):
         values["evaluate"]["agent"] = {}
     return values
 

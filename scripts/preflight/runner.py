@@ -1,6 +1,7 @@
 """Phases: programs that run as soon as those they need have passed, each under a time-out; the others go on.
 
-A phase's program ends its output with a line of JSON: ``{"status": ..., "message": ..., "figures": {...}}``.
+A phase's program ends its output with a line of JSON: ``{"status": ..., "message": ..., "figures":
+{...}}``.
 """
 
 import json
@@ -54,11 +55,14 @@ class Outcome(Result):
 def chosen_phases(phases: Sequence[Phase], only: str | None) -> list[Phase]:
     """Return the phase ``only`` and all that it needs, in order; None: all phases."""
     by_name = {phase.name: phase for phase in phases}
-    names, waiting = set[str](), [only] if only else list(by_name)
+    names = set[str]()
+    waiting = [only] if only else list(by_name)
+
     while waiting:
         name = waiting.pop()
         names.add(name)
         waiting += by_name[name].needs
+
     return [phase for phase in phases if phase.name in names]
 
 
@@ -67,10 +71,12 @@ def run_phases(
 ) -> list[Outcome]:
     """Run the phases, ``jobs`` at once, and return how each ended, in their order.
 
-    ``on_outcome`` gets each outcome as soon as it is known. Every phase stands behind those that it needs.
+    ``on_outcome`` gets each outcome as soon as it is known. Every phase stands behind those that it
+    needs.
     """
     outcomes: dict[str, Outcome] = {}
-    waiting, running = list(phases), set[Future[Outcome]]()
+    waiting = list(phases)
+    running = set[Future[Outcome]]()
 
     def keep(outcome: Outcome) -> None:
         """Note an outcome and tell it."""
@@ -84,14 +90,19 @@ def run_phases(
                     continue
                 waiting.remove(phase)
                 blocked = [name for name in phase.needs if outcomes[name].status != "passed"]
+
                 if blocked:
                     reason = f"needs {', '.join(blocked)}"
                     keep(Outcome(phase=phase.name, status="skipped", seconds=0.0, message=reason))
                 else:
                     running.add(pool.submit(run_phase, phase, guard))
-            done, running = wait(running, return_when=FIRST_COMPLETED) if running else (set(), running)
+
+            done, running = (
+                wait(running, return_when=FIRST_COMPLETED) if running else (set(), running)
+            )
             for future in done:
                 keep(future.result())
+
     return [outcomes[phase.name] for phase in phases]
 
 
@@ -110,9 +121,20 @@ def run_phase(phase: Phase, guard: ProcessGuard) -> Outcome:
             else:
                 output.seek(0)
                 result = parse_result(output.read(), process.returncode)
-    figures = {"peak_gib": max(samples_gib), **result.figures} if result.status == "passed" else result.figures
+
+    figures = (
+        {"peak_gib": max(samples_gib), **result.figures}
+        if result.status == "passed"
+        else result.figures
+    )
     seconds = round(time.monotonic() - started, 1)
-    return Outcome(phase=phase.name, status=result.status, message=result.message, figures=figures, seconds=seconds)
+    return Outcome(
+        phase=phase.name,
+        status=result.status,
+        message=result.message,
+        figures=figures,
+        seconds=seconds,
+    )
 
 
 def kill(process: "subprocess.Popen[str]") -> None:
@@ -128,14 +150,25 @@ def parse_result(output: str, status: int) -> Result:
     try:
         return Result.model_validate_json(lines[-1] if lines else "")
     except ValidationError:
-        return Result(status="failed", message="\n".join([f"ended with status {status}:", *lines[-LAST_LINES:]]))
+        return Result(
+            status="failed",
+            message="\n".join([f"ended with status {status}:", *lines[-LAST_LINES:]]),
+        )
 
 
 def table_row(outcome: Outcome) -> list[str]:
     """Return the cells of a phase: name, status, seconds, :data:`COLUMNS`, and what to do or what else it measured."""
     columns = [_number(outcome.figures.get(name)) for name in COLUMNS]
-    others = ", ".join(f"{name} {_number(value)}" for name, value in outcome.figures.items() if name not in COLUMNS)
-    return [outcome.phase, outcome.status, f"{outcome.seconds:.1f}", *columns, outcome.message or others]
+    others = ", ".join(
+        f"{name} {_number(value)}" for name, value in outcome.figures.items() if name not in COLUMNS
+    )
+    return [
+        outcome.phase,
+        outcome.status,
+        f"{outcome.seconds:.1f}",
+        *columns,
+        outcome.message or others,
+    ]
 
 
 def _number(value: float | None) -> str:
@@ -145,6 +178,8 @@ def _number(value: float | None) -> str:
 def write_report(folder: Path, outcomes: Sequence[Outcome]) -> None:
     """Write ``report.json``, every outcome, and ``slopes.json``, what `deepsearch plan` reads: ``{name: value}``."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "report.json", [json.loads(outcome.model_dump_json()) for outcome in outcomes])
+    write_json(
+        folder / "report.json", [json.loads(outcome.model_dump_json()) for outcome in outcomes]
+    )
     figures = {name: value for outcome in outcomes for name, value in outcome.figures.items()}
     write_json(folder / "slopes.json", {name: figures[name] for name in SLOPES if name in figures})

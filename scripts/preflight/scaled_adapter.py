@@ -2,9 +2,10 @@
 
     python -m scripts.preflight.scaled_adapter PARAMS START ADAPTER SCALED MERGED RESULT
 
-A few steps of RL change a model by less than two engines differ by rounding: a server that ignores such an adapter
-looks as right as one that applies it. SCALED is ADAPTER with its second factor times a power of two, MERGED the same
-model without an adapter. RESULT is a JSON file with that factor, and by how much the two models differ in nats a token.
+A few steps of RL change a model by less than two engines differ by rounding: a server that ignores
+such an adapter looks as right as one that applies it. SCALED is ADAPTER with its second factor
+times a power of two, MERGED the same model without an adapter. RESULT is a JSON file with that
+factor, and by how much the two models differ in nats a token.
 """
 
 import shutil
@@ -23,7 +24,8 @@ from deepsearch_rl.profile import load_profile
 from deepsearch_rl.training.merge import Answer, answer_logprobs, fixed_prompts, greedy_answers
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, complete_folder
 
-PROMPTS, MAX_TOKENS = 4, 24
+PROMPTS = 4
+MAX_TOKENS = 24
 WANTED_NATS = 0.5
 LARGEST_EXPONENT = 26
 
@@ -36,26 +38,36 @@ def enlarge(adapter: Path, scaled: Path, factor: float) -> None:
     for name in weights:
         if ".lora_B." in name:
             weights[name] = weights[name] * factor
+
     save_file(weights, scaled / ADAPTER_FILES[1], metadata={"format": "pt"})
 
 
-def make(start: Path, adapter: Path, scaled: Path, merged: Path, dtype: torch.dtype) -> dict[str, float]:
+def make(
+    start: Path, adapter: Path, scaled: Path, merged: Path, dtype: torch.dtype
+) -> dict[str, float]:
     """Write both folders; return the factor and the mean difference of log-probabilities to the base."""
     load: Any = AutoModelForCausalLM.from_pretrained
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base = load(start, dtype=dtype).to(device)
     prompts = fixed_prompts(start, PROMPTS)
-    answers = [Answer(*pair) for pair in zip(prompts, greedy_answers(base, prompts, MAX_TOKENS), strict=True)]
+    answers = [
+        Answer(*pair)
+        for pair in zip(prompts, greedy_answers(base, prompts, MAX_TOKENS), strict=True)
+    ]
     of_base = torch.tensor(flat(answer_logprobs(base, answers)))
 
     for exponent in range(0, LARGEST_EXPONENT, 2):
         enlarge(adapter, scaled, 2.0**exponent)
         model: Any = PeftModel.from_pretrained(load(start, dtype=dtype).to(device), scaled)
-        difference = float((torch.tensor(flat(answer_logprobs(model, answers))) - of_base).abs().mean())
+        difference = float(
+            (torch.tensor(flat(answer_logprobs(model, answers))) - of_base).abs().mean()
+        )
         if difference >= WANTED_NATS:
             break
     else:
-        raise CheckFailedError(f"{adapter} changes nothing, however large it is made: RL did not train it.")
+        raise CheckFailedError(
+            f"{adapter} changes nothing, however large it is made: RL did not train it."
+        )
 
     model.merge_and_unload().save_pretrained(merged)
     complete_folder(start, merged, scaled)
@@ -71,6 +83,7 @@ def main() -> None:
     """Command line; an error ends it with status 1 and one paragraph."""
     params, start, adapter, scaled, merged, result = map(Path, sys.argv[1:])
     dtype = getattr(torch, load_profile(params).values["unsloth_merge"]["dtype"])
+
     try:
         write_json(result, make(start, adapter, scaled, merged, dtype))
     except DeepsearchError as error:

@@ -2,12 +2,12 @@
 
     python -m scripts.preflight.serve_probe PARAMS FOLDER MERGED RESULT
 
-FOLDER holds a model, or an adapter that is served beside its base. MERGED is the model itself, or the adapter merged
-into its base: a forward pass of it in transformers, over the same tokens, is the reference of the log-probabilities.
-RESULT is a JSON file.
+FOLDER holds a model, or an adapter that is served beside its base. MERGED is the model itself, or
+the adapter merged into its base: a forward pass of it in transformers, over the same tokens, is the
+reference of the log-probabilities. RESULT is a JSON file.
 
-A turn with a call is sent back with a passage, as the agent does. The server's prompt must then have the very tokens
-that the model wrote: those of its own chat template, counted by the server.
+A turn with a call is sent back with a passage, as the agent does. The server's prompt must then
+have the very tokens that the model wrote: those of its own chat template, counted by the server.
 """
 
 import sys
@@ -33,7 +33,9 @@ from deepsearch_rl.records import Message, Question
 from deepsearch_rl.serving.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 
-PROMPTS, REQUESTS, MAX_TOKENS = 8, 32, 40
+PROMPTS = 8
+REQUESTS = 32
+MAX_TOKENS = 40
 TOKEN_PREFIX = "token_id:"
 
 
@@ -62,7 +64,9 @@ class Probe(BaseModel):
     first_other_turn: str = ""
 
 
-def ask(endpoint: Endpoint, messages: Sequence[dict[str, Any]], temperature: float, seed: int) -> Answer:
+def ask(
+    endpoint: Endpoint, messages: Sequence[dict[str, Any]], temperature: float, seed: int
+) -> Answer:
     """Return the server's answer to a conversation with the search tool."""
     reply = post(endpoint, messages, temperature=temperature, seed=seed, logprobs=True)
     completion = Completion.model_validate(reply)
@@ -78,34 +82,55 @@ def ask(endpoint: Endpoint, messages: Sequence[dict[str, Any]], temperature: flo
 
 def post(endpoint: Endpoint, messages: Sequence[dict[str, Any]], **options: object) -> Any:
     """Return the server's reply to a conversation with the search tool."""
-    body = {"model": endpoint.model, "messages": messages, "tools": [RETRIEVE_TOOL], "max_tokens": MAX_TOKENS}
+    body = {
+        "model": endpoint.model,
+        "messages": messages,
+        "tools": [RETRIEVE_TOOL],
+        "max_tokens": MAX_TOKENS,
+    }
     body |= options
     headers = {"Authorization": f"Bearer {endpoint.api_key}"}
     response = httpx.post(
-        f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=120, trust_env=False
+        f"{endpoint.base_url}/chat/completions",
+        json=body,
+        headers=headers,
+        timeout=120,
+        trust_env=False,
     )
     return response.raise_for_status().json()
 
 
 def probe(profile: Profile, folder: Path, merged: Path) -> Probe:
     """Serve a model folder and return what it did, compared with the model in ``merged``."""
-    questions = list(read_jsonl(profile.data / "questions" / "multihoprag" / "train.jsonl", Question))[:PROMPTS]
+    questions = list(
+        read_jsonl(profile.data / "questions" / "multihoprag" / "train.jsonl", Question)
+    )[:PROMPTS]
     system = {"role": "system", "content": load_prompt(profile.values["agent"]["prompt"])}
     prompts = [[system, {"role": "user", "content": question.question}] for question in questions]
     config = profile.section("serving", ServingConfig)
     started = time.monotonic()
+
     with serve_model(folder, config) as endpoint, ThreadPoolExecutor(REQUESTS) as pool:
         start_s = time.monotonic() - started
         answers = list(pool.map(lambda prompt: ask(endpoint, prompt, 0.0, 0), prompts))
         started = time.monotonic()
-        sampled = list(pool.map(lambda n: ask(endpoint, prompts[n % PROMPTS], 1.0, n), range(REQUESTS)))
+        sampled = list(
+            pool.map(lambda n: ask(endpoint, prompts[n % PROMPTS], 1.0, n), range(REQUESTS))
+        )
         tokens = sum(len(answer.tokens) for answer in sampled)
         tokens_per_s = tokens / (time.monotonic() - started)
         pairs = [(prompts[n % PROMPTS], answer) for n, answer in enumerate([*answers, *sampled])]
-        returned = list(pool.map(lambda pair: comes_back(endpoint, load_chat_format(merged), *pair), pairs))
+        returned = list(
+            pool.map(lambda pair: comes_back(endpoint, load_chat_format(merged), *pair), pairs)
+        )
+
     dtype = config.vllm.dtype if config.backend == "vllm" and config.vllm else "float32"
     parity = _parity(merged, dtype, prompts, answers)
-    others = [answer.turn.content for (_, answer), same in zip(pairs, returned, strict=True) if same is False]
+    others = [
+        answer.turn.content
+        for (_, answer), same in zip(pairs, returned, strict=True)
+        if same is False
+    ]
     return Probe(
         answers=answers,
         dtype=dtype,
@@ -118,35 +143,53 @@ def probe(profile: Profile, folder: Path, merged: Path) -> Probe:
     )
 
 
-def comes_back(endpoint: Endpoint, chat_format: ChatFormat, prompt: Sequence[Any], answer: Answer) -> bool | None:
+def comes_back(
+    endpoint: Endpoint, chat_format: ChatFormat, prompt: Sequence[Any], answer: Answer
+) -> bool | None:
     """Return whether a turn with a call, sent back with a passage, has the tokens that the model wrote.
 
-    None for a turn without a call, and for one that the tokenizer would split otherwise, which no server could return.
+    None for a turn without a call, and for one that the tokenizer would split otherwise, which no
+    server could return.
     """
     written = answer.tokens
     tokenizer = chat_format.tokenizer
-    if not answer.called or tokenizer.encode(tokenizer.decode(written), add_special_tokens=False) != written:
+
+    if (
+        not answer.called
+        or tokenizer.encode(tokenizer.decode(written), add_special_tokens=False) != written
+    ):
         return None
-    passages = [Message(role="tool", content="Doc 1: none", tool_call_id=call.id) for call in answer.turn.tool_calls]
+
+    passages = [
+        Message(role="tool", content="Doc 1: none", tool_call_id=call.id)
+        for call in answer.turn.tool_calls
+    ]
     messages = [*prompt, *chat_messages([answer.turn, *passages])]
     rendered = chat_format.prompt_ids(messages, [RETRIEVE_TOOL])
     first = chat_format.prompt_ids(prompt, [RETRIEVE_TOOL])
     usage = post(endpoint, messages, max_tokens=1)["usage"]
-    return rendered[: len(first) + len(written)] == [*first, *written] and usage["prompt_tokens"] == len(rendered)
+    return rendered[: len(first) + len(written)] == [*first, *written] and usage[
+        "prompt_tokens"
+    ] == len(rendered)
 
 
 def _parity(folder: Path, dtype: str, prompts: Sequence[Any], answers: Sequence[Answer]) -> float:
     """Return the mean difference of the server's log-probabilities from transformers'."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    chat_format, differences = load_chat_format(folder), list[float]()
+    chat_format = load_chat_format(folder)
+    differences = list[float]()
+
     for messages, answer in zip(prompts, answers, strict=True):
         prompt = chat_format.prompt_ids(messages, [RETRIEVE_TOOL])
         tokens_S = torch.tensor([*prompt, *answer.tokens], device=model.device)
         with torch.inference_mode():
             logits_SV = model(input_ids=tokens_S[None, :-1]).logits[0].float()
-        logprobs_S = logits_SV.log_softmax(dim=-1).gather(1, tokens_S[1:, None])[len(prompt) - 1 :, 0]
+        logprobs_S = logits_SV.log_softmax(dim=-1).gather(1, tokens_S[1:, None])[
+            len(prompt) - 1 :, 0
+        ]
         differences += (logprobs_S.cpu() - torch.tensor(answer.logprobs)).abs().tolist()
+
     return sum(differences) / len(differences)
 
 

@@ -2,9 +2,10 @@
 
     python -m scripts.preflight.small_model PARAMS BASE [--full-size]
 
-A pretrained model keeps its size. Of a hub's model, which is in the folder BASE or at the hub, everything stays that
-kernels, parsers and templates depend on: architecture, size of a head, vocabulary, chat template. Depth and width are
-cut, unless ``--full-size``; such a model is not trained.
+A pretrained model keeps its size. Of a hub's model, which is in the folder BASE or at the hub,
+everything stays that kernels, parsers and templates depend on: architecture, size of a head,
+vocabulary, chat template. Depth and width are cut, unless ``--full-size``; such a model is not
+trained.
 """
 
 import argparse
@@ -27,23 +28,42 @@ from deepsearch_rl.profile import Profile, load_profile
 from deepsearch_rl.records import Message, Trajectory
 from deepsearch_rl.training.pretrain.model import build_model, world_tokenizer
 from deepsearch_rl.training.pretrain.prepare import DESCRIPTIONS, PrepareModelConfig, snapshot
-from deepsearch_rl.training.pretrain.trainer import Example, Muon, backward_in_threads, batches, encode
+from deepsearch_rl.training.pretrain.trainer import (
+    Example,
+    Muon,
+    backward_in_threads,
+    batches,
+    encode,
+)
 
-SMALL = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
-STEPS, BATCH_TOKENS, POOL = 60, 1500, 16
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+}
+STEPS = 60
+BATCH_TOKENS = 1500
+POOL = 16
 TEXT_BEFORE_CALL = "I look it up."
 
 
 def empty_model(profile: Profile, base: Path, full_size: bool) -> tuple[Any, Any]:
     """Return a model of random weights, and its tokenizer; raise EndpointError if the hub is needed and silent."""
-    seed, source = profile.value("seed"), profile.section("prepare_model", PrepareModelConfig)
+    seed = profile.value("seed")
+    source = profile.section("prepare_model", PrepareModelConfig)
+
     if source.pretrain is not None:
-        shape, prompt = source.pretrain.model, load_prompt(profile.value("agent.prompt"))
+        shape = source.pretrain.model
+        prompt = load_prompt(profile.value("agent.prompt"))
         tokenizer = world_tokenizer(prompt, source.pretrain.subwords, shape.context_tokens)
         return build_model(shape, tokenizer, seed), tokenizer
+
     assert source.hub is not None
     in_folder = (base / "config.json").is_file()
-    return _of_architecture(profile, base if in_folder else snapshot(source.hub, DESCRIPTIONS), full_size)
+    return _of_architecture(
+        profile, base if in_folder else snapshot(source.hub, DESCRIPTIONS), full_size
+    )
 
 
 def _of_architecture(profile: Profile, source: Path, full_size: bool) -> tuple[Any, Any]:
@@ -54,6 +74,7 @@ def _of_architecture(profile: Profile, source: Path, full_size: bool) -> tuple[A
         settings.num_key_value_heads = min(2, settings.num_key_value_heads)
         if getattr(settings, "layer_types", None):
             settings.layer_types = settings.layer_types[: settings.num_hidden_layers]
+
     torch.manual_seed(profile.value("seed"))
     device = profile.values["sft"]["device"]
     dtype = getattr(torch, profile.values["sft"]["dtype"]) if full_size else torch.float32
@@ -65,9 +86,13 @@ def _of_architecture(profile: Profile, source: Path, full_size: bool) -> tuple[A
 
 def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int = STEPS) -> None:
     """Train on the teacher's conversations until the model writes calls like them."""
-    device, parameters = model.device, list(model.train().named_parameters())
+    device = model.device
+    parameters = list(model.train().named_parameters())
     examples = [
-        encode(tokenizer, chat_messages(with_text(trajectory.messages) if number % 2 else trajectory.messages))
+        encode(
+            tokenizer,
+            chat_messages(with_text(trajectory.messages) if number % 2 else trajectory.messages),
+        )
         for number, trajectory in enumerate(trajectories)
     ]
     examples = [Example(tokens.to(device), labels.to(device)) for tokens, labels in examples]
@@ -76,8 +101,11 @@ def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int
     others = [weight for name, weight in parameters if weight.ndim != 2 or "layers" not in name]
     adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
     rng = random.Random(0)
+
     with ThreadPoolExecutor(1) as pool:
-        for batch in itertools.islice(batches(_forever(examples, rng), BATCH_TOKENS, POOL, rng), steps):
+        for batch in itertools.islice(
+            batches(_forever(examples, rng), BATCH_TOKENS, POOL, rng), steps
+        ):
             backward_in_threads(model, batch, pool, threads=1)
             muon.step(0.02, pool)
             adam.step()
@@ -104,19 +132,27 @@ def write_model(profile: Profile, base: Path, full_size: bool) -> None:
     """Write the model folder ``models/<profile>/base`` of the working folder."""
     model, tokenizer = empty_model(profile, base, full_size)
     if not full_size:
-        teach(model, tokenizer, list(read_jsonl(profile.data / "trajectories" / "teacher.jsonl", Trajectory)))
+        teach(
+            model,
+            tokenizer,
+            list(read_jsonl(profile.data / "trajectories" / "teacher.jsonl", Trajectory)),
+        )
         model.to(getattr(torch, profile.values["sft"]["dtype"]))
+
     model.save_pretrained(profile.models / "base")
     tokenizer.save_pretrained(profile.models / "base")
 
 
 def main() -> None:
     """Command line; an error ends it with status 1 and one paragraph."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("params", type=Path)
     parser.add_argument("base", type=Path)
     parser.add_argument("--full-size", action="store_true")
     arguments = parser.parse_args()
+
     try:
         write_model(load_profile(arguments.params), arguments.base, arguments.full_size)
     except DeepsearchError as error:

@@ -1,7 +1,8 @@
 r"""Answers and their scores: SQuAD-style normalisation and token overlap, as FlashRAG and Search-R1 define them.
 
-Normalisation follows SQuAD v1.1's official script in FlashRAG's order: lower-case, drop ASCII punctuation, drop the
-articles ``a|an|the``, collapse white space. Every score lies in [0, 1] and is the maximum over the golden answers.
+Normalisation follows SQuAD v1.1's official script in FlashRAG's order: lower-case, drop ASCII
+punctuation, drop the articles ``a|an|the``, collapse white space. Every score lies in [0, 1] and is
+the maximum over the golden answers.
 """
 
 import re
@@ -17,12 +18,14 @@ _PUNCTUATION = string.punctuation.encode()
 CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 """Normalised answers that share no token with any other (HotpotQA's rule): they match exactly or not at all."""
 SUCCESS_F1 = 0.8  # A trajectory is a success from this F1 on (the original's filter)
-INSUFFICIENT = "Insufficient information."  # the golden answer of a question that the corpus cannot answer
+# The golden answer of a question that the corpus cannot answer
+INSUFFICIENT = "Insufficient information."
 
 
 def extract_answer(text: str) -> str:
     """Return the stripped text between the last ``<answer>`` and the last ``</answer>``; empty without such a pair."""
-    start, end = text.rfind("<answer>"), text.rfind("</answer>")
+    start = text.rfind("<answer>")
+    end = text.rfind("</answer>")
     return text[start + len("<answer>") : end].strip() if 0 <= start < end else ""
 
 
@@ -33,7 +36,8 @@ def has_answer_tags(text: str) -> bool:
 
 def normalise(text: str) -> str:
     """Return a text in lower case, without punctuation and articles, white space collapsed."""
-    # In UTF-8 no byte of another character is an ASCII one, and bytes lose theirs several times faster than text does.
+    # In UTF-8 no byte of another character is an ASCII one, and bytes lose theirs several times
+    # faster than text does.
     encoded = text.lower().encode("utf-8", "surrogatepass").translate(None, _PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", encoded.decode("utf-8", "surrogatepass")).split())
 
@@ -54,7 +58,8 @@ class AnswerScores(NamedTuple):
 
 
 METRICS = AnswerScores._fields
-ZERO = AnswerScores(0.0, 0.0, 0.0, 0.0, 0.0)  # of an answer that matches nothing, and of every rollout that failed
+# Of an answer that matches nothing, and of every rollout that failed
+ZERO = AnswerScores(0.0, 0.0, 0.0, 0.0, 0.0)
 _EQUAL = AnswerScores(1.0, 1.0, 1.0, 1.0, 1.0)
 _BOTH_EMPTY = AnswerScores(1.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -80,7 +85,13 @@ def score(prediction: str, golds: Sequence[str]) -> AnswerScores:
     """Score one answer against every golden answer; all zero where there is none."""
     answer = _tokenise(prediction)
     each = [_score_one(answer, _tokenise_gold(gold)) for gold in golds]
-    return each[0] if len(each) == 1 else AnswerScores(*map(max, zip(*each, strict=True))) if each else ZERO
+    return (
+        each[0]
+        if len(each) == 1
+        else AnswerScores(*map(max, zip(*each, strict=True)))
+        if each
+        else ZERO
+    )
 
 
 def f1(prediction: str, golds: Sequence[str]) -> float:
@@ -104,5 +115,6 @@ def _score_one(answer: _Tokens, gold: _Tokens) -> AnswerScores:
     common = len(shared)  # tokens in common, each as often as both have it
     if len(answer.distinct) < len(answer.tokens) and len(gold.distinct) < len(gold.tokens):
         common = sum(min(answer.tokens.count(token), gold.tokens.count(token)) for token in shared)
-    precision, recall = common / len(answer.tokens), common / len(gold.tokens)
+    precision = common / len(answer.tokens)
+    recall = common / len(gold.tokens)
     return AnswerScores(0.0, 2 * precision * recall / (precision + recall), acc, precision, recall)

@@ -1,7 +1,7 @@
 """The ``deepsearch`` command: every subcommand under its name.
 
-The module of a subcommand is imported when it is called, or when its own help is asked for: `deepsearch --help` needs
-none of them, only the sentences here.
+The module of a subcommand is imported when it is called, or when its own help is asked for:
+`deepsearch --help` needs none of them, only the sentences here.
 """
 
 import importlib
@@ -47,17 +47,23 @@ DEBUG = "--debug"
 
 def load_command(name: str) -> "Command":
     """Import a subcommand and return it with all its options and, if it is a group, its own subcommands."""
-    module = importlib.import_module(f"deepsearch_rl.commands.{MODULES.get(name, name).replace('-', '_')}")
+    module = importlib.import_module(
+        f"deepsearch_rl.commands.{MODULES.get(name, name).replace('-', '_')}"
+    )
     parent = typer.Typer(rich_markup_mode="markdown")
+
     if hasattr(module, "app"):
         parent.add_typer(module.app, name=name)
     else:
         parent.command(name)(getattr(module, f"{name.replace('-', '_')}_command"))
+
     return typer.main.get_group(parent).commands[name]
 
 
 class _LazyGroup(TyperGroup):
-    def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command, list[str]]":
+    def resolve_command(
+        self, ctx: "Context", args: list[str]
+    ) -> "tuple[str | None, Command, list[str]]":
         """Load the subcommand that a command line, or its completion, names."""
         name, _, rest = super().resolve_command(ctx, args)
         return name, load_command(str(name)), rest
@@ -72,7 +78,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name, _summary in COMMANDS.items():
-    app.command(_name, help=_summary)(lambda: None)  # stands for the command until it is called
+    # Stands for the command until it is called
+    app.command(_name, help=_summary)(lambda: None)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -84,7 +91,10 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def _options(
     _version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+        ),
     ] = False,
     _debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -103,7 +113,8 @@ def _options(
 def require_own_sources(folder: Path) -> None:
     """Raise ConfigError where these modules are of one clone of the project, and ``folder`` is in another one.
 
-    So it is in a shell in which another clone's environment is active. An installed package is of no clone.
+    So it is in a shell in which another clone's environment is active. An installed package is of
+    no clone.
     """
     sources = Path(__file__).resolve().parents[2]
     for place in (folder, *folder.parents):
@@ -114,6 +125,7 @@ def require_own_sources(folder: Path) -> None:
                 f"this command is of the clone {sources}, but {place} is another one: run .venv/bin/deepsearch there, "
                 "which `make environment` makes, and `deactivate` the other environment if it is active."
             )
+
         return
 
 

@@ -1,7 +1,7 @@
 """Copies of the project inside it: clones of runs with other params, and the folders in which DVC's experiments run.
 
-`dvc exp run --temp` and `dvc queue start` remove their copies when the experiment ends. So what has to outlive a copy
-belongs to the project around it.
+`dvc exp run --temp` and `dvc queue start` remove their copies when the experiment ends. So what has
+to outlive a copy belongs to the project around it.
 """
 
 from pathlib import Path
@@ -18,4 +18,5 @@ def outer_project(folder: Path) -> Path:
             outer = copy.parents[len(place.parts)] if len(copy.parents) > len(place.parts) else copy
             if outer / place == copy.parent and (outer / ".dvc").is_dir():
                 project = outer  # and further out, if that is a copy, too
+
     return project

@@ -1,15 +1,16 @@
 """What of DVC's cache is in use, and the removal of the rest.
 
-`dvc gc` keeps what its flags name, and no combination of them names everything: the copies in which `dvc exp run
---temp` and `dvc queue start` work, the clones below ``work/checkouts``, other worktrees of git, stashes. Here an object
-is in use if any lock file names it:
+`dvc gc` keeps what its flags name, and no combination of them names everything: the copies in which
+`dvc exp run --temp` and `dvc queue start` work, the clones below ``work/checkouts``, other
+worktrees of git, stashes. Here an object is in use if any lock file names it:
 
     in a folder   the project, every worktree of it, every clone below work/checkouts, every copy below .dvc/tmp/exps
     in a commit   that a branch, a tag, a remote's branch, a stash, an experiment or an entry of the queue leads to
 
-A lock file is a ``dvc.lock`` or a ``*.dvc``. A folder object (``<digest>.dir``) stands for the files that it lists. An
-entry of the run cache stays as long as all of its outputs do. What came into the cache after we began to look stays,
-and no DVC command of these folders can record anything meanwhile, because we hold the locks of all of them.
+A lock file is a ``dvc.lock`` or a ``*.dvc``. A folder object (``<digest>.dir``) stands for the
+files that it lists. An entry of the run cache stays as long as all of its outputs do. What came
+into the cache after we began to look stays, and no DVC command of these folders can record anything
+meanwhile, because we hold the locks of all of them.
 """
 
 import contextlib
@@ -64,10 +65,15 @@ def find_users(project: Path, others: Iterable[Path] = ()) -> Users:
     folders: dict[Path, None] = {}
     for clone in (project, *others):
         if not (clone / ".dvc").is_dir():
-            raise ConfigError(f"{clone} is no project of DVC: it has no folder .dvc. Name the top folder of a clone.")
+            raise ConfigError(
+                f"{clone} is no project of DVC: it has no folder .dvc. Name the top folder of a clone."
+            )
+
         for worktree in _worktrees(clone):
             folders.update(dict.fromkeys(_copies(worktree)))
-    # Folders first: an experiment that ends while we look moves from its copy into a ref, never the other way.
+
+    # Folders first: an experiment that ends while we look moves from its copy into a ref, never the
+    # other way.
     return Users(tuple(folders), _commits(folders))
 
 
@@ -77,6 +83,7 @@ def _worktrees(clone: Path) -> Iterator[Path]:
     if not _in_git(clone):
         return
     prefix = _git(clone, "rev-parse", "--show-prefix").strip()
+
     for line in _git(clone, "worktree", "list", "--porcelain").splitlines():
         kind, _, path = line.partition(" ")
         folder = Path(path, prefix)
@@ -97,13 +104,18 @@ def _commits(folders: Iterable[Path]) -> dict[str, tuple[str, str]]:
     """Return the commits that refs of the folders' repositories lead to, each with a folder that has it and a ref."""
     commits: dict[str, tuple[str, str]] = {}
     for folder in filter(_in_git, folders):
-        for line in _git(folder, "for-each-ref", "--format=%(objectname) %(*objectname) %(refname)").splitlines():
+        for line in _git(
+            folder, "for-each-ref", "--format=%(objectname) %(*objectname) %(refname)"
+        ).splitlines():
             *objects, ref = line.split()
-            commits.setdefault(objects[-1], (str(folder), ref))  # the last: of a tag with a message, what it is of
+            # The last: of a tag with a message, what it is of
+            commits.setdefault(objects[-1], (str(folder), ref))
             for commit in _further_commits(folder, ref):
                 commits.setdefault(commit, (str(folder), ref))
+
         for head in _git(folder, "rev-parse", "--verify", "--quiet", "HEAD", may_fail=True).split():
             commits.setdefault(head, (str(folder), "HEAD"))
+
     return commits
 
 
@@ -120,19 +132,23 @@ def recorded_objects(users: Users) -> set[str]:
     """Return the digests of all objects that the users' lock files name.
 
     Raises:
-        ArtifactError: a lock file cannot be read; what it names is not known, so nothing may be removed.
+        ArtifactError: a lock file cannot be read; what it names is not known, so nothing may be
+            removed.
     """
     objects: set[str] = set()
     for folder in users.folders:
         for path in _lock_files(folder):
             objects.update(_digests(path.read_bytes(), str(path)))
+
     read: set[str] = set()
+
     for commit, (folder, ref) in users.commits.items():
         for blob, path in _locks_of_commit(Path(folder), commit):
             if blob not in read:
                 read.add(blob)
                 text = _git(Path(folder), "cat-file", "blob", blob).encode()
                 objects.update(_digests(text, f"{path} of {ref} (commit {commit[:7]})"))
+
     return objects
 
 
@@ -142,7 +158,9 @@ def _is_lock(name: str) -> bool:
 
 def _lock_files(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED_FOLDERS]
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and name not in _SKIPPED_FOLDERS
+        ]
         yield from (Path(parent, name) for name in names if _is_lock(name))
 
 
@@ -166,6 +184,7 @@ def _digests(text: bytes, name: str) -> Iterator[str]:
             f"{name} cannot be read, so what it uses is not known, and nothing is removed: {problem}. Repair the file, "
             "or remove the branch or folder that nobody needs."
         ) from error
+
     yield from _values(values, "md5")
 
 
@@ -196,10 +215,14 @@ def held_still(folders: Iterable[Path]) -> Iterator[None]:
                 continue  # the copy of an experiment that ended meanwhile
             path = folder / ".dvc" / "tmp" / "lock"
             path.parent.mkdir(exist_ok=True)
+
             try:
                 locks.enter_context(FileLock(path, timeout=LOCK_TIMEOUT_S))
             except Timeout as error:
-                raise ConfigError(f"a DVC command is working in {folder}; run this again when it has ended.") from error
+                raise ConfigError(
+                    f"a DVC command is working in {folder}; run this again when it has ended."
+                ) from error
+
         yield
 
 
@@ -207,8 +230,10 @@ def list_objects(cache: Path) -> dict[str, Path]:
     """Return the objects of a cache: digest -> file."""
     objects: dict[str, Path] = {}
     for path in (cache / "files" / "md5").glob("[0-9a-f][0-9a-f]/*"):
-        if re.fullmatch(r"[0-9a-f]{30}(\.dir)?", path.name):  # not a file that is being written
+        # Not a file that is being written
+        if re.fullmatch(r"[0-9a-f]{30}(\.dir)?", path.name):
             objects[path.parent.name + path.name] = path
+
     return objects
 
 
@@ -224,7 +249,9 @@ def find_garbage(cache: Path, objects: Mapping[str, Path], recorded: Iterable[st
     unused = tuple(path for digest, path in sorted(objects.items()) if digest not in kept)
     total = sum(path.stat().st_size for path in objects.values())
     size = sum(path.stat().st_size for path in unused)
-    runs = tuple(path for path in sorted((cache / "runs").glob("*/*/*")) if not _is_kept_run(path, kept))
+    runs = tuple(
+        path for path in sorted((cache / "runs").glob("*/*/*")) if not _is_kept_run(path, kept)
+    )
     return Garbage(unused, runs, size, len(objects) - len(unused), total - size)
 
 
@@ -244,6 +271,7 @@ def _is_kept_run(path: Path, kept: set[str]) -> bool:
         outs = yaml.load(path.read_bytes(), yaml.CSafeLoader)["outs"]
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError):
         return False
+
     return kept.issuperset(_values(outs, "md5"))
 
 
@@ -253,6 +281,7 @@ def remove(garbage: Garbage) -> None:
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # another run of the same inputs is kept
             path.parent.rmdir()
+
     # A folder object goes before its files, or a kill would leave one that lists missing files.
     for path in sorted(garbage.files, key=lambda path: path.suffix != DIRECTORY):
         path.unlink(missing_ok=True)
@@ -260,7 +289,9 @@ def remove(garbage: Garbage) -> None:
 
 def _in_git(folder: Path) -> bool:
     """Return whether a folder is in a git repository; the sources of a release are in none."""
-    return any((parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents))
+    return any(
+        (parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)
+    )
 
 
 def _git(folder: Path, *arguments: str, may_fail: bool = False) -> str:
@@ -270,11 +301,17 @@ def _git(folder: Path, *arguments: str, may_fail: bool = False) -> str:
         ArtifactError: git refuses, so that what its commits use is not known.
     """
     result = subprocess.run(
-        ["git", *arguments], cwd=folder, capture_output=True, text=True, errors="surrogateescape", check=False
+        ["git", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
     )
     if result.returncode and not may_fail:
         raise ArtifactError(
             f"`git {arguments[0]}` failed in {folder}, so what its commits use is not known, and nothing is removed: "
             f"{result.stderr.strip()}"
         )
+
     return "" if result.returncode else result.stdout

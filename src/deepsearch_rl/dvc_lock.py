@@ -1,8 +1,9 @@
 """DVC's lock files: their repair after a kill, and waiting for the processes that they name.
 
-DVC writes into ``.dvc/tmp/rwlock``, in place, which process uses which output; a DVC that is killed while it writes
-leaves half a file, which every later command refuses. Every writer holds a lock (flock(2)) on ``rwlock.lock`` beside
-it; we hold it while we look. Only the notes of killed processes are lost.
+DVC writes into ``.dvc/tmp/rwlock``, in place, which process uses which output; a DVC that is killed
+while it writes leaves half a file, which every later command refuses. Every writer holds a lock
+(flock(2)) on ``rwlock.lock`` beside it; we hold it while we look. Only the notes of killed
+processes are lost.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ from filelock import FileLock, Timeout
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.files import atomic_file
 
-LOCK_FILES = (Path(".dvc", "tmp", "rwlock"), Path(".dvc", "tmp", "exps", "rwlock"))  # of the graph, and of `dvc exp`
+# Of the graph, and of `dvc exp`
+LOCK_FILES = (Path(".dvc", "tmp", "rwlock"), Path(".dvc", "tmp", "exps", "rwlock"))
 POLL_S = 0.5
 _PID = re.compile(r'"pid": (\d+)[,}]')
 _BLOCKER = re.compile(r"^ *\(PID (\d+)\): ", re.MULTILINE)
@@ -31,11 +33,13 @@ def repair_dvc_locks(root: Path) -> list[str]:
     Raises:
         ConfigError: a file is unreadable, and a DVC command is running.
     """
-    root, sentences = root.resolve(), list[str]()
+    root = root.resolve()
+    sentences = list[str]()
     for path in (root / name for name in LOCK_FILES):
         sentences += _remove_notes_of_the_dead(path)
     for path in filter(_is_unreadable, (root / name for name in LOCK_FILES)):
-        with contextlib.suppress(Timeout), _guard(path):  # Timeout: a living process is writing it
+        # Timeout: a living process is writing it
+        with contextlib.suppress(Timeout), _guard(path):
             if not _is_unreadable(path):
                 continue
             if holder := _living_holder(root, path):
@@ -43,8 +47,12 @@ def repair_dvc_locks(root: Path) -> list[str]:
                     f"{path} is unreadable, because a DVC command was killed while it wrote it, and another one is "
                     f"still running: {holder}. Wait for it or stop it, then run this again."
                 )
+
             path.unlink()
-            sentences.append(f"removed {path}: a DVC command was killed while it wrote it, and no process holds it.")
+            sentences.append(
+                f"removed {path}: a DVC command was killed while it wrote it, and no process holds it."
+            )
+
     return sentences
 
 
@@ -53,17 +61,21 @@ def blocking_pids(message: str) -> list[int]:
     return [int(pid) for pid in _BLOCKER.findall(message)]
 
 
-def wait_for_users(path: Path, pids: Iterable[int], on_wait: Callable[[str, int, float], object]) -> None:
+def wait_for_users(
+    path: Path, pids: Iterable[int], on_wait: Callable[[str, int, float], object]
+) -> None:
     """Wait until no process of some numbers works on what a lock file notes for it.
 
-    A DVC command is waited for to its end: between two stages it has no notes for a moment. ``on_wait`` is called with
-    the command of each, its process number, and when it began, in seconds since 1970.
+    A DVC command is waited for to its end: between two stages it has no notes for a moment.
+    ``on_wait`` is called with the command of each, its process number, and when it began, in
+    seconds since 1970.
     """
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             command = process.cmdline()
             on_wait(" ".join(command), pid, process.create_time())
+
             while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 if not _is_dvc(command) and pid not in _noted_pids(path):
                     break
@@ -78,13 +90,19 @@ def _remove_notes_of_the_dead(path: Path) -> list[str]:
         notes = _read_notes(path)
         foreign = _foreign_notes(notes)
         left = {
-            "read": {file: [note for note in users if note not in foreign] for file, users in notes["read"].items()},
+            "read": {
+                file: [note for note in users if note not in foreign]
+                for file, users in notes["read"].items()
+            },
             "write": {file: note for file, note in notes["write"].items() if note not in foreign},
         }
         with atomic_file(path) as partial:
             partial.write_text(json.dumps(left), encoding="utf-8")
         names = ", ".join(f"`{note['cmd']}` (process {note['pid']})" for note in foreign)
-        return [f"removed the notes of {names} from {path}: it has ended, and its number is another process's now."]
+        return [
+            f"removed the notes of {names} from {path}: it has ended, and its number is another process's now."
+        ]
+
     return []
 
 
@@ -94,6 +112,7 @@ def _read_notes(path: Path) -> dict[str, dict[str, Any]]:
         notes = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         notes = {}
+
     return {"read": notes.get("read", {}), "write": notes.get("write", {})}
 
 
@@ -103,6 +122,7 @@ def _all_notes(notes: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     for note in [*readers, *notes["write"].values()]:
         if note not in unique:
             unique.append(note)
+
     return unique
 
 
@@ -122,7 +142,9 @@ def _has_other_command(pid: int, noted: str) -> bool:
         return False  # DVC removes such a note itself
     except psutil.AccessDenied:
         return False
-    # DVC notes sys.argv: the program as Python calls it, and the arguments as they are in the command line.
+
+    # DVC notes sys.argv: the program as Python calls it, and the arguments as they are in the
+    # command line.
     words = noted.split()
     has_arguments = len(words) > 1
     return bool(command) and has_arguments and words[-1:] != " ".join(command).split()[-1:]
@@ -146,6 +168,7 @@ def _is_unreadable(path: Path) -> bool:
         return False
     except ValueError:  # no JSON, or no text
         return True
+
     return False
 
 
@@ -153,9 +176,13 @@ def _living_holder(root: Path, path: Path) -> str | None:
     """Return the command line of a living process that the file names, or of a DVC command in the project."""
     written_at = path.stat().st_mtime
     pids = {int(pid) for pid in _PID.findall(path.read_text(encoding="utf-8", errors="replace"))}
+
     for process in psutil.process_iter(["cmdline", "cwd", "create_time"]):
-        command, folder = process.info["cmdline"] or [], process.info["cwd"]
-        is_holder = process.pid in pids and process.info["create_time"] < written_at  # not a later one of that number
+        command = process.info["cmdline"] or []
+        folder = process.info["cwd"]
+        # Not a later one of that number
+        is_holder = process.pid in pids and process.info["create_time"] < written_at
         if is_holder or (_is_dvc(command) and folder and Path(folder).is_relative_to(root)):
             return f"`{' '.join(command)}` (pid {process.pid})"
+
     return None

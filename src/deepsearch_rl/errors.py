@@ -1,7 +1,7 @@
 """The errors that a user can cause or fix.
 
-Messages say what is wrong, where, and how to fix it, in one paragraph. Entry points print the message alone; a
-traceback appears only with ``--debug``.
+Messages say what is wrong, where, and how to fix it, in one paragraph. Entry points print the
+message alone; a traceback appears only with ``--debug``.
 """
 
 import contextlib
@@ -48,7 +48,10 @@ class RecordError(DeepsearchError):
     """A record does not fit its schema."""
 
     def __init__(self, path: Path | str, line: int, field: str, problem: str) -> None:
-        self.path, self.line, self.field = str(path), line, field
+        self.path = str(path)
+        self.line = line
+        self.field = field
+        self.problem = problem
         where = f"field {field!r}: " if field else ""
         super().__init__(f"{path}, line {line}: {where}{problem}")
 
@@ -89,8 +92,12 @@ def full_disk_named(place: Path | str) -> Iterator[None]:
     except DeepsearchError:
         raise
     except Exception as error:
-        if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and not _FULL_DISK.search(str(error)):
+        if getattr(error, "errno", None) not in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+        ) and not _FULL_DISK.search(str(error)):
             raise
+
         raise ArtifactError(
             f"the disk is full ({getattr(error, 'filename', None) or place}). Free some space and run the command "
             "again; what it can resume from is kept."

@@ -1,7 +1,8 @@
 """Reading and writing of artifacts, whole or not at all.
 
-Logs of a running stage grow line by line and survive a kill (:class:`AppendLog`). Only one process at a time makes an
-artifact (:func:`only_writer`). Every reader names file, line and field of what it refuses.
+Logs of a running stage grow line by line and survive a kill (:class:`AppendLog`). Only one process
+at a time makes an artifact (:func:`only_writer`). Every reader names file, line and field of what
+it refuses.
 """
 
 import contextlib
@@ -39,7 +40,10 @@ _LOG = logging.getLogger(__name__)
 
 
 def parse_record(model: type[ModelT], line: str | bytes, path: Path | str, number: int) -> ModelT:
-    """Parse one JSON line; raise RecordError with ``path``, ``number`` and the first field that does not fit."""
+    """Parse one JSON line.
+
+    Raise RecordError with ``path``, ``number`` and the first field that does not fit.
+    """
     try:
         return model.model_validate_json(line)
     except ValidationError as error:
@@ -47,9 +51,15 @@ def parse_record(model: type[ModelT], line: str | bytes, path: Path | str, numbe
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the dotted path of the first field that does not fit, empty for the whole record, and what is wrong."""
+    """Return the dotted path of the first field that does not fit, and what is wrong with it.
+
+    The path is empty where it is the whole record.
+    """
     first = error.errors(include_url=False, include_input=False)[0]
-    return ".".join(map(str, first["loc"])), first["msg"]
+    parts = [str(part) for part in first["loc"]]
+    # A validator of a model is part of the path where the model is one of several choices.
+    field = ".".join(part for part in parts if not part.startswith("function-"))
+    return field, first["msg"]
 
 
 def read_jsonl(path: Path, model: type[ModelT]) -> Iterator[ModelT]:
@@ -58,9 +68,13 @@ def read_jsonl(path: Path, model: type[ModelT]) -> Iterator[ModelT]:
 
 
 def numbered_records(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT]]:
-    """Yield line numbers, from 1, and records of a JSON Lines file; raise ArtifactError where there is no such file."""
+    """Yield line numbers, from 1, and records of a JSON Lines file.
+
+    Raise ArtifactError where there is no such file.
+    """
     if not path.is_file():
         raise ArtifactError(missing(path))
+
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -72,7 +86,9 @@ def read_distinct(path: Path, model: type[IdentifiedT]) -> Iterator[IdentifiedT]
     return distinct(lambda: numbered_records(path, model), path)
 
 
-def distinct(read: Callable[[], Iterable[tuple[int, IdentifiedT]]], path: Path) -> Iterator[IdentifiedT]:
+def distinct(
+    read: Callable[[], Iterable[tuple[int, IdentifiedT]]], path: Path
+) -> Iterator[IdentifiedT]:
     """Yield the records of the numbered lines that ``read`` returns, which is called again where an id is repeated.
 
     Raises RecordError behind the last record where a line has the id of an earlier one.
@@ -81,6 +97,7 @@ def distinct(read: Callable[[], Iterable[tuple[int, IdentifiedT]]], path: Path) 
     for _, record in read():
         ids.add(record.id)
         yield record
+
     ids.check(((number, record.id) for number, record in read()), path)
 
 
@@ -104,12 +121,19 @@ class DistinctIds:
         if not repeated:
             return
         lines: dict[str, int] = {}
+
         for number, name in numbered_ids:
             if hash(name) not in repeated:
                 continue
             first = lines.setdefault(name, number)
+
             if first != number:
-                raise RecordError(path, number, "id", f"{name!r} is the id of line {first}, too; remove one of them")
+                raise RecordError(
+                    path,
+                    number,
+                    "id",
+                    f"{name!r} is the id of line {first}, too; remove one of them",
+                )
 
 
 def at_least_one(records: Iterable[ModelT], problem: str) -> Iterator[ModelT]:
@@ -117,6 +141,7 @@ def at_least_one(records: Iterable[ModelT], problem: str) -> Iterator[ModelT]:
     record = None
     for record in records:
         yield record
+
     if record is None:
         raise ArtifactError(problem)
 
@@ -133,6 +158,7 @@ def write_jsonl(path: Path, records: Iterable[BaseModel]) -> int:
         for record in records:
             out.write(record.model_dump_json(exclude_none=True) + "\n")
             count += 1
+
     return count
 
 
@@ -147,12 +173,17 @@ def read_json(path: Path) -> Any:
 
 
 def read_record(path: Path, model: type[ModelT]) -> ModelT:
-    """Return the record of a JSON file; raise ArtifactError with the first field that does not fit ``model``."""
+    """Return the record of a JSON file.
+
+    Raise ArtifactError with the first field that does not fit ``model``.
+    """
     value = read_json(path)
+
     try:
         return model.model_validate(value)
     except ValidationError as error:
         field, problem = first_problem(error)
+
         raise ArtifactError(
             f"{path}, field {field!r}: {problem}; fix it or, if a stage makes it, run that stage again."
         ) from error
@@ -160,21 +191,26 @@ def read_record(path: Path, model: type[ModelT]) -> ModelT:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON with sorted keys, by one rename."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
     with atomic_file(path) as partial:
-        partial.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.write_text(f"{text}\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a hidden neighbour to write to; it becomes ``path`` when the block ends without an error.
 
-    Each writer has a neighbour of its own. Of two that write the same path at once, the last one's file stays, whole.
+    Each writer has a neighbour of its own. Of two that write the same path at once, the last one's
+    file stays, whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_partials(path)
     partial = path.with_name(f".{path.name}.{_MACHINE}-{os.getpid()}-{next(_WRITES)}.partial")
+
     try:
         yield partial
+
+        # The name must not be on disk before the bytes are.
         _flush(partial)
         partial.replace(path)
     finally:
@@ -193,15 +229,19 @@ def remove_partials(path: Path) -> None:
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty hidden neighbour to fill; it replaces ``path`` when the block ends without an error.
 
-    Where ``path`` leads through a link, the folder behind it is replaced. What was there before stands aside for a
-    moment; where a kill comes between, it is put back when ``path`` is next made. Raises ConfigError if ``path`` is the
-    working directory or holds it, or if another process or thread is making it.
+    Where ``path`` leads through a link, the folder behind it is replaced. What was there before
+    stands aside for a moment; where a kill comes between, it is put back when ``path`` is next
+    made. Raises ConfigError if ``path`` is the working directory or holds it, or if another process
+    or thread is making it.
     """
     path = path.resolve()
     if Path.cwd().is_relative_to(path):
-        raise ConfigError(f"{path} holds the working directory, so it cannot be replaced; name a folder inside it.")
+        fix = "name a folder inside it"
+        raise ConfigError(f"{path} holds the working directory, so it cannot be replaced; {fix}.")
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial, earlier = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.earlier")
+    partial = path.with_name(f".{path.name}.partial")
+    earlier = path.with_name(f".{path.name}.earlier")
 
     def put_back() -> None:
         if earlier.exists() and not path.exists():
@@ -212,14 +252,18 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         for leftover in (partial, earlier):  # of a killed process
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
+
         try:
             yield partial
             # No power cut leaves a whole folder with files that are not.
             for path_inside in (*partial.rglob("*"), partial):
                 if not path_inside.is_symlink() and (path_inside.is_file() or path_inside.is_dir()):
                     _flush(path_inside)
+
             if path.exists():
-                path.rename(earlier)  # removing it takes long where it is large, and path would be half there meanwhile
+                # Removing it takes long where it is large, and path would be half there meanwhile
+                path.rename(earlier)
+
             partial.replace(path)
             _flush(path.parent)
         finally:
@@ -239,25 +283,32 @@ def _flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Hold the right to make ``path``, which a killed holder loses; raise ConfigError with the process that has it."""
+    """Hold the right to make ``path``, which a killed holder loses.
+
+    Raise ConfigError with the process that has it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock_path = path.with_name(f".{path.name}.lock")
     lock = FileLock(lock_path, blocking=False)
+
     try:
         lock.acquire()
     except Timeout as error:
         holder = ""
         with contextlib.suppress(FileNotFoundError):
             holder = lock_path.read_text(encoding="utf-8").strip()
+
+        pid = holder or "unknown: it has just begun or ended"
         raise ConfigError(
-            f"another process (pid {holder or 'unknown: it has just begun or ended'}) is making {path}; let it end, or "
-            "stop it, and run this again."
+            f"another process (pid {pid}) is making {path}; let it end, or stop it, and run this again."
         ) from error
+
     try:
         lock_path.write_text(f"{os.getpid()}\n", encoding="utf-8")
         yield
     finally:
-        lock_path.unlink(missing_ok=True)  # before it is released: the next holder makes a new file
+        # Before it is released: the next holder makes a new file.
+        lock_path.unlink(missing_ok=True)
         lock.release()
 
 
@@ -270,18 +321,21 @@ def sha256_file(path: Path) -> str:
 def remembered_sha256(path: Path) -> str:
     """Hex SHA-256 of a file's bytes, read again only where the file has changed since this user last asked.
 
-    A digest is kept in the folder of temporary files, with the file's number, size and times. Small files are always
-    read, and so are those that changed a moment ago: a second change could then leave the same times.
+    A digest is kept in the folder of temporary files, with the file's number, size and times. Small
+    files are always read, and so are those that changed a moment ago: a second change could then
+    leave the same times.
     """
     before = path.stat()
     if before.st_size < REMEMBERED_FROM_BYTES:
         return sha256_file(path)
     stamp = [before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns]
     record = _digests_folder() / f"{sha256_json(str(path.resolve()))}.json"
+
     with contextlib.suppress(OSError, ArtifactError):
         known = read_json(record)
         if isinstance(known, dict) and known.get("stamp") == stamp:
             return str(known.get("sha256"))
+
     digest = sha256_file(path)
     after = path.stat()
     is_settled = time.time_ns() - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_NS
@@ -298,40 +352,63 @@ def _digests_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022:
             return folder
+
     return Path(tempfile.mkdtemp(prefix="deepsearch-digests-"))
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """Hex SHA-256 of every file below a folder, by its path from there; empty where there is no such folder."""
-    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in folder.rglob("*") if path.is_file()}
+    """Hex SHA-256 of every file below a folder, by its path from there.
+
+    Empty where there is no such folder.
+    """
+    digests: dict[str, str] = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            digests[path.relative_to(folder).as_posix()] = sha256_file(path)
+
+    return digests
 
 
 def sha256_json(value: Any) -> str:
     """Hex SHA-256 of a value's canonical JSON (sorted keys, no spaces)."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class AppendLog:
     """An append-only JSON Lines file that a killed writer can continue.
 
-    Opening it cuts off a last line that was not finished, so that its record is made again. Every :meth:`append`
-    is flushed to the operating system before it returns.
+    Opening it cuts off a last line that was not finished, so that its record is made again. Every
+    :meth:`append` is flushed to the operating system before it returns.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._file = path.open("ab+")
-        if size := self._file.tell():
-            whole = 0
-            for start in range((size - 1) // TAIL_BYTES * TAIL_BYTES, -1, -TAIL_BYTES):  # not every disk can be mapped
-                self._file.seek(start)
-                if (newline := self._file.read(TAIL_BYTES).rfind(b"\n")) >= 0:
-                    whole = start + newline + 1
-                    break
-            if whole < size:
-                _LOG.warning("%s ended in the middle of a line: its last %d bytes are cut off", path, size - whole)
-                self._file.truncate(self._file.seek(whole))
+
+        size = self._file.tell()
+        whole = self._end_of_lines(size)
+
+        if whole < size:
+            _LOG.warning(
+                "%s ended in the middle of a line: its last %d bytes are cut off",
+                path,
+                size - whole,
+            )
+            self._file.truncate(self._file.seek(whole))
+
+    def _end_of_lines(self, size: int) -> int:
+        """Return where the last finished line ends, in bytes."""
+        # Block by block from the end, because not every disk can be mapped.
+        last_block = (size - 1) // TAIL_BYTES * TAIL_BYTES
+        for start in range(last_block, -1, -TAIL_BYTES):
+            self._file.seek(start)
+            newline = self._file.read(TAIL_BYTES).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+
+        return 0
 
     def append(self, record: BaseModel) -> int:
         """Write one record as one line and return where in the file it begins, in bytes."""

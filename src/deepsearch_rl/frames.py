@@ -13,9 +13,15 @@ def check_frame(frame: pd.DataFrame, schema: pa.DataFrameSchema, file: str) -> p
         return schema.validate(frame, lazy=True)
     except SchemaErrors as error:
         case = pd.DataFrame(error.failure_cases).to_dict("records")[0]
-        index, column, value, check = (case[name] for name in ("index", "column", "failure_case", "check"))
+        index, column, value, check = (
+            case[name] for name in ("index", "column", "failure_case", "check")
+        )
         if column is None or check in ("column_in_dataframe", "column_in_schema"):
-            column, value = value, ""
+            column = value
+            value = ""
+
         row = f", row {index + 1}" if isinstance(index, int) else ""
         content = f"{value!r} " if value != "" else ""
-        raise CheckFailedError(f"{file}{row}, field {column!r}: {content}fails the check {check!r}.") from error
+        raise CheckFailedError(
+            f"{file}{row}, field {column!r}: {content}fails the check {check!r}."
+        ) from error

@@ -46,6 +46,7 @@ def uv_versions(text: str) -> Versions:
     for package in tomllib.loads(text)["package"]:
         name = package["name"]
         versions[name] = (*versions.get(name, ()), package.get("version", ""))
+
     return versions
 
 

@@ -2,10 +2,11 @@
 
     python -m deepsearch_rl.processes DESCRIPTORS COMMAND...     (the supervisor, started by ProcessGuard)
 
-No child outlives the process that started it. Every command runs under a small supervisor, whose standard input is a
-pipe that only the :class:`ProcessGuard` can write to. When the guard closes it, or the kernel does because our process
-was killed, the supervisor ends the command with all of its descendants: on Linux it adopts orphans
-(``PR_SET_CHILD_SUBREAPER``, prctl(2)), because servers start others in sessions of their own.
+No child outlives the process that started it. Every command runs under a small supervisor, whose
+standard input is a pipe that only the :class:`ProcessGuard` can write to. When the guard closes it,
+or the kernel does because our process was killed, the supervisor ends the command with all of its
+descendants: on Linux it adopts orphans (``PR_SET_CHILD_SUBREAPER``, prctl(2)), because servers
+start others in sessions of their own.
 """
 
 import contextlib
@@ -36,11 +37,14 @@ _LOG = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 GRACE_S = 12.0
 """How long a process has between SIGTERM and SIGKILL; more than the retrieval server needs for its last answers."""
-KILL_ROUNDS = 3  # how often descendants are killed before those that stay are left behind
+# How often descendants are killed before those that stay are left behind
+KILL_ROUNDS = 3
 SUPERVISOR_GRACE_S = 2 * GRACE_S * KILL_ROUNDS + GRACE_S
 """How long a supervisor has to end its command and all descendants."""
-CANCELLED_STATUS = 143  # exit status of a command that its guard ended: that of a process ended by SIGTERM
-NOT_STARTED_STATUS = 127  # exit status where there is no such program, as shells have it
+# Exit status of a command that its guard ended: that of a process ended by SIGTERM
+CANCELLED_STATUS = 143
+# Exit status where there is no such program, as shells have it
+NOT_STARTED_STATUS = 127
 LAST_LINES = 15  # how many lines of a command's output an error shows
 PORTS_TRIED = 20
 _POLL_S = 0.1
@@ -52,7 +56,8 @@ class ProcessGuard:
     """A context manager that runs commands; when it closes, they and all their descendants end."""
 
     def __init__(self) -> None:
-        self._reading_end, self._writing_end = os.pipe()  # children inherit neither unless it is passed to them
+        # Children inherit neither unless it is passed to them
+        self._reading_end, self._writing_end = os.pipe()
         self._processes: list[subprocess.Popen[str]] = []
         self._starting = threading.Lock()
         self._open = True
@@ -61,7 +66,8 @@ class ProcessGuard:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        os.close(self._writing_end)  # before anything else: a second Ctrl-C may arrive at any line
+        # Before anything else: a second Ctrl-C may arrive at any line
+        os.close(self._writing_end)
         with self._starting:
             self._open = False
         for process in self._processes:
@@ -86,10 +92,11 @@ class ProcessGuard:
     ) -> "subprocess.Popen[str]":
         """Start a command and return its supervisor, which ends with the command's exit status.
 
-        It runs in ``folder`` and ``environment``, ours if not given, and reads ``settings`` from its standard input.
-        Standard output and error go to ``output`` as one stream of lines. It has the file descriptors ``inherited``
-        under the same numbers. Those of ``kept``, of locks for example, stay open until its last descendant has ended.
-        Raises UnavailableError if another thread has closed the guard.
+        It runs in ``folder`` and ``environment``, ours if not given, and reads ``settings`` from
+        its standard input. Standard output and error go to ``output`` as one stream of lines. It
+        has the file descriptors ``inherited`` under the same numbers. Those of ``kept``, of locks
+        for example, stay open until its last descendant has ended. Raises UnavailableError if
+        another thread has closed the guard.
         """
         with self._starting, tempfile.TemporaryFile() as standard_input:
             self.check_open()
@@ -97,7 +104,13 @@ class ProcessGuard:
             standard_input.seek(0)
             descriptors = [standard_input.fileno(), *inherited]
             # -P: no folder of the working directory is taken for a package.
-            supervisor = [sys.executable, "-P", "-m", "deepsearch_rl.processes", ",".join(map(str, descriptors))]
+            supervisor = [
+                sys.executable,
+                "-P",
+                "-m",
+                "deepsearch_rl.processes",
+                ",".join(map(str, descriptors)),
+            ]
             process = subprocess.Popen(
                 [*supervisor, *command],
                 stdin=self._reading_end,
@@ -109,9 +122,11 @@ class ProcessGuard:
                 cwd=folder,
                 env=environment,
                 pass_fds=[*descriptors, *kept],
-                start_new_session=True,  # Ctrl-C reaches us alone, and we close the guard
+                # Ctrl-C reaches us alone, and we close the guard
+                start_new_session=True,
             )
             self._processes.append(process)
+
         return process
 
 
@@ -121,7 +136,10 @@ def _end_supervisor(process: "subprocess.Popen[str]") -> None:
         if process.wait(SUPERVISOR_GRACE_S) >= 0:
             return
     except subprocess.TimeoutExpired:
-        _LOG.warning("the supervisor of process group %d does not end; the group is killed", process.pid)
+        _LOG.warning(
+            "the supervisor of process group %d does not end; the group is killed", process.pid
+        )
+
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     try:
@@ -134,11 +152,13 @@ def stream_lines(process: "subprocess.Popen[str]", on_line: Callable[[str], obje
     """Call ``on_line`` with every line (or carriage return) that is not blank; return the last lines at the end."""
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=LAST_LINES)
+
     with process.stdout as lines:
         for line in map(str.rstrip, lines):
             if line:
                 tail.append(line)
                 on_line(line)
+
     process.wait()
     return list(tail)
 
@@ -169,7 +189,9 @@ class Server:
 
     def _error(self, problem: str) -> EndpointError:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-        return EndpointError("\n".join([f"{self.name} {problem}; its log, {self.log}, ends:", *lines]))
+        return EndpointError(
+            "\n".join([f"{self.name} {problem}; its log, {self.log}, ends:", *lines])
+        )
 
 
 @contextlib.contextmanager
@@ -185,9 +207,10 @@ def running_server(
 ) -> Iterator[Server]:
     """Run a server until the end of the block, which begins when it answers.
 
-    It is healthy when it answers a GET of the path ``health`` with status 200. Errors call it ``name``, e.g. "the model
-    server". It reads ``settings`` from its standard input, and has the socket ``listener`` under the same number; that
-    is closed here, so that a server that ends while it starts breaks the connection of the health check. Raises as
+    It is healthy when it answers a GET of the path ``health`` with status 200. Errors call it
+    ``name``, e.g. "the model server". It reads ``settings`` from its standard input, and has the
+    socket ``listener`` under the same number; that is closed here, so that a server that ends while
+    it starts breaks the connection of the health check. Raises as
     :meth:`Server.wait_until_healthy`.
     """
     with _log_folder(name) as folder, ProcessGuard() as guard:
@@ -212,6 +235,7 @@ def _log_folder(name: str) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -220,6 +244,7 @@ def is_healthy(url: str) -> bool:
     address = urlsplit(url)
     make = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
     connection = make(address.hostname or "", address.port, timeout=_HEALTH_TIMEOUT_S)
+
     with contextlib.closing(connection):
         try:
             connection.request("GET", address.path)
@@ -235,12 +260,16 @@ def free_port(first: int = 0) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((LOOPBACK, port))
             return int(probe.getsockname()[1])
-    raise EndpointError(f"ports {first} to {first + PORTS_TRIED - 1} are all in use; stop one of the servers there.")
+
+    raise EndpointError(
+        f"ports {first} to {first + PORTS_TRIED - 1} are all in use; stop one of the servers there."
+    )
 
 
 def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
     """Run a command, whose standard input is the first descriptor, until it or ours ends; return the exit status."""
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: descendants are found by parentage alone
+    # Not Linux: descendants are found by parentage alone
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     cancelled = threading.Event()
 
@@ -249,13 +278,15 @@ def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
             pass
         cancelled.set()
         if not _end_descendants():
-            os._exit(CANCELLED_STATUS)  # the command itself may be what stays: nobody waits for it any more
+            # The command itself may be what stays: nobody waits for it any more
+            os._exit(CANCELLED_STATUS)
 
     try:
         process = subprocess.Popen(command, stdin=descriptors[0], pass_fds=descriptors[1:])
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")
         return NOT_STARTED_STATUS
+
     for descriptor in descriptors:
         os.close(descriptor)
     threading.Thread(target=watch_guard, daemon=True).start()
@@ -267,8 +298,8 @@ def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
 def _end_descendants() -> bool:
     """Send SIGTERM to all descendants and SIGKILL to those that stay, in rounds, because some start others.
 
-    Returns whether none is left. One that the kernel does not end (in a system call on a dead disk, for example) is
-    named and left behind.
+    Returns whether none is left. One that the kernel does not end (in a system call on a dead disk,
+    for example) is named and left behind.
     """
     for _ in range(KILL_ROUNDS):
         descendants = psutil.Process().children(recursive=True)
@@ -277,11 +308,14 @@ def _end_descendants() -> bool:
         for process in descendants:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
+
         _, alive = psutil.wait_procs(descendants, timeout=GRACE_S)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
         psutil.wait_procs(alive, timeout=GRACE_S)
+
     left = [process.pid for process in psutil.Process().children(recursive=True)]
     if left:
         sys.stderr.write(f"processes {left} cannot be killed and are left behind\n")

@@ -30,21 +30,35 @@ class _TerminalBar(Progress):
 class ProgressBar:
     """Counts finished work of a known total and shows it; use as a context manager.
 
-    ``label`` says what is being done, e.g. "sft"; ``unit`` is the plural name of a unit, e.g. "questions". ``done``
-    units were finished by an earlier run; they count as done, and in neither rate nor ETA. A terminal as ``stream``
-    gets a bar, anything else plain lines.
+    ``label`` says what is being done, e.g. "sft"; ``unit`` is the plural name of a unit, e.g.
+    "questions". ``done`` units were finished by an earlier run; they count as done, and in neither
+    rate nor ETA. A terminal as ``stream`` gets a bar, anything else plain lines.
     """
 
     def __init__(
-        self, label: str, total: int, unit: str = "items", stream: TextIO = sys.stderr, *, done: int = 0
+        self,
+        label: str,
+        total: int,
+        unit: str = "items",
+        stream: TextIO = sys.stderr,
+        *,
+        done: int = 0,
     ) -> None:
-        self._label, self._total, self._unit, self._stream = label, total, unit, stream
+        self._label = label
+        self._total = total
+        self._unit = unit
+        self._stream = stream
         self._resumed = self._done = done
         self._note = ""
         self._started = self._shown = time.monotonic()
-        self._bar, self._interval_s = None, PLAIN_LINE_INTERVAL_S
+        self._bar = None
+        self._interval_s = PLAIN_LINE_INTERVAL_S
+
         if stream.isatty():
-            texts = TextColumn("{task.description}"), TextColumn("{task.fields[rate]:.1f} " + f"{unit}/s")
+            texts = (
+                TextColumn("{task.description}"),
+                TextColumn("{task.fields[rate]:.1f} " + f"{unit}/s"),
+            )
             columns = texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeRemainingColumn()
             self._bar = _TerminalBar(*columns, console=Console(file=stream))
             self._task = self._bar.add_task(label, total=total, completed=done, rate=0.0)
@@ -68,7 +82,8 @@ class ProgressBar:
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count ``count`` more units as done; ``note`` is shown beside or below them."""
-        self._done, self._note = self._done + count, note or self._note
+        self._done = self._done + count
+        self._note = note or self._note
         if time.monotonic() - self._shown >= self._interval_s:
             self._show()
 
@@ -76,10 +91,12 @@ class ProgressBar:
         self._shown = time.monotonic()
         elapsed_s = self._shown - self._started
         rate = (self._done - self._resumed) / elapsed_s if elapsed_s else 0.0
+
         if self._bar is not None:
             self._bar.note = self._note
             self._bar.update(self._task, completed=self._done, rate=rate)
             return
+
         left = timedelta(seconds=math.ceil((self._total - self._done) / rate)) if rate else None
         eta = "no estimate yet" if left is None else f"{left} left"
         line = f"{self._label}: {self._done}/{self._total} {self._unit}, {rate:.1f}/s, {eta}"

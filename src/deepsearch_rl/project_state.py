@@ -2,9 +2,10 @@
 
     python -m deepsearch_rl.project_state
 
-`make repro`, flows, workers and other targets of the Makefile ask before they start and end with the first problem;
-`deepsearch doctor` shows all. A kill, a merge, an archive or another user leaves the project in a state in which DVC or
-git would fail later, with a message about a file of theirs, or would go on with the wrong files in silence.
+`make repro`, flows, workers and other targets of the Makefile ask before they start and end with
+the first problem; `deepsearch doctor` shows all. A kill, a merge, an archive or another user leaves
+the project in a state in which DVC or git would fail later, with a message about a file of theirs,
+or would go on with the wrong files in silence.
 """
 
 import contextlib
@@ -65,7 +66,9 @@ def notices(root: Path) -> list[str]:
     """Return what is good to know and hinders nothing."""
     value = os.environ.get("PYTHONPATH")
     folders = [Path(name).resolve() for name in value.split(os.pathsep)] if value else []
-    foreign = [str(folder) for folder in folders if not _is_inside(folder, (root.resolve(), SOURCES))]
+    foreign = [
+        str(folder) for folder in folders if not _is_inside(folder, (root.resolve(), SOURCES))
+    ]
     if not foreign:
         return []
     return [
@@ -80,7 +83,9 @@ def _is_inside(path: Path, folders: Iterable[Path]) -> bool:
 
 def _git(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "LC_ALL": "C"}  # its messages are translated otherwise
-    return subprocess.run(["git", *arguments], cwd=root, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["git", *arguments], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def _git_problem(root: Path) -> str | None:
@@ -96,9 +101,15 @@ def _git_problem(root: Path) -> str | None:
             f"git refuses to read {root}, which belongs to another user, and so reports would name no commit: run "
             f"`git config --global --add safe.directory {root}`, or make the folder yours with `chown`."
         )
+
     is_own = top.returncode == 0 and Path(top.stdout.strip()).resolve() == root
-    if is_own or (top.returncode == 0 and _git(root, "ls-files", "--error-unmatch", "dvc.yaml").returncode == 0):
+
+    if is_own or (
+        top.returncode == 0
+        and _git(root, "ls-files", "--error-unmatch", "dvc.yaml").returncode == 0
+    ):
         return None
+
     return (
         f"{root} is no git repository (an unpacked archive is none); DVC asks for one, and reports name its commit: "
         "clone the project with git, or make it a repository with `git init && git add --all && git commit -m 'From "
@@ -109,7 +120,9 @@ def _git_problem(root: Path) -> str | None:
 def _is_without_git(root: Path) -> bool:
     """Return whether DVC was told that there is no git."""
     return any(
-        _NO_GIT.search(path.read_text(encoding="utf-8")) for path in map(root.joinpath, DVC_CONFIGS) if path.is_file()
+        _NO_GIT.search(path.read_text(encoding="utf-8"))
+        for path in map(root.joinpath, DVC_CONFIGS)
+        if path.is_file()
     )
 
 
@@ -117,13 +130,19 @@ def _conflicts(root: Path) -> Iterator[str]:
     """Yield the files of the graph in which git left both sides of a conflict."""
     folders = (root, *sorted(root.glob("profiles/*")))
     paths = [folder / name for folder in folders for name in GRAPH_FILES]
+
     for path in filter(Path.is_file, [*paths, *map(root.joinpath, DVC_CONFIGS)]):
         content = path.read_bytes()
         conflict = _CONFLICT.search(content)
+
         if conflict:
             name = path.relative_to(root)
             line = content.count(b"\n", 0, conflict.start()) + 1
-            again = " `dvc repro` then runs what this side does not have." if path.name == "dvc.lock" else ""
+            again = (
+                " `dvc repro` then runs what this side does not have."
+                if path.name == "dvc.lock"
+                else ""
+            )
             yield (
                 f"{name}, line {line}: git left both sides of a conflict in this file. Take one side with "
                 f"`git checkout --ours {name}` (or `--theirs`), or edit the file; then `git add {name}`.{again}"
@@ -133,11 +152,14 @@ def _conflicts(root: Path) -> Iterator[str]:
 def _killed_experiment(root: Path) -> str | None:
     """Return how to go back to the branch that a killed `dvc exp run` has left; None while one is running.
 
-    It works in the project's folder on a detached HEAD. One that the user detached, before or since, is left alone.
+    It works in the project's folder on a detached HEAD. One that the user detached, before or
+    since, is left alone.
     """
     folder = root / ".dvc" / "tmp" / "exps" / "run"
     files = [path for path in map(folder.joinpath, EXPERIMENT_FILES) if path.is_file()]
-    pids = [(int(pid), path) for path in files for pid in _PID.findall(path.read_text(encoding="utf-8"))]
+    pids = [
+        (int(pid), path) for path in files for pid in _PID.findall(path.read_text(encoding="utf-8"))
+    ]
     if not pids or any(_is_running(pid, path) for pid, path in pids):
         return None
     if _git(root, "symbolic-ref", "--quiet", "HEAD").returncode == 0:
@@ -146,7 +168,8 @@ def _killed_experiment(root: Path) -> str | None:
     branch = _left_branch(root, max(path.stat().st_mtime for _, path in pids))
     if branch is None:
         return None
-    # It puts the user's changes into git's stash for a moment, before it writes the experiment's own commit.
+    # It puts the user's changes into git's stash for a moment, before it writes the experiment's
+    # own commit.
     has_stash = _git(root, "show-ref", "--verify", "--quiet", "refs/stash").returncode == 0
     stash = "; changes of yours that are missing are in `git stash list`" if has_stash else ""
     return (
@@ -161,8 +184,11 @@ def _left_branch(root: Path, noted_at: float) -> str | None:
     last = _LEFT_BRANCH.search(moves)
     if last is None or int(last[1]) > noted_at + DETACHING_S:
         return None
-    is_branch = _git(root, "show-ref", "--verify", "--quiet", f"refs/heads/{last[2]}").returncode == 0
-    return last[2] if is_branch else None  # HEAD was detached before, where it left a commit
+    is_branch = (
+        _git(root, "show-ref", "--verify", "--quiet", f"refs/heads/{last[2]}").returncode == 0
+    )
+    # HEAD was detached before, where it left a commit
+    return last[2] if is_branch else None
 
 
 def _is_running(pid: int, path: Path) -> bool:

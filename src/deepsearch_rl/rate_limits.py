@@ -1,8 +1,8 @@
 """Limits of requests and tokens per minute that all callers of a process share.
 
-A limit belongs to an address and a model, or to a search endpoint: every client of it takes from one token bucket, so
-that a hundred rollouts send what one may send. A tenth of a minute's requests can go out at once; after that they are
-spread evenly, so that no minute has many more than allowed.
+A limit belongs to an address and a model, or to a search endpoint: every client of it takes from
+one token bucket, so that a hundred rollouts send what one may send. A tenth of a minute's requests
+can go out at once; after that they are spread evenly, so that no minute has many more than allowed.
 """
 
 import functools
@@ -49,6 +49,7 @@ def rate_limits(
     if requests_per_minute is not None:
         burst = max(1, requests_per_minute // _BURST_SHARE)
         requests = _limiter(Rate(requests_per_minute, Duration.MINUTE, burst=burst))
+
     if tokens_per_minute is not None:
         tokens = _limiter(Rate(tokens_per_minute, Duration.MINUTE))
     return RateLimits(requests, tokens, tokens_per_minute or 0)

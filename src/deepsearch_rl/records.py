@@ -1,10 +1,11 @@
 """The records that cross file and process boundaries, one pydantic model each (docs/contracts.md lists the fields).
 
-All are frozen and refuse unknown fields; ``metadata`` is the one open place, for what a corpus or a question set
-carries beyond the common fields.
+All are frozen and refuse unknown fields; ``metadata`` is the one open place, for what a corpus or a
+question set carries beyond the common fields.
 
-One rule for text holds in every reader: an absent key, ``null``, ``NaN`` and ``""`` are the same missing value, and a
-number, a list or an object where text belongs is an error (:data:`Text` and the types below it).
+One rule for text holds in every reader: an absent key, ``null``, ``NaN`` and ``""`` are the same
+missing value, and a number, a list or an object where text belongs is an error (:data:`Text` and
+the types below it).
 """
 
 import json
@@ -12,7 +13,15 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, RootModel
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    RootModel,
+)
 from pydantic_core import PydanticCustomError
 
 
@@ -31,12 +40,19 @@ def _none_where_missing(value: object) -> object:
 
 def _name_as_text(value: object) -> object:
     """Return a whole number, by which some sets name their rows, as text."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _empty_where_missing(value)
+    return (
+        str(value)
+        if isinstance(value, int) and not isinstance(value, bool)
+        else _empty_where_missing(value)
+    )
 
 
 def _require_text(text: str) -> str:
     if not text:
-        raise PydanticCustomError("missing_text", "the text is missing (null, NaN and an empty text count as missing)")
+        raise PydanticCustomError(
+            "missing_text", "the text is missing (null, NaN and an empty text count as missing)"
+        )
+
     return text
 
 
@@ -49,10 +65,13 @@ OptionalText = Annotated[str | None, BeforeValidator(_none_where_missing)]
 """Text; None where it is missing."""
 RowName = Annotated[str, BeforeValidator(_name_as_text), AfterValidator(_require_text)]
 """The id of a foreign row, or one that a row names; a whole number is taken as text."""
-OptionalRowName = Annotated[str | None, BeforeValidator(_none_where_missing), BeforeValidator(_name_as_text)]
+OptionalRowName = Annotated[
+    str | None, BeforeValidator(_none_where_missing), BeforeValidator(_name_as_text)
+]
 """Such an id; None where it is missing."""
 
-MAX_TITLE_BYTES = 300  # Wikipedia's titles have at most 255 bytes, those of news articles a little more
+# Wikipedia's titles have at most 255 bytes, those of news articles a little more
+MAX_TITLE_BYTES = 300
 ScoreT = TypeVar("ScoreT")
 
 
@@ -77,20 +96,33 @@ class ForeignRecord(BaseModel):
 def with_title_line(contents: str) -> str:
     """Return contents whose first line is a title: empty where the first line is longer than a title can be."""
     newline = contents.find("\n")
-    first_line = contents[: MAX_TITLE_BYTES + 1] if newline < 0 else contents[: min(newline, MAX_TITLE_BYTES + 1)]
-    return f"\n{contents}" if len(first_line.encode("utf-8", "surrogatepass")) > MAX_TITLE_BYTES else contents
+    first_line = (
+        contents[: MAX_TITLE_BYTES + 1]
+        if newline < 0
+        else contents[: min(newline, MAX_TITLE_BYTES + 1)]
+    )
+    return (
+        f"\n{contents}"
+        if len(first_line.encode("utf-8", "surrogatepass")) > MAX_TITLE_BYTES
+        else contents
+    )
 
 
 def _require_words(contents: str) -> str:
     if not contents or contents.isspace():
-        raise PydanticCustomError("blank_contents", "there is neither a title nor a text; remove the document")
+        raise PydanticCustomError(
+            "blank_contents", "there is neither a title nor a text; remove the document"
+        )
+
     return contents
 
 
 class _Titled(Record):
     id: NonEmpty
-    contents: Annotated[str, AfterValidator(_require_words), AfterValidator(with_title_line)] = Field(
-        description="the title, a newline and the text; the title is empty where the first line is too long for one"
+    contents: Annotated[str, AfterValidator(_require_words), AfterValidator(with_title_line)] = (
+        Field(
+            description="the title, a newline and the text; the title is empty where the first line is too long for one"
+        )
     )
 
     @property
@@ -124,7 +156,9 @@ class ChunkMetadata(OpenRecord):
     def of(cls, document: Document, doc_chunks: int, doc_chunk_id: int) -> "ChunkMetadata":
         """Return the metadata of one of a document's chunks."""
         taken = {name: document.metadata[name] for name in CHUNK_KEYS if name in document.metadata}
-        rest: dict[str, JsonValue] = {name: value for name, value in document.metadata.items() if name not in taken}
+        rest: dict[str, JsonValue] = {
+            name: value for name, value in document.metadata.items() if name not in taken
+        }
         if taken:
             rest[DOCUMENT_METADATA] = taken
         where = {"doc_id": document.id, "doc_chunks": doc_chunks, "doc_chunk_id": doc_chunk_id}
@@ -155,8 +189,12 @@ class QuestionMetadata(OpenRecord):
 
     question_type: Text = ""
     evidence_list: tuple[Evidence, ...] | None = None
-    supporting_doc_ids: tuple[RowName, ...] | None = Field(default=None, description="ids of the gold documents")
-    supporting_titles: tuple[RequiredText, ...] | None = Field(default=None, description="titles of gold documents")
+    supporting_doc_ids: tuple[RowName, ...] | None = Field(
+        default=None, description="ids of the gold documents"
+    )
+    supporting_titles: tuple[RequiredText, ...] | None = Field(
+        default=None, description="titles of gold documents"
+    )
 
 
 class Question(Record):
@@ -194,8 +232,9 @@ class StopReason(StrEnum):
 SERVER_FAILURES = frozenset({StopReason.MODEL_ERROR, StopReason.TOOL_ERROR})
 """How a rollout ends that a server failed, whatever the model wrote; every other end is what the model did.
 
-Training and the choice of a checkpoint leave such rollouts out. Evaluation counts them as zeros, and a repeated command
-asks for these alone again, so that no repetition can raise the score of what a model did.
+Training and the choice of a checkpoint leave such rollouts out. Evaluation counts them as zeros,
+and a repeated command asks for these alone again, so that no repetition can raise the score of what
+a model did.
 """
 
 
@@ -213,6 +252,7 @@ class ToolCall(Record):
             arguments = json.loads(self.arguments)
         except (ValueError, RecursionError):
             return None
+
         return arguments if isinstance(arguments, dict) else None
 
 
@@ -243,8 +283,8 @@ class TokenUsage(Record):
 class Trajectory(Record):
     """One finished rollout. Scores are derived from it, never stored in it.
 
-    ``id`` is ``<question id>#<sample>``. ``answer`` is the extracted answer, empty where there is none.
-    ``usage`` has an entry per model call whose tokens the endpoint counted.
+    ``id`` is ``<question id>#<sample>``. ``answer`` is the extracted answer, empty where there is
+    none. ``usage`` has an entry per model call whose tokens the endpoint counted.
     """
 
     schema_version: Literal[2] = 2
@@ -295,7 +335,9 @@ class Trajectory(Record):
         return zero if self.failed else metric(self)
 
 
-class RetrievalReport(RootModel[dict[str, dict[str, dict[str, Annotated[int | float, Field(ge=0)]]]]]):
+class RetrievalReport(
+    RootModel[dict[str, dict[str, dict[str, Annotated[int | float, Field(ge=0)]]]]]
+):
     """``retrieval.json``: scores in [0, 1], and the number of questions ``n``, by dataset and retriever."""
 
     model_config = ConfigDict(frozen=True)
@@ -313,7 +355,9 @@ class FilterReport(Record):
 
     trajectories: int = Field(ge=1)
     f1: float = Field(ge=0, le=1, description="of all of them")
-    dropped: dict[str, int] = Field(description="how many each predicate dropped, and how many rows were too long")
+    dropped: dict[str, int] = Field(
+        description="how many each predicate dropped, and how many rows were too long"
+    )
     rows: int = Field(ge=1, description="rows that are trained on")
     rows_by_type: dict[str, int]
     searches: float = Field(ge=0, description="executed searches per trajectory that is trained on")

@@ -12,16 +12,19 @@ ENV_FILE_NAMES = "DEEPSEARCH_ENV_FILE_NAMES"
 """Holds the names that the project's ``.env`` has set (stages/environment.py), separated by commas."""
 _SECRET_NAME = re.compile(
     r"api_key|secret|passwor?d|passphrase|passwd|credential|private_key|auth_string|access_token|auth_token"
-    r"|(^|[_.])(token|login|pat|pwd)$",
+    r"|apikey|connection_string|(^|[_.])(token|login|pat|pwd|cookie|bearer)$"
+    r"|(^|[_.])(access|account|storage|openai|kaggle|serper|tavily|brave|exa|search)_key$",
     re.IGNORECASE,
 )
 """A last word of ``token``: HF_TOKEN and AWS_SESSION_TOKEN are secrets, ``max_tokens`` and ``token_limit`` are none."""
 _LOGIN_NAME = re.compile(r"login$|auth_string$", re.IGNORECASE)  # holds name:password
 _KEY_LIKE = re.compile(r"(?=.*\d)[\w.+=~-]{16,}")
 """A long word with a digit: what a key in ``.env`` looks like, and no path, address, number or switch."""
-_MISREAD = re.compile(r"[\s\\#]")  # what libraries read in different ways, or drop, in an address
+# What libraries read in different ways, or drop, in an address
+_MISREAD = re.compile(r"[\s\\#]")
 _KEY = re.compile(r"[\x21-\x7e]+")
-_USER = re.compile(r"(?<=://)\S*@")  # up to the last '@': a password may hold an unencoded one, or a slash
+# Up to the last '@': a password may hold an unencoded one, or a slash
+_USER = re.compile(r"(?<=://)\S*@")
 
 
 def is_secret(name: str) -> bool:
@@ -32,11 +35,12 @@ def is_secret(name: str) -> bool:
 def environment_secrets(environment: Mapping[str, str]) -> list[str]:
     """Return the values of an environment that nobody may see.
 
-    They are those of secret names, the password of a login (``name:password``), user and password of addresses, and
-    whatever looks like a key among the names that the project's ``.env`` has set.
+    They are those of secret names, the password of a login (``name:password``), user and password
+    of addresses, and whatever looks like a key among the names that the project's ``.env`` has set.
     """
     own_names = set(environment.get(ENV_FILE_NAMES, "").split(","))
     secrets: list[str] = []
+
     for name, value in environment.items():
         if is_secret(name):
             secrets.append(value)
@@ -44,9 +48,11 @@ def environment_secrets(environment: Mapping[str, str]) -> list[str]:
                 secrets += value.split(":", 1)[1:]
         elif name in own_names and _KEY_LIKE.fullmatch(value):
             secrets.append(value)
+
         if user := _USER.search(value):
             login = user[0].removesuffix("@")
             secrets += [login, *login.split(":", 1)[1:]]
+
     return [secret for secret in secrets if secret]
 
 
@@ -61,6 +67,7 @@ def split_address(address: str) -> SplitResult | None:
         (parts.hostname or "").encode("idna")  # as a look-up by name will spell it
     except ValueError:  # UnicodeError is one
         return None
+
     tail = f"{parts.path}{parts.query}{parts.fragment}"
     return None if "@" in tail or _MISREAD.search(address) else parts
 
@@ -82,7 +89,12 @@ def redact(text: str, secrets: Iterable[str | None]) -> str:
         spelling
         for secret in secrets
         if secret
-        for spelling in (secret, quote(secret, safe=""), unquote(secret), secret.replace("/", "\\/"))
+        for spelling in (
+            secret,
+            quote(secret, safe=""),
+            unquote(secret),
+            secret.replace("/", "\\/"),
+        )
     }
     for spelling in sorted(spellings, key=lambda spelling: (-len(spelling), spelling)):
         text = text.replace(spelling, MASK)
@@ -97,4 +109,5 @@ def read_key(variable: str, place: str) -> str:
             f"set the environment variable {variable} to the key of {place}: it is not set, or holds spaces, control "
             f"or non-ASCII characters, which no key has."
         )
+
     return key

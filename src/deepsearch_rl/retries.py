@@ -1,12 +1,14 @@
 """The two policies of repeated attempts.
 
-A call that fails is repeated a number of times, with waits that double (:func:`retry`). A call that a server has no
-capacity for is repeated for minutes (:func:`wait_for_capacity`), because a limit per minute needs a minute to pass.
+A call that fails is repeated a number of times, with waits that double (:func:`retry`). A call that
+a server has no capacity for is repeated for minutes (:func:`wait_for_capacity`), because a limit
+per minute needs a minute to pass.
 """
 
 import contextlib
 import email.utils
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC
@@ -17,7 +19,28 @@ import tenacity
 CallT = TypeVar("CallT", bound=Callable[..., object])
 FIRST_CAPACITY_WAIT_S = 2.0
 LONGEST_CAPACITY_WAIT_S = 60.0
-MAX_CAPACITY_ATTEMPTS = 50  # a server that asks for waits of milliseconds is not asked for ever
+# A server that asks for waits of milliseconds is not asked for ever
+MAX_CAPACITY_ATTEMPTS = 50
+_SPENT = re.compile(
+    # OpenAI, DeepSeek, Moonshot
+    r"insufficient[_ ](user[_ ])?(quota|balance|credits?|funds)"
+    r"|billing_hard_limit|exceeded_current_quota|check your plan and billing"  # OpenAI, Moonshot
+    r"|(not|n't have) enough credits"  # Serper
+    r"|(all|out of) (available |your |of |the )*(credits?|searches)\b"  # xAI, SerpApi
+    r"|spending limit|exceeds? your plan"  # xAI, Tavily
+    # Zhipu, DashScope, Volcengine
+    r"|\u4f59\u989d\u4e0d\u8db3|\u6b20\u8d39|arrearage|overdue",
+    re.IGNORECASE,
+)
+"""How providers say that money or a paid quota is out."""
+_ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
+_DAILY = re.compile(
+    r"(per|a|_|-)[ _-]?(day|month)\b|perday|(for|of) the (day|month)|\b(daily|monthly)\b|\b[TR]PD\b",
+    re.IGNORECASE,
+)
+"""A quota that minutes do not fill again."""
+_PROMISE = re.compile(r"(try|retry)( again)? (in|after) (about )?\d|retrydelay", re.IGNORECASE)
+"""A wait that the text itself names; Gemini writes it beside the words of a spent quota."""
 
 
 def retry(
@@ -30,18 +53,23 @@ def retry(
 ) -> Callable[[CallT], CallT]:
     """Return a decorator that repeats a function, or a coroutine function, after errors of one kind.
 
-    The wait before the second attempt is ``backoff_s``; it doubles for each further one. An error may carry ``wait_s``,
-    the seconds that a server asks to wait, in its place; it ends the attempts where it is longer than ``max_wait_s``.
-    The last attempt's error is raised as it is. ``on_failure`` is called with the error and the attempt's number, from
-    1, before each wait.
+    The wait before the second attempt is ``backoff_s``; it doubles for each further one. An error
+    may carry ``wait_s``, the seconds that a server asks to wait, in its place; it ends the attempts
+    where it is longer than ``max_wait_s``. The last attempt's error is raised as it is.
+    ``on_failure`` is called with the error and the attempt's number, from 1, before each wait.
     """
 
     def wait_s(state: tenacity.RetryCallState) -> float:
         asked_s = getattr(_error_of(state), "wait_s", None)
-        return min(backoff_s * 2 ** (state.attempt_number - 1) if asked_s is None else asked_s, max_wait_s)
+        return min(
+            backoff_s * 2 ** (state.attempt_number - 1) if asked_s is None else asked_s, max_wait_s
+        )
 
     def is_last(state: tenacity.RetryCallState) -> bool:
-        return state.attempt_number >= attempts or (getattr(_error_of(state), "wait_s", None) or 0.0) > max_wait_s
+        return (
+            state.attempt_number >= attempts
+            or (getattr(_error_of(state), "wait_s", None) or 0.0) > max_wait_s
+        )
 
     return tenacity.retry(  # pyright: ignore[reportReturnType]
         reraise=True,
@@ -61,9 +89,10 @@ def wait_for_capacity(
 ) -> Callable[[CallT], CallT]:
     """Return a decorator that repeats a function, or a coroutine function, while a server has no capacity for it.
 
-    The waits double from :data:`FIRST_CAPACITY_WAIT_S` to :data:`LONGEST_CAPACITY_WAIT_S`, each drawn from its upper
-    half, so that callers come back one after the other. An error's ``wait_s`` takes the place of a wait. The error is
-    raised where the next wait would make all of them longer than ``total_wait_s``. ``sleep`` is for coroutines.
+    The waits double from :data:`FIRST_CAPACITY_WAIT_S` to :data:`LONGEST_CAPACITY_WAIT_S`, each
+    drawn from its upper half, so that callers come back one after the other. An error's ``wait_s``
+    takes the place of a wait. The error is raised where the next wait would make all of them longer
+    than ``total_wait_s``. ``sleep`` is for coroutines.
     """
     drawn = tenacity.wait_exponential(FIRST_CAPACITY_WAIT_S / 2, LONGEST_CAPACITY_WAIT_S / 2)
 
@@ -93,10 +122,31 @@ def _error_of(state: tenacity.RetryCallState) -> BaseException:
     return error
 
 
+def is_out_of_money(text: str) -> bool:
+    """Return whether an error, as text or as JSON, says that the account's money or its paid quota is out."""
+    text = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
+    return _SPENT.search(text) is not None and not _PROMISE.search(text)
+
+
+def is_quota_spent(text: str, wait_s: float | None) -> bool:
+    """Return whether an error of status 429 says that no wait of minutes helps: money or a day's quota is out.
+
+    ``wait_s`` is how long the server asks to wait, if it does: then a day's quota fills up again in
+    that time.
+    """
+    is_day_over = wait_s is None and _DAILY.search(text) is not None
+    return is_day_over or is_out_of_money(text)
+
+
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return how long a server asks to wait (RFC 9110, section 10.2.3; OpenAI's milliseconds); None if it does not."""
     with contextlib.suppress(ValueError):
-        return float(headers["retry-after-ms"]) / 1000 if "retry-after-ms" in headers else _seconds_of(headers)
+        return (
+            float(headers["retry-after-ms"]) / 1000
+            if "retry-after-ms" in headers
+            else _seconds_of(headers)
+        )
+
     return None
 
 
@@ -106,4 +156,6 @@ def _seconds_of(headers: Mapping[str, str]) -> float | None:
     if value.isdecimal():
         return float(value)
     until = email.utils.parsedate_to_datetime(value)
-    return max(0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - time.time())
+    return max(
+        0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - time.time()
+    )

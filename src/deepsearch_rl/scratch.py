@@ -3,10 +3,10 @@
     work/<profile>/scratch/<stage>/<digest>/      the digest of the stage's state (:mod:`deepsearch_rl.stage_state`)
     work/<profile>/scratch/<stage>/<digest>/state.json
 
-A run finds its folder by its own state, so a killed run is continued where nothing changed, and begins anew where
-anything did: one line says what. After success the folder is removed. What a killed run left behind, and no state has
-resumed for :data:`KEPT_DAYS` days, is removed when a stage of the same name starts; `deepsearch clean` removes it at
-once.
+A run finds its folder by its own state, so a killed run is continued where nothing changed, and
+begins anew where anything did: one line says what. After success the folder is removed. What a
+killed run left behind, and no state has resumed for :data:`KEPT_DAYS` days, is removed when a stage
+of the same name starts; `deepsearch clean` removes it at once.
 """
 
 import logging
@@ -73,13 +73,15 @@ def open_scratch(work: Path, state: StageState, program: str, afresh: bool) -> I
         shutil.rmtree(path)
     elif not path.is_dir():
         _say_what_changed(path, state.resumable())
+
     _remove_old(path)
     path.mkdir(parents=True, exist_ok=True)
     write_json(path / STATE_FILE, state.resumable().model_dump(mode="json"))
     scratch = Scratch(state.stage, path, work / "curves" / f"{program}-{path.name}.jsonl")
     yield scratch
     if not scratch.is_kept:
-        shutil.rmtree(path, ignore_errors=True)  # a run that was asked to keep a part of it has moved that away
+        # A run that was asked to keep a part of it has moved that away
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _say_what_changed(path: Path, state: StageState) -> None:
@@ -90,6 +92,7 @@ def _say_what_changed(path: Path, state: StageState) -> None:
             before = read_record(newest / STATE_FILE, StageState)
         except ArtifactError:
             return  # written by another version
+
         changes = summary(differences(before, state))
         _LOG.warning("%s starts anew and does not resume its earlier run: %s", state.stage, changes)
 

@@ -5,8 +5,8 @@
     declared.data       # ("models/tiny/sft", "data/tiny/index", ...)
     declared.params     # (("params.yaml", "rl"), ...)
 
-Values in ``${...}`` are filled in from the profile as DVC does it, so a profile with overrides declares what DVC would
-see under these params.
+Values in ``${...}`` are filled in from the profile as DVC does it, so a profile with overrides
+declares what DVC would see under these params.
 """
 
 import re
@@ -39,8 +39,8 @@ class DeclaredStage:
 def read_stage(profile: Profile, name: str, root: Path) -> DeclaredStage:
     """Return what a stage, e.g. ``rl@sft``, declares in the dvc.yaml of a profile.
 
-    A profile whose params have no dvc.yaml beside them, such as a cut copy for a check, has the one of the project at
-    ``root``.
+    A profile whose params have no dvc.yaml beside them, such as a cut copy for a check, has the one
+    of the project at ``root``.
 
     Raises:
         UnknownNameError: the graph has no such stage.
@@ -67,6 +67,7 @@ def require_data(profile: Profile, name: str, paths: Iterable[str], root: Path) 
     if not graph.is_file():
         return
     missing = sorted(set(paths) - set(read_stage(profile, name, root).data))
+
     if missing:
         raise ConfigError(
             f"the stage {name} would read {', '.join(missing)}, which is no dep of it in {graph}, so that no edit of it"
@@ -94,11 +95,16 @@ def _templates(profile: Profile, root: Path) -> Mapping[str, Any]:
     try:
         stages = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)["stages"]
     except (OSError, yaml.YAMLError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path} is no graph of DVC ({error}); `git checkout {path}` brings it back.") from error
+        raise ConfigError(
+            f"{path} is no graph of DVC ({error}); `git checkout {path}` brings it back."
+        ) from error
+
     return stages
 
 
-def _stages(profile: Profile, root: Path) -> Iterator[tuple[str, tuple[Mapping[str, Any], dict[str, Any]]]]:
+def _stages(
+    profile: Profile, root: Path
+) -> Iterator[tuple[str, tuple[Mapping[str, Any], dict[str, Any]]]]:
     """Yield every stage's name, with its entry in dvc.yaml and the values that only this stage has."""
     for family, entry in _templates(profile, root).items():
         if "foreach" in entry:
@@ -135,6 +141,10 @@ def _value(name: str, values: Mapping[str, Any]) -> Any:
     value: Any = values
     for key in name.strip().split("."):
         if not isinstance(value, Mapping) or key not in value:
-            raise ConfigError(f"dvc.yaml names ${{{name}}}, which the profile's params do not have.")
+            raise ConfigError(
+                f"dvc.yaml names ${{{name}}}, which the profile's params do not have."
+            )
+
         value = value[key]
+
     return value

@@ -1,12 +1,13 @@
 """The state of a stage: the code, the params with the locked versions of packages, and the data that decide its result.
 
-What a stage declares in dvc.yaml is what it depends on (:mod:`deepsearch_rl.stage_graph`), so its state is the content
-of these files and values at one moment. Two things follow from it:
+What a stage declares in dvc.yaml is what it depends on (:mod:`deepsearch_rl.stage_graph`), so its
+state is the content of these files and values at one moment. Two things follow from it:
 
-- a scratch folder belongs to one state (:mod:`deepsearch_rl.scratch`): a killed run resumes under the very state that
-  it was killed in, and under no other;
-- a stage whose state is another one at its end than at its start refuses to end well (``stages/entry.py``), so that
-  DVC never records new code, params or data with the result of old ones.
+- a scratch folder belongs to one state (:mod:`deepsearch_rl.scratch`): a killed run resumes under
+  the very state that it was killed in, and under no other;
+- a stage whose state is another one at its end than at its start refuses to end well
+  (``stages/entry.py``), so that DVC never records new code, params or data with the result of old
+  ones.
 """
 
 import json
@@ -53,8 +54,8 @@ _IGNORED = frozenset({"__pycache__"})
 class StageState(Record):
     """Digests of source files and data by their path, and values of params by ``<file>: <dotted name>``.
 
-    ``packages`` are the locked versions of what the stage imports, named as params are. No killed run resumes under
-    others, of ``evaluate`` neither: its logs do not name them.
+    ``packages`` are the locked versions of what the stage imports, named as params are. No killed
+    run resumes under others, of ``evaluate`` neither: its logs do not name them.
     """
 
     stage: str
@@ -70,8 +71,14 @@ class StageState(Record):
     def resumable(self) -> "StageState":
         """Return the part of the state under which a killed run may be continued."""
         across = RESUMES_ACROSS.get(self.stage.partition("@")[0], frozenset())
-        params = {} if "params" in across else {name: self.params[name] for name in self.params if _decides(name)}
-        return self.model_copy(update={"params": params, "data": {} if "data" in across else self.data})
+        params = (
+            {}
+            if "params" in across
+            else {name: self.params[name] for name in self.params if _decides(name)}
+        )
+        return self.model_copy(
+            update={"params": params, "data": {} if "data" in across else self.data}
+        )
 
 
 def read_state(profile: Profile, stage: str, root: Path) -> StageState:
@@ -109,11 +116,13 @@ def data_digests(paths: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of the content of files and folders; what did not change since the last call is not read."""
     known = _read_known()
     digests: dict[str, str] = {}
+
     for name in paths:
         stamp = file_stamp(Path(name))
         entry = known.get(name)
         digests[name] = entry[1] if entry and entry[0] == stamp else _digest(Path(name))
         known[name] = [stamp, digests[name]]
+
     _write_known(known)
     return digests
 
@@ -121,7 +130,9 @@ def data_digests(paths: Iterable[str]) -> dict[str, str]:
 def file_stamp(path: Path) -> str:
     """Return a digest of the names, sizes, times and numbers of all files of a path; it reads none of them."""
     stats = ((name, file.stat()) for name, file in _files(path))
-    return sha256_json([[name, stat.st_size, stat.st_mtime_ns, stat.st_ino] for name, stat in stats])
+    return sha256_json(
+        [[name, stat.st_size, stat.st_mtime_ns, stat.st_ino] for name, stat in stats]
+    )
 
 
 def differences(before: StageState, now: StageState) -> list[str]:
@@ -131,11 +142,16 @@ def differences(before: StageState, now: StageState) -> list[str]:
         for name in sorted({*old, *new}):
             if old.get(name) != new.get(name):
                 sentences.append(f"{name} {_change(old, new, name)}")
-    old_values, new_values = {**before.params, **before.packages}, {**now.params, **now.packages}
+
+    old_values = {**before.params, **before.packages}
+    new_values = {**now.params, **now.packages}
+
     for name in sorted({*old_values, *new_values}):
-        old_value, new_value = old_values.get(name), new_values.get(name)
+        old_value = old_values.get(name)
+        new_value = new_values.get(name)
         if old_value != new_value:
             sentences.append(f"{name} (was {json.dumps(old_value)}, is {json.dumps(new_value)})")
+
     return sentences
 
 
@@ -164,6 +180,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
     if path.is_file():
         yield "", path
         return
+
     for folder, folders, names in os.walk(path, followlinks=True):
         folders[:] = sorted(set(folders) - _IGNORED)
         for name in sorted(names):
@@ -178,7 +195,9 @@ def _digest(path: Path) -> str:
     return sha256_json(files) if files or path.is_dir() else _MISSING
 
 
-def _values(profile: Profile, declared: DeclaredStage, root: Path) -> Iterator[tuple[str, JsonValue]]:
+def _values(
+    profile: Profile, declared: DeclaredStage, root: Path
+) -> Iterator[tuple[str, JsonValue]]:
     """Yield all values of the declared params; a section is as many of them as it has fields."""
     files: dict[str, Any] = {str(profile.values.get("params")): profile.values}
     for file, name in declared.params:
@@ -204,6 +223,7 @@ def _field(values: Any, name: str, file: str) -> Any:
         if not isinstance(values, Mapping) or key not in values:
             raise ConfigError(f"{file} has no {name!r}, which dvc.yaml declares for this stage.")
         values = values[key]
+
     return values
 
 
@@ -212,7 +232,8 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, JsonValue]]:
         for key, inner in value.items():
             yield from _leaves(f"{name}.{key}", inner)
     elif isinstance(value, str) and _NUMBER.fullmatch(value):
-        yield name, float(value)  # YAML reads 5e-4 as a text, DVC's -S writes it as a number
+        # YAML reads 5e-4 as a text, DVC's -S writes it as a number
+        yield name, float(value)
     elif isinstance(value, int) and not isinstance(value, bool):
         yield name, float(value)
     else:
@@ -225,6 +246,7 @@ def _read_known() -> dict[str, list[str]]:
         known = json.loads(DIGESTS.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+
     return known if isinstance(known, dict) else {}
 
 

@@ -42,13 +42,18 @@ class ChatServer:
     def says(self, content: str | None, *calls: str | tuple[str, ...], **reply: Any) -> None:
         """Add a reply with the queries (or name, raw arguments and id) of its tool calls.
 
-        ``reply``: tokens (read, written), reasoning told apart from the text, finish_reason, stop_reason.
+        ``reply``: tokens (read, written), reasoning told apart from the text, finish_reason,
+        stop_reason.
         """
         self.script.append(completion(content, *calls, **reply))
 
     def fails(self, status: int, message: str, *, body: str | None = None) -> None:
         """Add an error reply that asks for an immediate retry."""
-        self.script.append(lambda handler: _reply(handler, status, body or json.dumps({"error": {"message": message}})))
+        self.script.append(
+            lambda handler: _reply(
+                handler, status, body or json.dumps({"error": {"message": message}})
+            )
+        )
 
     def hangs(self) -> None:
         """Add a reply that does not come before the test is over."""
@@ -56,7 +61,9 @@ class ChatServer:
 
 
 def _call(call: str | tuple[str, ...]) -> dict[str, Any]:
-    name, arguments, *given = ("retrieve", json.dumps({"query": call})) if isinstance(call, str) else call
+    name, arguments, *given = (
+        ("retrieve", json.dumps({"query": call})) if isinstance(call, str) else call
+    )
     return {
         "id": given[0] if given else uuid.uuid4().hex,
         "type": "function",
@@ -85,10 +92,26 @@ def completion(
     calls = [_call(call) for call in called]
     message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
     message |= {} if reasoning is None else {"reasoning_content": None, "reasoning": reasoning}
-    usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
+    usage = {
+        "prompt_tokens": tokens[0],
+        "completion_tokens": tokens[1],
+        "total_tokens": sum(tokens),
+    }
     finish_reason = finish_reason or ("tool_calls" if calls else "stop")
-    choice = {"index": 0, "message": message, "finish_reason": finish_reason, "stop_reason": stop_reason}
-    body = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": finish_reason,
+        "stop_reason": stop_reason,
+    }
+    body = {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [choice],
+        "usage": usage,
+    }
     return json.dumps(body)
 
 
@@ -143,10 +166,17 @@ def mcp_server() -> Iterator[Searches]:
         if query == "late":  # until the others of its turn have come
             while state.queries[-1] == "late":
                 await asyncio.sleep(0.001)
-        found = [{"chunk": f"About {query}\nPart {i}.", "chunk_id": f"{query}-{i}", "score": 1.0} for i in range(2)]
-        return CallToolResult(content=[TextContent(text="unread")], structured_content={"result": found})
+        found = [
+            {"chunk": f"About {query}\nPart {i}.", "chunk_id": f"{query}-{i}", "score": 1.0}
+            for i in range(2)
+        ]
+        return CallToolResult(
+            content=[TextContent(text="unread")], structured_content={"result": found}
+        )
 
-    with serve_app(mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")) as state.url:
+    with serve_app(
+        mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")
+    ) as state.url:
         yield state
 
 
@@ -163,7 +193,12 @@ def agent_config() -> Callable[..., AgentConfig]:
     """Makes an agent section with some of its values replaced."""
 
     def make(**changes: Any) -> AgentConfig:
-        values = AGENT.model_dump() | {"max_searches": 3, "max_turns": 6, "max_tokens": 64, "answer_tokens": 16}
+        values = AGENT.model_dump() | {
+            "max_searches": 3,
+            "max_turns": 6,
+            "max_tokens": 64,
+            "answer_tokens": 16,
+        }
         values["context_tokens"] = 1024
         changes.setdefault("call_timeout_s", min(20.0, changes.get("timeout_s", 20.0)))
         return AgentConfig(**(values | changes))

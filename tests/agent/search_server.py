@@ -15,7 +15,9 @@ from tests.search_servers import serve_app
 
 
 @contextmanager
-def serve_search(searching: Callable[[str], None], port: int = 0, tool: str = "retrieve") -> Iterator[int]:
+def serve_search(
+    searching: Callable[[str], None], port: int = 0, tool: str = "retrieve"
+) -> Iterator[int]:
     """An MCP server whose tool finds one passage for everything; yields its port."""
     mcp = MCPServer("retrieval_server", log_level="ERROR", subscriptions=False)
 

@@ -26,7 +26,10 @@ Send = Callable[[BaseHTTPRequestHandler], None]
 
 @pytest.fixture
 def rollout(
-    chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig], monkeypatch: pytest.MonkeyPatch
+    chat_server: Any,
+    searches: Any,
+    agent_config: Callable[..., AgentConfig],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Trajectory]:
     """Runs one rollout, without the client's pauses between attempts, and checks that it can be stored."""
     monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)
@@ -50,7 +53,11 @@ def body(content: bytes, kind: str = "application/json", status: int = 200, **he
 
     def send(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(status)
-        for name, value in {"content-type": kind, "content-length": str(len(content)), **headers}.items():
+        for name, value in {
+            "content-type": kind,
+            "content-length": str(len(content)),
+            **headers,
+        }.items():
             handler.send_header(name.replace("_", "-"), value)
         handler.end_headers()
         handler.wfile.write(content)
@@ -60,14 +67,26 @@ def body(content: bytes, kind: str = "application/json", status: int = 200, **he
 
 def completion(**changes: Any) -> Send:
     """Sends a completion with some of its fields replaced."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"}
-    whole = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": ANSWER},
+        "finish_reason": "stop",
+    }
+    whole = {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [choice],
+    }
     return body(json.dumps(whole | changes).encode())
 
 
 def said(**message: Any) -> Send:
     """Sends a completion whose message holds these fields."""
-    return completion(choices=[{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}])
+    return completion(
+        choices=[{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}]
+    )
 
 
 def called(function: object) -> Send:
@@ -88,7 +107,8 @@ def cut_off(handler: BaseHTTPRequestHandler) -> None:
 def reset(handler: BaseHTTPRequestHandler) -> None:
     """Drops the connection, unsent data and all."""
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    socket.socket(fileno=handler.connection.detach()).close()  # the handler's files would keep it open
+    # The handler's files would keep it open
+    socket.socket(fileno=handler.connection.detach()).close()
     handler.close_connection = True
 
 
@@ -98,7 +118,9 @@ def no_http(handler: BaseHTTPRequestHandler) -> None:
     handler.close_connection = True
 
 
-STREAM = b'data: {"choices": [{"delta": {"content": "<ans' + b"\xff\xfe" + b'"}}]}\n\ndata: [DONE]\n\n'
+STREAM = (
+    b'data: {"choices": [{"delta": {"content": "<ans' + b"\xff\xfe" + b'"}}]}\n\ndata: [DONE]\n\n'
+)
 GARBAGE: dict[str, Send] = {
     "no JSON": body(f"<html>{KEY}</html>".encode(), "text/html"),
     "no JSON, said to be": body(KEY.encode()),
@@ -111,23 +133,38 @@ GARBAGE: dict[str, Send] = {
     "a stream of events": body(STREAM, "text/event-stream"),
     "a stream said to be JSON": body(STREAM),
     "random bytes": body(bytes(range(256)) * 64, "application/octet-stream"),
-    "invalid UTF-8": body(b'{"choices": [{"message": {"role": "assistant", "content": "\xc3\x28"}}'),
-    "an error under status 200": body(json.dumps({"error": {"message": f"bad key {KEY}"}}).encode()),
+    "invalid UTF-8": body(
+        b'{"choices": [{"message": {"role": "assistant", "content": "\xc3\x28"}}'
+    ),
+    "an error under status 200": body(
+        json.dumps({"error": {"message": f"bad key {KEY}"}}).encode()
+    ),
     "no choices": completion(choices=[]),
     "choices that are null": completion(choices=None),
     "choices of text": completion(choices="none"),
     "a choice of null": completion(choices=[None]),
     "a choice without message": completion(choices=[{"index": 0, "finish_reason": "stop"}]),
-    "a message of null": completion(choices=[{"index": 0, "message": None, "finish_reason": "error"}]),
-    "a message of text": completion(choices=[{"index": 0, "message": ANSWER, "finish_reason": "stop"}]),
+    "a message of null": completion(
+        choices=[{"index": 0, "message": None, "finish_reason": "error"}]
+    ),
+    "a message of text": completion(
+        choices=[{"index": 0, "message": ANSWER, "finish_reason": "stop"}]
+    ),
     "content of a number": said(content=7),
-    "content in parts": said(content=[{"type": "text", "text": ANSWER}]),
+    "content in parts that are no text": said(
+        content=[{"type": "text", "text": ANSWER}, {"type": "image_url"}]
+    ),
+    "content in parts of text": said(content=[ANSWER]),
     "calls of text": said(content="", tool_calls="retrieve"),
     "a call without function": said(content="", tool_calls=[{"id": "1", "type": "function"}]),
     "arguments of an object": called({"name": "retrieve", "arguments": {"query": "a"}}),
     "a tool name of null": called({"name": None, "arguments": "{}"}),
-    "usage of text": completion(usage={"prompt_tokens": "many", "completion_tokens": 1, "total_tokens": 1}),
-    "negative usage": completion(usage={"prompt_tokens": -1, "completion_tokens": -1, "total_tokens": -2}),
+    "usage of text": completion(
+        usage={"prompt_tokens": "many", "completion_tokens": 1, "total_tokens": 1}
+    ),
+    "negative usage": completion(
+        usage={"prompt_tokens": -1, "completion_tokens": -1, "total_tokens": -2}
+    ),
     "a redirect to itself": body(b"", status=307, location="/v1/chat/completions"),
     "a redirect to nowhere": body(b"", status=302),
     "an unknown status": body(KEY.encode(), "text/plain", 799),
@@ -149,7 +186,9 @@ def test_what_is_no_completion_is_a_model_error_that_says_what_came(
     assert [message.role for message in trajectory.messages] == ["system", "user"]
 
 
-def test_a_failure_after_a_search_keeps_what_came_before(chat_server: Any, rollout: Callable[..., Trajectory]) -> None:
+def test_a_failure_after_a_search_keeps_what_came_before(
+    chat_server: Any, rollout: Callable[..., Trajectory]
+) -> None:
     chat_server.says("", "Silent Harbor")
     chat_server.script.append(reset)
     trajectory = rollout()
@@ -167,11 +206,19 @@ UNPARSABLE: dict[str, Send] = {
     "a tool that does not exist": called({"name": "browse", "arguments": '{"query": "a"}'}),
     "a tool without name": called({"name": "", "arguments": '{"query": "a"}'}),
     "another argument": called({"name": "retrieve", "arguments": '{"question": "a"}'}),
-    "half a surrogate pair in a name": called({"name": "retr\ud83d", "arguments": '{"query": "a"}'}),
-    "half a surrogate pair in a query": called({"name": "retrieve", "arguments": '{"query": "\\ud83d"}'}),
-    "a query that is too long": called({"name": "retrieve", "arguments": json.dumps({"query": "a" * 40_000})}),
+    "half a surrogate pair in a name": called(
+        {"name": "retr\ud83d", "arguments": '{"query": "a"}'}
+    ),
+    "half a surrogate pair in a query": called(
+        {"name": "retrieve", "arguments": '{"query": "\\ud83d"}'}
+    ),
+    "a query that is too long": called(
+        {"name": "retrieve", "arguments": json.dumps({"query": "a" * 40_000})}
+    ),
     "arguments that are too deep": called({"name": "retrieve", "arguments": "[" * 100_000}),
-    "a number of too many digits": called({"name": "retrieve", "arguments": '{"query": ' + "1" * 5000 + "}"}),
+    "a number of too many digits": called(
+        {"name": "retrieve", "arguments": '{"query": ' + "1" * 5000 + "}"}
+    ),
 }
 
 
@@ -187,7 +234,9 @@ def test_a_call_that_is_no_search_is_unparsable_and_kept_as_written(
     assert searches.queries == []
 
 
-def test_an_argument_that_does_not_fit_is_named(chat_server: Any, rollout: Callable[..., Trajectory]) -> None:
+def test_an_argument_that_does_not_fit_is_named(
+    chat_server: Any, rollout: Callable[..., Trajectory]
+) -> None:
     chat_server.script.append(called({"name": "retrieve", "arguments": '{"query": 7}'}))
     assert "query: " in (rollout().error or "")
 
@@ -201,7 +250,9 @@ def test_a_call_that_is_written_as_text_is_unparsable(
     assert searches.queries == []
 
 
-def test_a_body_that_never_ends_is_the_servers_failure(chat_server: Any, rollout: Callable[..., Trajectory]) -> None:
+def test_a_body_that_never_ends_is_the_servers_failure(
+    chat_server: Any, rollout: Callable[..., Trajectory]
+) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.send_header("content-type", "application/json")
@@ -224,7 +275,10 @@ def test_an_answer_behind_ten_megabytes_of_thought_is_still_an_answer(
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("<answer>Zoe\u0308 \u200b\U0001f600 \u202eabc\x00</answer>", "Zoe\u0308 \u200b\U0001f600 \u202eabc\x00"),
+        (
+            "<answer>Zoe\u0308 \u200b\U0001f600 \u202eabc\x00</answer>",
+            "Zoe\u0308 \u200b\U0001f600 \u202eabc\x00",
+        ),
         ("<answer>line\u2028line\u0085line\r\n</answer>", "line\u2028line\u0085line"),
     ],
 )
@@ -250,13 +304,19 @@ def bad_searches() -> Iterator[str]:
 
     @mcp.tool(structured_output=False)
     async def retrieve(query: str) -> CallToolResult:
-        return CallToolResult(content=[TextContent(text="[1] About it.")], structured_content=answers[query])
+        return CallToolResult(
+            content=[TextContent(text="[1] About it.")], structured_content=answers[query]
+        )
 
-    with serve_app(mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")) as url:
+    with serve_app(
+        mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")
+    ) as url:
         yield url
 
 
-@pytest.mark.parametrize("query", ["nothing", "no list", "no id", "wrong types", "another key", "unknown"])
+@pytest.mark.parametrize(
+    "query", ["nothing", "no list", "no id", "wrong types", "another key", "unknown"]
+)
 def test_a_search_result_that_names_no_chunks_is_a_tool_error_and_never_an_empty_result(
     chat_server: Any, bad_searches: str, agent_config: Callable[..., AgentConfig], query: str
 ) -> None:

@@ -18,7 +18,8 @@ def turn(content: str, reasoning: str | None = None) -> Message:
     ("message", "reasoning", "text"),
     [
         (turn("So it is.", "Look.\nAgain."), "Look.\nAgain.", "So it is."),
-        (turn("\n\nSo it is.", "\nLook.\n"), "Look.", "So it is."),  # vLLM's parsers keep the newlines around
+        # vLLM's parsers keep the newlines around
+        (turn("\n\nSo it is.", "\nLook.\n"), "Look.", "So it is."),
         (
             turn("So it is.", " \n Look. \n"),
             "Look.",
@@ -26,8 +27,10 @@ def turn(content: str, reasoning: str | None = None) -> Message:
         ),  # or it would share a token with the prompt's newline
         (turn("<think>\nLook.\n</think>\n\nSo it is."), "Look.", "So it is."),  # no parser
         (turn(" <think>Look.</think>So it is."), "Look.", "So it is."),
-        (turn("Look.\n</think>\n\nSo it is."), "Look.", "So it is."),  # no parser, and the prompt opened the block
-        (turn("<think>Look.</think>So it is.", "Look."), "Look.", "So it is."),  # a server that returns it twice
+        # No parser, and the prompt opened the block
+        (turn("Look.\n</think>\n\nSo it is."), "Look.", "So it is."),
+        # A server that returns it twice
+        (turn("<think>Look.</think>So it is.", "Look."), "Look.", "So it is."),
         (turn("<think>\n\n</think>\n\nSo it is.", "Look."), "Look.", "So it is."),
         (turn("<think>\n\n</think>\n\nSo it is."), None, "So it is."),
         (turn("<think>Other.</think>So.", "Look."), "Look.", "<think>Other.</think>So."),
@@ -38,13 +41,17 @@ def turn(content: str, reasoning: str | None = None) -> Message:
         (Message(role="user", content="<think>a</think>b"), None, "<think>a</think>b"),
     ],
 )
-def test_a_thought_is_found_wherever_the_server_put_it(message: Message, reasoning: str | None, text: str) -> None:
+def test_a_thought_is_found_wherever_the_server_put_it(
+    message: Message, reasoning: str | None, text: str
+) -> None:
     assert split_thought(message) == Thought(reasoning, text)
 
 
 def test_a_thought_that_was_never_closed_is_all_of_a_turn() -> None:
     message = turn("<think>Perhaps <answer>Mary Moss</answer>, or")
-    assert split_thought(message) == Thought("Perhaps <answer>Mary Moss</answer>, or", "", closed=False)
+    assert split_thought(message) == Thought(
+        "Perhaps <answer>Mary Moss</answer>, or", "", closed=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,12 @@ def test_what_a_turn_says_stands_outside_of_all_its_thoughts(message: Message, t
 
 def test_reasoning_is_sent_back_by_both_its_names_and_not_in_the_text() -> None:
     [sent] = chat_messages([turn("<think>\nLook.\n</think>\n\nSo.")], with_reasoning=True)
-    assert sent == {"role": "assistant", "content": "So.", "reasoning": "Look.", "reasoning_content": "Look."}
+    assert sent == {
+        "role": "assistant",
+        "content": "So.",
+        "reasoning": "Look.",
+        "reasoning_content": "Look.",
+    }
 
 
 def test_without_reasoning_no_trace_of_it_is_sent() -> None:
@@ -78,10 +90,16 @@ def test_without_reasoning_no_trace_of_it_is_sent() -> None:
 
 
 def test_a_turn_that_only_thinks_before_its_call_is_sent_with_an_empty_text() -> None:
-    [sent] = chat_messages([Message(role="assistant", content="\n\n", reasoning="Look.", tool_calls=(CALL,))])
+    [sent] = chat_messages(
+        [Message(role="assistant", content="\n\n", reasoning="Look.", tool_calls=(CALL,))]
+    )
     assert sent["content"] == ""
     assert sent["tool_calls"] == [
-        {"id": "call_1", "type": "function", "function": {"name": "retrieve", "arguments": '{"query": "mayor"}'}}
+        {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "retrieve", "arguments": '{"query": "mayor"}'},
+        }
     ]
 
 

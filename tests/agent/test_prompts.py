@@ -13,7 +13,8 @@ from deepsearch_rl.training.pretrain.model import world_tokenizer
 
 
 @pytest.mark.parametrize(
-    "name", ["multihoprag", "multihoprag_nothink", "multihoprag_thinking", "multihoprag_published", "tiny"]
+    "name",
+    ["multihoprag", "multihoprag_nothink", "multihoprag_thinking", "multihoprag_published", "tiny"],
 )
 def test_every_prompt_asks_for_an_answer_between_tags(name: str) -> None:
     assert "<answer>" in load_prompt(name)
@@ -32,7 +33,9 @@ def test_an_unknown_prompt_is_refused_with_the_nearest_names() -> None:
         ("models/tiny/prompt/prompt.txt", "models/tiny/prompt/prompt.txt"),
     ],
 )
-def test_tables_call_a_prompt_of_ours_by_its_name_and_another_by_its_path(name: str, title: str) -> None:
+def test_tables_call_a_prompt_of_ours_by_its_name_and_another_by_its_path(
+    name: str, title: str
+) -> None:
     assert prompt_title(name) == title
 
 
@@ -51,7 +54,9 @@ def test_a_prompt_file_that_is_missing_empty_or_no_text_is_named_with_what_to_do
         load_prompt(f"{tmp_path}/prompt.txt")
 
 
-def test_settings_are_valid_before_the_stage_that_makes_their_prompt_has_run(root: Path, tmp_path: Path) -> None:
+def test_settings_are_valid_before_the_stage_that_makes_their_prompt_has_run(
+    root: Path, tmp_path: Path
+) -> None:
     params = load_profile(root / "params.yaml")
     agent = params.section("agent", AgentConfig).model_dump() | {"prompt": f"{tmp_path}/prompt.txt"}
     config = AgentConfig.model_validate(agent)

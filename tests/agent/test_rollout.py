@@ -27,17 +27,27 @@ ANSWER = "<answer> Mary Moss</answer>"
 
 
 @pytest.fixture
-def answer(chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig]) -> Callable[..., Trajectory]:
+def answer(
+    chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig]
+) -> Callable[..., Trajectory]:
     """Runs one rollout against the scripted servers."""
 
-    def run(*, logprobs: bool = False, seed: int | None = None, sample: int = 2, **changes: Any) -> Trajectory:
+    def run(
+        *, logprobs: bool = False, seed: int | None = None, sample: int = 2, **changes: Any
+    ) -> Trajectory:
         config = agent_config(**changes)
-        return asyncio.run(_answer(chat_server.endpoint, searches.url, config, sample, logprobs=logprobs, seed=seed))
+        return asyncio.run(
+            _answer(
+                chat_server.endpoint, searches.url, config, sample, logprobs=logprobs, seed=seed
+            )
+        )
 
     return run
 
 
-async def _answer(endpoint: Endpoint, url: str, config: AgentConfig, sample: int = 2, **options: Any) -> Trajectory:
+async def _answer(
+    endpoint: Endpoint, url: str, config: AgentConfig, sample: int = 2, **options: Any
+) -> Trajectory:
     async with SearchAgent(config, endpoint, url, 0.7, backoff_s=0.001, **options) as agent:
         return await agent.answer(QUESTION, sample)
 
@@ -46,14 +56,31 @@ def test_an_answered_question_is_recorded_with_every_message_search_and_token(ch
     chat_server.says("", "director of Silent Harbor", tokens=(100, 10))
     chat_server.says(ANSWER, tokens=(150, 5))
     trajectory = answer()
-    assert (trajectory.id, trajectory.model, trajectory.stop_reason) == ("q1#2", "scripted-model", StopReason.ANSWERED)
+    assert (trajectory.id, trajectory.model, trajectory.stop_reason) == (
+        "q1#2",
+        "scripted-model",
+        StopReason.ANSWERED,
+    )
     assert trajectory.answer == "Mary Moss"
     assert trajectory.error is None
-    assert [message.role for message in trajectory.messages] == ["system", "user", "assistant", "tool", "assistant"]
-    assert trajectory.messages[2].tool_calls[0].id == trajectory.messages[3].tool_call_id == "call_1"
+    assert [message.role for message in trajectory.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert (
+        trajectory.messages[2].tool_calls[0].id == trajectory.messages[3].tool_call_id == "call_1"
+    )
     query = "director of Silent Harbor"
-    assert trajectory.messages[3].content == f"[1] About {query}\nPart 0.\n\n[2] About {query}\nPart 1."
-    assert trajectory.retrievals == (Retrieval(query=query, chunk_ids=(f"{query}-0", f"{query}-1")),)
+    assert (
+        trajectory.messages[3].content
+        == f"[1] About {query}\nPart 0.\n\n[2] About {query}\nPart 1."
+    )
+    assert trajectory.retrievals == (
+        Retrieval(query=query, chunk_ids=(f"{query}-0", f"{query}-1")),
+    )
     assert (trajectory.prompt_tokens, trajectory.completion_tokens) == (250, 15)
 
 
@@ -66,7 +93,10 @@ def test_requests_carry_the_frozen_schema_and_the_recorded_conversation(chat_ser
     assert (first["temperature"], first["max_tokens"]) == (0.7, 64)
     assert not {"stream", "logprobs", "seed"} & set(first)
     call = second["messages"][2]
-    assert (call["content"], call["tool_calls"][0]["function"]["arguments"]) == ("", '{"query": "Zoë"}')
+    assert (call["content"], call["tool_calls"][0]["function"]["arguments"]) == (
+        "",
+        '{"query": "Zoë"}',
+    )
     assert second["messages"][3]["tool_call_id"] == call["tool_calls"][0]["id"]
     assert second["messages"][:2] == first["messages"]
 
@@ -83,7 +113,9 @@ def test_a_seed_makes_every_rollout_ask_for_its_own_and_always_the_same(chat_ser
         answer(seed=7, sample=sample, logprobs=True)
     first, again, other = (request["seed"] for request in chat_server.requests)
     assert first == again != other
-    assert all(request["logprobs"] and request["max_tokens"] == 64 for request in chat_server.requests)
+    assert all(
+        request["logprobs"] and request["max_tokens"] == 64 for request in chat_server.requests
+    )
 
 
 def test_parallel_calls_run_at_once_and_are_recorded_in_their_order(chat_server, answer):
@@ -107,11 +139,16 @@ def test_parallel_calls_run_at_once_and_are_recorded_in_their_order(chat_server,
         ("Mary Moss", StopReason.NO_ANSWER_TAG),
         ("<answer>Ann</answer> <answer>Mary", StopReason.NO_ANSWER_TAG),
         (None, StopReason.NO_ANSWER_TAG),
-        ("<think>\nPerhaps <answer>Ann Moss</answer>?\n</think>\n\nI cannot tell.", StopReason.NO_ANSWER_TAG),
+        (
+            "<think>\nPerhaps <answer>Ann Moss</answer>?\n</think>\n\nI cannot tell.",
+            StopReason.NO_ANSWER_TAG,
+        ),
         ("<think>\nPerhaps <tool_call>?\n</think>\n\nI cannot tell.", StopReason.NO_ANSWER_TAG),
     ],
 )
-def test_a_last_turn_is_an_answer_where_its_text_holds_a_pair_of_tags(chat_server, answer, content, stop_reason):
+def test_a_last_turn_is_an_answer_where_its_text_holds_a_pair_of_tags(
+    chat_server, answer, content, stop_reason
+):
     chat_server.says(content)
     trajectory = answer()
     assert (trajectory.stop_reason, trajectory.answer, trajectory.rounds) == (stop_reason, "", 1)
@@ -140,7 +177,9 @@ def test_searching_to_the_last_turn_ends_in_the_turn_budget(chat_server, answer)
     assert (trajectory.stop_reason, trajectory.rounds) == (StopReason.TURN_BUDGET, 2)
 
 
-def test_a_context_without_room_for_a_whole_turn_is_asked_to_answer_in_what_is_left(chat_server, answer):
+def test_a_context_without_room_for_a_whole_turn_is_asked_to_answer_in_what_is_left(
+    chat_server, answer
+):
     chat_server.says("", "one", tokens=(250, 20))
     chat_server.says(ANSWER)
     trajectory = answer(context_tokens=350)
@@ -156,7 +195,10 @@ def test_passages_that_do_not_fit_give_way_to_the_request_for_an_answer(chat_ser
     chat_server.says(ANSWER)
     trajectory = answer(context_tokens=430)
     assert trajectory.stop_reason is StopReason.ANSWERED
-    assert [message.content for message in trajectory.messages[-3:-1]] == [NO_ROOM_LEFT, NO_ROOM_LEFT]
+    assert [message.content for message in trajectory.messages[-3:-1]] == [
+        NO_ROOM_LEFT,
+        NO_ROOM_LEFT,
+    ]
     assert [retrieval.chunk_ids for retrieval in trajectory.retrievals] == [(), ()]
 
 
@@ -167,7 +209,9 @@ def test_a_context_too_full_for_any_answer_ends_in_the_token_budget(chat_server,
     assert len(chat_server.requests) == 1
 
 
-def test_searching_on_when_asked_to_answer_for_want_of_room_ends_in_the_token_budget(chat_server, answer):
+def test_searching_on_when_asked_to_answer_for_want_of_room_ends_in_the_token_budget(
+    chat_server, answer
+):
     chat_server.says("", "one", tokens=(880, 30))
     chat_server.says("", "two")
     trajectory = answer()
@@ -175,7 +219,9 @@ def test_searching_on_when_asked_to_answer_for_want_of_room_ends_in_the_token_bu
     assert len(trajectory.retrievals) == 1
 
 
-def test_a_server_whose_own_count_exceeds_ours_is_asked_again_without_the_last_passages(chat_server, answer):
+def test_a_server_whose_own_count_exceeds_ours_is_asked_again_without_the_last_passages(
+    chat_server, answer
+):
     chat_server.says("", "one")
     chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
     chat_server.says(ANSWER)
@@ -202,7 +248,9 @@ def test_with_history_reasoning_the_thought_is_sent_again(chat_server, answer):
     assert chat_server.requests[1]["messages"][2]["reasoning"] == "One fact first."
 
 
-def test_of_a_result_longer_than_an_observation_may_be_the_last_passages_are_left_out(chat_server, answer):
+def test_of_a_result_longer_than_an_observation_may_be_the_last_passages_are_left_out(
+    chat_server, answer
+):
     chat_server.says("", "one", tokens=(700, 20))
     chat_server.says(ANSWER)
     trajectory = answer(max_observation_tokens=25)
@@ -222,7 +270,9 @@ def test_an_answer_cut_by_the_token_limit_ends_in_the_token_budget(chat_server, 
         "the prompt has 1000 tokens and max_tokens is 96, which does not fit the context of 1024 tokens",
     ],
 )
-def test_a_server_that_refuses_a_prompt_as_too_long_ends_in_the_token_budget(chat_server, answer, message):
+def test_a_server_that_refuses_a_prompt_as_too_long_ends_in_the_token_budget(
+    chat_server, answer, message
+):
     chat_server.fails(400, message)
     assert answer().stop_reason is StopReason.TOKEN_BUDGET
 
@@ -266,9 +316,13 @@ def test_a_turn_that_can_still_be_written_at_the_deadline_is_the_models(chat_ser
     assert answer(timeout_s=0.6).stop_reason is StopReason.DEADLINE
 
 
-def test_a_session_whose_search_was_cut_off_by_the_deadline_still_searches(chat_server, searches, agent_config):
+def test_a_session_whose_search_was_cut_off_by_the_deadline_still_searches(
+    chat_server, searches, agent_config
+):
     async def two_rollouts() -> list[StopReason]:
-        async with SearchAgent(agent_config(timeout_s=0.5), chat_server.endpoint, searches.url, 0.7) as agent:
+        async with SearchAgent(
+            agent_config(timeout_s=0.5), chat_server.endpoint, searches.url, 0.7
+        ) as agent:
             return [(await agent.answer(QUESTION, sample)).stop_reason for sample in range(2)]
 
     chat_server.says("", "slow")
@@ -297,7 +351,9 @@ def test_a_search_that_fails_once_is_repeated(chat_server, searches, answer):
     assert searches.queries == ["one", "one"]
 
 
-def test_a_search_that_keeps_failing_is_an_error_and_never_an_empty_result(chat_server, searches, answer):
+def test_a_search_that_keeps_failing_is_an_error_and_never_an_empty_result(
+    chat_server, searches, answer
+):
     searches.failures = -1
     chat_server.says("", "one")
     trajectory = answer()
@@ -314,7 +370,9 @@ def test_a_passing_failure_of_the_model_server_is_retried(chat_server, answer, s
     assert answer().stop_reason is StopReason.ANSWERED
 
 
-def test_a_model_server_that_keeps_failing_is_a_model_error_after_three_retries(chat_server, answer):
+def test_a_model_server_that_keeps_failing_is_a_model_error_after_three_retries(
+    chat_server, answer
+):
     chat_server.fails(500, "broken")
     assert answer().stop_reason is StopReason.MODEL_ERROR
     assert len(chat_server.requests) == 4
@@ -325,7 +383,9 @@ def test_a_refused_key_is_not_retried_and_never_quoted(chat_server, answer):
     trajectory = answer()
     assert trajectory.stop_reason is StopReason.MODEL_ERROR
     assert len(chat_server.requests) == 1
-    assert chat_server.endpoint.api_key not in trajectory.model_dump_json() + repr(chat_server.endpoint)
+    assert chat_server.endpoint.api_key not in trajectory.model_dump_json() + repr(
+        chat_server.endpoint
+    )
 
 
 def test_user_and_password_of_an_address_are_never_quoted(chat_server, searches, agent_config):
@@ -340,18 +400,25 @@ def test_user_and_password_of_an_address_are_never_quoted(chat_server, searches,
 
 
 def test_an_unreachable_model_server_is_a_model_error(searches, agent_config, monkeypatch):
-    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)  # the client waits for seconds between its attempts
+    # The client waits for seconds between its attempts
+    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)
     endpoint = Endpoint("http://127.0.0.1:9/v1", "m")
-    assert asyncio.run(_answer(endpoint, searches.url, agent_config())).stop_reason is StopReason.MODEL_ERROR
+    assert (
+        asyncio.run(_answer(endpoint, searches.url, agent_config())).stop_reason
+        is StopReason.MODEL_ERROR
+    )
 
 
-def test_an_unreachable_retrieval_server_stops_the_agent_before_any_question(chat_server, agent_config):
+def test_an_unreachable_retrieval_server_stops_the_agent_before_any_question(
+    chat_server, agent_config
+):
     with pytest.raises(EndpointError, match="retrieval server"):
         asyncio.run(_answer(chat_server.endpoint, "http://127.0.0.1:9", agent_config()))
 
 
 @pytest.mark.parametrize(
-    ("field", "name", "nearest"), [("prompt", "tinny", "tiny"), ("protocol", "function", "function_calling")]
+    ("field", "name", "nearest"),
+    [("prompt", "tinny", "tiny"), ("protocol", "function", "function_calling")],
 )
 def test_an_unknown_prompt_or_protocol_is_refused_with_the_nearest_names(field, name, nearest):
     params = load_preset("tiny").with_overrides({f"agent.{field}": name})
@@ -365,9 +432,13 @@ def test_limits_that_leave_no_room_for_a_prompt_are_refused(agent_config):
 
 
 @pytest.mark.parametrize("ids", [("a", "a"), ("", ""), ("call_1", "call_1")])
-def test_call_ids_that_a_server_repeats_or_leaves_empty_are_made_distinct(chat_server, searches, answer, ids):
+def test_call_ids_that_a_server_repeats_or_leaves_empty_are_made_distinct(
+    chat_server, searches, answer, ids
+):
     first, second = ids
-    chat_server.says("", ("retrieve", '{"query": "one"}', first), ("retrieve", '{"query": "two"}', second))
+    chat_server.says(
+        "", ("retrieve", '{"query": "one"}', first), ("retrieve", '{"query": "two"}', second)
+    )
     chat_server.says("", ("retrieve", '{"query": "three"}', first))
     chat_server.says(ANSWER)
     trajectory = answer()
@@ -385,7 +456,9 @@ def test_a_model_call_that_hangs_once_is_repeated_within_the_deadline(chat_serve
     assert answer(call_timeout_s=0.3).stop_reason is StopReason.ANSWERED
 
 
-def test_a_first_prompt_without_room_for_a_whole_turn_is_asked_for_a_shorter_one(chat_server, answer):
+def test_a_first_prompt_without_room_for_a_whole_turn_is_asked_for_a_shorter_one(
+    chat_server, answer
+):
     chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
     chat_server.says(ANSWER)
     assert answer(max_tokens=700).stop_reason is StopReason.ANSWERED
@@ -406,13 +479,19 @@ def test_reasoning_that_is_sent_again_makes_observations_no_longer(chat_server, 
     chat_server.says("", "two", reasoning=thought, tokens=(1250, 800))
     chat_server.says(ANSWER)
     trajectory = answer(history_reasoning=True, context_tokens=2600, max_tokens=200)
-    assert [message.content for message in trajectory.messages if NO_ROOM_LEFT in message.content] == []
+    assert [
+        message.content for message in trajectory.messages if NO_ROOM_LEFT in message.content
+    ] == []
 
 
 def test_a_search_without_a_turn_left_to_read_it_is_not_made(chat_server, searches, answer):
     chat_server.says("", "one")
     trajectory = answer(max_turns=1)
-    assert (trajectory.stop_reason, trajectory.retrievals, searches.queries) == (StopReason.TURN_BUDGET, (), [])
+    assert (trajectory.stop_reason, trajectory.retrievals, searches.queries) == (
+        StopReason.TURN_BUDGET,
+        (),
+        [],
+    )
 
 
 def test_without_searches_the_first_is_answered_with_the_notice(chat_server, searches, answer):
@@ -420,7 +499,11 @@ def test_without_searches_the_first_is_answered_with_the_notice(chat_server, sea
     chat_server.says(ANSWER)
     trajectory = answer(max_searches=0)
     assert trajectory.messages[3].content == NO_SEARCHES_LEFT
-    assert (trajectory.stop_reason, trajectory.retrievals, searches.queries) == (StopReason.ANSWERED, (), [])
+    assert (trajectory.stop_reason, trajectory.retrievals, searches.queries) == (
+        StopReason.ANSWERED,
+        (),
+        [],
+    )
 
 
 def test_a_search_that_was_carried_out_but_never_read_shows_no_chunks(chat_server, answer):

@@ -37,16 +37,27 @@ def test_a_retrieval_server_that_was_started_again_is_searched_on(
         away = await agent.answer(QUESTION, 1)
         with serve_search(queries.append, port):
             second = await agent.answer(QUESTION, 2)
-        await agent.__aexit__(None, None, None)  # the server is gone by now, which is no error
+        # The server is gone by now, which is no error
+        await agent.__aexit__(None, None, None)
         return [first.stop_reason, away.stop_reason, second.stop_reason]
 
-    assert asyncio.run(rollouts()) == [StopReason.ANSWERED, StopReason.TOOL_ERROR, StopReason.ANSWERED]
+    assert asyncio.run(rollouts()) == [
+        StopReason.ANSWERED,
+        StopReason.TOOL_ERROR,
+        StopReason.ANSWERED,
+    ]
     assert queries == ["before", "after"]
 
 
-@pytest.mark.parametrize(("breaks", "outcome"), [(1, StopReason.ANSWERED), (3, StopReason.TOOL_ERROR)])
+@pytest.mark.parametrize(
+    ("breaks", "outcome"), [(1, StopReason.ANSWERED), (3, StopReason.TOOL_ERROR)]
+)
 def test_a_connection_that_breaks_costs_its_search_an_attempt_and_no_other_rollout_anything(
-    chat_server: ChatServer, agent_config: Callable[..., AgentConfig], tmp_path: Path, breaks: int, outcome: StopReason
+    chat_server: ChatServer,
+    agent_config: Callable[..., AgentConfig],
+    tmp_path: Path,
+    breaks: int,
+    outcome: StopReason,
 ) -> None:
     chat_server.reply = lambda body: (
         completion(ANSWER) if body["messages"][-1]["role"] == "tool" else completion("", "query")
@@ -58,7 +69,9 @@ def test_a_connection_that_breaks_costs_its_search_an_attempt_and_no_other_rollo
             url = f"http://127.0.0.1:{port}"
             return SearchAgent(agent_config(), chat_server.endpoint, url, 0.7, backoff_s=0.001)
 
-        found = collect(questions, 1, open_agent, tmp_path / "log.jsonl", 1, "test", tmp_path / "out.jsonl")
+        found = collect(
+            questions, 1, open_agent, tmp_path / "log.jsonl", 1, "test", tmp_path / "out.jsonl"
+        )
     assert [one.stop_reason for one in found] == [outcome, *[StopReason.ANSWERED] * 3]
 
 
@@ -66,8 +79,13 @@ def test_an_mcp_server_without_the_tool_stops_the_agent_before_any_question(
     chat_server: ChatServer, agent_config: Callable[..., AgentConfig]
 ) -> None:
     async def open_agent(port: int) -> None:
-        async with SearchAgent(agent_config(), chat_server.endpoint, f"http://127.0.0.1:{port}", 0.7):
+        async with SearchAgent(
+            agent_config(), chat_server.endpoint, f"http://127.0.0.1:{port}", 0.7
+        ):
             raise AssertionError("it opened")
 
-    with serve_search(lambda _: None, tool="search_the_web") as port, pytest.raises(EndpointError, match="retrieve"):
+    with (
+        serve_search(lambda _: None, tool="search_the_web") as port,
+        pytest.raises(EndpointError, match="retrieve"),
+    ):
         asyncio.run(open_agent(port))

@@ -10,7 +10,9 @@ from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.records import Question, StopReason, Trajectory
 
-QUESTION = Question(id="q1", question="Where was the director of Silent Harbor born?", golden_answers=("Stoke",))
+QUESTION = Question(
+    id="q1", question="Where was the director of Silent Harbor born?", golden_answers=("Stoke",)
+)
 INFORMATION = "\n\n<information>Doc 1(Title: About {0}) Part 0.\nDoc 2(Title: About {0}) Part 1.</information>\n\n"
 
 
@@ -31,8 +33,17 @@ def test_a_rollout_is_one_user_message_and_one_text_that_grows(chat_server, answ
     chat_server.says("<think>Who?</think>\n<search> director of Silent Harbor </search>")
     chat_server.says("<think>Ann.</think>\n<answer> Stoke </answer>")
     trajectory = answer()
-    assert (trajectory.stop_reason, trajectory.answer, trajectory.protocol) == ("answered", "Stoke", "search_tags")
-    assert [message.role for message in trajectory.messages] == ["user", "assistant", "tool", "assistant"]
+    assert (trajectory.stop_reason, trajectory.answer, trajectory.protocol) == (
+        "answered",
+        "Stoke",
+        "search_tags",
+    )
+    assert [message.role for message in trajectory.messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     first, second = chat_server.requests
     assert [message["role"] for message in first["messages"]] == ["user"]
     assert first["messages"][0]["content"].endswith(f"Question: {QUESTION.question}")
@@ -52,14 +63,17 @@ def test_searches_are_recorded_like_those_of_native_calls(chat_server, answer):
     chat_server.says("<answer>Stoke</answer>")
     trajectory = answer()
     assert [retrieval.query for retrieval in trajectory.retrievals] == ["one"]
-    assert trajectory.messages[1].tool_calls[0].id == trajectory.messages[2].tool_call_id == "call_1"
+    assert (
+        trajectory.messages[1].tool_calls[0].id == trajectory.messages[2].tool_call_id == "call_1"
+    )
     assert trajectory.tool_calls == 1
 
 
 @pytest.mark.parametrize(
     ("said", "query"),
     [
-        ("<search>one</search><information>made up</information><answer>x</answer>", "one"),  # it knows no stop strings
+        # It knows no stop strings
+        ("<search>one</search><information>made up</information><answer>x</answer>", "one"),
         ("<think>no <answer> yet</think><search>one</search>", "one"),
         ("<think>no <answer> yet</think><search>one</search> <answer>made up</answer>", "one"),
         ("<search>one</search> <search>two</search>", "one"),
@@ -107,7 +121,9 @@ def test_a_turn_without_an_action_is_told_so_and_counts(chat_server, answer, sai
     assert trajectory.rounds == 2
 
 
-def test_passages_that_were_read_stay_recorded_when_room_runs_out_after_a_correction(chat_server, answer):
+def test_passages_that_were_read_stay_recorded_when_room_runs_out_after_a_correction(
+    chat_server, answer
+):
     chat_server.says("<search>one</search>", tokens=(100, 10))
     chat_server.says("Hm.", tokens=(1000, 1))
     trajectory = answer()
@@ -126,7 +142,9 @@ def test_used_up_searches_are_answered_with_a_notice(chat_server, searches, answ
     chat_server.says("<search>two</search>")
     chat_server.says("<answer>Stoke</answer>")
     trajectory = answer(max_searches=1)
-    assert trajectory.messages[-2].content == f"\n\n<information>{NO_SEARCHES_LEFT}</information>\n\n"
+    assert (
+        trajectory.messages[-2].content == f"\n\n<information>{NO_SEARCHES_LEFT}</information>\n\n"
+    )
     assert (trajectory.stop_reason, searches.queries) == (StopReason.ANSWERED, ["one"])
 
 
@@ -139,7 +157,9 @@ def test_a_thought_that_the_server_took_out_of_the_text_is_put_back(chat_server,
     chat_server.says("<search>one</search>", reasoning="Who?")
     chat_server.says("<answer>Stoke</answer>")
     answer()
-    assert chat_server.requests[1]["messages"][1]["content"].startswith("<think>Who?</think><search>one</search>\n\n")
+    assert chat_server.requests[1]["messages"][1]["content"].startswith(
+        "<think>Who?</think><search>one</search>\n\n"
+    )
 
 
 def test_a_scripted_model_cannot_write_tags(agent_config):

@@ -21,7 +21,9 @@ from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
 from tests.worlds import World, smoke, world
 
 __all__ = ["smoke", "world"]
-FAULTLESS = TeacherConfig(partial_query=0, misspelt_query=0, wrong_relation=0, misread=0, max_facts=3, gives_up=1)
+FAULTLESS = TeacherConfig(
+    partial_query=0, misspelt_query=0, wrong_relation=0, misread=0, max_facts=3, gives_up=1
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,10 @@ def searcher(world: World) -> Searcher:
 
 
 def teach(
-    questions: Iterable[Question], searcher: Searcher, config: TeacherConfig = FAULTLESS, seed: int = 0
+    questions: Iterable[Question],
+    searcher: Searcher,
+    config: TeacherConfig = FAULTLESS,
+    seed: int = 0,
 ) -> list[list[str]]:
     """Per question what the teacher read and wrote in turn: passages and queries, the answer last."""
 
@@ -69,7 +74,9 @@ def test_a_faultless_teacher_answers_every_question_but_those_in_second_words(
     assert 0 < sum(map(says_second_word, questions)) < len(questions) / 2
 
 
-def test_after_its_most_facts_the_teacher_answers_with_the_last(questions: list[Question], searcher: Searcher):
+def test_after_its_most_facts_the_teacher_answers_with_the_last(
+    questions: list[Question], searcher: Searcher
+):
     short = FAULTLESS.model_copy(update={"max_facts": 2})
     known = [q for q in questions if not says_second_word(q) and q.metadata.question_type != "null"]
     for question, said in zip(known, teach(known, searcher, short), strict=True):
@@ -82,13 +89,20 @@ def test_a_teacher_that_gives_up_now_and_then_answers_some_of_the_long_questions
     questions: list[Question], searcher: Searcher
 ):
     half = FAULTLESS.model_copy(update={"max_facts": 2, "gives_up": 0.5})
-    known = [q for q in questions if not says_second_word(q) and q.metadata.question_type == "3_hop"]
+    known = [
+        q for q in questions if not says_second_word(q) and q.metadata.question_type == "3_hop"
+    ]
     answers = [extract_answer(said[-1]) for said in teach(known, searcher, half)]
-    right = sum(f1(answer, question.golden_answers) == 1 for question, answer in zip(known, answers, strict=True))
+    right = sum(
+        f1(answer, question.golden_answers) == 1
+        for question, answer in zip(known, answers, strict=True)
+    )
     assert 0 < right < len(known)
 
 
-def test_every_turn_after_a_search_notes_the_fact_that_it_found(questions: list[Question], searcher: Searcher):
+def test_every_turn_after_a_search_notes_the_fact_that_it_found(
+    questions: list[Question], searcher: Searcher
+):
     async def notes(question: Question) -> list[str]:
         teacher, seen, passages = ScriptedTeacher(question, 0, FAULTLESS, 0), [], question.question
         while True:
@@ -110,7 +124,9 @@ def test_every_turn_after_a_search_notes_the_fact_that_it_found(questions: list[
         assert others[-1].endswith(f"<answer> {question.golden_answers[0]}</answer>")
 
 
-def test_no_query_names_an_entity_that_was_not_read_before(questions: list[Question], searcher: Searcher):
+def test_no_query_names_an_entity_that_was_not_read_before(
+    questions: list[Question], searcher: Searcher
+):
     for said in teach(questions, searcher):
         queries = range(1, len(said) - 1, 2)
         assert queries
@@ -124,8 +140,16 @@ def test_without_the_gold_passage_the_information_is_insufficient(
     questions: list[Question], world: World, tmp_path: Path, smoke: Profile
 ):
     asked = [question for question in questions if question.metadata.question_type == "2_hop"][:15]
-    facts = {evidence.fact for question in asked for evidence in (question.metadata.evidence_list or ())[-1:]}
-    kept = [chunk for chunk in read_jsonl(world.chunks, Chunk) if not any(fact in chunk.contents for fact in facts)]
+    facts = {
+        evidence.fact
+        for question in asked
+        for evidence in (question.metadata.evidence_list or ())[-1:]
+    }
+    kept = [
+        chunk
+        for chunk in read_jsonl(world.chunks, Chunk)
+        if not any(fact in chunk.contents for fact in facts)
+    ]
     write_jsonl(tmp_path / "chunks.jsonl", kept)
     section = smoke.section("index", IndexSection).of("world")
     build_index(tmp_path / "chunks.jsonl", tmp_path / "index", section, 0)
@@ -133,11 +157,16 @@ def test_without_the_gold_passage_the_information_is_insufficient(
     assert {extract_answer(said[-1]) for said in teach(asked, without)} == {INSUFFICIENT}
 
 
-def test_neither_the_gold_answer_nor_the_evidence_changes_what_is_said(questions: list[Question], searcher: Searcher):
+def test_neither_the_gold_answer_nor_the_evidence_changes_what_is_said(
+    questions: list[Question], searcher: Searcher
+):
     metadata = {"evidence_list": None, "question_type": ""}
     lies = [
         question.model_copy(
-            update={"golden_answers": ("Nobody",), "metadata": question.metadata.model_copy(update=metadata)}
+            update={
+                "golden_answers": ("Nobody",),
+                "metadata": question.metadata.model_copy(update=metadata),
+            }
         )
         for question in questions[:40]
     ]
@@ -156,11 +185,16 @@ def test_with_the_error_rates_of_params_the_teacher_rarely_shows_a_third_hop(
         if f1(extract_answer(said[-1]), question.golden_answers) >= SUCCESS_F1
     ]
     assert 0.4 <= len(solved) / (3 * len(questions)) <= 0.8
-    third = [sum(question.metadata.question_type == "3_hop" for question in each) for each in (solved, 3 * questions)]
+    third = [
+        sum(question.metadata.question_type == "3_hop" for question in each)
+        for each in (solved, 3 * questions)
+    ]
     assert 0 < third[0] / third[1] < 0.3
 
 
-def test_a_question_without_a_plan_or_with_an_unknown_relation_is_refused(questions: list[Question]):
+def test_a_question_without_a_plan_or_with_an_unknown_relation_is_refused(
+    questions: list[Question],
+):
     bare = Question(id="real-1", question="Who?", golden_answers=("Mary",))
     with pytest.raises(ConfigError, match="real-1"):
         read_plan(bare)

@@ -30,7 +30,10 @@ def hermes(text: str) -> dict[str, Any]:
         {
             "id": f"chatcmpl-tool-{number}",
             "type": "function",
-            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)},
+            "function": {
+                "name": call["name"],
+                "arguments": json.dumps(call["arguments"], ensure_ascii=False),
+            },
         }
         for number, call in enumerate(calls)
     ]
@@ -49,15 +52,21 @@ def call(query: str) -> str:
     return f'<tool_call>\n{{"name": "retrieve", "arguments": {arguments}}}\n</tool_call>'
 
 
-def served_back(text: str, parser: Parser, chat_format: ChatFormat, passages: str = "About it.") -> str:
+def served_back(
+    text: str, parser: Parser, chat_format: ChatFormat, passages: str = "About it."
+) -> str:
     """Return the prompt after a turn, as text."""
     message = parser(text)
     protocol = FunctionCalling("Search.", history_reasoning=True)
     messages = protocol.opening("Who?")
-    completion = Completion.model_validate({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    completion = Completion.model_validate(
+        {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+    )
     turn = protocol.turn(completion, messages)
     results = [
-        turn.model_copy(update={"role": "tool", "content": passages, "tool_calls": (), "tool_call_id": each.id})
+        turn.model_copy(
+            update={"role": "tool", "content": passages, "tool_calls": (), "tool_call_id": each.id}
+        )
         for each in turn.tool_calls
     ]
     prompt = chat_format.tokenizer.apply_chat_template(
@@ -82,22 +91,33 @@ def served_back(text: str, parser: Parser, chat_format: ChatFormat, passages: st
         f"Zoë, 北京, 😀.\n{call('Zoë in 北京')}",
     ],
 )
-def test_a_turn_with_calls_comes_back_to_the_letter(text: str, parser: Parser, chat_format: ChatFormat) -> None:
-    passages = "<tool_call>\n</tool_response><|im_end|>\n<think>"  # words of the template inside a passage
-    assert f"<|im_start|>assistant\n{text}<|im_end|>\n" in served_back(text, parser, chat_format, passages)
+def test_a_turn_with_calls_comes_back_to_the_letter(
+    text: str, parser: Parser, chat_format: ChatFormat
+) -> None:
+    # Words of the template inside a passage
+    passages = "<tool_call>\n</tool_response><|im_end|>\n<think>"
+    assert f"<|im_start|>assistant\n{text}<|im_end|>\n" in served_back(
+        text, parser, chat_format, passages
+    )
 
 
-WORDS = st.text(alphabet=st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=20)
+WORDS = st.text(
+    alphabet=st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=20
+)
 
 
 @settings(deadline=None, max_examples=60)
-@given(text=WORDS.filter(lambda text: text != "\n"), queries=st.lists(WORDS, min_size=1, max_size=3))
+@given(
+    text=WORDS.filter(lambda text: text != "\n"), queries=st.lists(WORDS, min_size=1, max_size=3)
+)
 def test_any_text_before_any_calls_comes_back_to_the_letter(
     text: str, queries: list[str], chat_format: ChatFormat
 ) -> None:
     turn = "\n".join(([text] if text else []) + [call(query) for query in queries])
     for parser in (hermes, assistant_message):
-        assert f"<|im_start|>assistant\n{turn}<|im_end|>\n" in served_back(turn, parser, chat_format)
+        assert f"<|im_start|>assistant\n{turn}<|im_end|>\n" in served_back(
+            turn, parser, chat_format
+        )
 
 
 @settings(deadline=None, max_examples=60)
@@ -107,5 +127,7 @@ def test_both_parsers_read_a_turn_alike(text: str, queries: list[str]) -> None:
     ours = assistant_message(turn)
     theirs = hermes(turn)
     assert ours["content"] == theirs["content"]
-    names = [[each["function"] for each in message.get("tool_calls", ())] for message in (ours, theirs)]
+    names = [
+        [each["function"] for each in message.get("tool_calls", ())] for message in (ours, theirs)
+    ]
     assert names[0] == names[1]

@@ -10,14 +10,24 @@ from deepsearch_rl.retrieval.vectors.building import build_vector_index
 from deepsearch_rl.retrieval.vectors.config import IvfPqConfig, IvfPqRefineConfig
 
 ROWS, DIMENSION = 60_000, 128
-CELLS = {"nlist": 8, "nprobe": 8, "train_rows": 2000, "device": "cpu", "search_device": "cpu", "m": 64, "nbits": 6}
+CELLS = {
+    "nlist": 8,
+    "nprobe": 8,
+    "train_rows": 2000,
+    "device": "cpu",
+    "search_device": "cpu",
+    "m": 64,
+    "nbits": 6,
+}
 REFINED = IvfPqRefineConfig.model_validate({"kind": "ivf_pq_refine", "refine_factor": 20, **CELLS})
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("measured")
-    vectors_ND = normalise_rows(np.random.default_rng(0).normal(size=(ROWS, DIMENSION)).astype(np.float32))
+    vectors_ND = normalise_rows(
+        np.random.default_rng(0).normal(size=(ROWS, DIMENSION)).astype(np.float32)
+    )
     np.save(path / "vectors.npy", vectors_ND)
     np.save(path / "queries.npy", vectors_ND[:100])
     build_vector_index(path / "vectors.npy", path, REFINED, 0)
@@ -29,7 +39,9 @@ def test_a_refined_index_lives_in_its_files_and_survives_a_cold_cache(folder: Pa
     opening = Opening(folder, REFINED)
     with IndexProcess() as process:
         warm = process.search(opening, folder / "queries.npy", 5, 64)
-        vectors_mb, codes_mb = ((folder / name).stat().st_size / 1e6 for name in ("vectors.npy", "index.faiss"))
+        vectors_mb, codes_mb = (
+            (folder / name).stat().st_size / 1e6 for name in ("vectors.npy", "index.faiss")
+        )
         assert vectors_mb > 30
         assert codes_mb > 2
         before_mb = process.anonymous_mb()

@@ -25,7 +25,10 @@ def test_the_scripted_endpoint_searches_once_for_the_next_query_and_then_answers
     with scripted_endpoint(["first query", "second query"], core=None) as url:
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20)
         user = {"role": "user", "content": "Where?"}
-        replies = [client.chat.completions.create(model=MODEL, messages=[user]).choices[0].message for _ in range(3)]
+        replies = [
+            client.chat.completions.create(model=MODEL, messages=[user]).choices[0].message
+            for _ in range(3)
+        ]
         calls = [reply.tool_calls[0] for reply in replies if reply.tool_calls]
         assert [call.function.arguments for call in calls] == [
             '{"query": "first query"}', '{"query": "second query"}', '{"query": "first query"}',

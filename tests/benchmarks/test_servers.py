@@ -32,24 +32,32 @@ def drive_against(
 
 
 def test_every_request_is_sent_once_and_answered_once() -> None:
-    load = drive_against(b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{"result":[]}', itertools.repeat(REQUEST, 100))
+    load = drive_against(
+        b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{"result":[]}',
+        itertools.repeat(REQUEST, 100),
+    )
     assert (load.answered, load.errors, load.statuses) == (100, 0, {200: 100})
     assert load.percentile_ms(50) <= load.percentile_ms(99)
 
 
 def test_refusals_are_errors_by_status() -> None:
     load = drive_against(
-        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", itertools.repeat(REQUEST, 10)
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
+        itertools.repeat(REQUEST, 10),
     )
     assert (load.errors, load.statuses, load.rate_per_s) == (10, {503: 10}, 0)
 
 
 def test_an_answer_without_what_it_has_to_hold_is_wrong() -> None:
-    load = drive_against(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", itertools.repeat(REQUEST, 10))
+    load = drive_against(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", itertools.repeat(REQUEST, 10)
+    )
     assert (load.wrong, load.errors, load.rate_per_s) == (10, 10, 0)
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhalf", b"no HTTP\r\n\r\n", b""])
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhalf", b"no HTTP\r\n\r\n", b""]
+)
 def test_a_connection_that_ends_without_a_whole_answer_is_broken(answer: bytes) -> None:
     load = drive_against(answer, itertools.repeat(REQUEST, 100), close_after=True)
     assert (load.answered, load.broken) == (0, 3)

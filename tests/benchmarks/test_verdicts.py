@@ -10,13 +10,21 @@ from benchmarks.measure import fill_section, markdown_table, parse_options
 
 def periods(memory_mb: list[float], p99_ms: list[float], errors: int = 0) -> list[dict[str, float]]:
     return [
-        {"minute": minute, "answered": 100, "errors": errors, "RssAnon MB": megabytes, "p99 ms": latency_ms}
+        {
+            "minute": minute,
+            "answered": 100,
+            "errors": errors,
+            "RssAnon MB": megabytes,
+            "p99 ms": latency_ms,
+        }
         for minute, (megabytes, latency_ms) in enumerate(zip(memory_mb, p99_ms, strict=True))
     ]
 
 
 def test_a_flat_and_stable_soak_has_no_problems() -> None:
-    verdict, faults = soak.judge(periods([100, 104, 101, 103, 102, 104], [10, 12, 11, 9, 12, 14]), max_growth_mb=5)
+    verdict, faults = soak.judge(
+        periods([100, 104, 101, 103, 102, 104], [10, 12, 11, 9, 12, 14]), max_growth_mb=5
+    )
     assert faults == []
     assert verdict == (
         "5.0 minutes, 600 requests: mean anonymous memory 102.0 MB in the first third and 103.0 MB in "
@@ -32,7 +40,9 @@ def test_a_flat_and_stable_soak_has_no_problems() -> None:
         (periods([100] * 6, [10] * 6, errors=2), "12 requests"),
     ],
 )
-def test_a_soak_that_grows_slows_or_errs_says_so(measured: list[dict[str, float]], problem: str) -> None:
+def test_a_soak_that_grows_slows_or_errs_says_so(
+    measured: list[dict[str, float]], problem: str
+) -> None:
     verdict, [found] = soak.judge(measured, max_growth_mb=5)
     assert problem in found
     assert found in verdict

@@ -20,16 +20,24 @@ def chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatEndpoi
 
     def reply(body: dict) -> dict:
         return (
-            says("<answer>Mary Moss</answer>") if body["messages"][-1]["role"] == "tool" else searches("its director")
+            says("<answer>Mary Moss</answer>")
+            if body["messages"][-1]["role"] == "tool"
+            else searches("its director")
         )
 
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["agent"]["prompt"] = str(ROOT / params["agent"]["prompt"])
     with serve_chat(reply) as chat:
-        model = {"base_url": chat.endpoint.base_url, "model": "scripted", "api_key_variable": "KEY_OF_THE_TEST"}
+        model = {
+            "base_url": chat.endpoint.base_url,
+            "model": "scripted",
+            "api_key_variable": "KEY_OF_THE_TEST",
+        }
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "endpoint.json").write_text(json.dumps(model))
-        (tmp_path / "params.yaml").write_text(yaml.safe_dump({**params, "models": {"api": "model"}}))
+        (tmp_path / "params.yaml").write_text(
+            yaml.safe_dump({**params, "models": {"api": "model"}})
+        )
         monkeypatch.setenv("KEY_OF_THE_TEST", KEY)
         monkeypatch.chdir(tmp_path)
         yield chat
@@ -38,7 +46,9 @@ def chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatEndpoi
 def ask(*options: str) -> Result:
     with serve_search(lambda _: None) as port:
         url = f"http://127.0.0.1:{port}"
-        return CliRunner().invoke(app, ["ask", "Who directed it?", "--retrieval-url", url, *options])
+        return CliRunner().invoke(
+            app, ["ask", "Who directed it?", "--retrieval-url", url, *options]
+        )
 
 
 @pytest.mark.usefixtures("chat")
@@ -46,7 +56,11 @@ def test_queries_passages_and_the_answer_are_shown_in_the_order_in_which_they_co
     found = ask()
     lines = [line.split() for line in found.output.splitlines()]
     assert found.exit_code == 0
-    assert lines[:3] == [["searches", "its", "director"], ["[1]", "T:", "its", "director"], ["answer", "Mary", "Moss"]]
+    assert lines[:3] == [
+        ["searches", "its", "director"],
+        ["[1]", "T:", "its", "director"],
+        ["answer", "Mary", "Moss"],
+    ]
     assert found.output.splitlines()[3] == "1 searches, 1 passages, 2 turns, 18 + 2 tokens"
 
 
@@ -72,7 +86,9 @@ def test_a_key_that_the_server_refuses_and_repeats_is_not_shown(chat: ChatEndpoi
     assert KEY not in f"{found.output}{found.exception}"
 
 
-def test_where_there_is_no_answer_the_reason_is_shown_and_the_status_is_one(chat: ChatEndpoint) -> None:
+def test_where_there_is_no_answer_the_reason_is_shown_and_the_status_is_one(
+    chat: ChatEndpoint,
+) -> None:
     chat.reply = lambda _: says("I do not know.")
     found = ask()
     assert found.exit_code == 1
@@ -103,3 +119,20 @@ def test_a_model_that_is_not_made_yet_is_named(tmp_path: Path) -> None:
     found = ask("--model", "empty")
     assert isinstance(found.exception, ArtifactError)
     assert "empty holds no model" in str(found.exception)
+
+
+def test_options_of_requests_take_the_place_of_the_endpoints_own(
+    chat: ChatEndpoint, tmp_path: Path
+) -> None:
+    ask("--request", "temperature=omit", "--request", "token_limit=max_completion_tokens")
+    assert {"temperature", "max_tokens"}.isdisjoint(chat.requests[0])
+    assert "max_completion_tokens" in chat.requests[0]
+    for option, message in (
+        ("temperature=warm", "--request temperature: "),
+        ("nothing", "write NAME=VALUE"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            raise ask("--request", option).exception or AssertionError
+    (tmp_path / "model" / "endpoint.json").unlink()
+    with pytest.raises(ConfigError, match="--request is for a model behind an endpoint"):
+        raise ask("--request", "seed=omit").exception or AssertionError

@@ -20,7 +20,9 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("src").mkdir()
     Path("src", "loss.py").write_text("loss = 1")
     Path("params.yaml").write_text("{profile: tiny, params: params.yaml, rl: {rate: 1}}")
-    Path("dvc.yaml").write_text("stages: {train: {params: [{params.yaml: [rl]}], deps: [src/loss.py]}}")
+    Path("dvc.yaml").write_text(
+        "stages: {train: {params: [{params.yaml: [rl]}], deps: [src/loss.py]}}"
+    )
 
 
 def leave_behind() -> Path:

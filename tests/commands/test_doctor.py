@@ -21,9 +21,16 @@ from deepsearch_rl.commands.result_versions import results_of_other_versions
 from deepsearch_rl.profile import Profile, find_profile
 
 LAPTOP = Machine(cores=2, memory_gib=8, free_disk_gib=50, gpus_gib=(), java="")
-SERVER = Machine(cores=64, memory_gib=512, free_disk_gib=2000, gpus_gib=(80.0, 80.0), java="openjdk 21")
+SERVER = Machine(
+    cores=64, memory_gib=512, free_disk_gib=2000, gpus_gib=(80.0, 80.0), java="openjdk 21"
+)
 GPU_PROFILE = Requirements(
-    memory_gib=64, disk_gib=200, gpu_memory_gib=40, java=True, keys=("DEEPSEARCH_TEST_KEY",), max_hours=None
+    memory_gib=64,
+    disk_gib=200,
+    gpu_memory_gib=40,
+    java=True,
+    keys=("DEEPSEARCH_TEST_KEY",),
+    max_hours=None,
 )
 OLD_TORCH = Package("torch", "2.9.0", "==2.13.0", fits=False)
 
@@ -42,7 +49,9 @@ def test_the_tiny_profile_can_run_here(root: Path, monkeypatch: pytest.MonkeyPat
     assert "hidden" not in result.output
 
 
-def test_every_missing_requirement_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_missing_requirement_is_named_with_the_way_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("DEEPSEARCH_TEST_KEY", raising=False)
     missing = tuple(missing_on_machine(GPU_PROFILE, LAPTOP))
     torch = Package("torch", "", "==2.13.0", fits=False)
@@ -63,7 +72,10 @@ def test_what_the_backends_of_a_profile_need_is_looked_for_in_its_environments(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ART_VLLM_RUNTIME_CACHE_DIR", str(tmp_path / "art"))
-    changes = {"index.vectors": {"kind": "ivf_flat", "device": "cuda"}, "rl.backend.service": "unsloth"}
+    changes = {
+        "index.vectors": {"kind": "ivf_flat", "device": "cuda"},
+        "rl.backend.service": "unsloth",
+    }
     gpu = find_profile(root, "gpu").with_overrides(changes)
     assert list(missing_in_environments(root, find_profile(root, "tiny"))) == []
     missing = list(missing_in_environments(tmp_path, gpu))
@@ -89,9 +101,13 @@ def test_what_a_profile_loads_in_its_environments_is_loaded_and_not_looked_up(
         interpreter.chmod(0o755)
     gpu = find_profile(root, "gpu").with_overrides({"sft.attention": "flash_attn"})
 
-    (modules / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c105ErrorC2E')")
+    (modules / "flash_attn.py").write_text(
+        "raise ImportError('undefined symbol: _ZN3c105ErrorC2E')"
+    )
     attention, sentences = missing_in_environments(tmp_path, gpu)
-    assert attention.what.startswith("flash_attn for sft.attention: flash_attn, in python.sft (ImportError: undefined")
+    assert attention.what.startswith(
+        "flash_attn for sft.attention: flash_attn, in python.sft (ImportError: undefined"
+    )
     assert "sft.attention to sdpa" in attention.fix
     assert sentences.what.startswith("NLTK's sentence model")
     assert sentences.fix == ".venvs/serve/bin/python -m scripts.sentence_model"
@@ -107,27 +123,38 @@ def test_a_machine_that_has_everything_misses_nothing_and_an_old_java_is_missing
     monkeypatch.setenv("DEEPSEARCH_TEST_KEY", "sk-hidden")
     assert list(missing_on_machine(GPU_PROFILE, SERVER)) == []
     too_old = dataclasses.replace(SERVER, java='openjdk version "17.0.15" 2025-04-15')
-    assert [requirement.what for requirement in missing_on_machine(GPU_PROFILE, too_old)] == ["Java 21"]
+    assert [requirement.what for requirement in missing_on_machine(GPU_PROFILE, too_old)] == [
+        "Java 21"
+    ]
 
 
 def test_status_1_where_a_package_of_the_tiny_profile_is_not_the_locked_one(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "with_locked_versions", lambda parts, _: {**parts, "train": (OLD_TORCH,)})
+    monkeypatch.setattr(
+        doctor, "with_locked_versions", lambda parts, _: {**parts, "train": (OLD_TORCH,)}
+    )
     result = run_doctor(root, monkeypatch)
     assert result.exit_code == 1
     assert "- torch 2.9.0 (needs ==2.13.0)\n      make environment" in result.output
 
 
-def test_a_backend_that_no_profile_needs_may_be_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_no_profile_needs_may_be_missing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = Package("ray", "", ">=2.52", fits=False)
     monkeypatch.setattr(doctor, "with_locked_versions", lambda parts, _: {**parts, "ray": (ray,)})
     result = run_doctor(root, monkeypatch)
     assert result.exit_code == 0
-    assert "ray          ray missing (needs >=2.52)\n               complete it with: make environment" in result.output
+    assert (
+        "ray          ray missing (needs >=2.52)\n               complete it with: make environment"
+        in result.output
+    )
 
 
-def test_what_is_wrong_with_the_projects_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_with_the_projects_folder_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "dvc.yaml").touch()
     (tmp_path / "params.yaml").write_text("<<<<<<< HEAD\nprofile: tiny\n=======\n>>>>>>> other\n")
     result = run_doctor(tmp_path, monkeypatch)
@@ -135,7 +162,9 @@ def test_what_is_wrong_with_the_projects_folder_comes_first(tmp_path: Path, monk
     assert result.output.startswith("error: params.yaml, line 1: git left both sides of a conflict")
 
 
-def test_outside_a_project_only_machine_and_parts_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_project_only_machine_and_parts_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = {"base": (Package("rich", "15.0", "", fits=True),), "train": (OLD_TORCH,)}
     monkeypatch.setattr(doctor, "read_parts", lambda: parts)
     result = run_doctor(tmp_path, monkeypatch)
@@ -153,8 +182,15 @@ def test_outside_a_project_status_1_where_the_base_is_not_complete(
 
 def test_each_version_that_the_lock_has_for_some_python_fits(tmp_path: Path) -> None:
     entries = [("numpy", "2.4.6"), ("numpy", "2.5.5"), ("torch", "2.13.0")]
-    (tmp_path / "uv.lock").write_text("".join(f'[[package]]\nname = "{n}"\nversion = "{v}"\n' for n, v in entries))
-    installed = {"base": (Package("numpy", "2.4.6", "", fits=True), Package("torch", "2.13.0+cpu", "", fits=True))}
+    (tmp_path / "uv.lock").write_text(
+        "".join(f'[[package]]\nname = "{n}"\nversion = "{v}"\n' for n, v in entries)
+    )
+    installed = {
+        "base": (
+            Package("numpy", "2.4.6", "", fits=True),
+            Package("torch", "2.13.0+cpu", "", fits=True),
+        )
+    }
     [numpy, torch] = doctor.with_locked_versions(installed, tmp_path / "uv.lock")["base"]
     assert (numpy.required, numpy.fits, torch.fits) == ("==2.4.6 or 2.5.5", True, True)
 
@@ -169,7 +205,9 @@ def small_project(tmp_path: Path) -> Profile:
     pins.write_text("torch==2.13.0\n    # via vllm\nvllm==0.32.0\n")
 
     def entry(stage: str, family: str, **versions: str) -> dict[str, object]:
-        return {"params": {"params.yaml": {"seed": 0}, "packages.json": {stage: {family: versions}}}}
+        return {
+            "params": {"params.yaml": {"seed": 0}, "packages.json": {stage: {family: versions}}}
+        }
 
     stages = {
         "chunk": {"params": {"params.yaml": {"seed": 0}}},
@@ -179,8 +217,12 @@ def small_project(tmp_path: Path) -> Profile:
         "evaluate@sft": entry("evaluate", "serve", torch="2.13.0", vllm="0.31.0", gone="1.0"),
         "evaluate@rl": entry("evaluate", "serve", torch="2.13.0", vllm="0.31.0", gone="1.0"),
     }
-    (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}, sort_keys=False))
-    return Profile(tmp_path / "params.yaml", {"profile": "tiny", "packages": "packages.json", "python": python})
+    (tmp_path / "dvc.lock").write_text(
+        yaml.safe_dump({"schema": "2.0", "stages": stages}, sort_keys=False)
+    )
+    return Profile(
+        tmp_path / "params.yaml", {"profile": "tiny", "packages": "packages.json", "python": python}
+    )
 
 
 def test_results_of_other_versions_than_the_locked_ones_are_named_by_the_stages_that_made_them(
@@ -192,16 +234,22 @@ def test_results_of_other_versions_than_the_locked_ones_are_named_by_the_stages_
     ]
 
 
-def test_a_lock_that_cannot_be_read_is_named_and_a_profile_without_results_has_none(small_project: Profile) -> None:
+def test_a_lock_that_cannot_be_read_is_named_and_a_profile_without_results_has_none(
+    small_project: Profile,
+) -> None:
     lock = small_project.path.with_name("dvc.lock")
     lock.write_text("stages: [\n<<<<<<< ours\n")
-    assert results_of_other_versions(lock.parent, small_project) == ["dvc.lock cannot be read: `git restore dvc.lock`"]
+    assert results_of_other_versions(lock.parent, small_project) == [
+        "dvc.lock cannot be read: `git restore dvc.lock`"
+    ]
     lock.unlink()
     assert results_of_other_versions(lock.parent, small_project) == []
 
 
 def test_the_report_names_results_of_other_versions_with_what_makes_them_again() -> None:
-    report = Report(LAPTOP, {"base": ()}, {"smoke": ()}, {"smoke": ["sft: torch 2.12.0 (locked: 2.13.0)"]})
+    report = Report(
+        LAPTOP, {"base": ()}, {"smoke": ()}, {"smoke": ["sft: torch 2.12.0 (locked: 2.13.0)"]}
+    )
     assert render(report).endswith(
         "  smoke        ready: dvc repro profiles/smoke/dvc.yaml\n"
         "    made with other versions of packages; `dvc repro profiles/smoke/dvc.yaml` makes them again:\n"

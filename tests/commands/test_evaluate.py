@@ -11,7 +11,13 @@ from typer.testing import CliRunner, Result
 
 from deepsearch_rl.cli import app
 from deepsearch_rl.commands.evaluate import _model_folder
-from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError, EndpointError, UnknownNameError
+from deepsearch_rl.errors import (
+    ArtifactError,
+    ConfigError,
+    DeepsearchError,
+    EndpointError,
+    UnknownNameError,
+)
 from deepsearch_rl.files import read_json, read_jsonl
 from deepsearch_rl.records import Trajectory
 from deepsearch_rl.serving import launch
@@ -31,8 +37,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "elsewhere")
     root = tmp_path / "set"
     root.mkdir()
-    documents = [{"id": who, "title": who, "text": f"{who} was born in {town}."} for who, town in TOWNS.items()]
-    asked = [{"id": who, "question": f"Where was {who} born?", "golden_answers": [town]} for who, town in TOWNS.items()]
+    documents = [
+        {"id": who, "title": who, "text": f"{who} was born in {town}."}
+        for who, town in TOWNS.items()
+    ]
+    asked = [
+        {"id": who, "question": f"Where was {who} born?", "golden_answers": [town]}
+        for who, town in TOWNS.items()
+    ]
     for name, rows in (("corpus", documents), ("dev", asked)):
         (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return root
@@ -42,7 +54,9 @@ def reads(body: dict[str, Any]) -> dict[str, Any]:
     """Search once, then answer with the town of the best passage."""
     messages = body["messages"]
     if messages[-1]["role"] == "tool":
-        return says(f"<answer> {re.findall('born in (.*?)[.]', messages[-1]['content'])[0]}</answer>")
+        return says(
+            f"<answer> {re.findall('born in (.*?)[.]', messages[-1]['content'])[0]}</answer>"
+        )
     return searches(messages[-1]["content"][10:-6])
 
 
@@ -59,7 +73,9 @@ def failure(result: Result, kind: type[DeepsearchError]) -> str:
 
 
 @pytest.mark.slow
-def test_a_row_with_its_interval_comes_out_and_more_questions_keep_the_answers_there(folder: Path) -> None:
+def test_a_row_with_its_interval_comes_out_and_more_questions_keep_the_answers_there(
+    folder: Path,
+) -> None:
     out = Path("out")
     with serve_chat(reads) as chat:
         first = evaluate(chat, folder, "--questions", "2", "--out", str(out))
@@ -71,17 +87,29 @@ def test_a_row_with_its_interval_comes_out_and_more_questions_keep_the_answers_t
     assert asked == 2 * 2
     assert len(chat.requests) == 4 * 2
     [row] = json.loads(result.stdout)["rows"]
-    assert (row["model"], row["n"], row["f1"], row["top_k"], row["chunk_size"]) == ("gpt-x", 4, 1.0, 3, 256)
+    assert (row["model"], row["n"], row["f1"], row["top_k"], row["chunk_size"]) == (
+        "gpt-x",
+        4,
+        1.0,
+        3,
+        256,
+    )
     assert read_json(out / "rows.json")["rows"] == [row]
     rollouts = list(read_jsonl(out / "musique.search.t0.7.jsonl", Trajectory))
     assert {rollout.model for rollout in rollouts} == {"org/gpt-x"}
-    assert not any(KEY.encode() in path.read_bytes() for path in Path().rglob("*") if path.is_file())
+    assert not any(
+        KEY.encode() in path.read_bytes() for path in Path().rglob("*") if path.is_file()
+    )
 
 
 @pytest.mark.slow
 def test_failures_are_counted_by_kind_and_the_controls_stand_below(folder: Path) -> None:
     def silent(body: dict[str, Any]) -> dict[str, Any]:
-        return says("I do not know.") if "Ada" in body["messages"][1]["content"] else says("<answer> Hanley</answer>")
+        return (
+            says("I do not know.")
+            if "Ada" in body["messages"][1]["content"]
+            else says("<answer> Hanley</answer>")
+        )
 
     with serve_chat(silent) as chat:
         result = evaluate(chat, folder, "--controls", "4", "--greedy", "2", "--chunk-size", "16")
@@ -94,11 +122,15 @@ def test_failures_are_counted_by_kind_and_the_controls_stand_below(folder: Path)
 def test_what_is_missing_or_misspelt_is_named(folder: Path) -> None:
     assert "--data FOLDER" in failure(evaluate(None, None), ConfigError)
     with pytest.raises(UnknownNameError, match="Did you mean 'musique'"):
-        CliRunner().invoke(app, ["evaluate", "--model", "m", "--dataset", "musiqe"], catch_exceptions=False)
+        CliRunner().invoke(
+            app, ["evaluate", "--model", "m", "--dataset", "musiqe"], catch_exceptions=False
+        )
     message = failure(evaluate(None, folder, "--key-variable", "sk-secret"), ConfigError)
     assert "--key-variable" in message
     assert "sk-secret" not in message
-    message = failure(evaluate(None, folder, "--base-url", "http://me:sk-secret@127.0.0.1:9/v1"), ConfigError)
+    message = failure(
+        evaluate(None, folder, "--base-url", "http://me:sk-secret@127.0.0.1:9/v1"), ConfigError
+    )
     assert "$OPENAI_BASE_URL" in message
     assert "sk-secret" not in message
     assert "prompt" in failure(evaluate(None, folder, "--prompt", "multihoprg"), UnknownNameError)
@@ -106,11 +138,15 @@ def test_what_is_missing_or_misspelt_is_named(folder: Path) -> None:
     assert "corpus.jsonl, corpus2.jsonl" in failure(evaluate(None, folder), ArtifactError)
 
 
-@pytest.mark.parametrize("model", ["models/tiny/sftt", "./sftt", "/nowhere/sft", "~/sft", "here/sft", "file"])
+@pytest.mark.parametrize(
+    "model", ["models/tiny/sftt", "./sftt", "/nowhere/sft", "~/sft", "here/sft", "file"]
+)
 def test_a_path_that_is_no_folder_is_never_asked_of_an_endpoint(folder: Path, model: str) -> None:
     Path("here").mkdir()
     Path("file").touch()
-    assert f"{model} reads as a path" in failure(evaluate(None, folder, "--model", model), ConfigError)
+    assert f"{model} reads as a path" in failure(
+        evaluate(None, folder, "--model", model), ConfigError
+    )
 
 
 def test_an_empty_address_or_name_and_a_folder_that_is_not_there_are_named(folder: Path) -> None:
@@ -125,8 +161,12 @@ def test_a_folder_with_something_else_than_an_evaluation_is_left_alone(folder: P
     letters.mkdir()
     (letters / "dear.txt").write_text("Dear Ada,")
     options = ["--base-url", "http://127.0.0.1:9/v1", "--out"]
-    assert "letters holds no evaluation" in failure(evaluate(None, folder, *options, str(letters)), ConfigError)
-    assert "holds no evaluation" in failure(evaluate(None, folder, *options, str(letters / "dear.txt")), ConfigError)
+    assert "letters holds no evaluation" in failure(
+        evaluate(None, folder, *options, str(letters)), ConfigError
+    )
+    assert "holds no evaluation" in failure(
+        evaluate(None, folder, *options, str(letters / "dear.txt")), ConfigError
+    )
     assert (letters / "dear.txt").read_text() == "Dear Ada,"
 
 
@@ -135,36 +175,73 @@ def test_models_of_two_owners_and_two_settings_of_one_keep_their_results(folder:
     def place(*options: str) -> Path:
         result = evaluate(chat, folder, "--questions", "1", *options)
         assert result.exit_code == 0, result.output
-        [found] = re.findall("^rollouts and rows.json: (.*)$", result.stderr + result.stdout, re.MULTILINE)
+        [found] = re.findall(
+            "^rollouts and rows.json: (.*)$", result.stderr + result.stdout, re.MULTILINE
+        )
         return Path(found)
 
     with serve_chat(reads) as chat:
-        settings = [("--model", "a/llama"), ("--model", "b/llama"), ("--top-k", "1"), ("--prompt", "tiny")]
+        settings = [
+            ("--model", "a/llama"),
+            ("--model", "b/llama"),
+            ("--top-k", "1"),
+            ("--prompt", "tiny"),
+        ]
         places = [place(*options) for options in settings]
         asked = len(chat.requests)
         again = place("--model", "a/llama", "--concurrency", "2", "--json")
     assert len(set(places)) == 4
     assert (again, len(chat.requests)) == (places[0], asked)
     rows = [read_json(path / "rows.json")["rows"][0] for path in places]
-    assert [row["checkpoint"].partition(" ")[0] for row in rows] == ["a/llama", "b/llama", "org/gpt-x", "org/gpt-x"]
-    assert [(row["top_k"], row["prompt"]) for row in rows[2:]] == [(1, "multihoprag_nothink"), (3, "tiny")]
+    assert [row["checkpoint"].partition(" ")[0] for row in rows] == [
+        "a/llama",
+        "b/llama",
+        "org/gpt-x",
+        "org/gpt-x",
+    ]
+    assert [(row["top_k"], row["prompt"]) for row in rows[2:]] == [
+        (1, "multihoprag_nothink"),
+        (3, "tiny"),
+    ]
     assert len(list(Path("work/evaluate/models").glob("llama-*/endpoint.json"))) == 2
 
 
 @pytest.mark.slow
-def test_a_missing_variable_and_a_server_that_is_away_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_variable_and_a_server_that_is_away_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     assert "OPENAI_BASE_URL" in failure(evaluate(None, folder), ConfigError)
     away = evaluate(None, folder, "--base-url", "http://127.0.0.1:9/v1")
     assert "http://127.0.0.1:9/v1" in failure(away, EndpointError)
     monkeypatch.delenv("OPENAI_API_KEY")
-    assert "OPENAI_API_KEY" in failure(evaluate(None, folder, "--base-url", "http://127.0.0.1:9/v1"), ConfigError)
+    assert "OPENAI_API_KEY" in failure(
+        evaluate(None, folder, "--base-url", "http://127.0.0.1:9/v1"), ConfigError
+    )
 
 
 @pytest.mark.slow
 def test_a_folder_with_weights_is_served_and_evaluated(folder: Path, policy_folder: Path) -> None:
-    options = ["--context-tokens", "512", "--max-tokens", "16", "--prompt", "tiny", "--questions", "2"]
-    command = ["evaluate", "--model", str(policy_folder), "--dataset", "musique", "--data", str(folder), *options]
+    options = [
+        "--context-tokens",
+        "512",
+        "--max-tokens",
+        "16",
+        "--prompt",
+        "tiny",
+        "--questions",
+        "2",
+    ]
+    command = [
+        "evaluate",
+        "--model",
+        str(policy_folder),
+        "--dataset",
+        "musique",
+        "--data",
+        str(folder),
+        *options,
+    ]
     result = CliRunner().invoke(app, [*command, "--json"])
     assert result.exit_code == 0, result.output
     [row] = json.loads(result.stdout)["rows"]
@@ -223,7 +300,16 @@ def test_a_folder_with_weights_is_served_by_vllm_where_the_backend_says_so(
     folder: Path, policy_folder: Path, vllm_log: Path
 ) -> None:
     options = ["--backend", "vllm", "--context-tokens", "4096", "--retriever", "bm25", "--json"]
-    command = ["evaluate", "--model", str(policy_folder), "--dataset", "musique", "--data", str(folder), *options]
+    command = [
+        "evaluate",
+        "--model",
+        str(policy_folder),
+        "--dataset",
+        "musique",
+        "--data",
+        str(folder),
+        *options,
+    ]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     [row] = json.loads(result.stdout)["rows"]
@@ -239,7 +325,9 @@ def test_the_tag_protocol_brings_its_own_prompt(folder: Path) -> None:
     def tags(body: dict[str, Any]) -> dict[str, Any]:
         assert "tools" not in body
         text = "".join(message["content"] for message in body["messages"])
-        found = re.findall(r"born in (\w+)[.]", text.partition("<information>")[2].partition("<information>")[2])
+        found = re.findall(
+            r"born in (\w+)[.]", text.partition("<information>")[2].partition("<information>")[2]
+        )
         who = re.findall(r"Where was (.*?) born", text)[-1]
         return says(f"<answer> {found[0]} </answer>" if found else f"<search> {who} </search>")
 
@@ -263,3 +351,19 @@ def test_the_tag_protocol_brings_its_own_prompt(folder: Path) -> None:
 def test_an_option_of_a_request_that_does_not_fit_is_named(option: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _model_folder("gpt-x", "https://api.example.com/v1", "KEY", [option])
+
+
+@pytest.mark.slow
+def test_a_row_whose_requests_leave_the_temperature_out_says_so_and_has_no_greedy_row(
+    folder: Path,
+) -> None:
+    with serve_chat(reads) as chat:
+        omit = ("--questions", "1", "--request", "temperature=omit")
+        refused = failure(evaluate(chat, folder, *omit, "--greedy", "1"), ConfigError)
+        assert chat.requests == []
+        result = evaluate(chat, folder, *omit, "--json")
+        shown = evaluate(chat, folder, *omit)
+    assert "--greedy 0" in refused
+    [row] = json.loads(result.stdout)["rows"]
+    assert row["temperature_sent"] is False
+    assert re.search(r"1 x 1 .* own ", shown.stdout)

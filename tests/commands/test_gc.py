@@ -42,7 +42,9 @@ def dvc(folder: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "dvc", *arguments]
     environment = {**os.environ, "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b.c"}
     environment |= {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b.c"}
-    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        command, cwd=folder, env=environment, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def set_number(folder: Path, number: int, params: str = "params.yaml") -> None:
@@ -63,7 +65,9 @@ def weights(folder: Path) -> str:
 def project(make_project: MakeProject) -> Path:  # noqa: F811
     folder = make_project(STAGES, PARAMS)
     (folder / "code.py").write_text("")
-    (folder / ".gitignore").write_text("/work/\n/model\n/ran.log\n/storage\n/other/model\n/elsewhere\n")
+    (folder / ".gitignore").write_text(
+        "/work/\n/model\n/ran.log\n/storage\n/other/model\n/elsewhere\n"
+    )
     (folder / ".dvcignore").write_text("work\nelsewhere\n")
     dvc(folder, "repro")
     commit_all(folder, "the results of 1")
@@ -74,7 +78,8 @@ def project(make_project: MakeProject) -> Path:  # noqa: F811
 def test_whatever_leads_to_a_result_keeps_it_and_the_rest_is_gone(
     project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    # 2: tried and given up. 3: an experiment. 4: one that waits in the queue, with results of its own below it.
+    # 2: tried and given up. 3: an experiment. 4: one that waits in the queue, with results of its
+    # own below it.
     set_number(project, 2)
     dvc(project, "repro")
     dvc(project, "exp", "run", "--name", "three", "--set-param", "number=3")
@@ -85,11 +90,13 @@ def test_whatever_leads_to_a_result_keeps_it_and_the_rest_is_gone(
     # 6: a second profile, never committed.
     (project / "other").mkdir()
     set_number(project, 6, "other/params.yaml")
-    (project / "other" / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"model": STAGES["model"]}}))
+    (project / "other" / "dvc.yaml").write_text(
+        yaml.safe_dump({"stages": {"model": STAGES["model"]}})
+    )
     (project / "other" / "code.py").write_text("")
     dvc(project, "repro", "other/dvc.yaml")
-    # 7: a worktree that shares the cache. 8: a clone of a run with other params. 9: a stash. 10: a copy of an
-    # experiment that goes on, as DVC makes it.
+    # 7: a worktree that shares the cache. 8: a clone of a run with other params. 9: a stash. 10: a
+    # copy of an experiment that goes on, as DVC makes it.
     worktree = tmp_path_factory.mktemp("worktrees") / "seven"
     git(project, "worktree", "add", "--quiet", "--detach", str(worktree))
     clone = open_checkout(project, "tiny", "", {"number": 8}, nobody)
@@ -112,7 +119,9 @@ def test_whatever_leads_to_a_result_keeps_it_and_the_rest_is_gone(
     assert list_objects(project / ".dvc" / "cache") == before
     gc("--yes")
     freed = before.keys() - list_objects(project / ".dvc" / "cache").keys()
-    assert len(freed) == 3, "the folder of 2, its weights, and its score, which git keeps and DVC has for its run cache"
+    assert len(freed) == 3, (
+        "the folder of 2, its weights, and its score, which git keeps and DVC has for its run cache"
+    )
     assert "0 files, and 0 entries" in gc().output
 
     executions = (project / "ran.log").read_text()
@@ -132,14 +141,18 @@ def test_whatever_leads_to_a_result_keeps_it_and_the_rest_is_gone(
     set_number(project, 3)
     dvc(project, "repro", "dvc.yaml")
     assert weights(project) == "3"
-    assert (project / "ran.log").read_text() == executions, "what is kept is also known to the run cache"
+    assert (project / "ran.log").read_text() == executions, (
+        "what is kept is also known to the run cache"
+    )
     git(project, "restore", ".")
     dvc(project, "exp", "run", "--run-all")
     dvc(project, "exp", "apply", "four")
     assert weights(project) == "4"
 
 
-def test_a_result_that_nothing_leads_to_goes_only_with_yes_and_the_committed_one_stays(project: Path) -> None:
+def test_a_result_that_nothing_leads_to_goes_only_with_yes_and_the_committed_one_stays(
+    project: Path,
+) -> None:
     cache = project / ".dvc" / "cache"
     committed = list_objects(cache).keys()
     set_number(project, 2)
@@ -173,7 +186,8 @@ def test_the_remote_keeps_the_same_also_what_this_machine_never_had(
     dvc(project, "push")
     subprocess.run(["rm", "-r", str(project / ".dvc" / "cache")], check=True)
 
-    monkeypatch.setenv("PYTHONPATH", str(root))  # the project has a folder scripts, this one has not
+    # The project has a folder scripts, this one has not
+    monkeypatch.setenv("PYTHONPATH", str(root))
     assert "storage\n  can be freed: 2 files" in gc("--remote").output
     assert "storage\n  freed: 2 files" in gc("--remote", "--yes").output
     for name, number in ((branch, "1"), ("of-three", "3")):
@@ -185,7 +199,9 @@ def test_the_remote_keeps_the_same_also_what_this_machine_never_had(
 def test_a_lock_file_that_cannot_be_read_removes_nothing(project: Path) -> None:
     lock = project / "dvc.lock"
     lock.write_text("<<<<<<< HEAD\n" + lock.read_text())
-    with pytest.raises(ArtifactError, match=r"dvc\.lock cannot be read, so what it uses is not known"):
+    with pytest.raises(
+        ArtifactError, match=r"dvc\.lock cannot be read, so what it uses is not known"
+    ):
         gc("--yes")
 
 
@@ -203,7 +219,10 @@ def test_while_a_command_of_dvc_records_results_nothing_is_removed(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dvc_cache, "LOCK_TIMEOUT_S", 0.1)
-    with FileLock(project / ".dvc" / "tmp" / "lock"), pytest.raises(ConfigError, match="a DVC command is working in"):
+    with (
+        FileLock(project / ".dvc" / "tmp" / "lock"),
+        pytest.raises(ConfigError, match="a DVC command is working in"),
+    ):
         gc("--yes")
 
 
@@ -212,7 +231,9 @@ def test_a_cache_that_others_may_use_is_collected_only_with_their_names(
 ) -> None:
     clone = open_checkout(project, "tiny", "", {"number": 8}, nobody)
     monkeypatch.chdir(clone)
-    with pytest.raises(ConfigError, match=f"uses the cache of {project}: run `deepsearch gc` there"):
+    with pytest.raises(
+        ConfigError, match=f"uses the cache of {project}: run `deepsearch gc` there"
+    ):
         gc("--yes")
     monkeypatch.chdir(project)
     dvc(project, "cache", "dir", "--local", str(project / "elsewhere"))

@@ -1,7 +1,7 @@
 """Every option of every command, by the argument of the library call that it changes.
 
-A case is the text of an option and where its value arrives: the position of the argument, then fields. The call itself
-is not made.
+A case is the text of an option and where its value arrives: the position of the argument, then
+fields. The call itself is not made.
 """
 
 import importlib
@@ -23,8 +23,8 @@ from deepsearch_rl.serving.launch import vllm_serve_command
 from tests.conftest import ROOT
 
 PRINTED = {"--json", "--markdown", "--help", "-h", "--endpoint", "--local", "--check"}
-"""Options that change what is printed or written beside it (or, of `remote`, DVC's settings): their tests are those of
-the commands."""
+"""Options that change what is printed or written beside it (or, of `remote`, DVC's settings): their
+tests are those of the commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,11 @@ EVALUATE = Command(
     {
         "--model": ("org/other", "0.name", "other"),
         "--dataset": ("hotpotqa", "0.dataset", "hotpotqa"),
-        "--base-url": ("http://127.0.0.1:8/v1", "0.model.endpoint.base_url", "http://127.0.0.1:8/v1"),
+        "--base-url": (
+            "http://127.0.0.1:8/v1",
+            "0.model.endpoint.base_url",
+            "http://127.0.0.1:8/v1",
+        ),
         "--key-variable": ("OTHER_KEY", "0.model.endpoint.api_key_variable", "OTHER_KEY"),
         "--request": ("temperature=omit", "0.model.endpoint.request.temperature", "omit"),
         "--data": ("other", "0.source.folder.root", Path("other")),
@@ -132,7 +136,9 @@ SERVE = Command(
     },
 )
 SERVE_ONLINE = Command(
-    "retrieve serve", SERVE.function, {"--online": ("endpoint.yaml", "0.retrieval.online", Path("endpoint.yaml"))}
+    "retrieve serve",
+    SERVE.function,
+    {"--online": ("endpoint.yaml", "0.retrieval.online", Path("endpoint.yaml"))},
 )
 SEARCH = Command(
     "retrieve search --index index words",
@@ -193,7 +199,9 @@ FRONTIER = Command(
     },
 )
 FRONTIER_OF_INDEX = Command(
-    "retrieve frontier --out out", FRONTIER.function, {"--index": ("index", "0", Path("index/dense/vectors.npy"))}
+    "retrieve frontier --out out",
+    FRONTIER.function,
+    {"--index": ("index", "0", Path("index/dense/vectors.npy"))},
 )
 FRONTIER_MEASURED = Command(
     FRONTIER.line,
@@ -261,10 +269,18 @@ LIVE = Command(
 GC = Command(
     "gc",
     "deepsearch_rl.commands.gc.collect",
-    {"--also": ("clone", "1.0", Path("clone")), "--yes": ("", "2", True), "--remote": ("", "3", True)},
+    {
+        "--also": ("clone", "1.0", Path("clone")),
+        "--yes": ("", "2", True),
+        "--remote": ("", "3", True),
+    },
 )
-LIVE_FOLLOWED = Command("live", "deepsearch_rl.tracking.live.follow", {"--follow": ("", "0.stage", "")})
-LIVE_STAGE = Command("live", "deepsearch_rl.tracking.live.follow", {"--stage": ("sft", "0.stage", "sft")})
+LIVE_FOLLOWED = Command(
+    "live", "deepsearch_rl.tracking.live.follow", {"--follow": ("", "0.stage", "")}
+)
+LIVE_STAGE = Command(
+    "live", "deepsearch_rl.tracking.live.follow", {"--stage": ("sft", "0.stage", "sft")}
+)
 PLAN = Command(
     "plan tiny",
     "deepsearch_rl.commands.plan.make_plan",
@@ -358,7 +374,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / profile).write_bytes((ROOT / profile).read_bytes())
     question = {"id": "q", "question": "Who?", "golden_answers": ["Ada"]}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n")
-    (tmp_path / "two.jsonl").write_text(json.dumps(question) + "\n" + json.dumps(question | {"id": "r"}) + "\n")
+    (tmp_path / "two.jsonl").write_text(
+        json.dumps(question) + "\n" + json.dumps(question | {"id": "r"}) + "\n"
+    )
     (tmp_path / "predictions.jsonl").write_text(json.dumps(question | {"pred": "Ada"}) + "\n")
     for folder in ("set", "other"):
         (tmp_path / folder).mkdir()
@@ -371,7 +389,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(variable, "sk-of-the-test")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("deepsearch_rl.retrieval.server.launch.log_to_stderr", lambda: None)
-    monkeypatch.setattr("deepsearch_rl.commands.live._end_on_sigterm", lambda *_: None)  # it changes this process
+    # It changes this process
+    monkeypatch.setattr("deepsearch_rl.commands.live._end_on_sigterm", lambda *_: None)
 
 
 def arguments_of(command: Command, extra: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -407,16 +426,27 @@ def field(value: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("command", "option"), CASES, ids=[f"{case[0].line.split(' --')[0]} {case[1]}" for case in CASES]
+    ("command", "option"),
+    CASES,
+    ids=[f"{case[0].line.split(' --')[0]} {case[1]}" for case in CASES],
 )
-def test_an_option_arrives_where_it_is_used(command: Command, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_arrives_where_it_is_used(
+    command: Command, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, path, expected = command.options[option]
     assert field(arguments_of(command, f"{option} {text}", monkeypatch), path) == expected
-    if option != "--cross-validate" and command not in (SERVE_ONLINE, FRONTIER_OF_INDEX, LIVE_FOLLOWED, LIVE_STAGE):
+    if option != "--cross-validate" and command not in (
+        SERVE_ONLINE,
+        FRONTIER_OF_INDEX,
+        LIVE_FOLLOWED,
+        LIVE_STAGE,
+    ):
         assert field(arguments_of(command, "", monkeypatch), path) != expected
 
 
-def test_a_model_folder_is_served_by_vllm_with_the_settings_of_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_folder_is_served_by_vllm_with_the_settings_of_the_preset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     request, *_ = arguments_of(EVALUATE, "--backend vllm --context-tokens 4096", monkeypatch)
     call = vllm_serve_command(Path("weights"), request.setting.serving.vllm, 8000)
     assert call[call.index("--max-model-len") + 1] == "4096"
@@ -424,7 +454,9 @@ def test_a_model_folder_is_served_by_vllm_with_the_settings_of_the_preset(monkey
 
 
 def test_every_option_of_every_command_has_a_case() -> None:
-    cases = {(" ".join(name), option) for command in COMMANDS for name, option in named_options(command)}
+    cases = {
+        (" ".join(name), option) for command in COMMANDS for name, option in named_options(command)
+    }
     assert not set(all_options()) - cases
 
 

@@ -8,7 +8,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deepsearch_rl.commands.doctor import DISTRIBUTIONS, explain_missing_module, packages_of_graph, read_parts
+from deepsearch_rl.commands.doctor import (
+    DISTRIBUTIONS,
+    explain_missing_module,
+    packages_of_graph,
+    read_parts,
+)
 from scripts.imports import imported_names
 from tests.conftest import ROOT
 
@@ -45,7 +50,16 @@ NEEDS = {
 """Parts that build on another; all build on the base."""
 UNNAMED = {"fastapi", "httptools", "msgspec", "pillow", "pyarrow", "sqlalchemy", "uvloop", "wandb"}
 """What other packages import or use: pyproject.toml says beside each who does."""
-COMMANDS = {"boto3", "dvc", "dvc-gs", "dvc-s3", "dvc-ssh", "evalscope", "psycopg2-binary", "pyserini"}
+COMMANDS = {
+    "boto3",
+    "dvc",
+    "dvc-gs",
+    "dvc-s3",
+    "dvc-ssh",
+    "evalscope",
+    "psycopg2-binary",
+    "pyserini",
+}
 """Used by their command lines, or loaded by another package by their name."""
 ONLY_HERE = {"vllm", "unsloth"}
 """Imported where the gpu profile's own environments have them (profiles/gpu/requirements)."""
@@ -59,8 +73,12 @@ def declared() -> dict[str, set[str]]:
     """The packages of every part, with those of the parts below it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = {"base": project["dependencies"], **project["optional-dependencies"]}
-    own = {part: {canonicalize_name(Requirement(line).name) for line in lines[part]} for part in lines}
-    own["all"] = {name for line in lines["all"] for part in Requirement(line).extras for name in own[part]}
+    own = {
+        part: {canonicalize_name(Requirement(line).name) for line in lines[part]} for part in lines
+    }
+    own["all"] = {
+        name for line in lines["all"] for part in Requirement(line).extras for name in own[part]
+    }
     return {part: own[part] | own["base"] | below(part, own) for part in own}
 
 
@@ -75,9 +93,14 @@ def third_party_imports() -> dict[str, set[str]]:
     imports = {}
     for folder in ("src", "stages", "flows"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            modules = {name.partition(".")[0] for name in imported_names(path)} - ONLY_HERE - {"deepsearch_rl"}
+            modules = (
+                {name.partition(".")[0] for name in imported_names(path)}
+                - ONLY_HERE
+                - {"deepsearch_rl"}
+            )
             names = {
-                canonicalize_name(distribution_of(module, distributions)) for module in modules & set(distributions)
+                canonicalize_name(distribution_of(module, distributions))
+                for module in modules & set(distributions)
             }
             imports[path.relative_to(ROOT).as_posix()] = names
     return imports
@@ -92,7 +115,9 @@ def distribution_of(module: str, distributions: dict[str, list[str]]) -> str:
 def test_every_import_is_declared_in_the_part_of_its_file() -> None:
     allowed = declared()
     undeclared = {
-        (path, name) for path, names in third_party_imports().items() for name in names - allowed[part_of(path)]
+        (path, name)
+        for path, names in third_party_imports().items()
+        for name in names - allowed[part_of(path)]
     }
     assert not undeclared
 
@@ -105,36 +130,63 @@ def test_every_declared_package_is_imported_or_has_its_reason() -> None:
 
 def test_base_and_retrieval_ask_for_no_torch_and_pin_no_version_of_it() -> None:
     parts = read_parts()
-    assert not {"torch", "transformers"} & {package.name for part in ("base", "retrieval") for package in parts[part]}
+    assert not {"torch", "transformers"} & {
+        package.name for part in ("base", "retrieval") for package in parts[part]
+    }
     models = [package for package in parts["encoders"] if package.name in {"torch", "transformers"}]
     assert [package.required for package in models] == ["", ""]
 
 
-def test_the_graph_needs_every_part_but_further_backends_and_what_servers_and_remotes_need() -> None:
+def test_the_graph_needs_every_part_but_further_backends_and_what_servers_and_remotes_need() -> (
+    None
+):
     further = {"onnx", "ray", "pyserini", "chonkie", "s3", "gs", "ssh", "postgres"}
-    names = {package.name for part, packages in read_parts().items() if part not in further for package in packages}
+    names = {
+        package.name
+        for part, packages in read_parts().items()
+        if part not in further
+        for package in packages
+    }
     assert packages_of_graph() == names
 
 
 def test_modules_with_another_name_than_their_distribution_are_listed() -> None:
     names = {package.name for packages in read_parts().values() for package in packages}
-    modules = {name.partition(".")[0] for path in (ROOT / "src").rglob("*.py") for name in imported_names(path)}
+    modules = {
+        name.partition(".")[0]
+        for path in (ROOT / "src").rglob("*.py")
+        for name in imported_names(path)
+    }
     distributions = packages_distributions()
     for module in modules & set(distributions):
         for name in names & {canonicalize_name(name) for name in distributions[module]}:
-            assert not module[0].isalpha() or canonicalize_name(DISTRIBUTIONS.get(module, module)) == name
+            assert (
+                not module[0].isalpha()
+                or canonicalize_name(DISTRIBUTIONS.get(module, module)) == name
+            )
 
 
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        ("faiss", "the package faiss-cpu, which is not installed; run `pip install 'deepsearch-rl[retrieval]'`."),
-        ("mlflow.tracking", "the package mlflow, which is not installed; run `pip install 'deepsearch-rl[track]'`."),
-        ("prometheus_client", "the package prometheus-client, which is not installed; run `pip install"),
+        (
+            "faiss",
+            "the package faiss-cpu, which is not installed; run `pip install 'deepsearch-rl[retrieval]'`.",
+        ),
+        (
+            "mlflow.tracking",
+            "the package mlflow, which is not installed; run `pip install 'deepsearch-rl[track]'`.",
+        ),
+        (
+            "prometheus_client",
+            "the package prometheus-client, which is not installed; run `pip install",
+        ),
         ("yaml", "the package pyyaml, which is not installed; run `pip install deepsearch-rl`."),
     ],
 )
-def test_a_missing_module_is_explained_by_the_part_that_brings_it(module: str, message: str) -> None:
+def test_a_missing_module_is_explained_by_the_part_that_brings_it(
+    module: str, message: str
+) -> None:
     assert message in (explain_missing_module(ModuleNotFoundError(name=module)) or "")
 
 

@@ -14,7 +14,7 @@ from deepsearch_rl.commands.summary import StageRun, wall_s
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import write_json
 from deepsearch_rl.planning import slopes as slopes_module
-from deepsearch_rl.planning.estimate import Plan, make_plan, require_hours
+from deepsearch_rl.planning.estimate import Plan, StageWork, make_plan, require_hours
 from deepsearch_rl.planning.slopes import SLOPES, read_slopes
 from deepsearch_rl.profile import Profile, find_profile
 from scripts.slopes import measure, write
@@ -31,7 +31,9 @@ MEASURED_S = {
 @pytest.fixture(autouse=True)
 def as_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine as fast as the one of the slopes; the product itself has a test."""
-    monkeypatch.setattr(slopes_module, "calibrate", lambda: read_slopes().machines["laptop"].calibration_s)
+    monkeypatch.setattr(
+        slopes_module, "calibrate", lambda: read_slopes().machines["laptop"].calibration_s
+    )
 
 
 def seconds(plan: Plan) -> dict[str, float]:
@@ -39,12 +41,16 @@ def seconds(plan: Plan) -> dict[str, float]:
 
 
 def profile(name: str, **overrides: object) -> Profile:
-    return find_profile(ROOT, name).with_overrides({key.replace("__", "."): value for key, value in overrides.items()})
+    return find_profile(ROOT, name).with_overrides(
+        {key.replace("__", "."): value for key, value in overrides.items()}
+    )
 
 
 def stages_of(name: str) -> set[str]:
     """The stages of a profile's graph, with their items."""
-    graph = yaml.safe_load((find_profile(ROOT, name).path.with_name("dvc.yaml")).read_text())["stages"]
+    graph = yaml.safe_load((find_profile(ROOT, name).path.with_name("dvc.yaml")).read_text())[
+        "stages"
+    ]
     values = find_profile(ROOT, name)
     prompts = list(values.value("optimize_prompt")["models"])
     items = {
@@ -82,11 +88,21 @@ def test_the_plan_of_tiny_is_within_a_tenth_of_the_run_that_its_slopes_are_from(
 
 def test_time_grows_with_steps_questions_and_samples() -> None:
     small = seconds(make_plan(profile("tiny"), {}))
-    large = seconds(make_plan(profile("tiny", rl__steps__sft=80, evaluate__sets__multihoprag__samples=6), {}))
+    large = seconds(
+        make_plan(profile("tiny", rl__steps__sft=80, evaluate__sets__multihoprag__samples=6), {})
+    )
     assert large["rl@sft"] > 1.8 * small["rl@sft"]
     assert large["evaluate@sft"] > 1.25 * small["evaluate@sft"]
     assert {stage for stage in small if small[stage] != large[stage]} == {
-        *("rl@sft", "evaluate@base", "evaluate@sft", "evaluate@rl", "evaluate@sft_rl", "report", "track")
+        *(
+            "rl@sft",
+            "evaluate@base",
+            "evaluate@sft",
+            "evaluate@rl",
+            "evaluate@sft_rl",
+            "report",
+            "track",
+        )
     }
 
 
@@ -102,22 +118,55 @@ def test_published_questions_are_counted_with_the_rest_of_their_file() -> None:
 
 
 def test_a_teacher_on_this_machine_takes_its_gpu_and_no_tokens_of_an_api() -> None:
-    (local,) = (work for work in make_plan(profile("single_gpu"), {}).stages if work.stage == "synthesize")
+    (local,) = (
+        work for work in make_plan(profile("single_gpu"), {}).stages if work.stage == "synthesize"
+    )
     assert (local.api, local.tokens) == ("", (0.0, 0.0))
     values = find_profile(ROOT, "single_gpu")
     teacher, vllm = values.value("synthesize"), values.value("serving")["vllm"]
     billions = 1.7  # the teacher is Qwen3-1.7B
-    assert local.amounts["rollout_s"] == pytest.approx(teacher["questions"] * teacher["samples"] * billions)
-    assert local.gpu_gib == pytest.approx(vllm["gpu_memory_utilization"] * values.value("requires")["gpu_memory_gib"])
+    assert local.amounts["rollout_s"] == pytest.approx(
+        teacher["questions"] * teacher["samples"] * billions
+    )
+    assert local.gpu_gib == pytest.approx(
+        vllm["gpu_memory_utilization"] * values.value("requires")["gpu_memory_gib"]
+    )
 
 
 def test_rollouts_that_choose_sfts_checkpoint_are_counted_for_each_that_is_kept() -> None:
     plans = (make_plan(profile("tiny", sft__checkpoint=rule), {}) for rule in ("last", "dev"))
-    last, dev = (next(work for work in plan.stages if work.stage == "sft").amounts for plan in plans)
+    last, dev = (
+        next(work for work in plan.stages if work.stage == "sft").amounts for plan in plans
+    )
     sft = find_profile(ROOT, "tiny").value("sft")
     kept = sft["kept_checkpoints"]
-    assert dev["rollout_s"] - last.get("rollout_s", 0) == kept * sft["dev"]["questions"] * sft["dev"]["samples"]
+    assert (
+        dev["rollout_s"] - last.get("rollout_s", 0)
+        == kept * sft["dev"]["questions"] * sft["dev"]["samples"]
+    )
     assert dev["serve_start_s"] == kept
+
+
+def test_a_half_of_an_index_that_is_not_built_takes_no_disk_and_no_encoding() -> None:
+    def index_of(**changes: object) -> StageWork:
+        return next(
+            work
+            for work in make_plan(profile("gpu", **changes), {}).stages
+            if work.stage == "index"
+        )
+
+    both = index_of(index__corpus_only={})
+    dense = index_of(index__corpus_only={"wiki": "dense"})
+    bm25 = index_of(index__corpus_only={"wiki": "bm25"})
+    passages = read_slopes().sizes.passages["wiki18"]
+    copies = 2
+    assert (both.disk_gib - dense.disk_gib) * 2**30 == pytest.approx(passages * 476 * copies)
+    assert (both.disk_gib - bm25.disk_gib) * 2**30 == pytest.approx(passages * 1660 * copies)
+    assert both.amounts["encode_passage_s"] - bm25.amounts["encode_passage_s"] == passages
+    assert dense.amounts == both.amounts
+
+    without_encoder = index_of(index__encoder=None, index__corpus_only={})
+    assert (without_encoder.amounts["encode_passage_s"], without_encoder.gpu_gib) == (0, 0.0)
 
 
 def test_a_price_that_nobody_stated_is_not_known() -> None:
@@ -131,9 +180,14 @@ def test_a_users_slope_is_taken_before_preflights_and_preflights_before_the_file
     gpu = profile("gpu")
     monkeypatch.chdir(tmp_path)
     (tmp_path / gpu.work / "preflight").mkdir(parents=True)
-    write_json(tmp_path / gpu.work / "preflight" / "slopes.json", {"rl_step_s": 50.0, "rollout_s": 0.5})
+    write_json(
+        tmp_path / gpu.work / "preflight" / "slopes.json", {"rl_step_s": 50.0, "rollout_s": 0.5}
+    )
     slopes = make_plan(gpu, {"rollout_s": 0.25}).slopes
-    assert (slopes["rl_step_s"].value, slopes["rl_step_s"].source) == (50.0, "work/gpu/preflight/slopes.json")
+    assert (slopes["rl_step_s"].value, slopes["rl_step_s"].source) == (
+        50.0,
+        "work/gpu/preflight/slopes.json",
+    )
     assert (slopes["rollout_s"].value, slopes["rollout_s"].source) == (0.25, "--slope")
     with pytest.raises(UnknownNameError, match="slope 'rollouts'"):
         make_plan(gpu, {"rollouts": 1.0})
@@ -142,7 +196,9 @@ def test_a_users_slope_is_taken_before_preflights_and_preflights_before_the_file
         make_plan(gpu, {})
 
 
-def test_a_slower_machine_takes_longer_but_its_network_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slower_machine_takes_longer_but_its_network_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plan = make_plan(profile("tiny"), {})
     reference = plan.file.machines["laptop"].calibration_s or 0.0
     monkeypatch.setattr(slopes_module, "calibrate", lambda: 2 * reference)
@@ -160,14 +216,19 @@ def test_the_machine_is_the_smallest_with_the_gpu_that_is_required() -> None:
         "h100",
         "h100",
     ]
-    big, small = (make_plan(profile("gpu", requires__gpu_memory_gib=gib), {}).slopes for gib in (80, 24))
+    big, small = (
+        make_plan(profile("gpu", requires__gpu_memory_gib=gib), {}).slopes for gib in (80, 24)
+    )
     assert small["sft_token_s"].value == 5 * big["sft_token_s"].value
     assert small["api_call_s"] == big["api_call_s"]
 
 
 def test_a_plan_above_the_hours_of_its_profile_is_refused_with_its_longest_stages() -> None:
     gpu = profile("gpu", requires__max_hours=1)
-    with pytest.raises(ConfigError, match=r"hours \(rl@\w+ [\d.]+, .*requires\.max_hours 1 in .*`deepsearch plan gpu`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"hours \(rl@\w+ [\d.]+, .*requires\.max_hours 1 in .*`deepsearch plan gpu`",
+    ):
         require_hours(make_plan(gpu, {}), gpu)
     for hours in (None, 1000):
         large = profile("gpu", requires__max_hours=hours)
@@ -189,7 +250,9 @@ def test_profiles_fit_their_own_hours(name: str) -> None:
 
 
 def test_an_epoch_of_rl_fits_the_gpu_profiles_hours() -> None:
-    gpu = profile("gpu", rl__steps={start: 236 for start in find_profile(ROOT, "gpu").value("rl")["starts"]})
+    gpu = profile(
+        "gpu", rl__steps={start: 236 for start in find_profile(ROOT, "gpu").value("rl")["starts"]}
+    )
     require_hours(make_plan(gpu, {}), gpu)
 
 
@@ -197,7 +260,9 @@ def test_json_has_every_stage_and_every_assumption() -> None:
     result = CliRunner().invoke(app, ["plan", "smoke", "--json", "--slope", "rollout_s=1"])
     values = json.loads(result.output)
     share = values["slopes"]["side_by_side"]["value"]
-    assert share * sum(stage["seconds"] for stage in values["stages"]) == pytest.approx(values["hours"] * 3600)
+    assert share * sum(stage["seconds"] for stage in values["stages"]) == pytest.approx(
+        values["hours"] * 3600
+    )
     assert values["slopes"]["rollout_s"] == {"value": 1.0, "fixed": False, "source": "--slope"}
     refused = CliRunner().invoke(app, ["plan", "smoke", "--slope", "rollout_s"])
     assert isinstance(refused.exception, ConfigError)
@@ -207,12 +272,20 @@ def test_slopes_that_a_run_shows_give_a_plan_of_its_time() -> None:
     plan = make_plan(profile("tiny"), {})
     ends = accumulate(1.7 * value for value in seconds(plan).values())
     runs = [  # every stage starts when half of the one before it has run
-        StageRun(profile="tiny", stage=stage, started=1e9 + end / 2 - 0.85 * value, seconds=1.7 * value, peak_mb=1)
+        StageRun(
+            profile="tiny",
+            stage=stage,
+            started=1e9 + end / 2 - 0.85 * value,
+            seconds=1.7 * value,
+            peak_mb=1,
+        )
         for (stage, value), end in zip(seconds(plan).items(), ends, strict=True)
     ]
     values, error = measure(plan, runs)
     assert error == pytest.approx(plan.hours * 3600 / wall_s(runs) - 1)
-    again = make_plan(profile("tiny"), {name: value for name, value in values.items() if name in plan.slopes})
+    again = make_plan(
+        profile("tiny"), {name: value for name, value in values.items() if name in plan.slopes}
+    )
     assert again.hours * 3600 == pytest.approx(wall_s(runs), rel=0.02)
     without_rl = [run for run in runs if run.stage != "rl@base"]
     with pytest.raises(ArtifactError, match=r"no run of profile tiny's rl@base"):
@@ -226,7 +299,9 @@ def test_measured_slopes_are_written_into_the_block_of_their_machine_alone() -> 
     text = SLOPES.read_text()
     changed = write(text, "laptop", {"rollout_s": 0.5, "sft_token_s": 0.001}, 0.2)
     before, after = (yaml.safe_load(version)["machines"] for version in (text, changed))
-    assert after["laptop"]["slopes"]["rollout_s"] == before["laptop"]["slopes"]["rollout_s"] | {"value": 0.5}
+    assert after["laptop"]["slopes"]["rollout_s"] == before["laptop"]["slopes"]["rollout_s"] | {
+        "value": 0.5
+    }
     assert after["laptop"]["calibration_s"] == 0.2
     assert after["h100"] == before["h100"]
     assert len(changed.splitlines()) == len(text.splitlines())

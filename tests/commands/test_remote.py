@@ -22,7 +22,9 @@ from deepsearch_rl.processes import LOOPBACK
 @pytest.fixture(scope="module")
 def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("empty")
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet", "--no-scm"], cwd=folder, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "dvc", "init", "--quiet", "--no-scm"], cwd=folder, check=True
+    )
     return folder
 
 
@@ -45,7 +47,9 @@ def show() -> str:
 
 
 @pytest.mark.slow
-def test_a_folder_is_made_and_written_where_git_sees_it_or_with_local_where_it_does_not(project: Path) -> None:
+def test_a_folder_is_made_and_written_where_git_sees_it_or_with_local_where_it_does_not(
+    project: Path,
+) -> None:
     assert show() == ""
     assert "DVC's remote is ../storage." in str(set_remote("../storage"))
     assert (project.parent / "storage").is_dir()
@@ -53,7 +57,9 @@ def test_a_folder_is_made_and_written_where_git_sees_it_or_with_local_where_it_d
     assert show().split() == ["storage", str(project.parent / "storage"), "(default)"]
     set_remote("../other", "--local")
     assert "url = ../../other" in (project / ".dvc" / "config.local").read_text()
-    assert show().split() == ["storage", str(project.parent / "other"), "(default)"], "what is for this clone wins"
+    assert show().split() == ["storage", str(project.parent / "other"), "(default)"], (
+        "what is for this clone wins"
+    )
 
 
 @pytest.mark.usefixtures("project")
@@ -66,7 +72,9 @@ def test_a_kind_that_dvc_does_not_have_is_named_with_those_that_it_has() -> None
 
 
 @pytest.mark.usefixtures("project")
-def test_a_missing_plugin_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_plugin_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(remote, "installed_version", lambda name: "" if name == "dvc-gs" else "1")
     error = set_remote("gs://bucket/deepsearch")
     assert isinstance(error, UnavailableError)
@@ -84,7 +92,9 @@ def test_a_missing_plugin_is_named_with_the_command_that_installs_it(monkeypatch
         ["s3://bucket/correct-horse@deepsearch"],
     ],
 )
-def test_an_address_with_a_password_is_refused_and_not_shown(project: Path, arguments: list[str]) -> None:
+def test_an_address_with_a_password_is_refused_and_not_shown(
+    project: Path, arguments: list[str]
+) -> None:
     before = (project / ".dvc" / "config").read_text()
     error = set_remote(*arguments)
     assert isinstance(error, ConfigError)
@@ -123,7 +133,11 @@ def ssh_port() -> Iterator[int]:
 
     async def serve() -> None:
         keys = [asyncssh.generate_private_key("ssh-ed25519")]
-        options = {"server_factory": EveryoneMayEnter, "server_host_keys": keys, "sftp_factory": True}
+        options = {
+            "server_factory": EveryoneMayEnter,
+            "server_host_keys": keys,
+            "sftp_factory": True,
+        }
         async with await asyncssh.listen(LOOPBACK, 0, **options) as server:
             ports.put(server.get_port())
             await ended.wait()
@@ -139,6 +153,8 @@ def ssh_port() -> Iterator[int]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_file_is_written_to_a_host_with_ssh(ssh_port: int, tmp_path: Path) -> None:
-    assert "DVC's remote is ssh://" in str(set_remote(f"ssh://{LOOPBACK}:{ssh_port}{tmp_path}/storage"))
+    assert "DVC's remote is ssh://" in str(
+        set_remote(f"ssh://{LOOPBACK}:{ssh_port}{tmp_path}/storage")
+    )
     [file] = [path for path in (tmp_path / "storage").rglob("*") if path.is_file()]
     assert file.read_text() == "deepsearch remote set\n"

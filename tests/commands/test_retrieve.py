@@ -22,7 +22,12 @@ PASSAGES = [
         "source": "Atlas",
         "published_at": "2020-05-01",
     },
-    {"id": "2", "title": "Comet", "text": "A comet is a small icy body.", "metadata": {"source": "Atlas"}},
+    {
+        "id": "2",
+        "title": "Comet",
+        "text": "A comet is a small icy body.",
+        "metadata": {"source": "Atlas"},
+    },
 ]
 
 
@@ -42,7 +47,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def index(corpus: Path) -> Path:
-    assert "3 passages, 3-d vectors" in retrieve("build", "--corpus", corpus, "--out", corpus.parent / "index")
+    assert "3 passages, 3-d vectors" in retrieve(
+        "build", "--corpus", corpus, "--out", corpus.parent / "index"
+    )
     return corpus.parent / "index"
 
 
@@ -50,20 +57,29 @@ def index(corpus: Path) -> Path:
 def test_passages_are_printed_numbered_with_scores_and_as_json(index: Path, retriever: str) -> None:
     text = retrieve("search", "--index", index, "--retriever", retriever, "lander on a comet")
     assert re.match(r'\[1\] \d+\.\d{4}  "Philae"\nThe lander', text)
-    first, *_ = json.loads(retrieve("search", "--index", index, "--retriever", retriever, "--json", "lander"))
+    first, *_ = json.loads(
+        retrieve("search", "--index", index, "--retriever", retriever, "--json", "lander")
+    )
     assert first["id"] == "0"
     assert (first["contents"], first["metadata"]["doc_id"]) == (PASSAGES[0]["contents"], "0")
 
 
 def test_filters_leave_out_what_is_of_another_source_or_day_or_of_none(index: Path) -> None:
-    found = [passage["id"] for passage in json.loads(retrieve("search", "--index", index, "--json", "comet"))]
+    found = [
+        passage["id"]
+        for passage in json.loads(retrieve("search", "--index", index, "--json", "comet"))
+    ]
     assert sorted(found) == ["0", "2"]
-    assert '"id": "2"' in retrieve("search", "--index", index, "--source", "Atlas", "--json", "comet")
+    assert '"id": "2"' in retrieve(
+        "search", "--index", index, "--source", "Atlas", "--json", "comet"
+    )
     dated = ("--after", "2020-05-01", "--before", "2020-05-01")
     assert "[1]" in retrieve("search", "--index", index, *dated, "river")
     assert retrieve("search", "--index", index, *dated, "comet") == "No passages found.\n"
     with pytest.raises(ConfigError, match="is later than"):
-        retrieve("search", "--index", index, "--after", "2021-01-01", "--before", "2020-01-01", "comet")
+        retrieve(
+            "search", "--index", index, "--after", "2021-01-01", "--before", "2020-01-01", "comet"
+        )
 
 
 def test_an_encoder_folder_and_a_kind_of_vectors_can_be_chosen(
@@ -74,13 +90,21 @@ def test_an_encoder_folder_and_a_kind_of_vectors_can_be_chosen(
     options = ("--encoder", "encoder", "--pooling", "mean", "--half", "--vectors", "hnsw")
     retrieve("build", "--corpus", corpus, "--out", tmp_path / "index", *options)
     config = read_manifest(tmp_path / "index").config
-    assert (config.encoder.name, config.encoding.dtype, config.vectors.kind) == ("transformers", "float16", "hnsw")
+    assert (config.encoder.name, config.encoding.dtype, config.vectors.kind) == (
+        "transformers",
+        "float16",
+        "hnsw",
+    )
     monkeypatch.chdir(corpus.parent)  # the folder is found from anywhere
-    assert "[1]" in retrieve("search", "--index", tmp_path / "index", "--retriever", "dense", "comet")
+    assert "[1]" in retrieve(
+        "search", "--index", tmp_path / "index", "--retriever", "dense", "comet"
+    )
 
 
 def test_settings_can_come_from_a_params_file(corpus: Path, tmp_path: Path) -> None:
-    retrieve("build", "--corpus", corpus, "--out", tmp_path / "index", "--params", ROOT / "params.yaml")
+    retrieve(
+        "build", "--corpus", corpus, "--out", tmp_path / "index", "--params", ROOT / "params.yaml"
+    )
     assert read_manifest(tmp_path / "index").config.encoder.name == "tfidf_svd"
 
 
@@ -108,9 +132,15 @@ def test_a_seed_that_no_library_takes_is_refused_at_once(command: str, seed: str
     assert "Invalid value for '--seed'" in result.output
 
 
-def test_help_shows_a_session_that_works(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_shows_a_session_that_works(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
-    shown = re.findall(r"^ +deepsearch retrieve ((?:build|search) .*?)(?: \|.*)? *$", retrieve("--help"), re.MULTILINE)
+    shown = re.findall(
+        r"^ +deepsearch retrieve ((?:build|search) .*?)(?: \|.*)? *$",
+        retrieve("--help"),
+        re.MULTILINE,
+    )
     assert len(shown) >= 4
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.jsonl").write_bytes(corpus.read_bytes())

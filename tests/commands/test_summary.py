@@ -8,18 +8,24 @@ from deepsearch_rl.cli import app
 from deepsearch_rl.commands.summary import render
 
 
-def test_reports_that_mlflow_has_not_got_are_counted_beside_the_command_that_sends_them(tmp_path: Path) -> None:
+def test_reports_that_mlflow_has_not_got_are_counted_beside_the_command_that_sends_them(
+    tmp_path: Path,
+) -> None:
     table = tmp_path / "reports" / "tiny" / "f1_table.md"
     table.parent.mkdir(parents=True)
     table.write_text("| model |\n")
     assert "deepsearch track" not in render(tmp_path, "tiny")
     for name in ("one", "two", ".three.partial"):
         (tmp_path / "work" / "tiny" / "outbox" / name).mkdir(parents=True)
-    (hint,) = [line for line in render(tmp_path, "tiny").splitlines() if "deepsearch track tiny" in line]
+    (hint,) = [
+        line for line in render(tmp_path, "tiny").splitlines() if "deepsearch track tiny" in line
+    ]
     assert "send 2 waiting reports" in hint
 
 
-def test_the_last_run_of_each_stage_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_run_of_each_stage_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reports" / "tiny").mkdir(parents=True)
     (tmp_path / "reports" / "tiny" / "f1_table.md").write_text("| model | f1 |\n")
@@ -47,7 +53,16 @@ def test_bars_show_when_the_stages_of_the_newest_run_ran(tmp_path: Path) -> None
     ]
     (tmp_path / "work" / "timings.jsonl").write_text(
         "".join(
-            json.dumps({"profile": "tiny", "stage": stage, "started": started, "seconds": seconds, "peak_mb": 1}) + "\n"
+            json.dumps(
+                {
+                    "profile": "tiny",
+                    "stage": stage,
+                    "started": started,
+                    "seconds": seconds,
+                    "peak_mb": 1,
+                }
+            )
+            + "\n"
             for stage, started, seconds in runs
         )
     )

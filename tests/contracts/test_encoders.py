@@ -7,9 +7,19 @@ from deepsearch_rl.retrieval.encoders.encoder import Encoder
 from deepsearch_rl.retrieval.encoders.encoding import open_encoder, prepare_encoder
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
 from tests.chunks import make_chunks
-from tests.retrieval.encoders.folders import onnx_config, transformers_config, write_bert, write_onnx
+from tests.retrieval.encoders.folders import (
+    onnx_config,
+    transformers_config,
+    write_bert,
+    write_onnx,
+)
 
-TEXTS = ["comet", "a lander on a river on a comet on a river", "river city", "the probes on the city"]
+TEXTS = [
+    "comet",
+    "a lander on a river on a comet on a river",
+    "river city",
+    "the probes on the city",
+]
 BLANK = ["", " \n"]
 
 
@@ -28,11 +38,15 @@ def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return open_encoder(config, folder / "learnt")
 
 
-def test_a_text_has_a_vector_of_length_one_and_a_blank_text_the_zero_vector(encoder: Encoder) -> None:
+def test_a_text_has_a_vector_of_length_one_and_a_blank_text_the_zero_vector(
+    encoder: Encoder,
+) -> None:
     vectors_ND = encoder.encode([*TEXTS, *BLANK], "passage")
     assert vectors_ND.dtype == np.float32
     assert vectors_ND.shape == (len(TEXTS) + len(BLANK), encoder.dimension)
-    assert np.linalg.norm(vectors_ND, axis=1) == pytest.approx([1] * len(TEXTS) + [0] * len(BLANK), abs=1e-5)
+    assert np.linalg.norm(vectors_ND, axis=1) == pytest.approx(
+        [1] * len(TEXTS) + [0] * len(BLANK), abs=1e-5
+    )
 
 
 def test_a_vector_does_not_depend_on_the_texts_beside_it(encoder: Encoder) -> None:
@@ -43,7 +57,12 @@ def test_a_vector_does_not_depend_on_the_texts_beside_it(encoder: Encoder) -> No
 
 
 def test_any_unicode_is_encoded(encoder: Encoder) -> None:
-    texts = ["Žižkov 🚀 彗星 comet", "half a pair \ud83d of river", "\x00\u202e comet", "e\u0301" * 500 + " city"]
+    texts = [
+        "Žižkov 🚀 彗星 comet",
+        "half a pair \ud83d of river",
+        "\x00\u202e comet",
+        "e\u0301" * 500 + " city",
+    ]
     assert np.isfinite(encoder.encode(texts, "query")).all()
 
 

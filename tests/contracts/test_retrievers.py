@@ -11,14 +11,32 @@ from deepsearch_rl.records import Chunk
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
-from deepsearch_rl.retrieval.manifest import TERMS_FOLDER, IndexConfig, read_manifest, write_manifest
+from deepsearch_rl.retrieval.manifest import (
+    TERMS_FOLDER,
+    IndexConfig,
+    read_manifest,
+    write_manifest,
+)
 from deepsearch_rl.retrieval.ranking import FusionWeights
 from deepsearch_rl.retrieval.rows import ChunkStore, Filter
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
 from tests.chunks import make_chunk
 from tests.settings import INDEX
 
-WORDS = ["comet", "lander", "probe", "river", "city", "capital", "country", "moon", "orbit", "ship", "island", "port"]
+WORDS = [
+    "comet",
+    "lander",
+    "probe",
+    "river",
+    "city",
+    "capital",
+    "country",
+    "moon",
+    "orbit",
+    "ship",
+    "island",
+    "port",
+]
 BM25 = {
     "builtin": INDEX.bm25.model_dump(),
     "lucene": {"engine": "lucene", "k1": 0.9, "b": 0.4, "heap_mb": 256},
@@ -69,7 +87,9 @@ def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def add_weights(index: Path, chunks: Path) -> None:
     """Make an index as if its hybrid had learnt, as learning needs more than 24 chunks say."""
     write_sentence_terms(ChunkStore(chunks, index / "rows"), index / TERMS_FOLDER)
-    learnt = FusionWeights(ranking="learned", weights=dict.fromkeys(FEATURES, 1.0), questions=9, held_out={})
+    learnt = FusionWeights(
+        ranking="learned", weights=dict.fromkeys(FEATURES, 1.0), questions=9, held_out={}
+    )
     write_manifest(index, read_manifest(index).model_copy(update={"fusion_weights": learnt}))
 
 
@@ -132,12 +152,17 @@ def test_a_mask_that_allows_nothing_finds_nothing(searcher: Searcher) -> None:
     ("where", "allowed"),
     [
         (Filter(source="paper 1"), set(range(1, 24, 3))),
-        (Filter(after=date(2024, 5, 4), before=date(2024, 5, 18)), {row for row in range(3, 18) if row % 5}),
+        (
+            Filter(after=date(2024, 5, 4), before=date(2024, 5, 18)),
+            {row for row in range(3, 18) if row % 5},
+        ),
         (Filter(source="paper 0", before=date(2024, 5, 7)), {3, 6}),
         (Filter(source="paper 3"), set()),
     ],
 )
-def test_filters_allow_what_matches_and_nothing_else(searcher: Searcher, where: object, allowed: object) -> None:
+def test_filters_allow_what_matches_and_nothing_else(
+    searcher: Searcher, where: object, allowed: object
+) -> None:
     query = " ".join(WORDS)
     [everything], [filtered] = searcher.search([query], 24), searcher.search([query], 24, where)
     assert {hit.row for hit in filtered} == {hit.row for hit in everything} & allowed

@@ -16,13 +16,25 @@ def multihoprag_repository(tmp_path: Path) -> Path:
         "- config_name: corpus\n  data_files: corpus.json\n---\n"
     )
     about = {"source": "The Verge", "published_at": "2023-09-28T12:00:00+00:00", "author": None}
-    articles = [about | {"title": f"T{number}", "body": f"Fact {number}.\n\nMore."} for number in range(3)]
+    articles = [
+        about | {"title": f"T{number}", "body": f"Fact {number}.\n\nMore."} for number in range(3)
+    ]
     facts = [about | {"title": "T2", "fact": "Fact 2."}]
     queries = [
-        {"query": f"Q{number}?", "answer": "Yes", "question_type": "inference_query", "evidence_list": facts}
+        {
+            "query": f"Q{number}?",
+            "answer": "Yes",
+            "question_type": "inference_query",
+            "evidence_list": facts,
+        }
         for number in range(3)
     ]
-    null = {"query": "Q?", "answer": "Insufficient information.", "question_type": "null_query", "evidence_list": []}
+    null = {
+        "query": "Q?",
+        "answer": "Insufficient information.",
+        "question_type": "null_query",
+        "evidence_list": [],
+    }
     (folder / "corpus.json").write_text(json.dumps(articles))
     (folder / "MultiHopRAG.json").write_text(json.dumps([*queries, null]))
     return folder

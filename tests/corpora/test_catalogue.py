@@ -65,10 +65,14 @@ def test_the_article_on_wiki18s_card_is_one_that_the_loader_reads(tmp_path: Path
     assert document.title == '"Aaron"'
 
 
-def test_the_prompt_on_ifevals_card_is_one_that_the_loader_reads_and_nulls_are_left_out(tmp_path: Path) -> None:
+def test_the_prompt_on_ifevals_card_is_one_that_the_loader_reads_and_nulls_are_left_out(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "rows.jsonl"
     sample = dict(CARDS["ifeval"].sample)
-    padded = sample | {"kwargs": [{"num_highlights": None}, {"num_highlights": 3, "keywords": None}]}
+    padded = sample | {
+        "kwargs": [{"num_highlights": None}, {"num_highlights": 3, "keywords": None}]
+    }
     path.write_text(f"{json.dumps(sample)}\n{json.dumps(padded)}\n")
     first, second = flashrag.read_rows(path, ifeval.IfevalRow)
     assert first == second
@@ -106,8 +110,12 @@ def test_the_real_corpora_are_read_whole(real_data: Path, name: str) -> None:
 
 
 @pytest.mark.realdata
-def test_the_real_news_is_read_as_the_hubs_repository_holds_it(real_data: Path, tmp_path: Path) -> None:
-    articles, queries = (read_rows(real_data / "multihoprag" / f"{name}.jsonl.gz") for name in ("corpus", "queries"))
+def test_the_real_news_is_read_as_the_hubs_repository_holds_it(
+    real_data: Path, tmp_path: Path
+) -> None:
+    articles, queries = (
+        read_rows(real_data / "multihoprag" / f"{name}.jsonl.gz") for name in ("corpus", "queries")
+    )
     folder = write_repository(tmp_path / "multihoprag", articles, queries)
     documents = {one.id: one for one in CORPUS_FORMATS["multihoprag"](folder)}
     questions = list(QUESTION_FORMATS["multihoprag"](folder))
@@ -116,7 +124,10 @@ def test_the_real_news_is_read_as_the_hubs_repository_holds_it(real_data: Path, 
     assert len(known) == sum(row["evidence_list"] is not None for row in queries) < 2356
     facts = [fact for one in known for fact in one.metadata.evidence_list or ()]
     assert len(facts) > 900
-    assert all(without_space(fact.fact) in without_space(documents[fact.doc_id or ""].text) for fact in facts)
+    assert all(
+        without_space(fact.fact) in without_space(documents[fact.doc_id or ""].text)
+        for fact in facts
+    )
     nulls = [one for one in questions if one.metadata.question_type == "null_query"]
     assert {one.golden_answers for one in nulls} == {("Insufficient information.",)}
     assert {one.metadata.evidence_list for one in nulls} == {()}
@@ -137,7 +148,10 @@ def test_graphrag_bench_is_read_from_parquet_as_from_json_lines(tmp_path: Path) 
         lines.writelines(json.dumps(row) + "\n" for row in rows)
     documents = list(graphrag_bench.read_documents(tmp_path / "c.parquet"))
     assert documents == list(graphrag_bench.read_documents(tmp_path / "c.jsonl.gz"))
-    assert [(one.id, one.title, one.text) for one in documents] == [("N", "N", "Once."), ("M", "M", "Twice.")]
+    assert [(one.id, one.title, one.text) for one in documents] == [
+        ("N", "N", "Once."),
+        ("M", "M", "Twice."),
+    ]
 
 
 def test_an_id_that_graphrag_bench_gives_twice_is_told_apart(tmp_path: Path) -> None:
@@ -151,7 +165,9 @@ def test_a_damaged_parquet_file_and_a_wrong_row_are_named(tmp_path: Path) -> Non
     (tmp_path / "c.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(ArtifactError, match=r"c\.parquet"):
         list(graphrag_bench.read_documents(tmp_path / "c.parquet"))
-    (tmp_path / "q.jsonl").write_text('{"id": "1", "source": "N", "question": "?", "question_type": ""}\n')
+    (tmp_path / "q.jsonl").write_text(
+        '{"id": "1", "source": "N", "question": "?", "question_type": ""}\n'
+    )
     with pytest.raises(RecordError) as caught:
         list(graphrag_bench.read_questions(tmp_path / "q.jsonl"))
     assert (caught.value.line, caught.value.field) == (1, "answer")
@@ -170,11 +186,19 @@ def test_the_command_lists_all_and_shows_one() -> None:
 
 def test_the_paragraphs_of_a_question_file_are_a_corpus(tmp_path: Path) -> None:
     question = {"id": "1", "question": "Who?", "golden_answers": ["A"]}
-    context = {"title": ["Ada", "Bo"], "sentences": [["Ada is a town.", " It is old."], ["Bo is a river."]]}
-    steps = [{"support_paragraph": {"title": "Ada", "paragraph_text": "Ada is a town."}}, {"support_paragraph": None}]
+    context = {
+        "title": ["Ada", "Bo"],
+        "sentences": [["Ada is a town.", " It is old."], ["Bo is a river."]],
+    }
+    steps = [
+        {"support_paragraph": {"title": "Ada", "paragraph_text": "Ada is a town."}},
+        {"support_paragraph": None},
+    ]
     rows = {
         "hotpotqa": {"context": context},
-        "2wikimultihopqa": {"context": {"title": context["title"], "content": context["sentences"]}},
+        "2wikimultihopqa": {
+            "context": {"title": context["title"], "content": context["sentences"]}
+        },
         "musique": {"question_decomposition": steps},
     }
     contents: dict[str, list[str]] = {}
@@ -182,7 +206,9 @@ def test_the_paragraphs_of_a_question_file_are_a_corpus(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.jsonl"
         lines = [json.dumps(question | {"id": id_, "metadata": metadata}) for id_ in ("1", "2")]
         path.write_text("\n".join(lines))
-        contents[name] = [document.contents for document in CORPUS_FORMATS[f"{name}_paragraphs"](path)]
+        contents[name] = [
+            document.contents for document in CORPUS_FORMATS[f"{name}_paragraphs"](path)
+        ]
         path.write_text(json.dumps(question))
         with pytest.raises(ArtifactError, match="come without paragraphs"):
             list(CORPUS_FORMATS[f"{name}_paragraphs"](path))

@@ -27,7 +27,9 @@ from tests.corpora.tokenizers_of import byte_pairs, word_pieces
 MakeChunker = Callable[[TokenCounter, int, int], SpanChunker]
 token_chunker: MakeChunker = partial(span_chunker, "chonkie_token")
 recursive_chunker: MakeChunker = partial(span_chunker, "chonkie_recursive")
-CONFIG = ChunkConfig(chunker="chonkie_token", chunk_size=8, overlap=0, tokenizer="words", passages=(), variants={})
+CONFIG = ChunkConfig(
+    chunker="chonkie_token", chunk_size=8, overlap=0, tokenizer="words", passages=(), variants={}
+)
 TEXT = "One two. Drei ÄÖ — vier,\n\n  five (six)! " + "Seven eight nine ten eleven. " * 20
 
 
@@ -42,7 +44,8 @@ def uncovered(text: str, spans: list[Span]) -> str:
     """What stands in no span."""
     ends = [0, *(end for _, end in spans)]
     return "".join(
-        text[end:start] for end, start in zip(ends, [*(start for start, _ in spans), len(text)], strict=True)
+        text[end:start]
+        for end, start in zip(ends, [*(start for start, _ in spans), len(text)], strict=True)
     )
 
 
@@ -72,7 +75,9 @@ def test_chunks_of_tokens_repeat_the_end_of_the_one_before(name: str) -> None:
     counter = COUNTERS[name]
     spans = list(token_chunker(counter, 8, 3)(TEXT))
     assert len(spans) > 5
-    shared = [(second_start, first_end) for (_, first_end), (second_start, _) in pairwise(spans[:-1])]
+    shared = [
+        (second_start, first_end) for (_, first_end), (second_start, _) in pairwise(spans[:-1])
+    ]
     assert tokens_between(counter, TEXT, shared) == [3] * len(shared)
 
 
@@ -80,11 +85,15 @@ def test_recursive_chunks_end_at_sentences_where_those_fit() -> None:
     sentences = [f"Sentence number {number} has just seven words." for number in range(9)]
     text = " ".join(sentences)
     spans = list(recursive_chunker(WordCounter(), 16, 0)(text))
-    assert [text[start:end] for start, end in spans] == [" ".join(sentences[at : at + 2]) for at in range(0, 9, 2)]
+    assert [text[start:end] for start, end in spans] == [
+        " ".join(sentences[at : at + 2]) for at in range(0, 9, 2)
+    ]
 
 
 @pytest.mark.parametrize("chunker", ["chonkie_token", "chonkie_recursive"])
-def test_chunks_of_documents_have_their_title_metadata_and_number(tmp_path: Path, chunker: str) -> None:
+def test_chunks_of_documents_have_their_title_metadata_and_number(
+    tmp_path: Path, chunker: str
+) -> None:
     documents = [
         Document(id="a", contents=f"A title\n{TEXT}", metadata={"source": "x"}),
         Document(id="b", contents="Only a title"),
@@ -104,10 +113,14 @@ def test_chunks_of_documents_have_their_title_metadata_and_number(tmp_path: Path
 
 def test_a_chunker_that_does_not_exist_and_an_overlap_that_is_not_made_are_refused() -> None:
     values = {"chunk": CONFIG.model_dump() | {"chunker": "chonkie_tokens"}}
-    with pytest.raises(UnknownNameError, match=r"chunk\.chunker in params\.yaml.* Did you mean 'chonkie_token'"):
+    with pytest.raises(
+        UnknownNameError, match=r"chunk\.chunker in params\.yaml.* Did you mean 'chonkie_token'"
+    ):
         Profile(Path("params.yaml"), values).section("chunk", ChunkConfig)
     with pytest.raises(ValidationError, match="chonkie_recursive do not overlap"):
-        ChunkConfig.model_validate(CONFIG.model_dump() | {"chunker": "chonkie_recursive", "overlap": 2})
+        ChunkConfig.model_validate(
+            CONFIG.model_dump() | {"chunker": "chonkie_recursive", "overlap": 2}
+        )
 
 
 def test_without_chonkie_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +133,9 @@ def test_without_chonkie_the_package_to_install_is_named(monkeypatch: pytest.Mon
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("make", [token_chunker, recursive_chunker])
-def test_real_articles_are_cut_into_bounded_slices_without_loss(real_data: Path, make: MakeChunker) -> None:
+def test_real_articles_are_cut_into_bounded_slices_without_loss(
+    real_data: Path, make: MakeChunker
+) -> None:
     with gzip.open(real_data / "multihoprag" / "corpus.jsonl.gz") as lines:
         bodies = [json.loads(line)["body"] for line in lines][:60]
     counter = HfCounter(word_pieces(bodies))

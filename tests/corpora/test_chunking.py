@@ -19,8 +19,12 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, Unknow
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Chunk, Document
 
-CONFIG = ChunkConfig(chunker="sentences", chunk_size=12, overlap=0, tokenizer="words", passages=(), variants={})
-SENTENCES = [f"Sentence number {number} has just seven words." for number in range(9)]  # 8 tokens each
+CONFIG = ChunkConfig(
+    chunker="sentences", chunk_size=12, overlap=0, tokenizer="words", passages=(), variants={}
+)
+SENTENCES = [
+    f"Sentence number {number} has just seven words." for number in range(9)
+]  # 8 tokens each
 ARTICLE = Document(id="a", contents="Title\n" + " ".join(SENTENCES), metadata={"source": "x"})
 
 
@@ -50,7 +54,9 @@ def row(id_: str, contents: str) -> str:
 
 def test_chunks_hold_whole_sentences_up_to_the_size_below_the_title() -> None:
     chunks = chunk_document(ARTICLE, chunk_size=24, overlap=0)
-    assert [chunk.text for chunk in chunks] == [" ".join(SENTENCES[start : start + 3]) for start in (0, 3, 6)]
+    assert [chunk.text for chunk in chunks] == [
+        " ".join(SENTENCES[start : start + 3]) for start in (0, 3, 6)
+    ]
     assert {chunk.title for chunk in chunks} == {"Title"}
 
 
@@ -65,7 +71,9 @@ def test_every_chunk_has_metadata_of_its_own() -> None:
 
 def test_overlap_repeats_whole_sentences_from_the_end_of_the_chunk_before() -> None:
     chunks = chunk_document(ARTICLE, chunk_size=24, overlap=8)
-    assert [chunk.text for chunk in chunks] == [" ".join(SENTENCES[start : start + 3]) for start in (0, 2, 4, 6)]
+    assert [chunk.text for chunk in chunks] == [
+        " ".join(SENTENCES[start : start + 3]) for start in (0, 2, 4, 6)
+    ]
 
 
 def test_no_overlap_is_forced_where_the_last_sentence_is_longer_than_it() -> None:
@@ -81,7 +89,10 @@ def test_a_sentence_longer_than_a_chunk_is_cut_at_tokens_and_nothing_is_lost(ove
     chunks = chunk_document(document, chunk_size=10, overlap=overlap)
     assert max(count(chunk.text) for chunk in chunks) <= 10
     assert {word for chunk in chunks for word in chunk.text.replace(".", " ").split()} >= set(words)
-    repeated = [set(first.text.split()) & set(second.text.split()) for first, second in itertools.pairwise(chunks[1:5])]
+    repeated = [
+        set(first.text.split()) & set(second.text.split())
+        for first, second in itertools.pairwise(chunks[1:5])
+    ]
     assert [len(shared) for shared in repeated] == [overlap] * 3
 
 
@@ -127,7 +138,9 @@ def test_documents_are_cut_together_as_they_are_alone_and_a_long_one_in_blocks_a
         'X\nMr. Orr said: "No." Then',
     ] * 5
     documents = [Document(id=str(number), contents=text) for number, text in enumerate(texts)]
-    long = Document(id="long", contents="L\n" + "\n\n".join(texts) + "word " * 5_000 + " " * 300 + "End. " * 50)
+    long = Document(
+        id="long", contents="L\n" + "\n\n".join(texts) + "word " * 5_000 + " " * 300 + "End. " * 50
+    )
     alone = [chunk for document in documents for chunk in chunk_document(document, 12, 3)]
     assert cut(documents, 12, 3) == alone
     at_once = chunk_document(long, 12, 3)
@@ -140,7 +153,8 @@ def test_documents_are_cut_together_as_they_are_alone_and_a_long_one_in_blocks_a
 def test_a_long_document_is_chunked_in_memory_of_a_few_times_its_size(tmp_path: Path) -> None:
     size_bytes = 5_000_000
     write_corpus(
-        tmp_path / "in", row("a", "T\n" + ("Some seven words stand in this sentence. " * size_bytes)[:size_bytes])
+        tmp_path / "in",
+        row("a", "T\n" + ("Some seven words stand in this sentence. " * size_bytes)[:size_bytes]),
     )
     program = (
         "import sys; from pathlib import Path; from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora\n"
@@ -197,14 +211,21 @@ def test_a_folder_without_a_corpus_and_unknown_names_are_refused(tmp_path: Path)
         chunk_corpora(tmp_path, tmp_path / "out", CONFIG.model_copy(update={"tokenizer": "wrods"}))
     write_corpus(tmp_path / "in", row("a", "T\nx"))
     with pytest.raises(UnknownNameError, match="Did you mean 'news'"):
-        chunk_corpora(tmp_path / "in", tmp_path / "out", CONFIG.model_copy(update={"passages": ("new",)}))
+        chunk_corpora(
+            tmp_path / "in", tmp_path / "out", CONFIG.model_copy(update={"passages": ("new",)})
+        )
 
 
 @pytest.mark.parametrize(("chunk_size", "overlap"), [(0, 0), (-5, 0), (10, 10), (10, -1)])
 def test_sizes_that_cannot_work_are_refused(chunk_size: int, overlap: int) -> None:
     with pytest.raises(ValidationError):
         ChunkConfig(
-            chunker="sentences", chunk_size=chunk_size, overlap=overlap, tokenizer="words", passages=(), variants={}
+            chunker="sentences",
+            chunk_size=chunk_size,
+            overlap=overlap,
+            tokenizer="words",
+            passages=(),
+            variants={},
         )
 
 
@@ -220,7 +241,10 @@ def test_gold_facts_of_multihoprag_stay_inside_one_chunk_of_200_tokens(real_data
         passages[document.id] = ["".join(chunk.text.split()) for chunk in chunks]
     with gzip.open(folder / "queries.jsonl.gz") as lines:
         facts = [fact for line in lines for fact in json.loads(line)["evidence_list"] or ()]
-    whole = [any("".join(fact["fact"].split()) in text for text in passages[fact["doc_id"]]) for fact in facts]
+    whole = [
+        any("".join(fact["fact"].split()) in text for text in passages[fact["doc_id"]])
+        for fact in facts
+    ]
     assert len(whole) > 900
     assert sum(whole) >= 0.99 * len(whole)
 
@@ -230,8 +254,13 @@ def variants(**by_name: dict[str, Any]) -> ChunkConfig:
 
 
 def test_a_variant_is_a_corpus_of_its_own_cut_another_way(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "in" / "news.jsonl", [Document(id="a", contents=f"T\n{'One two three four. ' * 9}")])
-    config = variants(news_5={"corpus": "news", "chunker": "sentences", "chunk_size": 5, "overlap": 0})
+    write_jsonl(
+        tmp_path / "in" / "news.jsonl",
+        [Document(id="a", contents=f"T\n{'One two three four. ' * 9}")],
+    )
+    config = variants(
+        news_5={"corpus": "news", "chunker": "sentences", "chunk_size": 5, "overlap": 0}
+    )
     counts = chunk_corpora(tmp_path / "in", tmp_path / "out", config)
     assert counts == {"news": 5, "news_5": 9}
     chunks = {name: list(read_jsonl(tmp_path / "out" / f"{name}.jsonl", Chunk)) for name in counts}

@@ -15,7 +15,13 @@ from types import MappingProxyType
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.corpora.download import CorpusSource, DownloadConfig, FolderConfig, QuestionSource, download
+from deepsearch_rl.corpora.download import (
+    CorpusSource,
+    DownloadConfig,
+    FolderConfig,
+    QuestionSource,
+    download,
+)
 from deepsearch_rl.corpora.hub import HubConfig, HubRepository, fetch
 from deepsearch_rl.errors import CheckFailedError, EndpointError
 from tests.search_servers import in_thread
@@ -65,7 +71,9 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def send_head(self, start: int) -> bytes:
-        content = self.server.files.get(self.path.removeprefix(f"/datasets/owner/set/resolve/{REVISION}/"))
+        content = self.server.files.get(
+            self.path.removeprefix(f"/datasets/owner/set/resolve/{REVISION}/")
+        )
         found = HTTPStatus.PARTIAL_CONTENT if start else HTTPStatus.OK
         self.send_response(HTTPStatus.NOT_FOUND if content is None else found)
         content = content or b""
@@ -95,8 +103,13 @@ def files(root: Path) -> list[str]:
     return [path.name for path in root.rglob("*") if path.is_file()]
 
 
-def test_a_download_that_the_server_breaks_off_is_continued_and_looks_whole_only_when_it_is(tmp_path: Path) -> None:
-    with running(Hub(cut_at=300_000)) as hub, pytest.raises(EndpointError, match="continues where it stopped"):
+def test_a_download_that_the_server_breaks_off_is_continued_and_looks_whole_only_when_it_is(
+    tmp_path: Path,
+) -> None:
+    with (
+        running(Hub(cut_at=300_000)) as hub,
+        pytest.raises(EndpointError, match="continues where it stopped"),
+    ):
         fetch(config(hub.url), tmp_path)
     (partial,) = files(tmp_path)
     assert partial.endswith(".partial")
@@ -121,7 +134,13 @@ def test_a_download_whose_process_is_killed_is_continued(tmp_path: Path) -> None
         released.wait()
 
     with running(Hub(cut_at=900_000, on_cut=hold)) as hub:
-        arguments = [sys.executable, "-c", program, config(hub.url).model_dump_json(), str(tmp_path)]
+        arguments = [
+            sys.executable,
+            "-c",
+            program,
+            config(hub.url).model_dump_json(),
+            str(tmp_path),
+        ]
         client = subprocess.Popen(arguments, env=os.environ)
         assert written.wait(timeout=60)
         client.kill()
@@ -133,7 +152,9 @@ def test_a_download_whose_process_is_killed_is_continued(tmp_path: Path) -> None
     assert (tmp_path / "set" / NAME).read_bytes() == CONTENT
 
 
-def test_a_break_within_the_attempts_is_mended_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_break_within_the_attempts_is_mended_in_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("deepsearch_rl.corpora.hub.RECONNECT_WAIT_S", 0.0)
     with running(Hub(cut_at=500_000)) as hub:
         hub.on_cut = lambda: setattr(hub, "cut_at", None)
@@ -143,14 +164,25 @@ def test_a_break_within_the_attempts_is_mended_in_one_call(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    "etag", [SHA256, hashlib.sha1(f"blob {len(CONTENT)}\0".encode() + CONTENT, usedforsecurity=False).hexdigest()]
+    "etag",
+    [
+        SHA256,
+        hashlib.sha1(
+            f"blob {len(CONTENT)}\0".encode() + CONTENT, usedforsecurity=False
+        ).hexdigest(),
+    ],
 )
-def test_without_a_digest_in_the_parameters_the_hubs_own_is_proved(tmp_path: Path, etag: str) -> None:
+def test_without_a_digest_in_the_parameters_the_hubs_own_is_proved(
+    tmp_path: Path, etag: str
+) -> None:
     with running(Hub(etag=etag)) as hub:
         fetch(config(hub.url, digest=None), tmp_path)
     assert files(tmp_path) == ["file.bin"]
     (tmp_path / "set/data/file.bin").unlink()
-    with running(Hub(etag="0" * len(etag))) as hub, pytest.raises(CheckFailedError, match="not 0000"):
+    with (
+        running(Hub(etag="0" * len(etag))) as hub,
+        pytest.raises(CheckFailedError, match="not 0000"),
+    ):
         fetch(config(hub.url, digest=None), tmp_path)
 
 
@@ -160,7 +192,9 @@ def test_a_file_with_another_digest_is_deleted_not_kept(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-def test_what_is_there_and_right_is_not_fetched_again_and_what_is_damaged_is(tmp_path: Path) -> None:
+def test_what_is_there_and_right_is_not_fetched_again_and_what_is_damaged_is(
+    tmp_path: Path,
+) -> None:
     with running(Hub()) as hub:
         fetch(config(hub.url), tmp_path)
         fetch(config(hub.url), tmp_path)
@@ -171,7 +205,9 @@ def test_what_is_there_and_right_is_not_fetched_again_and_what_is_damaged_is(tmp
     assert (tmp_path / "set/data/file.bin").read_bytes() == CONTENT
 
 
-def test_a_missing_file_a_server_without_digests_and_a_dead_server_are_named(tmp_path: Path) -> None:
+def test_a_missing_file_a_server_without_digests_and_a_dead_server_are_named(
+    tmp_path: Path,
+) -> None:
     with running(Hub(etag="")) as hub:
         with pytest.raises(EndpointError, match="other"):
             fetch(config(hub.url, name="other"), tmp_path)
@@ -182,11 +218,18 @@ def test_a_missing_file_a_server_without_digests_and_a_dead_server_are_named(tmp
         fetch(config(address), tmp_path)
 
 
-def test_a_repository_is_fetched_and_read_in_one_download(tmp_path: Path, multihoprag_repository: Path) -> None:
+def test_a_repository_is_fetched_and_read_in_one_download(
+    tmp_path: Path, multihoprag_repository: Path
+) -> None:
     repository = {path.name: path.read_bytes() for path in multihoprag_repository.iterdir()}
     question_sets = {
         "multihoprag": (
-            QuestionSource(format="multihoprag", path=Path("set"), shuffle_seed=42, splits={"val": 1, "train": None}),
+            QuestionSource(
+                format="multihoprag",
+                path=Path("set"),
+                shuffle_seed=42,
+                splits={"val": 1, "train": None},
+            ),
         )
     }
     folder = FolderConfig(
@@ -194,7 +237,9 @@ def test_a_repository_is_fetched_and_read_in_one_download(tmp_path: Path, multih
         corpora={"multihoprag": CorpusSource(format="multihoprag", path=Path("set"))},
         questions=question_sets,
     )
-    pinned = HubRepository(repository="owner/set", revision=REVISION, files=dict.fromkeys(repository))
+    pinned = HubRepository(
+        repository="owner/set", revision=REVISION, files=dict.fromkeys(repository)
+    )
     with running(Hub(repository)) as hub:
         hub_config = HubConfig(endpoint=hub.url, attempts=1, repositories={"set": pinned})
         config = DownloadConfig(source="hub", hub=hub_config, folder=folder)

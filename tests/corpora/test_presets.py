@@ -21,10 +21,15 @@ def test_multihoprag_comes_from_the_hub_with_the_published_split(tmp_path: Path)
         CARDS["multihoprag"].revision,
     )
     [asked] = source.folder.questions["multihoprag"]
-    assert (asked.shuffle_seed, list(asked.splits.items())) == (42, [("val", 200), ("dev", 100), ("train", None)])
+    assert (asked.shuffle_seed, list(asked.splits.items())) == (
+        42,
+        [("val", 200), ("dev", 100), ("train", None)],
+    )
 
 
-def test_a_copy_of_the_repository_is_read_in_place(multihoprag_repository: Path, tmp_path: Path) -> None:
+def test_a_copy_of_the_repository_is_read_in_place(
+    multihoprag_repository: Path, tmp_path: Path
+) -> None:
     source = source_of("multihoprag", multihoprag_repository, tmp_path)
     assert source.source == "folder"
     with pytest.raises(ConfigError, match=r"4 questions.*cannot have 200"):
@@ -40,7 +45,10 @@ def test_files_of_a_folder_are_found_by_how_their_names_begin(tmp_path: Path) ->
     folder = source_of("hotpotqa", tmp_path, tmp_path).folder
     assert folder is not None
     assert folder.corpora["hotpotqa"].path == Path("corpus.jsonl.gz")
-    assert (folder.corpora["hotpotqa"].format, folder.questions["hotpotqa"][0].format) == ("flashrag", "hotpotqa")
+    assert (folder.corpora["hotpotqa"].format, folder.questions["hotpotqa"][0].format) == (
+        "flashrag",
+        "hotpotqa",
+    )
     (tmp_path / "questions.jsonl").touch()
     folder = source_of("graphrag_bench", tmp_path, tmp_path).folder
     assert folder is not None
@@ -48,9 +56,13 @@ def test_files_of_a_folder_are_found_by_how_their_names_begin(tmp_path: Path) ->
     assert folder.corpora["graphrag_bench"].format == "graphrag_bench"
 
 
-def test_a_copy_of_the_repository_that_lacks_a_file_is_told_which(multihoprag_repository: Path, tmp_path: Path) -> None:
+def test_a_copy_of_the_repository_that_lacks_a_file_is_told_which(
+    multihoprag_repository: Path, tmp_path: Path
+) -> None:
     (multihoprag_repository / "corpus.json").unlink()
-    with pytest.raises(ArtifactError, match=r"lacks corpus\.json; put the files of yixuantt/MultiHopRAG there"):
+    with pytest.raises(
+        ArtifactError, match=r"lacks corpus\.json; put the files of yixuantt/MultiHopRAG there"
+    ):
         source_of("multihoprag", multihoprag_repository, tmp_path)
 
 
@@ -68,7 +80,9 @@ def test_what_has_no_questions_is_no_question_set(name: str, tmp_path: Path) -> 
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("name", ["musique", "2wikimultihopqa", "hotpotqa"])
-def test_the_real_folders_are_sets_with_their_corpora(name: str, real_data: Path, tmp_path: Path) -> None:
+def test_the_real_folders_are_sets_with_their_corpora(
+    name: str, real_data: Path, tmp_path: Path
+) -> None:
     folder = source_of(name, real_data / name, tmp_path).folder
     assert folder is not None
     assert (real_data / name / folder.corpora[name].path).is_file()

@@ -33,4 +33,14 @@ def test_a_text_without_any_boundary_is_cut_at_white_space_without_losing_a_word
 
 def test_words_are_runs_of_word_characters_and_single_signs() -> None:
     text = "It's 3.5, naïve…"
-    assert [text[start:end] for start, end in word_spans(text)] == ["It", "'", "s", "3", ".", "5", ",", "naïve", "…"]
+    assert [text[start:end] for start, end in word_spans(text)] == [
+        "It",
+        "'",
+        "s",
+        "3",
+        ".",
+        "5",
+        ",",
+        "naïve",
+        "…",
+    ]

@@ -19,7 +19,9 @@ PROFILES = [ROOT / "params.yaml", *sorted(ROOT.glob("profiles/*/params.yaml"))]
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): sha256_file(path) for path in sorted(folder.rglob("*.jsonl"))}
+    return {
+        str(path.relative_to(folder)): sha256_file(path) for path in sorted(folder.rglob("*.jsonl"))
+    }
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.parent.name)
@@ -50,11 +52,14 @@ def test_the_stages_write_the_same_bytes_again_and_chunks_that_fit_a_small_conte
     chunks = list(read_jsonl(tmp_path / "first/data/smoke/chunks/world.jsonl", Chunk))
     assert max(sum(1 for _ in word_spans(chunk.contents)) for chunk in chunks) <= 60
     assert len({chunk.id for chunk in chunks}) == len(chunks)
-    questions = list(read_jsonl(tmp_path / "first/data/smoke/questions/multihoprag/val.jsonl", Question))
+    questions = list(
+        read_jsonl(tmp_path / "first/data/smoke/questions/multihoprag/val.jsonl", Question)
+    )
     facts = [fact for question in questions for fact in question.metadata.evidence_list or ()]
     assert facts
     assert all(
-        any(fact.fact in chunk.text for chunk in chunks if chunk.metadata.doc_id == fact.doc_id) for fact in facts
+        any(fact.fact in chunk.text for chunk in chunks if chunk.metadata.doc_id == fact.doc_id)
+        for fact in facts
     )
 
 
@@ -66,7 +71,9 @@ def test_the_tiny_world_is_large_enough_to_measure_on_and_has_few_comparisons() 
     made = generate(world, params.value("seed")).questions
     assert len(made["multihoprag"]["train"]) >= 900
     assert len(made["multihoprag"]["val"]) >= 400
-    assert [len(made[dataset]["val"]) for dataset in ("musique", "2wikimultihopqa", "hotpotqa")] == [200] * 3
+    assert [
+        len(made[dataset]["val"]) for dataset in ("musique", "2wikimultihopqa", "hotpotqa")
+    ] == [200] * 3
     types = Counter(question.metadata.question_type for question in made["multihoprag"]["val"])
     assert types["comparison"] <= 0.05 * types.total()
     assert 0.1 * types.total() <= types["null"] <= 0.15 * types.total()

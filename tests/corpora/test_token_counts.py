@@ -37,8 +37,15 @@ def test_every_sentence_has_as_many_tokens_as_the_tokenizer_gives_it_alone(
     tokenizer = train(texts)
     counter = HfCounter(tokenizer)
     for text in texts:
-        counted = [count for block in sentence_blocks(text) for count in counter.counts(text, block).tolist()]
-        alone = [tokenizer.encode(text[start:end], add_special_tokens=False) for start, end in sentence_spans(text)]
+        counted = [
+            count
+            for block in sentence_blocks(text)
+            for count in counter.counts(text, block).tolist()
+        ]
+        alone = [
+            tokenizer.encode(text[start:end], add_special_tokens=False)
+            for start, end in sentence_spans(text)
+        ]
         assert counted == list(map(len, alone)), text
 
 
@@ -63,7 +70,11 @@ def test_a_tokenizer_folder_counts_by_its_own_tokens(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert list(load_tokenizer(f"hf:{tmp_path}").spans("It's here, now.")) == [(0, 4), (5, 10), (11, 15)]
+    assert list(load_tokenizer(f"hf:{tmp_path}").spans("It's here, now.")) == [
+        (0, 4),
+        (5, 10),
+        (11, 15),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +84,9 @@ def test_a_tokenizer_folder_counts_by_its_own_tokens(tmp_path: Path) -> None:
         ("hf:", UnknownNameError, "hf:<folder or repository>"),
     ],
 )
-def test_an_unknown_tokenizer_is_refused_with_the_valid_names(name: str, error: type[Exception], message: str) -> None:
+def test_an_unknown_tokenizer_is_refused_with_the_valid_names(
+    name: str, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         load_tokenizer(name)
 

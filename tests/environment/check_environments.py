@@ -2,8 +2,9 @@
 
     python -m tests.environment.check_environments
 
-Each is a folder of packages beside those of `.venv`, which has torch, transformers and this project: the trainer at
-the version that its adapter was written for, and what it needs and `.venv` does not have.
+Each is a folder of packages beside those of `.venv`, which has torch, transformers and this
+project: the trainer at the version that its adapter was written for, and what it needs and `.venv`
+does not have.
 """
 
 import os
@@ -30,8 +31,23 @@ def build() -> None:
         stamp = folder / "versions.txt"
         if stamp.is_file() and stamp.read_text(encoding="utf-8").split() == pins:
             continue
-        command = [uv, "pip", "install", "-q", "--no-deps", "--python", sys.executable, "--target", folder, *pins]
-        links = {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
+        command = [
+            uv,
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--python",
+            sys.executable,
+            "--target",
+            folder,
+            *pins,
+        ]
+        links = (
+            {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]}
+            if "PIP_FIND_LINKS" in os.environ
+            else {}
+        )
         subprocess.run(command, check=True, env={**os.environ, **links})
         stamp.write_text("\n".join(pins), encoding="utf-8")
 

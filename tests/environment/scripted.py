@@ -1,7 +1,8 @@
 """Scripted questions, and what the project's own rollout makes of them: the reference for every trainer.
 
-The reference is the agent itself against the real model server, whose engine writes the tokens of a script in place of
-a model's. It holds each prompt that the engine was given, token by token, and the trajectory.
+The reference is the agent itself against the real model server, whose engine writes the tokens of a
+script in place of a model's. It holds each prompt that the engine was given, token by token, and
+the trajectory.
 """
 
 import asyncio
@@ -52,10 +53,19 @@ class Script:
     @property
     def config(self) -> AgentConfig:
         """The agent's settings."""
-        values = AGENT.model_dump() | {"max_searches": 3, "max_turns": 6, "max_tokens": 64, "answer_tokens": 24}
+        values = AGENT.model_dump() | {
+            "max_searches": 3,
+            "max_turns": 6,
+            "max_tokens": 64,
+            "answer_tokens": 24,
+        }
         values |= {"context_tokens": 512, "history_reasoning": True}
         if self.tags:
-            values |= {"protocol": "search_tags", "prompt": "search_tags", "history_reasoning": False}
+            values |= {
+                "protocol": "search_tags",
+                "prompt": "search_tags",
+                "history_reasoning": False,
+            }
             values["context_tokens"] = 2048
         return AgentConfig.model_validate(values | self.settings)
 
@@ -74,14 +84,25 @@ CALLS = (
     Script("one search", ended(call("Silent Harbor"), ANSWER)),
     Script("words before a call", ended(f"I search.\n{call('Silent Harbor')}", ANSWER)),
     Script("two calls in one turn", ended(f"{call('one')}\n{call('two')}", ANSWER)),
-    Script("a thought that later prompts drop", ended(f"<think>\nWho?\n</think>\n\n{call('one')}", ANSWER)),
+    Script(
+        "a thought that later prompts drop",
+        ended(f"<think>\nWho?\n</think>\n\n{call('one')}", ANSWER),
+    ),
     Script("no answer tags", ended("Mary Moss"), stop_reason="no_answer_tag"),
     Script("an empty turn", ended(""), stop_reason="no_answer_tag"),
     Script("no searches left", ended(call("one"), call("two"), ANSWER), {"max_searches": 1}),
     Script(
-        "searched on", ended(call("one"), call("two"), call("three")), {"max_searches": 1}, stop_reason="search_budget"
+        "searched on",
+        ended(call("one"), call("two"), call("three")),
+        {"max_searches": 1},
+        stop_reason="search_budget",
     ),
-    Script("no turns left", ended(call("one"), call("two")), {"max_turns": 2}, stop_reason="turn_budget"),
+    Script(
+        "no turns left",
+        ended(call("one"), call("two")),
+        {"max_turns": 2},
+        stop_reason="turn_budget",
+    ),
     Script("cut", ("and so on " * 90,), stop_reason="token_budget"),
     Script("cut behind the answer", (ANSWER + " and so on" * 90,)),
     Script(
@@ -90,7 +111,9 @@ CALLS = (
         stop_reason="tool_call_unparsable",
     ),
     Script(
-        "a call that is no JSON", ended("<tool_call>\nretrieve(one)\n</tool_call>"), stop_reason="tool_call_unparsable"
+        "a call that is no JSON",
+        ended("<tool_call>\nretrieve(one)\n</tool_call>"),
+        stop_reason="tool_call_unparsable",
     ),
     Script("a broken search", ended(call(BROKEN), ANSWER), stop_reason="tool_error"),
     Script("told to answer", ended(call("one"), ANSWER), {"context_tokens": 275}),
@@ -101,16 +124,32 @@ CALLS = (
         stop_reason="token_budget",
     ),
     Script("passages are dropped", ended(call("one"), ANSWER), {"context_tokens": 250}),
-    Script("no room left", ended(call("one"), ANSWER), {"context_tokens": 229}, stop_reason="token_budget"),
+    Script(
+        "no room left",
+        ended(call("one"), ANSWER),
+        {"context_tokens": 229},
+        stop_reason="token_budget",
+    ),
     Script(NEVER_FITS, ended(ANSWER), {"context_tokens": 100}, stop_reason="token_budget"),
 )
 TAGS = (
     Script("tags: answered at once", ("<answer> Mary Moss </answer>",), tags=True),
-    Script("tags: two searches", ("<search>one</search>", "<search>two</search>", "<answer>Mary</answer>"), tags=True),
-    Script("tags: written on", ("<search>one</search> <answer>no</answer>", "<answer>Mary</answer> and"), tags=True),
+    Script(
+        "tags: two searches",
+        ("<search>one</search>", "<search>two</search>", "<answer>Mary</answer>"),
+        tags=True,
+    ),
+    Script(
+        "tags: written on",
+        ("<search>one</search> <answer>no</answer>", "<answer>Mary</answer> and"),
+        tags=True,
+    ),
     Script("tags: no action", (f"I do not know.{END}", "<answer>Mary Moss</answer>"), tags=True),
     Script(
-        "tags: no searches left", ("<search>one</search>",) * 2 + ("<answer>x</answer>",), {"max_searches": 1}, True
+        "tags: no searches left",
+        ("<search>one</search>",) * 2 + ("<answer>x</answer>",),
+        {"max_searches": 1},
+        True,
     ),
 )
 SCRIPTS = CALLS + TAGS
@@ -126,7 +165,9 @@ class ScriptedEngine:
     prompts: list[list[int]] = field(default_factory=list)
     written: list[list[int]] = field(default_factory=list)
 
-    def generate(self, prompt: Sequence[int], sampling: Sampling, watch: Watch | None = None) -> "Future[Generation]":
+    def generate(
+        self, prompt: Sequence[int], sampling: Sampling, watch: Watch | None = None
+    ) -> "Future[Generation]":
         if len(prompt) + sampling.max_tokens > self.context_tokens:
             raise ContextOverflowError(len(prompt), sampling.max_tokens, self.context_tokens)
         reason = "length"
@@ -169,7 +210,9 @@ def own_rollout(script: Script, chat_format: ChatFormat, retrieval_url: str) -> 
     engine = ScriptedEngine(script.turn_ids(chat_format), end_id, script.config.context_tokens)
 
     async def answer(endpoint: Endpoint) -> Trajectory:
-        async with SearchAgent(script.config, endpoint, retrieval_url, 1.0, backoff_s=0.001) as agent:
+        async with SearchAgent(
+            script.config, endpoint, retrieval_url, 1.0, backoff_s=0.001
+        ) as agent:
             return await agent.answer(QUESTION, 0)
 
     with serve_in_thread(chat_app(cast(Engine, engine), chat_format, lambda: "policy")) as port:

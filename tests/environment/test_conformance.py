@@ -41,10 +41,19 @@ def retrieval_url() -> Iterator[str]:
 
 
 def environment_episode(
-    script: Script, chat_format: ChatFormat, retrieval_url: str, folder: Path, *, as_text: bool = False
+    script: Script,
+    chat_format: ChatFormat,
+    retrieval_url: str,
+    folder: Path,
+    *,
+    as_text: bool = False,
 ) -> tuple[Episode, list[list[int]], list[Message]]:
     """Return an episode after a script, the prompts on its way, and the messages that the steps returned."""
-    turns = [turn.removesuffix("<|im_end|>") for turn in script.turns] if as_text else script.turn_ids(chat_format)
+    turns = (
+        [turn.removesuffix("<|im_end|>") for turn in script.turns]
+        if as_text
+        else script.turn_ids(chat_format)
+    )
 
     async def run() -> tuple[Episode, list[list[int]], list[Message]]:
         async with open_session(retrieval_url, 20) as session:
@@ -75,7 +84,9 @@ def test_an_episode_is_the_agents_own_rollout_token_by_token(
     script: Script, chat_format: ChatFormat, retrieval_url: str, policy_folder: Path
 ) -> None:
     reference = own_rollout(script, chat_format, retrieval_url)
-    episode, prompts, observed = environment_episode(script, chat_format, retrieval_url, policy_folder)
+    episode, prompts, observed = environment_episode(
+        script, chat_format, retrieval_url, policy_folder
+    )
     outcome = episode.outcome
     assert outcome is not None
     ours = outcome.trajectory
@@ -98,10 +109,14 @@ def test_an_episode_is_the_agents_own_rollout_token_by_token(
     assert [(row.ids, row.mask) for row in episode.rows] == reference.rows()
 
 
-def assert_same_text(episode: Episode, prompts: list[list[int]], reference: Reference, chat_format: ChatFormat) -> None:
+def assert_same_text(
+    episode: Episode, prompts: list[list[int]], reference: Reference, chat_format: ChatFormat
+) -> None:
     """A text that grows: the server reads it as tokens anew, and may join two at a seam, which were sampled apart."""
     decode = chat_format.tokenizer.decode
-    assert [decode(prompt) for prompt in prompts] == [decode(prompt) for prompt in reference.prompts]
+    assert [decode(prompt) for prompt in prompts] == [
+        decode(prompt) for prompt in reference.prompts
+    ]
     assert prompts[0] == reference.prompts[0]
     (row,) = episode.rows
     sampled = [token for token, is_sampled in zip(row.ids, row.mask, strict=True) if is_sampled]

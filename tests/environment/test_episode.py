@@ -16,7 +16,16 @@ from deepsearch_rl.environment.tokens import end_ids
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.records import Question, StopReason
 from deepsearch_rl.serving.chat_format import ChatFormat, load_chat_format
-from tests.environment.scripted import ANSWER, END, QUESTION, REWARDS, Script, call, policy_text, retrieval
+from tests.environment.scripted import (
+    ANSWER,
+    END,
+    QUESTION,
+    REWARDS,
+    Script,
+    call,
+    policy_text,
+    retrieval,
+)
 from tests.policies import policy_folder
 
 __all__ = ["policy_folder"]
@@ -62,11 +71,16 @@ def test_turns_may_be_given_as_text(open_episode: Opener, chat_format: ChatForma
     assert as_text.outcome == as_ids.outcome
 
 
-def test_a_call_in_other_json_stays_as_the_model_wrote_it(open_episode: Opener, chat_format: ChatFormat) -> None:
+def test_a_call_in_other_json_stays_as_the_model_wrote_it(
+    open_episode: Opener, chat_format: ChatFormat
+) -> None:
     dense = '<tool_call>\n{"name":"retrieve","arguments":{"query":"one"}}\n</tool_call>'
     episode = step(open_episode(), dense)
     text = str(chat_format.tokenizer.decode(episode.row.ids))
-    assert f"<|im_start|>assistant\n{dense}<|im_end|>\n<|im_start|>user\n<tool_response>\n[1] T\none" in text
+    assert (
+        f"<|im_start|>assistant\n{dense}<|im_end|>\n<|im_start|>user\n<tool_response>\n[1] T\none"
+        in text
+    )
     assert text.endswith("<|im_start|>assistant\n")
     assert len(episode.rows) == 1
 
@@ -78,7 +92,9 @@ def test_a_call_in_tags_is_a_text_because_no_tool_is_offered(open_episode: Opene
     assert [message.tool_calls[0].parsed for message in episode.messages[1:2]] == [{"query": "two"}]
 
 
-def test_tokens_behind_the_end_of_a_turn_do_not_count(open_episode: Opener, chat_format: ChatFormat) -> None:
+def test_tokens_behind_the_end_of_a_turn_do_not_count(
+    open_episode: Opener, chat_format: ChatFormat
+) -> None:
     encode = partial(chat_format.tokenizer.encode, add_special_tokens=False)
     padded = encode(ANSWER + END + END + "padding")
     episode = step(open_episode(), padded, logprobs=[-0.5] * len(padded))
@@ -88,7 +104,9 @@ def test_tokens_behind_the_end_of_a_turn_do_not_count(open_episode: Opener, chat
     assert row.completion_mask == [1] * len(row.completion_ids)
 
 
-def test_log_probabilities_of_observations_are_zero(open_episode: Opener, chat_format: ChatFormat) -> None:
+def test_log_probabilities_of_observations_are_zero(
+    open_episode: Opener, chat_format: ChatFormat
+) -> None:
     ids = chat_format.tokenizer.encode(call("one") + END, add_special_tokens=False)
     episode = step(open_episode(), ids, logprobs=[-1.0] * len(ids))
     logprobs = episode.row.logprobs
@@ -98,8 +116,12 @@ def test_log_probabilities_of_observations_are_zero(open_episode: Opener, chat_f
         step(episode, ids)
 
 
-def test_a_dropped_thought_begins_a_new_sequence_which_a_trainer_of_one_refuses(open_episode: Opener) -> None:
-    episode = step(open_episode(history_reasoning=False), f"<think>\nWho?\n</think>\n\n{call('one')}", ANSWER)
+def test_a_dropped_thought_begins_a_new_sequence_which_a_trainer_of_one_refuses(
+    open_episode: Opener,
+) -> None:
+    episode = step(
+        open_episode(history_reasoning=False), f"<think>\nWho?\n</think>\n\n{call('one')}", ANSWER
+    )
     assert [sum(row.mask) > 0 for row in episode.rows] == [True, True]
     with pytest.raises(ConfigError, match="history_reasoning"):
         _ = episode.row
@@ -128,7 +150,9 @@ def test_an_abandoned_episode_is_a_failed_rollout(open_episode: Opener) -> None:
 
 
 @pytest.mark.parametrize("logprobs", [[-1.0], []])
-def test_log_probabilities_of_other_tokens_are_refused(open_episode: Opener, logprobs: list[float]) -> None:
+def test_log_probabilities_of_other_tokens_are_refused(
+    open_episode: Opener, logprobs: list[float]
+) -> None:
     with pytest.raises(ValueError, match="one for each"):
         step(open_episode(), [1, 2, 3], logprobs=logprobs)
 
@@ -136,21 +160,29 @@ def test_log_probabilities_of_other_tokens_are_refused(open_episode: Opener, log
 def test_a_batch_steps_without_an_event_loop_as_params_say(policy_folder: Path) -> None:
     with (
         retrieval() as url,
-        BlockingEnvironment(partial(open_environment, PARAMS, model=policy_folder, retrieval_url=url)) as environment,
+        BlockingEnvironment(
+            partial(open_environment, PARAMS, model=policy_folder, retrieval_url=url)
+        ) as environment,
     ):
         questions = [replace_id(QUESTION, number) for number in range(3)]
         episodes = [environment.open(question) for question in questions]
         tokenizer = load_chat_format(policy_folder).tokenizer
         turns = [tokenizer.encode(call(f"query {number}") + END) for number in range(3)]
         steps = environment.step(episodes, turns)
-    assert [step.observations[0].content for step in steps] == [f"[1] T\nquery {number}" for number in range(3)]
+    assert [step.observations[0].content for step in steps] == [
+        f"[1] T\nquery {number}" for number in range(3)
+    ]
 
 
 def replace_id(question: Question, number: int) -> Question:
     return question.model_copy(update={"id": f"q{number}"})
 
 
-def test_a_retrieval_server_that_does_not_answer_is_an_error_at_the_start(policy_folder: Path) -> None:
-    connect = partial(open_environment, PARAMS, model=policy_folder, retrieval_url="http://127.0.0.1:9")
+def test_a_retrieval_server_that_does_not_answer_is_an_error_at_the_start(
+    policy_folder: Path,
+) -> None:
+    connect = partial(
+        open_environment, PARAMS, model=policy_folder, retrieval_url="http://127.0.0.1:9"
+    )
     with pytest.raises(EndpointError, match="does not answer"), BlockingEnvironment(connect):
         pass

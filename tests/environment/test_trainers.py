@@ -29,7 +29,9 @@ from tests.policies import policy_folder
 __all__ = ["policy_folder"]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not packages_of("trl").is_dir(), reason="make check-trainers builds TRL's environment"),
+    pytest.mark.skipif(
+        not packages_of("trl").is_dir(), reason="make check-trainers builds TRL's environment"
+    ),
 ]
 
 
@@ -44,13 +46,22 @@ def retrieval_url() -> Iterator[str]:
         yield url
 
 
-def run_in_trl(*arguments: object, module: str = "tests.environment.trl_child") -> list[dict[str, Any]]:
+def run_in_trl(
+    *arguments: object, module: str = "tests.environment.trl_child"
+) -> list[dict[str, Any]]:
     """Return the JSON lines of a process that imports TRL from its own folder."""
     paths = os.pathsep.join(map(str, (packages_of("trl"), ROOT)))
-    environment = {**os.environ, "PYTHONPATH": paths, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": paths,
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     environment |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
 
@@ -62,7 +73,10 @@ def trl_lines(policy_folder: Path, retrieval_url: str) -> dict[str, dict[str, An
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_trl_trains_on_the_agents_own_rollout(
-    script: Script, trl_lines: dict[str, dict[str, Any]], chat_format: ChatFormat, retrieval_url: str
+    script: Script,
+    trl_lines: dict[str, dict[str, Any]],
+    chat_format: ChatFormat,
+    retrieval_url: str,
 ) -> None:
     if script.name == NEVER_FITS:
         assert script.name not in trl_lines
@@ -76,12 +90,19 @@ def test_trl_trains_on_the_agents_own_rollout(
 
     trajectory = reference.trajectory
     assert line["stop_reason"] == trajectory.stop_reason
-    assert line["observations"] == [message.content for message in trajectory.messages if message.role == "tool"]
+    assert line["observations"] == [
+        message.content for message in trajectory.messages if message.role == "tool"
+    ]
     reward = sum(reward_parts(REWARDS, trajectory, QUESTION, policy_text(chat_format)).values())
     assert line["reward"] == (None if script.stop_reason == "tool_error" else reward)
     ids = line["prompt_ids"] + line["completion_ids"]
     if script.tags:
-        written = [token for turn in reference.written for token in turn if token != chat_format.tokenizer.eos_token_id]
+        written = [
+            token
+            for turn in reference.written
+            for token in turn
+            if token != chat_format.tokenizer.eos_token_id
+        ]
         sampled = zip(line["completion_ids"], line["mask"], strict=True)
         assert [token for token, is_sampled in sampled if is_sampled] == written
         return
@@ -89,7 +110,9 @@ def test_trl_trains_on_the_agents_own_rollout(
     assert (ids, [0] * len(line["prompt_ids"]) + line["mask"]) == rows[0]
 
 
-def test_trl_trains_two_steps_on_a_cpu(policy_folder: Path, retrieval_url: str, tmp_path: Path) -> None:
+def test_trl_trains_two_steps_on_a_cpu(
+    policy_folder: Path, retrieval_url: str, tmp_path: Path
+) -> None:
     (line,) = run_in_trl("train", policy_folder, retrieval_url, tmp_path)
     assert len(line["log"]) == 2
     assert all(norm > 0 for norm in line["grad_norms"])
@@ -100,10 +123,22 @@ def test_trl_trains_two_steps_on_a_cpu(policy_folder: Path, retrieval_url: str, 
 def test_the_documented_line_trains_with_the_tiny_params(
     policy_folder: Path, retrieval_url: str, tmp_path: Path
 ) -> None:
-    questions = [QUESTION.model_copy(update={"id": str(number), "question": f"Who is {number}?"}) for number in (1, 2)]
+    questions = [
+        QUESTION.model_copy(update={"id": str(number), "question": f"Who is {number}?"})
+        for number in (1, 2)
+    ]
     write_jsonl(tmp_path / "train.jsonl", questions)
-    paths = {"params": ROOT / "params.yaml", "questions": tmp_path / "train.jsonl", "model": policy_folder}
-    options = {**paths, "retrieval_url": retrieval_url, "output_dir": tmp_path / "out", "max_steps": 2}
+    paths = {
+        "params": ROOT / "params.yaml",
+        "questions": tmp_path / "train.jsonl",
+        "model": policy_folder,
+    }
+    options = {
+        **paths,
+        "retrieval_url": retrieval_url,
+        "output_dir": tmp_path / "out",
+        "max_steps": 2,
+    }
     options |= {"max_completion_length": 96, "per_device_train_batch_size": 2, "num_generations": 2}
     options |= {"use_cpu": True, "bf16": False, "report_to": "none"}
     line = [text for name, value in options.items() for text in (f"--{name}", value)]

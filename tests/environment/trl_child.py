@@ -1,7 +1,8 @@
 """Runs in a process that has TRL: the scripts through its GRPOTrainer, or two steps of training.
 
 python -m tests.environment.trl_child scripts FOLDER URL     # writes a JSON line for each script
-python -m tests.environment.trl_child train FOLDER URL OUT   # trains the model of the folder and writes its log
+python -m tests.environment.trl_child train FOLDER URL OUT   # trains the model of the folder and
+writes its log
 """
 
 import contextlib
@@ -28,21 +29,38 @@ trl: Any = importlib.import_module("trl")
 
 
 @contextlib.asynccontextmanager
-async def scripted_environment(script: Script, folder: Path, url: str) -> AsyncIterator[SearchEnvironment]:
+async def scripted_environment(
+    script: Script, folder: Path, url: str
+) -> AsyncIterator[SearchEnvironment]:
     chat_format = load_chat_format(folder)
     async with open_session(url, 20) as session:
         rewards = RewardSetting(REWARDS, policy_text(chat_format))
         search = partial(search_over_mcp, session, 0.001)
-        yield SearchEnvironment(script.config, chat_format, end_ids(folder, chat_format), search, rewards)
+        yield SearchEnvironment(
+            script.config, chat_format, end_ids(folder, chat_format), search, rewards
+        )
 
 
 @contextlib.contextmanager
-def trainer_of(script: Script, folder: Path, url: str, output: Path, **options: Any) -> Iterator[Any]:
+def trainer_of(
+    script: Script, folder: Path, url: str, output: Path, **options: Any
+) -> Iterator[Any]:
     chat_format = load_chat_format(folder)
     with BlockingEnvironment(partial(scripted_environment, script, folder, url)) as environment:
         search = TrlSearch(environment, [QUESTION])
-        settings = {"per_device_train_batch_size": 2, "num_generations": 2, "report_to": [], "use_cpu": True}
-        settings |= {"bf16": False, "save_strategy": "no", "logging_steps": 1, "temperature": 1.0, "seed": 1}
+        settings = {
+            "per_device_train_batch_size": 2,
+            "num_generations": 2,
+            "report_to": [],
+            "use_cpu": True,
+        }
+        settings |= {
+            "bf16": False,
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "temperature": 1.0,
+            "seed": 1,
+        }
         settings |= {"max_completion_length": script.config.max_tokens, "output_dir": str(output)}
         yield trl.GRPOTrainer(
             model=str(folder),
@@ -64,7 +82,9 @@ def run_scripts(folder: Path, url: str) -> None:
             turns = iter(script.turn_ids(chat_format))
             prompts: list[list[int]] = []
 
-            def write(prompt_ids: list[list[int]], *_: Any, prompts: Any = prompts, turns: Any = turns) -> Any:
+            def write(
+                prompt_ids: list[list[int]], *_: Any, prompts: Any = prompts, turns: Any = turns
+            ) -> Any:
                 prompts.append(prompt_ids[0])
                 return [next(turns)] * len(prompt_ids), None
 
@@ -73,7 +93,9 @@ def run_scripts(folder: Path, url: str) -> None:
             try:
                 batch = trainer._generate_and_score_completions(inputs)
             except Exception as error:  # noqa: BLE001 - the test compares it
-                print(json.dumps({"name": script.name, "error": f"{type(error).__name__}: {error}"}))
+                print(
+                    json.dumps({"name": script.name, "error": f"{type(error).__name__}: {error}"})
+                )
                 continue
             length = int(batch["completion_mask"][0].sum())
             line = {
@@ -85,7 +107,9 @@ def run_scripts(folder: Path, url: str) -> None:
                 "reward": inputs[0]["search_reward"],
                 "stop_reason": inputs[0]["search_trajectory"].stop_reason,
                 "observations": [
-                    message.content for message in inputs[0]["search_trajectory"].messages if message.role == "tool"
+                    message.content
+                    for message in inputs[0]["search_trajectory"].messages
+                    if message.role == "tool"
                 ],
             }
             print(json.dumps(line))
@@ -94,9 +118,16 @@ def run_scripts(folder: Path, url: str) -> None:
 def train(folder: Path, url: str, output: Path) -> None:
     """Train two steps and write what changed."""
     script = Script("trained", (), {"max_tokens": 24, "answer_tokens": 8, "max_turns": 3})
-    options = {"max_steps": 2, "learning_rate": 1e-3, "num_generations": 4, "per_device_train_batch_size": 4}
+    options = {
+        "max_steps": 2,
+        "learning_rate": 1e-3,
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+    }
     with trainer_of(script, folder, url, output, **options) as trainer:
-        before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+        before = {
+            name: weight.detach().clone() for name, weight in trainer.model.named_parameters()
+        }
 
         def by_length(completion_ids: list[list[int]], **_: Any) -> list[float]:
             """An untrained model earns nothing from search; a reward that differs lets gradients flow."""
@@ -107,9 +138,17 @@ def train(folder: Path, url: str, output: Path) -> None:
         trainer.reward_weights = torch.tensor([1.0, 1.0])
         trainer.reward_processing_classes = [*trainer.reward_processing_classes, None]
         trainer.train()
-        changed = [name for name, weight in trainer.model.named_parameters() if not weight.equal(before[name])]
+        changed = [
+            name
+            for name, weight in trainer.model.named_parameters()
+            if not weight.equal(before[name])
+        ]
         log = [line for line in trainer.state.log_history if "grad_norm" in line]
-        line = {"log": log, "grad_norms": [entry["grad_norm"] for entry in log], "changed": len(changed)}
+        line = {
+            "log": log,
+            "grad_norms": [entry["grad_norm"] for entry in log],
+            "changed": len(changed),
+        }
         print(json.dumps(line))
 
 

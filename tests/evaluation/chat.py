@@ -34,7 +34,11 @@ class ChatEndpoint:
             if isinstance(message, int):
                 error = {"error": {"message": f"failed for {request.headers['authorization']}"}}
                 return JSONResponse(error, message, headers={"retry-after-ms": "1"})
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **message}}
+            choice = {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", **message},
+            }
             usage = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
             return JSONResponse(
                 {
@@ -65,4 +69,7 @@ def says(content: str) -> dict[str, Any]:
 
 def searches(query: str) -> dict[str, Any]:
     function = {"name": "retrieve", "arguments": f'{{"query": "{query}"}}'}
-    return {"content": None, "tool_calls": [{"id": "random", "type": "function", "function": function}]}
+    return {
+        "content": None,
+        "tool_calls": [{"id": "random", "type": "function", "function": function}],
+    }

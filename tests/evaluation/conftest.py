@@ -11,14 +11,29 @@ from deepsearch_rl.evaluation.report.write_report import Sources
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation, RowKey, run_file
 from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 from deepsearch_rl.files import write_json, write_jsonl
-from deepsearch_rl.records import Evidence, Message, Question, QuestionMetadata, StopReason, ToolCall, Trajectory
+from deepsearch_rl.records import (
+    Evidence,
+    Message,
+    Question,
+    QuestionMetadata,
+    StopReason,
+    ToolCall,
+    Trajectory,
+)
 
 SUCCESS = {"base": 0.2, "sft": 0.62, "rl": 0.35, "sft_rl": 0.75}
-CORPORA = {"multihoprag": "world", "musique": "outworld", "2wikimultihopqa": "outworld", "hotpotqa": "outworld"}
+CORPORA = {
+    "multihoprag": "world",
+    "musique": "outworld",
+    "2wikimultihopqa": "outworld",
+    "hotpotqa": "outworld",
+}
 TYPES = ("1_hop", "2_hop", "3_hop", "null")
 NAMES = ("Arla", "Bodin", "Caro", "Dunn", "Emer", "Falk", "Gorm")
 DRAWS = 200
-PASSAGES = Message(role="tool", content="[1] T\nThe port is Port Vale. <b>Old</b>.", tool_call_id="call_1")
+PASSAGES = Message(
+    role="tool", content="[1] T\nThe port is Port Vale. <b>Old</b>.", tool_call_id="call_1"
+)
 
 
 def make_rollout(
@@ -32,10 +47,14 @@ def make_rollout(
     model: str = "sft",
     searches: int = 1,
 ) -> Trajectory:
-    calls = (ToolCall(id=f"call_{number + 1}", name="retrieve", arguments="{}") for number in range(searches))
+    calls = (
+        ToolCall(id=f"call_{number + 1}", name="retrieve", arguments="{}")
+        for number in range(searches)
+    )
     call = Message(role="assistant", tool_calls=tuple(calls))
     answer_turn = Message(
-        role="assistant", content=f"<answer> {answer}</answer>" if stop is StopReason.ANSWERED else ""
+        role="assistant",
+        content=f"<answer> {answer}</answer>" if stop is StopReason.ANSWERED else "",
     )
     return Trajectory(
         id=f"q{question}#{sample}",
@@ -47,7 +66,12 @@ def make_rollout(
         model=model,
         prompt="tiny",
         temperature=temperature,
-        messages=(Message(role="user", content=f"Question {question}?"), call, PASSAGES, answer_turn),
+        messages=(
+            Message(role="user", content=f"Question {question}?"),
+            call,
+            PASSAGES,
+            answer_turn,
+        ),
         answer=answer if stop is StopReason.ANSWERED else "",
         stop_reason=stop,
     )
@@ -60,9 +84,15 @@ def make_question(number: int) -> Question:
     return Question(id=f"q{number}", question="?", golden_answers=("Port Vale",), metadata=metadata)
 
 
-def _run(model: str, dataset: str, condition: str, n: int, samples: int, temperature: float) -> list[Trajectory]:
+def _run(
+    model: str, dataset: str, condition: str, n: int, samples: int, temperature: float
+) -> list[Trajectory]:
     rng = random.Random(f"{model} {dataset} {condition} {temperature}")
-    rate = SUCCESS[model] * (1 if dataset == "multihoprag" else 0.5) * (0.2 if condition == "no_search" else 1)
+    rate = (
+        SUCCESS[model]
+        * (1 if dataset == "multihoprag" else 0.5)
+        * (0.2 if condition == "no_search" else 1)
+    )
     rollouts = []
     for question in range(n):
         kind, gold = TYPES[question % 4], f"{NAMES[question % 7]} {NAMES[question % 5]}"
@@ -116,17 +146,28 @@ def _evaluation(model: str, folder: Path) -> ModelEvaluation:
         if dataset == "multihoprag":
             greedy = _run(model, dataset, "search", n, 1, 0.0)
             write_jsonl(folder / run_file(dataset, "search", 0.0), greedy)
-            rows.append(build_row(key.model_copy(update={"temperature": 0.0, "samples": 1}), greedy, True, DRAWS))
+            rows.append(
+                build_row(
+                    key.model_copy(update={"temperature": 0.0, "samples": 1}), greedy, True, DRAWS
+                )
+            )
     rows.sort(key=lambda row: row.sort_key)
     inputs = {"model": "a" * 64, "questions/multihoprag/val": "b" * 64}
-    return ModelEvaluation(model=model, seed=0, settings_sha256="c" * 64, inputs=inputs, rows=tuple(rows))
+    return ModelEvaluation(
+        model=model, seed=0, settings_sha256="c" * 64, inputs=inputs, rows=tuple(rows)
+    )
 
 
 def _rl_run(folder: Path, start: str) -> None:
     rng = random.Random(start)
     lines = [{"step": 0, "dev_f1": 0.4, "dev_f1_se": 0.04}]
     for step in range(1, 21):
-        line = {"step": step, "reward": 1 + 0.02 * step + rng.random() / 5, "reward_se": 0.1, "f1": 0.5 + 0.01 * step}
+        line = {
+            "step": step,
+            "reward": 1 + 0.02 * step + rng.random() / 5,
+            "reward_se": 0.1,
+            "f1": 0.5 + 0.01 * step,
+        }
         dev = {"dev_f1": 0.4 + 0.01 * step, "dev_f1_se": 0.04} if step % 5 == 0 else {}
         lines.append({**line, "tool_calls": 1.8, **dev})
     folder.mkdir(parents=True)
@@ -139,7 +180,9 @@ def _rl_run(folder: Path, start: str) -> None:
         "best_dev_f1": 0.6,
         "gate": {"pass_1": 0.2 if below else 0.6, "pass_k": 0.7, "samples": 8},
         "gate_warning": "the start is weak" if below else "",
-        "alarms": [{"name": "no_signal", "step": 7, "reason": "9 of 10 groups have equal rewards"}] if below else [],
+        "alarms": [{"name": "no_signal", "step": 7, "reason": "9 of 10 groups have equal rewards"}]
+        if below
+        else [],
         "seed": 0,
     }
     write_json(folder / "manifest.json", manifest)
@@ -153,8 +196,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for model in SUCCESS:
         folder = sources.evaluate[model]
         write_json(folder / "rows.json", _evaluation(model, folder).model_dump(mode="json"))
-        accuracies = {"prompt_strict": 0.1, "prompt_loose": 0.2, "inst_strict": 0.3, "inst_loose": 0.4}
-        score = IfevalScore(model=model, prompts="generated", n=40, instructions=57, instruction_ids=23, **accuracies)
+        accuracies = {
+            "prompt_strict": 0.1,
+            "prompt_loose": 0.2,
+            "inst_strict": 0.3,
+            "inst_loose": 0.4,
+        }
+        score = IfevalScore(
+            model=model,
+            prompts="generated",
+            n=40,
+            instructions=57,
+            instruction_ids=23,
+            **accuracies,
+        )
         write_json(sources.ifeval[model] / "scores.json", score.model_dump(mode="json"))
     for start, folder in sources.rl.items():
         _rl_run(folder, start)
@@ -168,7 +223,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dropped": {"success": 230, "too_long": 30},
         "rows_by_type": {"1_hop": 640},
     }
-    write_json(sources.filter, {**counts, "f1": 0.72, "searches": 1.8, "tokens": {"mean": 300.5, "max": 900}})
+    write_json(
+        sources.filter,
+        {**counts, "f1": 0.72, "searches": 1.8, "tokens": {"mean": 300.5, "max": 900}},
+    )
     return root
 
 

@@ -25,7 +25,12 @@ FACTS = (
 
 def ask(evidence: tuple[Evidence, ...] | None = FACTS) -> Question:
     metadata = QuestionMetadata(question_type="2_hop", evidence_list=evidence)
-    return Question(id="q1", question="Who founded Ada's employer?", golden_answers=("Ben Ide",), metadata=metadata)
+    return Question(
+        id="q1",
+        question="Who founded Ada's employer?",
+        golden_answers=("Ben Ide",),
+        metadata=metadata,
+    )
 
 
 def answer(chat: ChatEndpoint, gold: GoldPassages | None) -> Trajectory:
@@ -38,7 +43,8 @@ def answer(chat: ChatEndpoint, gold: GoldPassages | None) -> Trajectory:
 
 def test_gold_passages_are_the_chunks_that_hold_the_facts_in_the_order_of_the_evidence() -> None:
     gold = GoldPassages(CHUNKS, [ask()])
-    # the second fact is cut by a chunk's end, so its whole document is shown, trajectory by its title
+    # the second fact is cut by a chunk's end, so its whole document is shown, trajectory by its
+    # title
     assert format_passages(gold(ask())) == (
         "[1] Ada Holt\nShe works for Fusion Works.\n\n"
         "[2] Fusion Works\nFusion Works was founded\n\n[3] Fusion Works\nby Ben Ide."
@@ -53,7 +59,11 @@ def test_without_search_the_model_is_asked_once_and_offered_no_tool() -> None:
     assert "tools" not in request
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
     assert (request["temperature"], request["max_tokens"]) == (0.7, AGENT.max_tokens)
-    assert (trajectory.answer, trajectory.stop_reason, trajectory.tool_calls) == ("Ben Ide", StopReason.ANSWERED, 0)
+    assert (trajectory.answer, trajectory.stop_reason, trajectory.tool_calls) == (
+        "Ben Ide",
+        StopReason.ANSWERED,
+        0,
+    )
     assert (trajectory.prompt_tokens, trajectory.completion_tokens) == (9, 1)
 
 
@@ -83,10 +93,19 @@ def test_with_gold_passages_every_search_returns_them_and_the_tool_stays_offered
     first, second = chat.requests
     passages = format_passages(gold(ask()))
     assert first["tools"] == second["tools"] == [RETRIEVE_TOOL]
-    assert [message["role"] for message in first["messages"]] == ["system", "user", "assistant", "tool"]
-    assert [message["content"] for message in second["messages"] if message["role"] == "tool"] == [passages] * 2
+    assert [message["role"] for message in first["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+    ]
+    assert [message["content"] for message in second["messages"] if message["role"] == "tool"] == [
+        passages
+    ] * 2
     calls = [call for message in second["messages"] for call in message.get("tool_calls", ())]
-    results = [message["tool_call_id"] for message in second["messages"] if message["role"] == "tool"]
+    results = [
+        message["tool_call_id"] for message in second["messages"] if message["role"] == "tool"
+    ]
     assert [call["id"] for call in calls] == results
     assert results == ["call_1", "random"]
     assert (trajectory.answer, trajectory.stop_reason) == ("Ben Ide", StopReason.ANSWERED)

@@ -16,7 +16,14 @@ from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.corpora.chunking import ChunkConfig, ChunkVariant
 from deepsearch_rl.errors import ArtifactError, EndpointError, RecordError, UnknownNameError
 from deepsearch_rl.evaluation.evaluate_model import checkpoint_name, evaluate_model
-from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation, SetPlan, VariantPlan, plan_runs, settings_of
+from deepsearch_rl.evaluation.plan import (
+    EvaluateConfig,
+    Evaluation,
+    SetPlan,
+    VariantPlan,
+    plan_runs,
+    settings_of,
+)
 from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.records import Question, QuestionMetadata, Trajectory
@@ -48,7 +55,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four passages with an index over them, and two question sets of one question per passage."""
     root = tmp_path_factory.mktemp("data")
     chunks = [
-        make_chunk(f"{person}\n{fact(person)}", f"d{number}-0", f"d{number}") for number, person in enumerate(TOWNS)
+        make_chunk(f"{person}\n{fact(person)}", f"d{number}-0", f"d{number}")
+        for number, person in enumerate(TOWNS)
     ]
     write_jsonl(root / "chunks" / "world.jsonl", chunks)
     build_index(root / "chunks" / "world.jsonl", root / "index" / "world", INDEX, seed=0)
@@ -74,19 +82,35 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def setting(sets: dict[str, SetPlan], variants: dict[str, VariantPlan] | None = None) -> Evaluation:
     return Evaluation(
-        evaluate=EvaluateConfig(split="val", temperature=0.7, agent={}, sets=sets, variants=variants or {}, draws=100),
+        evaluate=EvaluateConfig(
+            split="val", temperature=0.7, agent={}, sets=sets, variants=variants or {}, draws=100
+        ),
         agent=AGENT,
         retrieval=RETRIEVAL,
         serving=ServingConfig(backend="cpu"),
-        datasets={"multihoprag": DatasetConfig(corpus="world"), "musique": DatasetConfig(corpus="world")},
-        chunk=ChunkConfig(chunker="sentences", chunk_size=48, overlap=0, tokenizer="words", passages=(), variants={}),
+        datasets={
+            "multihoprag": DatasetConfig(corpus="world"),
+            "musique": DatasetConfig(corpus="world"),
+        },
+        chunk=ChunkConfig(
+            chunker="sentences",
+            chunk_size=48,
+            overlap=0,
+            tokenizer="words",
+            passages=(),
+            variants={},
+        ),
         seed=0,
     )
 
 
 def model_at(base_url: str, folder: Path) -> Path:
     """A model folder that names an endpoint; its key and its model's name are in the environment."""
-    described = {"base_url": base_url, "model": "$MODEL_OF_THE_TEST", "api_key_variable": "MODEL_KEY_OF_THE_TEST"}
+    described = {
+        "base_url": base_url,
+        "model": "$MODEL_OF_THE_TEST",
+        "api_key_variable": "MODEL_KEY_OF_THE_TEST",
+    }
     write_json(folder / "endpoint.json", described)
     return folder
 
@@ -107,8 +131,14 @@ def reads(body: dict[str, Any]) -> dict[str, Any]:
     """Search once, then answer with the town of the best passage; without a tool, guess."""
     messages = body["messages"]
     if messages[-1]["role"] == "tool":
-        return says(f"<answer> {re.findall('born in (.*?)[.]', messages[-1]['content'])[0]}</answer>")
-    return searches(messages[-1]["content"][10:-6]) if "tools" in body else says("<answer> Stoke</answer>")
+        return says(
+            f"<answer> {re.findall('born in (.*?)[.]', messages[-1]['content'])[0]}</answer>"
+        )
+    return (
+        searches(messages[-1]["content"][10:-6])
+        if "tools" in body
+        else says("<answer> Stoke</answer>")
+    )
 
 
 SETS = {
@@ -120,7 +150,8 @@ SETS = {
 def test_fields_of_the_agent_have_other_values_in_evaluation(root: Path) -> None:
     profile = load_profile(root / "params.yaml")
     own, changed = (
-        Evaluation.of(profile.with_overrides({"evaluate.agent": agent})) for agent in ({}, {"max_turns": 9})
+        Evaluation.of(profile.with_overrides({"evaluate.agent": agent}))
+        for agent in ({}, {"max_turns": 9})
     )
     assert changed.agent == own.agent.model_copy(update={"max_turns": 9})
     assert changed.rollout_fingerprint("musique", True) != own.rollout_fingerprint("musique", True)
@@ -147,10 +178,16 @@ def test_every_set_is_searched_with_its_own_retriever(
     monkeypatch.setattr("deepsearch_rl.evaluation.evaluate_model.serve_index", recorded)
     retrieval = RETRIEVAL.model_copy(update={"dataset_retrievers": {"musique": "hybrid"}})
     with serve_chat(reads) as chat:
-        model, plan = model_at(chat.endpoint.base_url, tmp_path / "model"), replace(setting(SETS), retrieval=retrieval)
+        model, plan = (
+            model_at(chat.endpoint.base_url, tmp_path / "model"),
+            replace(setting(SETS), retrieval=retrieval),
+        )
         evaluation = evaluate_model("sft", model, plan, data, tmp_path / "out", tmp_path / "work")
     assert retrievers == ["bm25", "hybrid"]
-    assert {row.dataset: row.f1 for row in evaluation.rows if not row.kind} == {"multihoprag": 1.0, "musique": 1.0}
+    assert {row.dataset: row.f1 for row in evaluation.rows if not row.kind} == {
+        "multihoprag": 1.0,
+        "musique": 1.0,
+    }
 
 
 @pytest.mark.slow
@@ -162,17 +199,25 @@ def test_every_set_is_answered_over_the_real_retrieval_server(data: Path, tmp_pa
         evaluation = evaluate_model("sft", model, plan, data, out, work)
         requests = len(chat.requests)
         repeated = evaluate_model("sft", model, plan, data, tmp_path / "again", work)
-        assert len(chat.requests) == requests  # a repeated run goes on from its log, here: to the end
+        # A repeated run goes on from its log, here: to the end
+        assert len(chat.requests) == requests
     assert repeated == evaluation
 
     main, greedy, musique = evaluation.rows
-    assert [(row.dataset, row.temperature, row.n, row.samples, row.f1) for row in evaluation.rows] == [
+    assert [
+        (row.dataset, row.temperature, row.n, row.samples, row.f1) for row in evaluation.rows
+    ] == [
         ("multihoprag", 0.7, 4, 2, 1.0),
         ("multihoprag", 0.0, 3, 1, 1.0),
         ("musique", 0.7, 2, 1, 1.0),
     ]
     assert (main.generated, musique.generated) == (True, False)
-    assert (main.mean_rounds, main.mean_tool_calls, main.failures, main.chunk_size) == (2.0, 1.0, {}, 48)
+    assert (main.mean_rounds, main.mean_tool_calls, main.failures, main.chunk_size) == (
+        2.0,
+        1.0,
+        {},
+        48,
+    )
     assert {name: (control.n, control.f1) for name, control in main.controls.items()} == {
         "no_search": (4, 0.25),
         "gold_passage": (4, 1.0),
@@ -181,11 +226,21 @@ def test_every_set_is_answered_over_the_real_retrieval_server(data: Path, tmp_pa
 
     temperatures = Counter(body["temperature"] for body in chat.requests)
     assert temperatures == {0.7: 4 * 2 * 2 + 4 + 4 + 2 * 2, 0.0: 3 * 2}
-    drawn = {body["seed"] for body in chat.requests if body["messages"][1]["content"] == "Where was Ada Holt born?"}
-    assert len(drawn) == 3  # two samples of one set and one of the other; greedy and controls repeat the first
+    drawn = {
+        body["seed"]
+        for body in chat.requests
+        if body["messages"][1]["content"] == "Where was Ada Holt born?"
+    }
+    # Two samples of one set and one of the other; greedy and controls repeat the first
+    assert len(drawn) == 3
     searched = list(read_jsonl(out / "multihoprag.search.t0.7.jsonl", Trajectory))
-    assert [rollout.id for rollout in searched] == [f"multihoprag-{q}#{sample}" for q in range(4) for sample in (0, 1)]
-    assert all(rollout.retrievals[0].chunk_ids[0] == f"d{rollout.question_id[-1]}-0" for rollout in searched)
+    assert [rollout.id for rollout in searched] == [
+        f"multihoprag-{q}#{sample}" for q in range(4) for sample in (0, 1)
+    ]
+    assert all(
+        rollout.retrievals[0].chunk_ids[0] == f"d{rollout.question_id[-1]}-0"
+        for rollout in searched
+    )
     assert not any(KEY in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
 
 
@@ -201,7 +256,9 @@ def test_variants_are_rows_of_their_own_and_another_model_name_takes_nothing_ove
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     common = {"dataset": "musique", "corpus": None, "samples": 1}
-    variants = {name: VariantPlan.model_validate(common | values) for name, values in VARIANTS.items()}
+    variants = {
+        name: VariantPlan.model_validate(common | values) for name, values in VARIANTS.items()
+    }
     sets, work = {"musique": SETS["musique"]}, tmp_path / "work"
     with serve_chat(reads) as chat:
         model = model_at(chat.endpoint.base_url, tmp_path / "model")
@@ -209,7 +266,9 @@ def test_variants_are_rows_of_their_own_and_another_model_name_takes_nothing_ove
         write_json(model / "manifest.json", {"trained_with": trained_with.model_dump()})
         evaluate_model("api", model, setting(sets), data, tmp_path / "out", work)
         alone = len(chat.requests)
-        evaluation = evaluate_model("api", model, setting(sets, variants), data, tmp_path / "out", work)
+        evaluation = evaluate_model(
+            "api", model, setting(sets, variants), data, tmp_path / "out", work
+        )
         requests = len(chat.requests)
         monkeypatch.setenv("MODEL_OF_THE_TEST", "another")
         another = evaluate_model("api", model, setting(sets), data, tmp_path / "out2", work)
@@ -257,7 +316,9 @@ def test_another_index_over_the_same_chunks_or_an_edited_prompt_asks_everything_
         assert (asked(), asked()) == (4, 0)
         bm25 = INDEX.bm25.model_copy(update={"k1": 1.5})
         chunks = copy / "chunks" / "world.jsonl"
-        build_index(chunks, copy / "index" / "world", INDEX.model_copy(update={"bm25": bm25}), seed=0)
+        build_index(
+            chunks, copy / "index" / "world", INDEX.model_copy(update={"bm25": bm25}), seed=0
+        )
         assert (asked(), asked()) == (4, 0)
         (prompts / "tiny.txt").write_text("Answer in one word.")
         assert (asked(), asked()) == (4, 0)
@@ -270,14 +331,22 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     own = setting(SETS)
-    slower = {"startup_timeout_s": 1, "window_ms": 5, "max_batch": 1, "max_pending": 1, "cache_entries": 0}
+    slower = {
+        "startup_timeout_s": 1,
+        "window_ms": 5,
+        "max_batch": 1,
+        "max_pending": 1,
+        "cache_entries": 0,
+    }
     variant = ChunkVariant(corpus="world", chunker="sentences", chunk_size=8, overlap=0)
     same = replace(
         own,
         agent=own.agent.model_copy(update={"concurrency": 1}),
         retrieval=own.retrieval.model_copy(update=slower),
         chunk=own.chunk.model_copy(update={"variants": {"world_8": variant}}),
-        serving=ServingConfig(backend="cpu", cpu=CpuConfig(slots=8, context_tokens=9, start_timeout_s=1)),
+        serving=ServingConfig(
+            backend="cpu", cpu=CpuConfig(slots=8, context_tokens=9, start_timeout_s=1)
+        ),
     )
     fingerprint = own.rollout_fingerprint("multihoprag", served_here=False)
     assert same.rollout_fingerprint("multihoprag", served_here=False) == fingerprint
@@ -295,13 +364,20 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         for change in ({"top_k": 3}, {"online": online}, {"reranker": reranked})
     ]
     assert same.rollout_fingerprint("musique", served_here=False) == fingerprint
-    mixed = replace(own, retrieval=own.retrieval.model_copy(update={"dataset_retrievers": {"musique": "dense"}}))
+    mixed = replace(
+        own, retrieval=own.retrieval.model_copy(update={"dataset_retrievers": {"musique": "dense"}})
+    )
     assert mixed.rollout_fingerprint("multihoprag", served_here=False) == fingerprint
     assert mixed.rollout_fingerprint("musique", served_here=False) != fingerprint
-    fingerprints = [fingerprint, *(changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other)]
+    fingerprints = [
+        fingerprint,
+        *(changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other),
+    ]
     online.write_text("name: b")
     (tmp_path / "reranker" / "config.json").write_text("{}")
-    fingerprints += [changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other[1:]]
+    fingerprints += [
+        changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other[1:]
+    ]
     monkeypatch.setattr("deepsearch_rl.agent.config.RETRIEVE_TOOL", {"type": "function"})
     fingerprints.append(own.rollout_fingerprint("multihoprag", served_here=False))
     assert len(set(fingerprints)) == 7
@@ -309,14 +385,25 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("search_here")
-def test_the_same_weights_under_another_name_are_asked_again(data: Path, tmp_path: Path, policy_folder: Path) -> None:
+def test_the_same_weights_under_another_name_are_asked_again(
+    data: Path, tmp_path: Path, policy_folder: Path
+) -> None:
     plan = replace(
         setting({"musique": SETS["musique"]}),
-        serving=ServingConfig(backend="cpu", cpu=CpuConfig(slots=8, context_tokens=512, start_timeout_s=120)),
+        serving=ServingConfig(
+            backend="cpu", cpu=CpuConfig(slots=8, context_tokens=512, start_timeout_s=120)
+        ),
     )
     agent = plan.agent.model_copy(update={"context_tokens": 512})
     for name in ("first", "second"):
-        evaluate_model(name, policy_folder, replace(plan, agent=agent), data, tmp_path / name, tmp_path / "work")
+        evaluate_model(
+            name,
+            policy_folder,
+            replace(plan, agent=agent),
+            data,
+            tmp_path / name,
+            tmp_path / "work",
+        )
         rollouts = read_jsonl(tmp_path / name / "musique.search.t0.7.jsonl", Trajectory)
         assert {rollout.model for rollout in rollouts} == {name}
 
@@ -327,26 +414,37 @@ def test_a_variant_cannot_take_the_name_of_the_greedy_row() -> None:
         "samples": 1,
     }
     config = setting(SETS).evaluate.model_dump()
-    with pytest.raises(ValidationError, match="'greedy' is what the row at temperature 0 is called"):
+    with pytest.raises(
+        ValidationError, match="'greedy' is what the row at temperature 0 is called"
+    ):
         EvaluateConfig.model_validate(config | {"variants": {"greedy": plan}})
 
 
 def test_a_variant_with_a_prompt_or_a_set_that_does_not_exist_names_the_nearest() -> None:
-    plan = VariantPlan(models=None, dataset="musiqe", prompt=None, top_k=1, corpus=None, questions=1, samples=1)
+    plan = VariantPlan(
+        models=None, dataset="musiqe", prompt=None, top_k=1, corpus=None, questions=1, samples=1
+    )
     with pytest.raises(UnknownNameError, match="Did you mean 'musique'"):
         list(settings_of(setting(SETS, {"a": plan}), "sft"))
     plan = plan.model_copy(update={"dataset": "musique", "prompt": "multihoprag_nothnk"})
     with pytest.raises(UnknownNameError, match="Did you mean 'multihoprag_nothink'"):
         list(settings_of(setting(SETS, {"a": plan}), "sft"))
     assert [
-        each.variant for each in settings_of(setting(SETS, {"a": plan.model_copy(update={"models": ("rl",)})}), "sft")
+        each.variant
+        for each in settings_of(
+            setting(SETS, {"a": plan.model_copy(update={"models": ("rl",)})}), "sft"
+        )
     ] == [""]
 
 
-def test_a_variant_of_a_model_that_is_is_not_evaluated_is_refused(root: Path, tmp_path: Path) -> None:
+def test_a_variant_of_a_model_that_is_is_not_evaluated_is_refused(
+    root: Path, tmp_path: Path
+) -> None:
     smoke = load_profile(root / "profiles/smoke/params.yaml")
     profile = smoke.with_overrides({"evaluate.variants.top2_short.models": ["stf"]})
-    with pytest.raises(UnknownNameError, match=r"model in evaluate\.variants 'stf'. Did you mean 'sft'"):
+    with pytest.raises(
+        UnknownNameError, match=r"model in evaluate\.variants 'stf'. Did you mean 'sft'"
+    ):
         evaluate_stage.main(profile, "sft", new_scratch(tmp_path))
 
 
@@ -366,16 +464,23 @@ def test_the_chunk_size_of_a_row_is_that_of_its_corpus() -> None:
 
 
 @pytest.mark.usefixtures("named", "search_here")
-def test_an_endpoint_that_is_gone_stops_the_evaluation_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
+def test_an_endpoint_that_is_gone_stops_the_evaluation_and_leaves_nothing(
+    data: Path, tmp_path: Path
+) -> None:
     with serve_chat(lambda _: 503) as chat:
-        model, plan = model_at(chat.endpoint.base_url, tmp_path / "model"), setting({"musique": SETS["musique"]})
+        model, plan = (
+            model_at(chat.endpoint.base_url, tmp_path / "model"),
+            setting({"musique": SETS["musique"]}),
+        )
         with pytest.raises(EndpointError, match="in a row"):
             evaluate_model("sft", model, plan, data, tmp_path / "out", tmp_path / "work")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("named")
-def test_an_unknown_set_names_the_nearest_and_an_empty_one_is_refused(data: Path, tmp_path: Path) -> None:
+def test_an_unknown_set_names_the_nearest_and_an_empty_one_is_refused(
+    data: Path, tmp_path: Path
+) -> None:
     model = model_at("http://127.0.0.1:9/v1", tmp_path / "model")
     plan = setting({"musiqe": SETS["musique"]})
     with pytest.raises(UnknownNameError, match="Did you mean 'musique'"):
@@ -388,18 +493,30 @@ def test_an_unknown_set_names_the_nearest_and_an_empty_one_is_refused(data: Path
 
 
 @pytest.mark.usefixtures("named")
-def test_two_questions_of_one_id_are_refused_before_anything_is_asked(data: Path, tmp_path: Path) -> None:
+def test_two_questions_of_one_id_are_refused_before_anything_is_asked(
+    data: Path, tmp_path: Path
+) -> None:
     [question, *_] = read_jsonl(data / "questions" / "musique" / "val.jsonl", Question)
     write_jsonl(tmp_path / "questions" / "musique" / "val.jsonl", [question, question])
     model = model_at("http://127.0.0.1:9/v1", tmp_path / "model")
     with pytest.raises(RecordError, match=r"val\.jsonl, line 2: field 'id'"):
-        evaluate_model("sft", model, setting({"musique": SETS["musique"]}), tmp_path, tmp_path / "out", tmp_path)
+        evaluate_model(
+            "sft",
+            model,
+            setting({"musique": SETS["musique"]}),
+            tmp_path,
+            tmp_path / "out",
+            tmp_path,
+        )
 
 
 def test_the_gold_passage_control_needs_known_evidence() -> None:
     unknown = [Question(id="q", question="Where?", golden_answers=("Stoke",))]
     plan = SetPlan(questions=None, samples=3, greedy=0, controls=1)
-    assert [run.condition for run in plan_runs("musique", unknown, plan, 0.7, "")] == ["search", "no_search"]
+    assert [run.condition for run in plan_runs("musique", unknown, plan, 0.7, "")] == [
+        "search",
+        "no_search",
+    ]
 
 
 def test_a_checkpoint_is_named_by_its_folder_and_the_step_that_was_kept(tmp_path: Path) -> None:

@@ -11,11 +11,25 @@ import pytest
 from evalscope.benchmarks.ifeval import instructions, instructions_registry, instructions_util
 
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, EndpointError, RecordError
-from deepsearch_rl.evaluation.ifeval import IfevalConfig, evaluate_ifeval, generated_prompts, load_prompts, read_prompts
+from deepsearch_rl.errors import (
+    ArtifactError,
+    CheckFailedError,
+    ConfigError,
+    EndpointError,
+    RecordError,
+)
+from deepsearch_rl.evaluation.ifeval import (
+    IfevalConfig,
+    evaluate_ifeval,
+    generated_prompts,
+    load_prompts,
+    read_prompts,
+)
 from tests.evaluation.chat import KEY, says, serve_chat
 
-CONFIG = IfevalConfig(prompts="generated", count=40, path=None, max_tokens=64, concurrency=8, timeout_s=20, retries=1)
+CONFIG = IfevalConfig(
+    prompts="generated", count=40, path=None, max_tokens=64, concurrency=8, timeout_s=20, retries=1
+)
 RESPONSE = "the river city is called stoke\n\nlater it grew"
 
 
@@ -24,7 +38,9 @@ def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     connect = socket.socket.connect
 
     def guarded(self: socket.socket, address: tuple[str, int]) -> None:
-        assert self.family == socket.AF_UNIX or address[0] == "127.0.0.1", f"something was sent to {address}"
+        assert self.family == socket.AF_UNIX or address[0] == "127.0.0.1", (
+            f"something was sent to {address}"
+        )
         connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
@@ -47,38 +63,60 @@ def expected(response: str) -> tuple[float, float]:
 @pytest.mark.slow
 def test_every_generated_prompt_is_asked_scored_and_kept(tmp_path: Path) -> None:
     with serve_chat(lambda _: says(RESPONSE)) as chat:
-        score = evaluate_ifeval("sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
+        score = evaluate_ifeval(
+            "sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+        )
     prompts = generated_prompts(40)
     assert Counter(request["messages"][0]["content"] for request in chat.requests) == Counter(
         prompt.prompt for prompt in prompts
     )
-    assert all((request["temperature"], request["max_tokens"]) == (0.0, 64) for request in chat.requests)
-    assert (score.n, score.instruction_ids) == (40, len({name for p in prompts for name in p.instruction_id_list}))
+    assert all(
+        (request["temperature"], request["max_tokens"]) == (0.0, 64) for request in chat.requests
+    )
+    assert (score.n, score.instruction_ids) == (
+        40,
+        len({name for p in prompts for name in p.instruction_id_list}),
+    )
     assert (score.prompt_strict, score.inst_strict) == pytest.approx(expected(RESPONSE), abs=1e-6)
     assert 0 < score.prompt_strict < score.inst_strict < 1
-    responses = [json.loads(line) for line in (tmp_path / "out" / "responses.jsonl").read_text().splitlines()]
+    responses = [
+        json.loads(line) for line in (tmp_path / "out" / "responses.jsonl").read_text().splitlines()
+    ]
     assert [line["key"] for line in responses] == [prompt.key for prompt in prompts]
     assert {line["response"] for line in responses} == {RESPONSE}
-    assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert not any(
+        KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    )
 
 
 @pytest.mark.slow
 def test_an_empty_response_follows_nothing_and_is_counted(tmp_path: Path) -> None:
     with serve_chat(lambda _: says("")) as chat:
-        score = evaluate_ifeval("base", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
+        score = evaluate_ifeval(
+            "base", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+        )
     assert (score.n, score.prompt_loose, score.inst_loose) == (40, 0.0, 0.0)
 
 
 @pytest.mark.slow
-def test_a_prompt_whose_checker_fails_makes_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_whose_checker_fails_makes_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> bool:
         raise LookupError("no such resource")
 
     monkeypatch.setattr(instructions.CommaChecker, "check_following", broken)
-    unscored = [prompt.key for prompt in generated_prompts(40) if "punctuation:no_comma" in prompt.instruction_id_list]
+    unscored = [
+        prompt.key
+        for prompt in generated_prompts(40)
+        if "punctuation:no_comma" in prompt.instruction_id_list
+    ]
     assert unscored
     message = rf"asked 40 prompts and scored {40 - len(unscored)}.*{re.escape(str(unscored))}.*no such resource"
-    with serve_chat(lambda _: says(RESPONSE)) as chat, pytest.raises(CheckFailedError, match=message):
+    with (
+        serve_chat(lambda _: says(RESPONSE)) as chat,
+        pytest.raises(CheckFailedError, match=message),
+    ):
         evaluate_ifeval("sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -106,9 +144,13 @@ def test_the_password_in_an_address_is_sent_and_written_nowhere(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with serve_chat(lambda _: says(RESPONSE)) as chat:
-        score = evaluate_ifeval("sft", with_password(chat.endpoint), CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
+        score = evaluate_ifeval(
+            "sft", with_password(chat.endpoint), CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+        )
     with serve_chat(lambda _: 401) as chat, pytest.raises(EndpointError) as caught:
-        evaluate_ifeval("sft", with_password(chat.endpoint), CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
+        evaluate_ifeval(
+            "sft", with_password(chat.endpoint), CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+        )
     assert score.n == 40
     assert chat.requests
     assert f" {chat.endpoint.base_url} did not answer" in str(caught.value)
@@ -124,15 +166,23 @@ def test_the_password_in_an_address_is_sent_and_written_nowhere(
 def test_generated_prompts_need_no_nltk_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instructions_util.nltk.data, "path", [])
     instructions_util._get_sentence_tokenizer.cache_clear()
-    monkeypatch.setattr(instructions_util, "check_nltk_data", lambda name: pytest.fail(f"{name} was asked for"))
+    monkeypatch.setattr(
+        instructions_util, "check_nltk_data", lambda name: pytest.fail(f"{name} was asked for")
+    )
     assert expected(RESPONSE)[0] > 0
 
 
 @pytest.mark.parametrize(
     ("line", "field"),
     [
-        ('{"key": 1, "prompt": "p", "instruction_id_list": ["punctuation:no_commas"], "kwargs": [{}]}', "no_commas"),
-        ('{"key": 1, "prompt": "p", "instruction_id_list": ["punctuation:no_comma"], "kwargs": []}', "kwargs"),
+        (
+            '{"key": 1, "prompt": "p", "instruction_id_list": ["punctuation:no_commas"], "kwargs": [{}]}',
+            "no_commas",
+        ),
+        (
+            '{"key": 1, "prompt": "p", "instruction_id_list": ["punctuation:no_comma"], "kwargs": []}',
+            "kwargs",
+        ),
         ('{"key": 1, "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}', "prompt"),
     ],
 )

@@ -3,7 +3,8 @@
 import csv
 from pathlib import Path
 
-from deepsearch_rl.evaluation.report.tables import F1Table, build_table, markdown, metrics, write_table
+from deepsearch_rl.evaluation.report.table_files import markdown, metrics, write_table
+from deepsearch_rl.evaluation.report.tables import F1Table, build_table
 from deepsearch_rl.evaluation.report.write_report import Sources
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from deepsearch_rl.files import read_record, write_json
@@ -18,8 +19,13 @@ def with_variants(results: Sources) -> F1Table:
         evaluation = read_record(folder / "rows.json", ModelEvaluation)
         own = next(row for row in evaluation.rows if row.dataset == "musique")
         changed = {"variant": "top5", "top_k": 5, "f1": 1.0, "f1_high": 1.0}
-        rows = sorted((*evaluation.rows, own.model_copy(update=changed)), key=lambda row: row.sort_key)
-        write_json(folder / "rows.json", evaluation.model_copy(update={"rows": tuple(rows)}).model_dump(mode="json"))
+        rows = sorted(
+            (*evaluation.rows, own.model_copy(update=changed)), key=lambda row: row.sort_key
+        )
+        write_json(
+            folder / "rows.json",
+            evaluation.model_copy(update={"rows": tuple(rows)}).model_dump(mode="json"),
+        )
     return build_table("tiny", results.evaluate, PAIRS, 0, 100)
 
 
@@ -37,7 +43,9 @@ def test_a_variant_has_a_line_of_its_own_beside_the_profiles_own_figure(results:
     assert all(line[4].startswith("1.000 [") and line[8] == "5" for line in cells)
 
 
-def test_metrics_and_csv_name_a_variant_apart_from_the_main_figure(results: Sources, tmp_path: Path) -> None:
+def test_metrics_and_csv_name_a_variant_apart_from_the_main_figure(
+    results: Sources, tmp_path: Path
+) -> None:
     table = with_variants(results)
     figures = metrics(table, ())
     assert figures["f1_top5"] == {"musique": {"base": 1.0, "sft": 1.0}}
@@ -45,6 +53,8 @@ def test_metrics_and_csv_name_a_variant_apart_from_the_main_figure(results: Sour
     write_table(table, (), tmp_path)
     lines = list(csv.DictReader((tmp_path / "f1_table.csv").open()))
     runs = [
-        (line["variant"], line["top_k"]) for line in lines if (line["model"], line["dataset"]) == ("sft", "musique")
+        (line["variant"], line["top_k"])
+        for line in lines
+        if (line["model"], line["dataset"]) == ("sft", "musique")
     ]
     assert runs == [("", "3"), ("top5", "5")]

@@ -25,7 +25,11 @@ CHAIN = {
         "params": ["number"],
         "outs": ["number.txt"],
     },
-    "round": {"cmd": "cut -c1 number.txt > digit.txt", "deps": ["number.txt"], "outs": ["digit.txt"]},
+    "round": {
+        "cmd": "cut -c1 number.txt > digit.txt",
+        "deps": ["number.txt"],
+        "outs": ["digit.txt"],
+    },
     "report": {
         "cmd": "mkdir -p reports/tiny; echo '| digit |' | cat - digit.txt > reports/tiny/f1_table.md",
         "deps": ["digit.txt"],
@@ -34,7 +38,10 @@ CHAIN = {
 }
 # mkdir fails if the other one is inside at the same time.
 TAKING_TURNS = {
-    name: {"cmd": f"mkdir gpu.lock && sleep 1 && rmdir gpu.lock && echo > {name}.txt", "outs": [f"{name}.txt"]}
+    name: {
+        "cmd": f"mkdir gpu.lock && sleep 1 && rmdir gpu.lock && echo > {name}.txt",
+        "outs": [f"{name}.txt"],
+    }
     for name in ("sft", "evaluate")
 }
 
@@ -43,7 +50,9 @@ SEND_LIMIT_S = 20.0
 
 def dvc_status(root: Path) -> str:
     command = python("dvc", "status", "dvc.yaml")
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def python(module: str, *arguments: str) -> list[str]:
@@ -62,7 +71,10 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("prefect")
     shutil.copy(server.ROOT / "prefect.toml", folder)
     api = f"http://{LOOPBACK}:{free_port()}/api"
-    with pytest.MonkeyPatch.context() as patch, temporary_settings({PREFECT_API_URL: api, PREFECT_HOME: folder}):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        temporary_settings({PREFECT_API_URL: api, PREFECT_HOME: folder}),
+    ):
         patch.setattr(server, "ROOT", folder)
         patch.setenv("PREFECT_HOME", str(folder))
         patch.setenv("PREFECT_API_URL", api)
@@ -74,8 +86,8 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def end_senders() -> None:
     """End the threads that send Prefect's logs and events, which keep the address that they first had.
 
-    What they have not sent by then is lost. Nothing here reads it, and with a server that is away each event takes a
-    minute.
+    What they have not sent by then is lost. Nothing here reads it, and with a server that is away
+    each event takes a minute.
     """
     for sender in (APILogWorker, EventsWorker):
         sender.drain_all(timeout=SEND_LIMIT_S, at_exit=False)
@@ -94,7 +106,9 @@ def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_project(empty_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeProject:
+def make_project(
+    empty_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> MakeProject:
     """Make a git and DVC project of the given stages in a folder that becomes the working directory."""
 
     def make(stages: dict[str, object], params: str = PROFILE) -> Path:

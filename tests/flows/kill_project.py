@@ -1,9 +1,10 @@
 """A copy of the project in a temporary folder whose stages note when they start and end, for kills.py.
 
-Every stage of the project runs as ``scripts/python INTERPRETER -m stages.NAME PARAMS [ITEM]``. In the copy that script
-appends a line to ``executed.log`` before the stage and another one after it; short lines of a file opened with O_APPEND
-never mix. The graph ``trivial`` takes the place of tiny's: ten stages that sleep for a second or two, two of them
-on the "GPU", and a report with its upload to MLflow. The graph ``smoke`` is the project's own.
+Every stage of the project runs as ``scripts/python INTERPRETER -m stages.NAME PARAMS [ITEM]``. In
+the copy that script appends a line to ``executed.log`` before the stage and another one after it;
+short lines of a file opened with O_APPEND never mix. The graph ``trivial`` takes the place of
+tiny's: ten stages that sleep for a second or two, two of them on the "GPU", and a report with its
+upload to MLflow. The graph ``smoke`` is the project's own.
 """
 
 import os
@@ -67,7 +68,14 @@ PARAMS = {
     "profile": "tiny",
     "python": {"core": ".venv/bin/python"},
     "flow": {"gpu_stages": ["sft", "rl"], "outside_stages": []},
-    "requires": {"memory_gib": 0.1, "disk_gib": 0.1, "gpu_memory_gib": 0, "java": False, "keys": [], "max_hours": None},
+    "requires": {
+        "memory_gib": 0.1,
+        "disk_gib": 0.1,
+        "gpu_memory_gib": 0,
+        "java": False,
+        "keys": [],
+        "max_hours": None,
+    },
     "track": {"experiment": "tests"},
     "round": 0,
     "seconds": 1.5,
@@ -108,7 +116,10 @@ class KillProject(NamedTuple):
 
     def stage_names(self) -> set[str]:
         """Return all stages of the graph, as DVC names them."""
-        listed = run([sys.executable, "-m", "dvc", "stage", "list", "--name-only", self.dvc_yaml], self.folder)
+        listed = run(
+            [sys.executable, "-m", "dvc", "stage", "list", "--name-only", self.dvc_yaml],
+            self.folder,
+        )
         return {name.rpartition(":")[2] for name in listed.split()}
 
     def set_round(self, number: int) -> None:
@@ -122,7 +133,12 @@ class KillProject(NamedTuple):
 def run(command: list[str], folder: Path, **variables: str) -> str:
     """Run a command and return its output; its error output is the error's text where it fails."""
     result = subprocess.run(
-        command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+        command,
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)}: {result.stdout[-2000:]}{result.stderr[-2000:]}")
@@ -131,7 +147,9 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
 
 def make_project(folder: Path, graph: str, remote: str, endpoint: str = "") -> KillProject:
     """Copy the project with the given graph into a new folder, with git, DVC and a remote of its own."""
-    files = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT).split("\0")
+    files = run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT
+    ).split("\0")
     for name in filter(lambda name: (ROOT / name).is_file(), filter(None, files)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
@@ -148,7 +166,10 @@ def make_project(folder: Path, graph: str, remote: str, endpoint: str = "") -> K
     run(["git", "init", "--quiet"], folder)
     run([sys.executable, "-m", "dvc", "remote", "add", "--default", "storage", remote], folder)
     if endpoint:
-        run([sys.executable, "-m", "dvc", "remote", "modify", "storage", "endpointurl", endpoint], folder)
+        run(
+            [sys.executable, "-m", "dvc", "remote", "modify", "storage", "endpointurl", endpoint],
+            folder,
+        )
     commit_all(folder, "copy")
     return project
 

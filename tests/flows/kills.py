@@ -3,19 +3,23 @@
     python -m tests.flows.kills --kills 50 --seed 7
     python -m tests.flows.kills --kills 20 --graph smoke --gap 60
 
-A copy of the project in a temporary folder runs as on a real machine: `make ui`, `make worker`, a DVC remote. The
-victim "machine" is the worker with all that it started, which ends at once without a word, as by a power cut. A
-supervisor, as systemd would, starts what is killed again after ten seconds (`make ui` starts its servers again by
-itself). Nobody starts runs again: crashed ones have to come back by themselves. Only if none is left for a minute does
-one start as from a schedule, and that is a defect too. The graph `trivial` has ten stages and begins anew with other
-parameters until all kills are used; `smoke` is the project's smallest graph, once.
+A copy of the project in a temporary folder runs as on a real machine: `make ui`, `make worker`, a
+DVC remote. The victim "machine" is the worker with all that it started, which ends at once without
+a word, as by a power cut. A supervisor, as systemd would, starts what is killed again after ten
+seconds (`make ui` starts its servers again by itself). Nobody starts runs again: crashed ones have
+to come back by themselves. Only if none is left for a minute does one start as from a schedule, and
+that is a defect too. The graph `trivial` has ten stages and begins anew with other parameters until
+all kills are used; `smoke` is the project's smallest graph, once.
 
 At the end these must hold, or the script ends with status 1 and names what does not:
 
-- the last run is Completed, DVC calls every stage up to date, and its outputs are those of an undisturbed `dvc repro`;
+- the last run is Completed, DVC calls every stage up to date, and its outputs are those of an
+  undisturbed `dvc repro`;
 - no run had to be started as from a schedule;
-- no stage began again after DVC had recorded it, and MLflow has every report once and nothing unfinished;
-- no run or stage says Running although its process is dead, and no run did for over 30 s after its worker was back;
+- no stage began again after DVC had recorded it, and MLflow has every report once and nothing
+  unfinished;
+- no run or stage says Running although its process is dead, and no run did for over 30 s after its
+  worker was back;
 - all processes of a killed run, and with them its locks, were gone within 30 s;
 - no file is half-written, no lock is held, and no process is left.
 """
@@ -74,7 +78,9 @@ class Kill:
     closed_s: float | None = None
 
     def is_over(self) -> bool:
-        return None not in ([self.resumed_s, self.free_s, self.closed_s] if self.run_id else [self.resumed_s])
+        return None not in (
+            [self.resumed_s, self.free_s, self.closed_s] if self.run_id else [self.resumed_s]
+        )
 
 
 @dataclass
@@ -97,8 +103,14 @@ class Site:
         (folder / "logs").mkdir()
         self.mlflow, self.s3_port = f"http://{LOOPBACK}:{free_port()}", s3_port
         self.api = f"http://{LOOPBACK}:{free_port()}/api"
-        (folder / ".env").write_text(f"PREFECT_API_URL={self.api}\nMLFLOW_TRACKING_URI={self.mlflow}\n")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
+        (folder / ".env").write_text(
+            f"PREFECT_API_URL={self.api}\nMLFLOW_TRACKING_URI={self.mlflow}\n"
+        )
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PREFECT", "MLFLOW"))
+        }
         self.environment = {
             **inherited,
             MARKER: str(folder),
@@ -124,7 +136,11 @@ class Site:
             )
         part.started_s = time.time()
         if name == "s3":
-            wait_for(lambda: is_healthy(f"http://{LOOPBACK}:{self.s3_port}/moto-api/data.json"), "S3's server", 60)
+            wait_for(
+                lambda: is_healthy(f"http://{LOOPBACK}:{self.s3_port}/moto-api/data.json"),
+                "S3's server",
+                60,
+            )
             httpx.put(f"http://{LOOPBACK}:{self.s3_port}/dvc").raise_for_status()
 
     def supervise(self) -> None:
@@ -193,7 +209,9 @@ class Site:
 
     def start_run(self) -> bool:
         deployment = self.ask(f"/deployments/name/reproduce/{self.project.profile}")
-        return deployment is not None and bool(self.ask(f"/deployments/{deployment['id']}/create_flow_run", {}))
+        return deployment is not None and bool(
+            self.ask(f"/deployments/{deployment['id']}/create_flow_run", {})
+        )
 
     def end(self) -> list[psutil.Process]:
         """End everything as Ctrl-C would, and return what is left after half a minute."""
@@ -226,8 +244,15 @@ def wait_for(condition: Any, what: str, timeout_s: float = PATIENCE_S) -> None:
 class Rehearsal:
     """The kills, one after another, and what they did."""
 
-    def __init__(self, site: Site, kills: int, seed: int, kinds: Sequence[str], gap_s: float = GAP_S) -> None:
-        self.site, self.project, self.chance, self.gap_s = site, site.project, random.Random(seed), gap_s
+    def __init__(
+        self, site: Site, kills: int, seed: int, kinds: Sequence[str], gap_s: float = GAP_S
+    ) -> None:
+        self.site, self.project, self.chance, self.gap_s = (
+            site,
+            site.project,
+            random.Random(seed),
+            gap_s,
+        )
         self.deck = [kinds[number % len(kinds)] for number in range(kills)]
         self.chance.shuffle(self.deck)
         self.kills: list[Kill] = []
@@ -265,7 +290,9 @@ class Rehearsal:
             if self.deck and is_time and self.kill(self.deck[-1]):
                 self.deck.pop()
                 self.is_double = self.chance.random() < DOUBLE_SHARE
-                next_kill_s = time.time() + self.chance.uniform(0.5, 3 if self.is_double else self.gap_s)
+                next_kill_s = time.time() + self.chance.uniform(
+                    0.5, 3 if self.is_double else self.gap_s
+                )
                 begun_s = time.time()
             if time.time() - begun_s > PATIENCE_S * (1 if self.project.profile == "tiny" else 4):
                 raise RuntimeError(f"nothing went on for {PATIENCE_S:g} s; open: {open_kills}")
@@ -276,12 +303,19 @@ class Rehearsal:
     def is_complete(self, stages: set[str], runs: list[dict[str, Any]] | None) -> bool:
         """Whether DVC has recorded all stages of this round and a run that began in it is Completed."""
         is_recorded = all((self.round, stage) in self.recorded_s for stage in stages)
-        return is_recorded and bool(runs) and all(run["state_type"] in FINAL for run in runs or []) and runs is not None
+        return (
+            is_recorded
+            and bool(runs)
+            and all(run["state_type"] in FINAL for run in runs or [])
+            and runs is not None
+        )
 
     def look(self, stages: set[str]) -> None:
         """Note what DVC has recorded since the last look, and stages that began after that."""
         for name, (params, _) in self.project.recorded().items():  # type: ignore[misc]
-            of_round = self.project.profile != "tiny" or params["params.yaml"]["round"] == self.round
+            of_round = (
+                self.project.profile != "tiny" or params["params.yaml"]["round"] == self.round
+            )
             if name in stages and of_round:
                 self.recorded_s.setdefault((self.round, name), time.time())
         lines = self.project.lines()
@@ -296,12 +330,16 @@ class Rehearsal:
         if self.site.runs() is not None:
             self.round = (self.round + 1) % ROUNDS
             self.rounds += 1
-            self.recorded_s = {key: time_s for key, time_s in self.recorded_s.items() if key[0] != self.round}
+            self.recorded_s = {
+                key: time_s for key, time_s in self.recorded_s.items() if key[0] != self.round
+            }
             self.project.set_round(self.round)
             wait_for(self.site.start_run, "a run of the next round")
             self.last_run_s = time.time()
 
-    def start_as_from_a_schedule(self, runs: list[dict[str, Any]] | None, is_complete: bool) -> None:
+    def start_as_from_a_schedule(
+        self, runs: list[dict[str, Any]] | None, is_complete: bool
+    ) -> None:
         if runs is None or is_complete or any(run["state_type"] not in FINAL for run in runs):
             self.last_run_s = time.time()
         elif time.time() - self.last_run_s > NO_RUN_LIMIT_S and self.site.start_run():
@@ -313,7 +351,11 @@ class Rehearsal:
         victims = self.site.machine() if kind == "machine" else [self.site.find(kind, self.chance)]
         flow = self.site.find("flow", self.chance)
         with contextlib.suppress(psutil.Error):
-            run_id = flow.environ()["PREFECT__FLOW_RUN_ID"] if flow and kind in ("flow", "worker", "machine") else ""
+            run_id = (
+                flow.environ()["PREFECT__FLOW_RUN_ID"]
+                if flow and kind in ("flow", "worker", "machine")
+                else ""
+            )
             stages = {line.stage for line in self.project.lines()} if run_id else set[str]()
             running = sorted(filter(self.is_running, stages))
             processes = self.site.of_run(run_id) if run_id else []
@@ -346,7 +388,8 @@ class Rehearsal:
             kill.resumed_s = after_s
 
     def has_resumed(self, kill: Kill, is_complete: bool) -> bool:
-        if time.time() - kill.time_s < 3:  # a server's children may outlive it for a moment
+        # A server's children may outlive it for a moment
+        if time.time() - kill.time_s < 3:
             return False
         if kill.kind == "prefect":
             return is_healthy(f"{self.site.api}/health")
@@ -357,9 +400,11 @@ class Rehearsal:
         if kill.run_id:
             lines = self.project.lines()
             return is_complete or (
-                kill.free_s is not None and any(line.time_s > kill.time_s + kill.free_s for line in lines)
+                kill.free_s is not None
+                and any(line.time_s > kill.time_s + kill.free_s for line in lines)
             )
-        return self.site.find("worker", random.Random(0)) is not None  # no run was under way
+        # No run was under way
+        return self.site.find("worker", random.Random(0)) is not None
 
 
 def say(text: str) -> None:
@@ -376,22 +421,34 @@ def check(site: Site, rehearsal: Rehearsal, reference: dict[str, object]) -> lis
         problems.append(f"the last run is {last['state_name']}")
     if rehearsal.scheduled:
         problems.append(f"{rehearsal.scheduled} runs had to be started as from a schedule")
-    problems += [f"run {run['id']} says {run['state_name']}" for run in runs if run["state_type"] not in FINAL]
+    problems += [
+        f"run {run['id']} says {run['state_name']}"
+        for run in runs
+        if run["state_type"] not in FINAL
+    ]
     running = {"task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
-    problems += [f"stage {stage['name']} says Running" for stage in site.ask("/task_runs/filter", running) or []]
+    problems += [
+        f"stage {stage['name']} says Running"
+        for stage in site.ask("/task_runs/filter", running) or []
+    ]
     status = run([sys.executable, "-m", "dvc", "status", project.dvc_yaml], project.folder)
     if "up to date" not in status:
         problems.append(f"dvc status: {status}")
     recorded = project.recorded()
     problems += [
-        f"{name} is not what an undisturbed run makes" for name in reference if recorded.get(name) != reference[name]
+        f"{name} is not what an undisturbed run makes"
+        for name in reference
+        if recorded.get(name) != reference[name]
     ]
     problems += [f"{name} was not made" for name in project.stage_names() - recorded.keys()]
     problems += [f"ran again although DVC had recorded it: {text}" for text in rehearsal.again]
     problems += mlflow_problems(site, rehearsal)
     problems += [f"half-written: {path}" for path in torn_files(project.folder)]
     for kill in rehearsal.kills:
-        for name, seconds in (("held its locks for", kill.free_s), ("said it was running for", kill.closed_s)):
+        for name, seconds in (
+            ("held its locks for", kill.free_s),
+            ("said it was running for", kill.closed_s),
+        ):
             if seconds is not None and seconds > SLOT_LIMIT_S:
                 problems.append(f"after a kill of {kill.kind}, the run {name} {seconds:.0f} s")
     problems += [f"{path} is held" for path in held_locks(project.folder)]
@@ -407,9 +464,14 @@ def mlflow_problems(site: Site, rehearsal: Rehearsal) -> Iterator[str]:
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
     runs = client.search_runs(ids, max_results=1000)
     yield from (
-        f"MLflow's run {run.info.run_name} is {run.info.status}" for run in runs if run.info.status != "FINISHED"
+        f"MLflow's run {run.info.run_name} is {run.info.status}"
+        for run in runs
+        if run.info.status != "FINISHED"
     )
-    digests = Counter((run.data.tags.get("report.digest", ""), run.data.tags.get("model", "report")) for run in runs)
+    digests = Counter(
+        (run.data.tags.get("report.digest", ""), run.data.tags.get("model", "report"))
+        for run in runs
+    )
     yield from (f"MLflow has {count} runs of {key}" for key, count in digests.items() if count > 1)
     expected = min(rehearsal.rounds, ROUNDS)
     reports = sum(model == "report" for _, model in digests)
@@ -423,9 +485,14 @@ def mlflow_problems(site: Site, rehearsal: Rehearsal) -> Iterator[str]:
 def torn_files(folder: Path) -> Iterator[Path]:
     """Yield the JSON and YAML files of the project that cannot be read to their end."""
     readers: dict[str, Callable[[str], object]] = {".json": json.loads, ".dir": json.loads}
-    readers |= dict.fromkeys((".yaml", ".lock"), lambda text: list(yaml.parse(text)))  # parse: tags have a meaning
+    # parse: tags have a meaning
+    readers |= dict.fromkeys((".yaml", ".lock"), lambda text: list(yaml.parse(text)))
     for path in folder.rglob("*"):
-        is_ours = path.suffix in readers and path.name != "uv.lock" and not {".git", ".venv"} & {*path.parts}
+        is_ours = (
+            path.suffix in readers
+            and path.name != "uv.lock"
+            and not {".git", ".venv"} & {*path.parts}
+        )
         if is_ours and path.is_file():
             try:
                 readers[path.suffix](path.read_text())
@@ -490,20 +557,29 @@ def rehearse(
     remote = "s3://dvc" if s3 else str(home / "remote")
     (home / "project").mkdir()
     (home / "undisturbed").mkdir()
-    project = make_project(home / "project", graph, remote, f"http://{LOOPBACK}:{s3_port}" if s3 else "")
+    project = make_project(
+        home / "project", graph, remote, f"http://{LOOPBACK}:{s3_port}" if s3 else ""
+    )
     site = Site(project, s3_port)
     problems: list[str] = []
     try:
         for name in sorted(site.parts):
             site.start(name)
             if name == "ui":
-                wait_for(lambda: is_healthy(f"{site.api}/health") and is_healthy(f"{site.mlflow}/health"), "make ui")
+                wait_for(
+                    lambda: (
+                        is_healthy(f"{site.api}/health") and is_healthy(f"{site.mlflow}/health")
+                    ),
+                    "make ui",
+                )
         wait_for(site.start_run, "the deployment")
         began_s = time.time()
         rehearsal = Rehearsal(site, kills, seed, [*victims, *(["s3"] if s3 else [])], gap_s)
         rehearsal.go()
         minutes = (time.time() - began_s) / 60
-        problems += check(site, rehearsal, undisturbed(site, home / "undisturbed", str(home / "other-remote")))
+        problems += check(
+            site, rehearsal, undisturbed(site, home / "undisturbed", str(home / "other-remote"))
+        )
         repeated = sum(rehearsal.executions.values()) - len(rehearsal.executions)
         print(
             f"{table(rehearsal)}\n\n{rehearsal.rounds} rounds in {minutes:.1f} min; executions of stages: "
@@ -528,16 +604,34 @@ def interrupt(*_: object) -> None:
 
 def main() -> None:
     """Command line; status 1 where something does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=50, help="how many")
     parser.add_argument(
-        "--seed", type=int, default=random.SystemRandom().randrange(10_000), help="of the random moments"
+        "--seed",
+        type=int,
+        default=random.SystemRandom().randrange(10_000),
+        help="of the random moments",
     )
     parser.add_argument("--graph", choices=["trivial", "smoke"], default="trivial")
-    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="all where none is named")
-    parser.add_argument("--gap", type=float, default=GAP_S, help="most seconds that work goes on before the next kill")
-    parser.add_argument("--s3", action="store_true", help="DVC's remote is an S3 server (moto), which is killed too")
-    parser.add_argument("--keep", action="store_true", help="keep the folder; it stays anyway where something is wrong")
+    parser.add_argument(
+        "--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="all where none is named"
+    )
+    parser.add_argument(
+        "--gap",
+        type=float,
+        default=GAP_S,
+        help="most seconds that work goes on before the next kill",
+    )
+    parser.add_argument(
+        "--s3", action="store_true", help="DVC's remote is an S3 server (moto), which is killed too"
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep the folder; it stays anyway where something is wrong",
+    )
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, interrupt)
@@ -552,7 +646,9 @@ def main() -> None:
     )
     for problem in problems:
         print(f"WRONG: {problem}")
-    print(f"seed {arguments.seed}: {'nothing is wrong' if not problems else f'{len(problems)} things are wrong'}")
+    print(
+        f"seed {arguments.seed}: {'nothing is wrong' if not problems else f'{len(problems)} things are wrong'}"
+    )
     sys.exit(bool(problems))
 
 

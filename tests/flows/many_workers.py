@@ -3,17 +3,19 @@
     python -m tests.flows.many_workers --workers 10 --runs 200
     python -m tests.flows.many_workers --workers 2 --runs 6 --idle-s 0     # a first look, two minutes
 
-It starts a Prefect server of its own and real workers, each as `make worker` starts it in a clone of its own of a small
-DVC project whose remote is a folder. Then it queues runs of the deployment ``reproduce/tiny``, each with another
-parameter, and waits for all of them. Nothing touches this project's servers, and all of it ends with the script.
+It starts a Prefect server of its own and real workers, each as `make worker` starts it in a clone
+of its own of a small DVC project whose remote is a folder. Then it queues runs of the deployment
+``reproduce/tiny``, each with another parameter, and waits for all of them. Nothing touches this
+project's servers, and all of it ends with the script.
 
-The server's database is SQLite, or what PREFECT_API_DATABASE_CONNECTION_URL names, an empty one for each simulation:
+The server's database is SQLite, or what PREFECT_API_DATABASE_CONNECTION_URL names, an empty one for
+each simulation:
 
     PREFECT_API_DATABASE_CONNECTION_URL=postgresql+asyncpg://user@127.0.0.1/prefect python -m tests.flows.many_workers
 
-Every stage appends a line with the id of its flow run to one file, so that the file tells which runs ran, how often and
-where, whatever the server believes. Status 1: a run did not complete, or ran twice or never. A worker needs 0.3 GB of
-memory, and so does a run.
+Every stage appends a line with the id of its flow run to one file, so that the file tells which
+runs ran, how often and where, whatever the server believes. Status 1: a run did not complete, or
+ran twice or never. A worker needs 0.3 GB of memory, and so does a run.
 """
 
 import argparse
@@ -62,7 +64,14 @@ PARAMS = {
     "profile": "tiny",
     "python": {"core": sys.executable},
     "flow": {"gpu_stages": [], "outside_stages": []},
-    "requires": {"memory_gib": 0.1, "disk_gib": 0.1, "gpu_memory_gib": 0, "java": False, "keys": [], "max_hours": None},
+    "requires": {
+        "memory_gib": 0.1,
+        "disk_gib": 0.1,
+        "gpu_memory_gib": 0,
+        "java": False,
+        "keys": [],
+        "max_hours": None,
+    },
 }
 
 
@@ -92,8 +101,9 @@ class Sample:
 class Outcome:
     """What happened.
 
-    ``lines`` are those that the stages wrote: flow run and clone. ``stages`` is how many the server has as completed.
-    The first two ``samples`` are from the beginning and the end of the time in which the workers had nothing to do.
+    ``lines`` are those that the stages wrote: flow run and clone. ``stages`` is how many the server
+    has as completed. The first two ``samples`` are from the beginning and the end of the time in
+    which the workers had nothing to do.
     """
 
     runs: tuple[Run, ...]
@@ -105,9 +115,15 @@ class Outcome:
     def problems(self) -> list[str]:
         """Return a sentence for every run that did not complete, ran more than once or never."""
         times = Counter(run for run, _ in self.lines)
-        found = [f"run {run.id} ended as {run.state}" for run in self.runs if run.state != "Completed"]
-        found += [f"run {run.id} ran {times[run.id]} times" for run in self.runs if times[run.id] != 1]
-        found += [f"nobody queued run {run}" for run in times.keys() - {run.id for run in self.runs}]
+        found = [
+            f"run {run.id} ended as {run.state}" for run in self.runs if run.state != "Completed"
+        ]
+        found += [
+            f"run {run.id} ran {times[run.id]} times" for run in self.runs if times[run.id] != 1
+        ]
+        found += [
+            f"nobody queued run {run}" for run in times.keys() - {run.id for run in self.runs}
+        ]
         if self.stages != len(self.runs):
             found.append(f"the server has {self.stages} stages as completed")
         return found
@@ -121,15 +137,20 @@ class Outcome:
         return clones
 
 
-def make_project(folder: Path, stages: Mapping[str, object], remote: Path | None = None, **params: object) -> Path:
+def make_project(
+    folder: Path, stages: Mapping[str, object], remote: Path | None = None, **params: object
+) -> Path:
     """Make a git and DVC project of the given stages, with a folder as DVC's remote if there is one."""
     folder.mkdir(parents=True)
     commands = [["git", "init", "--quiet"], ["dvc", "init", "--quiet"]]
-    commands += [["dvc", "remote", "add", "--quiet", "--default", "storage", str(remote)]] if remote else []
+    commands += (
+        [["dvc", "remote", "add", "--quiet", "--default", "storage", str(remote)]] if remote else []
+    )
     (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
     (folder / "params.yaml").write_text(yaml.safe_dump(PARAMS | params))
     (folder / ".gitignore").write_text("/work/\n*.txt\n")
-    for name in ("uv.lock", "prefect.toml"):  # doctor compares the environment with the first; workers read the second
+    # Doctor compares the environment with the first; workers read the second
+    for name in ("uv.lock", "prefect.toml"):
         shutil.copy(ROOT / name, folder)
     for command in commands:
         subprocess.run(command, cwd=folder, check=True)
@@ -140,12 +161,19 @@ def make_project(folder: Path, stages: Mapping[str, object], remote: Path | None
 @contextmanager
 def own_server(folder: Path) -> Iterator[list[psutil.Process]]:
     """Run a Prefect server with a database of its own and yield its processes; its log is below the folder."""
-    places = {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": f"http://{LOOPBACK}:{free_port()}/api"}
+    places = {
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_API_URL": f"http://{LOOPBACK}:{free_port()}/api",
+    }
     settings = {PREFECT_HOME: folder / "prefect", PREFECT_API_URL: places["PREFECT_API_URL"]}
     before = psutil.Process().children(recursive=True)
     root = mock.patch.object(server, "ROOT", folder)
     with mock.patch.dict(os.environ, places), root, temporary_settings(settings), prefect_api():
-        yield [process for process in psutil.Process().children(recursive=True) if process not in before]
+        yield [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if process not in before
+        ]
 
 
 def start_worker(guard: ProcessGuard, clone: Path) -> "subprocess.Popen[str]":
@@ -153,7 +181,9 @@ def start_worker(guard: ProcessGuard, clone: Path) -> "subprocess.Popen[str]":
     code = f"from pathlib import Path; from flows.worker import start; start(Path({str(clone)!r}), 'cpu')"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with clone.with_suffix(".log").open("w") as log:
-        return guard.start([sys.executable, "-c", code], folder=ROOT, environment=environment, output=log)
+        return guard.start(
+            [sys.executable, "-c", code], folder=ROOT, environment=environment, output=log
+        )
 
 
 def wait_for_workers(client: SyncPrefectClient, count: int) -> None:
@@ -166,7 +196,9 @@ def wait_for_workers(client: SyncPrefectClient, count: int) -> None:
             before, online = online, sum(worker.status == WorkerStatus.ONLINE for worker in workers)
             bar.advance(online - before)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{online} of {count} workers asked for runs within {START_TIMEOUT_S:g} s")
+                raise TimeoutError(
+                    f"{online} of {count} workers asked for runs within {START_TIMEOUT_S:g} s"
+                )
             time.sleep(POLL_S)
 
 
@@ -189,7 +221,9 @@ def take_sample(processes: Sequence[psutil.Process], done: int) -> Sample:
 def ended_runs(client: SyncPrefectClient) -> int:
     """Ask the server how many runs are in a final state."""
     final = FlowRunFilterStateType(any_=list(TERMINAL_STATES))
-    return client.count_flow_runs(flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=final)))
+    return client.count_flow_runs(
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=final))
+    )
 
 
 def completed_stages(client: SyncPrefectClient, count: int) -> int:
@@ -198,7 +232,9 @@ def completed_stages(client: SyncPrefectClient, count: int) -> int:
     while completed < count and time.monotonic() < deadline:
         time.sleep(POLL_S)
         wanted = {"task_runs": {"state": {"type": {"any_": [StateType.COMPLETED.value]}}}}
-        completed = int(client._client.post("/task_runs/count", json=wanted).raise_for_status().json())
+        completed = int(
+            client._client.post("/task_runs/count", json=wanted).raise_for_status().json()
+        )
     return completed
 
 
@@ -212,12 +248,16 @@ def read_run(client: SyncPrefectClient, run: UUID) -> Run:
     taken = first.get(StateType.PENDING, queued)
     began = first.get(StateType.RUNNING, taken)
     ended = max(began, states[-1].timestamp)
-    return Run(run, str(states[-1].name), *(moment.timestamp() for moment in (queued, taken, began, ended)))
+    return Run(
+        run, str(states[-1].name), *(moment.timestamp() for moment in (queued, taken, began, ended))
+    )
 
 
 def drop_waiting_runs(client: SyncPrefectClient) -> int:
     """Delete the runs that no worker has taken, and return how many they were."""
-    waiting = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])))
+    waiting = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]))
+    )
     dropped = 0
     while page := client.read_flow_runs(flow_run_filter=waiting, limit=PAGE):
         for run in page:
@@ -226,7 +266,9 @@ def drop_waiting_runs(client: SyncPrefectClient) -> int:
     return dropped
 
 
-def work_off(client: SyncPrefectClient, runs: int, processes: Sequence[psutil.Process], minutes: float) -> list[Sample]:
+def work_off(
+    client: SyncPrefectClient, runs: int, processes: Sequence[psutil.Process], minutes: float
+) -> list[Sample]:
     """Wait until all runs have ended, or none for ten minutes, and return the server's samples."""
     samples = [take_sample(processes, 0)]
     moved, deadline = time.monotonic(), time.monotonic() + minutes * 60
@@ -243,14 +285,22 @@ def work_off(client: SyncPrefectClient, runs: int, processes: Sequence[psutil.Pr
     return samples
 
 
-def simulate(folder: Path, workers: int, runs: int, idle_s: float, minutes: float = math.inf) -> Outcome:
+def simulate(
+    folder: Path, workers: int, runs: int, idle_s: float, minutes: float = math.inf
+) -> Outcome:
     """Start a server and workers, let them idle for a while, queue the runs at once, and wait for all of them."""
     ran = folder / "ran.txt"
     # >> opens the file with O_APPEND, so that lines of several writers do not mix.
-    command = f'echo "$PREFECT__FLOW_RUN_ID $DEEPSEARCH_PROJECT" >> {ran}; echo ${{number}} > number.txt'
+    command = (
+        f'echo "$PREFECT__FLOW_RUN_ID $DEEPSEARCH_PROJECT" >> {ran}; echo ${{number}} > number.txt'
+    )
     stages = {"write": {"cmd": command, "params": ["number"], "outs": ["number.txt"]}}
     origin = make_project(folder / "origin", stages, folder / "remote", number=0)
-    with own_server(folder) as processes, ProcessGuard() as guard, get_client(sync_client=True) as client:
+    with (
+        own_server(folder) as processes,
+        ProcessGuard() as guard,
+        get_client(sync_client=True) as client,
+    ):
         deploy(origin)
         for number in range(workers):
             clone = folder / f"clone-{number}"
@@ -262,7 +312,9 @@ def simulate(folder: Path, workers: int, runs: int, idle_s: float, minutes: floa
         samples.append(take_sample(processes, 0))
         deployment = client.read_deployment_by_name("reproduce/tiny").id
         asked = [
-            client.create_flow_run_from_deployment(deployment, parameters={"params": {"number": number}}).id
+            client.create_flow_run_from_deployment(
+                deployment, parameters={"params": {"number": number}}
+            ).id
             for number in range(1, runs + 1)
         ]
         samples += work_off(client, runs, processes, minutes)
@@ -277,7 +329,9 @@ def simulate(folder: Path, workers: int, runs: int, idle_s: float, minutes: floa
 def server_errors(log: str) -> str:
     """Return how many errors the server's log has, and of which kind we know some."""
     texts = ("database is locked", "QueuePool limit")
-    return ", ".join([f"{log.count('| ERROR')} errors", *(f"{log.count(text)} times '{text}'" for text in texts)])
+    return ", ".join(
+        [f"{log.count('| ERROR')} errors", *(f"{log.count(text)} times '{text}'" for text in texts)]
+    )
 
 
 def _quantiles(label: str, values: Sequence[float]) -> str:
@@ -291,10 +345,16 @@ def table(outcome: Outcome) -> str:
     """Return the figures as text: times of the runs, and the server's memory and CPU time as runs end."""
     runs, (idle, ready, *busy) = outcome.runs, outcome.samples
     began = busy[0].time
-    pauses = [after.taken - before.ended for clone in outcome.by_clone().values() for before, after in pairwise(clone)]
+    pauses = [
+        after.taken - before.ended
+        for clone in outcome.by_clone().values()
+        for before, after in pairwise(clone)
+    ]
     lines = [
         f"{'seconds':<44}{'p50':>8}{'p90':>8}{'max':>8}",
-        _quantiles("from queued to begun, all queued at once", [run.began - run.queued for run in runs]),
+        _quantiles(
+            "from queued to begun, all queued at once", [run.began - run.queued for run in runs]
+        ),
         _quantiles("from taken by a worker to begun", [run.began - run.taken for run in runs]),
         _quantiles("a run", [run.ended - run.began for run in runs]),
         _quantiles("a worker between two runs", pauses),
@@ -307,7 +367,9 @@ def table(outcome: Outcome) -> str:
         row = f"{sample.time - began:14.0f}{sample.done:8d}{sample.memory_mib:8.0f}{sample.cpu_s:8.0f}"
         lines.append(row)
     half = [sample for sample in busy if sample.done >= busy[-1].done / 2]
-    slope, _ = statistics.linear_regression([sample.done for sample in half], [each.memory_mib for each in half])
+    slope, _ = statistics.linear_regression(
+        [sample.done for sample in half], [each.memory_mib for each in half]
+    )
     lines.append(f"memory in the second half: {slope * 100:+.1f} MiB per 100 runs")
     lines.append(f"runs per worker: {sorted(map(len, outcome.by_clone().values()))}")
     return "\n".join([*lines, f"server's log: {server_errors(outcome.server_log)}"])
@@ -315,20 +377,35 @@ def table(outcome: Outcome) -> str:
 
 def main() -> None:
     """Simulate, print the figures, and end with status 1 if a run did not complete exactly once."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=10, help="how many workers, each in its own clone")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workers", type=int, default=10, help="how many workers, each in its own clone"
+    )
     parser.add_argument("--runs", type=int, default=200, help="how many runs are queued at once")
-    parser.add_argument("--idle-s", type=float, default=60.0, help="how long the workers wait before the runs come")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="drop the runs that nobody has taken by then")
+    parser.add_argument(
+        "--idle-s", type=float, default=60.0, help="how long the workers wait before the runs come"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="drop the runs that nobody has taken by then",
+    )
     parser.add_argument("--folder", type=Path, help="an empty folder that is kept, with all logs")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="deepsearch-", ignore_cleanup_errors=True) as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()
         try:
-            outcome = simulate(folder, arguments.workers, arguments.runs, arguments.idle_s, arguments.minutes)
+            outcome = simulate(
+                folder, arguments.workers, arguments.runs, arguments.idle_s, arguments.minutes
+            )
         except PrefectHTTPStatusError as error:
             log = (folder / "work" / "servers" / "prefect.log").read_text()
-            sys.exit(f"the server refused a request five times: {error}\nits log: {server_errors(log)}")
+            sys.exit(
+                f"the server refused a request five times: {error}\nits log: {server_errors(log)}"
+            )
         sys.stdout.write(f"{table(outcome)}\n")
     if problems := outcome.problems():
         sys.exit("\n".join(problems))

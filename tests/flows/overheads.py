@@ -4,15 +4,15 @@
     python -m tests.flows.overheads stages gpu       # some of them
     python -m tests.flows.overheads --repeat 3 cached
 
-stages     executed stages of a flow run, against `dvc repro` of the same stages
-cached     a flow run in which nothing changed, with a server and without one
-schedule   how long after its time a scheduled run begins, and the largest delay of a few
-cancel     from the cancellation of a worker's run to the end of the last process of its stage
-gpu        from the end of a stage that holds the GPU to the moment at which the next run has it
-ui         `make ui`: seconds until it is ready and the memory of all its processes, on the first start and later
+stages     executed stages of a flow run, against `dvc repro` of the same stages cached     a flow
+run in which nothing changed, with a server and without one schedule   how long after its time a
+scheduled run begins, and the largest delay of a few cancel     from the cancellation of a worker's
+run to the end of the last process of its stage gpu        from the end of a stage that holds the
+GPU to the moment at which the next run has it ui         `make ui`: seconds until it is ready and
+the memory of all its processes, on the first start and later
 
-Everything runs in a temporary folder against a real Prefect server of its own. On a busy machine compare figures with
-each other, not with their goals; the load is printed with them.
+Everything runs in a temporary folder against a real Prefect server of its own. On a busy machine
+compare figures with each other, not with their goals; the load is printed with them.
 """
 
 import argparse
@@ -37,7 +37,14 @@ from prefect.states import Cancelling
 
 from deepsearch_rl.processes import LOOPBACK, ProcessGuard
 from flows.worker import deploy
-from tests.flows.many_workers import MIB, ROOT, make_project, own_server, start_worker, wait_for_workers
+from tests.flows.many_workers import (
+    MIB,
+    ROOT,
+    make_project,
+    own_server,
+    start_worker,
+    wait_for_workers,
+)
 from tests.ports import free_port
 
 AnswerT = TypeVar("AnswerT")
@@ -83,14 +90,24 @@ def wait_until(ask: Callable[[], AnswerT]) -> AnswerT:
 def stages(folder: Path) -> Figures:
     """Compare a flow run of a chain with DVC's own processes for the same stages."""
     project = make_project(folder / "project", chain(), number=0)
-    single = [[sys.executable, "-m", "dvc", "repro", "--single-item", "--force", name] for name in chain()]
+    single = [
+        [sys.executable, "-m", "dvc", "repro", "--single-item", "--force", name] for name in chain()
+    ]
     with own_server(folder):
         seconds(REPRODUCE, project)
         cached, executed = seconds(REPRODUCE, project), seconds([*REPRODUCE, "--force"], project)
     alone = sum(seconds(command, project) for command in single) / CHAIN
     yield "a stage by `dvc repro --single-item`, without Prefect", alone, "s"
-    yield "a stage of `dvc repro` of the whole chain", seconds(["dvc", "repro", "--force"], project) / CHAIN, "s"
-    yield "Prefect's overhead per executed stage, goal < 1", (executed - cached) / CHAIN - alone, "s"
+    yield (
+        "a stage of `dvc repro` of the whole chain",
+        seconds(["dvc", "repro", "--force"], project) / CHAIN,
+        "s",
+    )
+    yield (
+        "Prefect's overhead per executed stage, goal < 1",
+        (executed - cached) / CHAIN - alone,
+        "s",
+    )
 
 
 def cached(folder: Path) -> Figures:
@@ -99,10 +116,21 @@ def cached(folder: Path) -> Figures:
     with own_server(folder):
         seconds(REPRODUCE, project)
         yield "nothing changed, with a server, goal <= 7", seconds(REPRODUCE, project), "s"
-    places = {"PREFECT_HOME": str(folder / "other"), "PREFECT_API_URL": f"http://{LOOPBACK}:{free_port()}/api"}
-    yield "nothing changed, without a server, no database yet", seconds(REPRODUCE, project, **places), "s"
+    places = {
+        "PREFECT_HOME": str(folder / "other"),
+        "PREFECT_API_URL": f"http://{LOOPBACK}:{free_port()}/api",
+    }
+    yield (
+        "nothing changed, without a server, no database yet",
+        seconds(REPRODUCE, project, **places),
+        "s",
+    )
     yield "nothing changed, without a server, goal <= 7", seconds(REPRODUCE, project, **places), "s"
-    yield "of which: importing the flow", seconds([sys.executable, "-c", "import flows.reproduce"], ROOT), "s"
+    yield (
+        "of which: importing the flow",
+        seconds([sys.executable, "-c", "import flows.reproduce"], ROOT),
+        "s",
+    )
 
 
 @contextmanager
@@ -125,7 +153,9 @@ def schedule(folder: Path) -> Figures:
         began = time.time()
 
         def delays() -> list[float]:
-            runs = [run for run in client.read_flow_runs() if run.start_time and run.expected_start_time]
+            runs = [
+                run for run in client.read_flow_runs() if run.start_time and run.expected_start_time
+            ]
             late = [(run.start_time - run.expected_start_time).total_seconds() for run in runs]
             return late if len(late) >= SCHEDULED_RUNS or time.time() - began > TIMEOUT_S else []
 
@@ -143,11 +173,19 @@ def cancel(folder: Path) -> Figures:
         run = client.create_flow_run_from_deployment(deployment).id
         wait_until(lambda: pids.is_file() and pids.read_text())
         stage = psutil.Process(int(pids.read_text().split()[1]))
-        processes = [psutil.Process(int(pids.read_text().split()[0])), stage, *stage.parents()[:STAGE_PARENTS]]
+        processes = [
+            psutil.Process(int(pids.read_text().split()[0])),
+            stage,
+            *stage.parents()[:STAGE_PARENTS],
+        ]
         client.set_flow_run_state(run, Cancelling(), force=True)
         began = time.monotonic()
         wait_until(lambda: not any(process.is_running() for process in processes))
-        yield "from cancelling to the end of the stage and its flow, goal < 10", time.monotonic() - began, "s"
+        yield (
+            "from cancelling to the end of the stage and its flow, goal < 10",
+            time.monotonic() - began,
+            "s",
+        )
         wait_until(lambda: (state := client.read_flow_run(run).state) and state.is_final())
         yield "until the run says so", time.monotonic() - began, "s"
 
@@ -163,7 +201,9 @@ def gpu(folder: Path) -> Figures:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": device}
 
         def start(name: str, command: str) -> "subprocess.Popen[str]":
-            project = make_project(folder / name, {"hold": {"cmd": command, "outs": ["a.txt"]}}, flow=flow)
+            project = make_project(
+                folder / name, {"hold": {"cmd": command, "outs": ["a.txt"]}}, flow=flow
+            )
             with (folder / f"{name}.log").open("w") as log:
                 return guard.start(REPRODUCE, folder=project, environment=environment, output=log)
 
@@ -174,7 +214,11 @@ def gpu(folder: Path) -> Figures:
         gate.write_text("go on\n")
         waiting.wait()
     free, started = float(ended.read_text()), float(begun.read_text())
-    yield "the next run has the GPU after the stage's command, goal < 2", lock.stat().st_mtime - free, "s"
+    yield (
+        "the next run has the GPU after the stage's command, goal < 2",
+        lock.stat().st_mtime - free,
+        "s",
+    )
     yield "its own stage's command begins", started - free, "s"
     lock.unlink()
 
@@ -183,22 +227,41 @@ def ui(folder: Path) -> Figures:
     """Start `make ui` twice, the second time over the databases of the first."""
     project = make_project(folder / "project", chain(1), track={"experiment": "deepsearch-rl"})
     roots = f"flows.server.ROOT = flows.ui.ROOT = pathlib.Path({str(project)!r})"
-    command = [sys.executable, "-c", f"import pathlib, flows.server, flows.ui; {roots}; flows.ui.main()"]
+    command = [
+        sys.executable,
+        "-c",
+        f"import pathlib, flows.server, flows.ui; {roots}; flows.ui.main()",
+    ]
     for start in ("first", "second"):
-        places = {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": f"http://{LOOPBACK}:{free_port()}/api"}
+        places = {
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_API_URL": f"http://{LOOPBACK}:{free_port()}/api",
+        }
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **places}
         log = folder / f"{start}.log"
         with ProcessGuard() as guard, log.open("w") as output:
             began = time.monotonic()
-            top = psutil.Process(guard.start(command, folder=ROOT, environment=environment, output=output).pid)
+            top = psutil.Process(
+                guard.start(command, folder=ROOT, environment=environment, output=output).pid
+            )
             wait_until(lambda log=log: "Ctrl-C" in log.read_text())
             yield f"`make ui` is ready, {start} start, goal < 10", time.monotonic() - began, "s"
             times = [process.cpu_times() for process in [top, *top.children(recursive=True)]]
-            yield "  of CPU, on two or more cores", sum(each.user + each.system for each in times), "s"
+            yield (
+                "  of CPU, on two or more cores",
+                sum(each.user + each.system for each in times),
+                "s",
+            )
             time.sleep(SETTLE_S)
-            memory = [process.memory_full_info() for process in [top, *top.children(recursive=True)]]
+            memory = [
+                process.memory_full_info() for process in [top, *top.children(recursive=True)]
+            ]
             yield "  its memory, goal < 1000", sum(each.pss for each in memory) / MIB, "MiB"
-            yield "  with what processes share counted in each", sum(each.rss for each in memory) / MIB, "MiB"
+            yield (
+                "  with what processes share counted in each",
+                sum(each.rss for each in memory) / MIB,
+                "MiB",
+            )
 
 
 MEASURES: dict[str, Callable[[Path], Figures]] = {
@@ -213,14 +276,21 @@ MEASURES: dict[str, Callable[[Path], Figures]] = {
 
 def main() -> None:
     """Measure what is asked for and print a line for each figure as it is known."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "names", nargs="*", choices=[*MEASURES, []], help="what to measure; everything where none is named"
+        "names",
+        nargs="*",
+        choices=[*MEASURES, []],
+        help="what to measure; everything where none is named",
     )
     parser.add_argument("--repeat", type=int, default=1, help="how often")
     arguments = parser.parse_args()
     for name in (arguments.names or list(MEASURES)) * arguments.repeat:
-        with tempfile.TemporaryDirectory(prefix="deepsearch-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="deepsearch-", ignore_cleanup_errors=True
+        ) as folder:
             for label, value, unit in MEASURES[name](Path(folder)):
                 load = os.getloadavg()[0]
                 sys.stdout.write(f"{name:<10}{label:<68}{value:8.2f} {unit:<4} (load {load:.1f})\n")

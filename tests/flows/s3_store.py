@@ -28,7 +28,11 @@ class S3Store:
     @property
     def environment(self) -> Mapping[str, str]:
         """The keys, as DVC and MLflow read them."""
-        return {"AWS_ACCESS_KEY_ID": self.key, "AWS_SECRET_ACCESS_KEY": self.secret, "AWS_DEFAULT_REGION": REGION}
+        return {
+            "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_DEFAULT_REGION": REGION,
+        }
 
     def make_bucket(self, name: str) -> None:
         self._client("s3").create_bucket(Bucket=name)
@@ -51,11 +55,19 @@ def running_store(port: int = 0) -> Iterator[S3Store]:
     command = [sys.executable, "-m", "moto.server", "--host", LOOPBACK, "--port", str(port)]
     with running_server("the S3 store", command, url, "/moto-api/data.json", START_TIMEOUT_S):
         users = boto3.client(
-            "iam", endpoint_url=url, region_name=REGION, aws_access_key_id="a", aws_secret_access_key="b"
+            "iam",
+            endpoint_url=url,
+            region_name=REGION,
+            aws_access_key_id="a",
+            aws_secret_access_key="b",
         )
         users.create_user(UserName="team")
-        policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+        policy = {
+            "Version": "2012-10-17",
+            "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
+        }
         users.put_user_policy(UserName="team", PolicyName="all", PolicyDocument=json.dumps(policy))
         keys = users.create_access_key(UserName="team")["AccessKey"]
-        httpx.post(f"{url}/moto-api/reset-auth", content="0").raise_for_status()  # from now on it asks for keys
+        # From now on it asks for keys
+        httpx.post(f"{url}/moto-api/reset-auth", content="0").raise_for_status()
         yield S3Store(url, keys["AccessKeyId"], keys["SecretAccessKey"])

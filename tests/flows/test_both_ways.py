@@ -47,7 +47,9 @@ def run(way: str) -> Run:
     return reproduce if way == "flow" else lambda: repro("tiny")
 
 
-def test_independent_stages_run_side_by_side_and_gpu_stages_in_turn(make_project: MakeProject, run: Run) -> None:
+def test_independent_stages_run_side_by_side_and_gpu_stages_in_turn(
+    make_project: MakeProject, run: Run
+) -> None:
     make_project({**MEETING, **TAKING_TURNS}, GPU_STAGES)
     assert set(run().values()) == {"Completed"}
 
@@ -71,11 +73,15 @@ def test_after_a_failure_nothing_starts_and_the_error_has_the_stages_status_and_
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_cancelling_leaves_no_process(make_project: MakeProject, root: Path, way: str, how: signal.Signals) -> None:
+def test_cancelling_leaves_no_process(
+    make_project: MakeProject, root: Path, way: str, how: signal.Signals
+) -> None:
     project = make_project(LONG)
     os.mkfifo(project / "started")
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    run = subprocess.Popen(python(MODULES[way]), cwd=project, env=environment, preexec_fn=take_sigint)
+    run = subprocess.Popen(
+        python(MODULES[way]), cwd=project, env=environment, preexec_fn=take_sigint
+    )
     with (project / "started").open() as pids:  # opens when the stage writes to it
         processes = [psutil.Process(int(pid)) for pid in pids.read().split()]
 

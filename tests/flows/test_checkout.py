@@ -24,7 +24,17 @@ from flows.reproduce import run_name
 from tests.flows.conftest import MakeProject
 from tests.repository import commit_all, git
 
-PLAIN = {"profile", "wdir", "packages", "params", "python", "seed", "models", "model_settings", "datasets"}
+PLAIN = {
+    "profile",
+    "wdir",
+    "packages",
+    "params",
+    "python",
+    "seed",
+    "models",
+    "model_settings",
+    "datasets",
+}
 PARAMS = {"profile": "tiny", "flow": {"gpu_stages": [], "outside_stages": []}, "number": 7}
 
 
@@ -56,7 +66,9 @@ def test_other_parameters_are_set_in_a_clone_and_the_project_stays_as_it_is(proj
     assert folder.is_relative_to(project / "work" / "checkouts")
     assert yaml.safe_load((folder / "params.yaml").read_text())["number"] == 8
     assert yaml.safe_load((project / "params.yaml").read_text())["number"] == 7
-    assert open_checkout(project, "tiny", "", {"number": 8}, nobody) == folder, "a killed run continues there"
+    assert open_checkout(project, "tiny", "", {"number": 8}, nobody) == folder, (
+        "a killed run continues there"
+    )
     assert open_checkout(project, "tiny", "", {"number": 9}, nobody) != folder
 
 
@@ -64,7 +76,11 @@ def test_other_parameters_are_set_in_a_clone_and_the_project_stays_as_it_is(proj
     ("params", "error", "message"),
     [
         ({"numbre": 8}, UnknownNameError, "number"),
-        ({"flow.gpu_stages": "sft"}, ConfigError, r"flow\.gpu_stages: Input should be a valid frozenset"),
+        (
+            {"flow.gpu_stages": "sft"},
+            ConfigError,
+            r"flow\.gpu_stages: Input should be a valid frozenset",
+        ),
         ({"number": "eight"}, ConfigError, "number is a int, not 'eight'"),
     ],
 )
@@ -75,7 +91,9 @@ def test_a_parameter_that_does_not_fit_is_refused_before_anything_starts(
         open_checkout(project, "tiny", "", params, nobody)
 
 
-def test_a_branch_is_the_newest_that_the_remote_has(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_branch_is_the_newest_that_the_remote_has(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     branch = git(project, "branch", "--show-current")
     other = tmp_path_factory.mktemp("other") / "clone"
     git(project, "clone", "--quiet", str(project), str(other))
@@ -102,7 +120,10 @@ def test_a_clone_has_the_projects_settings_of_dvc(project: Path) -> None:
     commit_all(project, "a remote")
     with Repo(str(open_checkout(project, "tiny", "HEAD", {}, nobody))) as repo:
         assert repo.config["remote"]["storage"]["url"] == str(project.parent / "shared")
-        assert (repo.config["cache"]["type"], repo.cache.local_cache_dir) == (["symlink"], str(project / ".dvc/cache"))
+        assert (repo.config["cache"]["type"], repo.cache.local_cache_dir) == (
+            ["symlink"],
+            str(project / ".dvc/cache"),
+        )
 
 
 @pytest.mark.parametrize("name", ["groups of 16", "a/b", "-f", ""])
@@ -129,13 +150,20 @@ def test_an_experiment_of_a_name_that_exists_is_never_replaced_by_one_with_other
     def make(profile: str, number: int) -> Path:
         folder = open_checkout(project, profile, "HEAD", {"number": number}, nobody)
         graph = "dvc.yaml" if profile == "tiny" else "profiles/other/dvc.yaml"
-        subprocess.run([sys.executable, "-m", "dvc", "repro", graph], cwd=folder, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "dvc", "repro", graph],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+        )
         return folder
 
     eight = make("tiny", 8)
     assert check_experiment_is_new(project, eight, "tiny", "mine")
     save_experiment(project, eight, "tiny", ["write"], "mine")
-    assert not check_experiment_is_new(project, eight, "tiny", "mine"), "the same again is the same experiment"
+    assert not check_experiment_is_new(project, eight, "tiny", "mine"), (
+        "the same again is the same experiment"
+    )
     save_experiment(project, eight, "tiny", ["write"], "mine")
     experiments = git(project, "for-each-ref", "refs/exps")
 

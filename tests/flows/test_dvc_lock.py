@@ -43,7 +43,9 @@ def lock_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_unreadable_lock_file_is_removed_and_the_user_is_told(tmp_path: Path, lock_file: Path) -> None:
+def test_an_unreadable_lock_file_is_removed_and_the_user_is_told(
+    tmp_path: Path, lock_file: Path
+) -> None:
     (message,) = repair_dvc_locks(tmp_path)
     assert str(lock_file) in message
     assert "killed" in message
@@ -52,7 +54,9 @@ def test_an_unreadable_lock_file_is_removed_and_the_user_is_told(tmp_path: Path,
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"\0" * 80])
-def test_whatever_a_kill_or_a_power_cut_leaves_is_repaired(tmp_path: Path, lock_file: Path, content: bytes) -> None:
+def test_whatever_a_kill_or_a_power_cut_leaves_is_repaired(
+    tmp_path: Path, lock_file: Path, content: bytes
+) -> None:
     lock_file.write_bytes(content)
     assert repair_dvc_locks(tmp_path)
     assert not lock_file.exists()
@@ -85,9 +89,13 @@ def test_a_file_that_a_living_process_is_writing_stays(tmp_path: Path, lock_file
     assert repair_dvc_locks(tmp_path)
 
 
-def test_a_file_that_names_a_living_process_stays_and_the_process_is_named(tmp_path: Path, lock_file: Path) -> None:
+def test_a_file_that_names_a_living_process_stays_and_the_process_is_named(
+    tmp_path: Path, lock_file: Path
+) -> None:
     with subprocess.Popen(["sleep", "600"]) as holder:
-        lock_file.write_text(json.dumps({"write": {"/data": {"pid": holder.pid, "cmd": "dvc repro"}}})[:-1])
+        lock_file.write_text(
+            json.dumps({"write": {"/data": {"pid": holder.pid, "cmd": "dvc repro"}}})[:-1]
+        )
         with pytest.raises(ConfigError, match=rf"`sleep 600` \(pid {holder.pid}\)"):
             repair_dvc_locks(tmp_path)
         assert lock_file.exists()
@@ -96,17 +104,25 @@ def test_a_file_that_names_a_living_process_stays_and_the_process_is_named(tmp_p
         assert repair_dvc_locks(tmp_path)
 
 
-def test_a_process_that_began_after_the_file_was_written_does_not_hold_it(tmp_path: Path, lock_file: Path) -> None:
-    lock_file.write_text(json.dumps({"read": {"/data": [{"pid": os.getpid(), "cmd": "dvc repro"}]}})[:-1])
+def test_a_process_that_began_after_the_file_was_written_does_not_hold_it(
+    tmp_path: Path, lock_file: Path
+) -> None:
+    lock_file.write_text(
+        json.dumps({"read": {"/data": [{"pid": os.getpid(), "cmd": "dvc repro"}]}})[:-1]
+    )
     before = psutil.Process().create_time() - 60
     os.utime(lock_file, (before, before))
     assert repair_dvc_locks(tmp_path)
 
 
 @pytest.mark.slow
-def test_dvc_runs_again_after_the_repair_of_what_a_killed_dvc_left(make_project: MakeProject) -> None:
+def test_dvc_runs_again_after_the_repair_of_what_a_killed_dvc_left(
+    make_project: MakeProject,
+) -> None:
     root = make_project(STAGES)
-    killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, "repro"], cwd=root, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_WHILE_WRITING, "repro"], cwd=root, check=False
+    )
     assert killed.returncode == -signal.SIGKILL
     refused = subprocess.run([*DVC, "repro"], cwd=root, capture_output=True, text=True, check=False)
     assert "JSON structure is corrupted" in refused.stderr
@@ -121,7 +137,9 @@ def test_dvc_runs_again_after_the_repair_of_what_a_killed_dvc_left(make_project:
 
 @pytest.mark.slow
 def test_nothing_is_repaired_while_another_dvc_runs_a_stage(make_project: MakeProject) -> None:
-    root = make_project({"long": {"cmd": "echo > started; cat go > text.txt", "outs": ["text.txt"]}})
+    root = make_project(
+        {"long": {"cmd": "echo > started; cat go > text.txt", "outs": ["text.txt"]}}
+    )
     for name in ("started", "go"):
         os.mkfifo(root / name)
     with subprocess.Popen([*DVC, "repro"], cwd=root) as dvc:

@@ -36,17 +36,23 @@ runpy.run_module("dvc", run_name="__main__") if program == "dvc" else runpy.run_
 
 
 @pytest.mark.parametrize(("program", "loses"), [("dvc", True), (DVC, False)])
-def test_a_kill_while_dvc_lock_is_written_loses_no_stage(make_project: MakeProject, program: str, loses: bool) -> None:
+def test_a_kill_while_dvc_lock_is_written_loses_no_stage(
+    make_project: MakeProject, program: str, loses: bool
+) -> None:
     root = make_project(STAGES)
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    subprocess.run([sys.executable, DVC, "repro", *NAMES[:3]], cwd=root, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, DVC, "repro", *NAMES[:3]], cwd=root, env=environment, check=True
+    )
     before = lock_of(root)
     command = [sys.executable, "-c", KILL_WHILE_WRITING, program, "dvc", "repro", NAMES[-1]]
     killed = subprocess.run(command, cwd=root, env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert (lock_of(root) != before) == loses
     if not loses:
-        subprocess.run([sys.executable, DVC, "repro", *NAMES], cwd=root, env=environment, check=True)
+        subprocess.run(
+            [sys.executable, DVC, "repro", *NAMES], cwd=root, env=environment, check=True
+        )
         assert lock_of(root).keys() == set(NAMES)
         assert (root / "dvc.lock").stat().st_mode & 0o777 == 0o666 & ~umask()
 

@@ -23,7 +23,9 @@ pathlib.Path("reports/tiny/metrics.json").write_text(json.dumps({"f1": f1, "em":
 
 
 def dvc(root: Path, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=root, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments], cwd=root, check=True, capture_output=True
+    )
 
 
 def branch(root: Path) -> str:
@@ -43,7 +45,17 @@ def project(make_project: MakeProject) -> Path:
 
 @pytest.mark.slow
 def test_experiments_show_f1_and_what_differs_from_their_commit(project: Path) -> None:
-    dvc(project, "exp", "run", "--name", "of-16", "-S", "rl.group_size=16", "-S", "rl.learning_rate=0.5")
+    dvc(
+        project,
+        "exp",
+        "run",
+        "--name",
+        "of-16",
+        "-S",
+        "rl.group_size=16",
+        "-S",
+        "rl.learning_rate=0.5",
+    )
     (project / "note").touch()
     git(project, "restore", ".")
     commit_all(project, "an experiment of an older commit is listed too")
@@ -53,16 +65,24 @@ def test_experiments_show_f1_and_what_differs_from_their_commit(project: Path) -
     changes = {result.name: (result.f1.get("sft"), result.changes) for result in results[1:]}
     assert changes["  of-16"] == (0.16, ("rl.group_size=16", "rl.learning_rate=0.5"))
     assert changes["  of-32"][1] == ("queued", "rl.group_size=32")
-    assert all(result.f1.keys() <= {"base", "sft"} for result in results), "one set's scores, the in-domain set's"
+    assert all(result.f1.keys() <= {"base", "sft"} for result in results), (
+        "one set's scores, the in-domain set's"
+    )
 
     lines = render(results, ["base", "sft"], 80).splitlines()
     assert max(map(len, lines)) <= 80
-    assert next(line.split() for line in lines if "of-16" in line)[-3:] == ["0.250", "0.160", "rl.group_size=16,"]
+    assert next(line.split() for line in lines if "of-16" in line)[-3:] == [
+        "0.250",
+        "0.160",
+        "rl.group_size=16,",
+    ]
 
 
 def test_an_unknown_profile_is_refused(project: Path) -> None:
     command = [sys.executable, "-m", "scripts.experiments", "tini"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    answer = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        command, cwd=project, env=environment, capture_output=True, text=True, check=False
+    )
     assert (answer.returncode, answer.stderr.startswith("error: ")) == (1, True)
     assert "Did you mean 'tiny'" in answer.stderr

@@ -31,14 +31,18 @@ def test_the_graph_is_dvcs_with_upstream_stages_first(make_project: MakeProject)
     assert all(stage.changed for stage in graph.values())
 
 
-def test_targets_bring_what_they_need_and_a_family_is_all_its_stages(make_project: MakeProject) -> None:
+def test_targets_bring_what_they_need_and_a_family_is_all_its_stages(
+    make_project: MakeProject,
+) -> None:
     graph = read_graph(make_project(STAGES), "tiny")
     assert set(select(graph, ("b",))) == {"a", "b@x", "b@y"}
     assert set(select(graph, ("b@y", "alone"))) == {"a", "b@y", "alone"}
     assert select(graph, ()) == graph
 
 
-def test_unknown_profiles_and_stages_are_refused_with_the_nearest_names(make_project: MakeProject) -> None:
+def test_unknown_profiles_and_stages_are_refused_with_the_nearest_names(
+    make_project: MakeProject,
+) -> None:
     root = make_project(STAGES)
     with pytest.raises(UnknownNameError, match="Did you mean 'tiny'"):
         read_graph(root, "tini")
@@ -55,8 +59,16 @@ def test_a_graph_that_dvc_refuses_is_a_config_error(make_project: MakeProject) -
 def test_the_longest_way_to_the_end_counts_the_last_runs_seconds(make_project: MakeProject) -> None:
     graph = read_graph(make_project(STAGES), "tiny")
     seconds = {"a": 2.0, "b@x": 30.0, "b@y": 5.0, "last": 3.0, "alone": 10.0}
-    assert longest_path_s(graph, seconds) == {"a": 35.0, "b@x": 33.0, "b@y": 8.0, "last": 3.0, "alone": 10.0}
-    assert longest_path_s(graph, {"a": 2.0, "last": 4.0})["b@x"] == 7.0, "an unknown stage counts as the mean"
+    assert longest_path_s(graph, seconds) == {
+        "a": 35.0,
+        "b@x": 33.0,
+        "b@y": 8.0,
+        "last": 3.0,
+        "alone": 10.0,
+    }
+    assert longest_path_s(graph, {"a": 2.0, "last": 4.0})["b@x"] == 7.0, (
+        "an unknown stage counts as the mean"
+    )
     assert longest_path_s(graph, {})["a"] == 3.0
 
 

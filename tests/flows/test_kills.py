@@ -31,7 +31,9 @@ def record(project: KillProject, *stages: str) -> None:
 def test_a_stage_that_begins_after_dvc_recorded_it_is_wrong(project: KillProject) -> None:
     rehearsal = Rehearsal(Site(project, 0), 1, 0, VICTIMS)
     stages, log = {"chunk", "index"}, project.folder / "executed.log"
-    log.write_text(f"start {time.time()} chunk\nend {time.time()} chunk\nstart {time.time()} index\n")
+    log.write_text(
+        f"start {time.time()} chunk\nend {time.time()} chunk\nstart {time.time()} index\n"
+    )
     rehearsal.look(stages)
     record(project, "chunk")
     rehearsal.look(stages)
@@ -43,7 +45,9 @@ def test_a_stage_that_begins_after_dvc_recorded_it_is_wrong(project: KillProject
     assert rehearsal.executions == {(0, "chunk"): 2, (0, "index"): 2}
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.json", '{"a": '), ("dvc.lock", 'stages: {a: "b'), ("b.yaml", "a: [1")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.json", '{"a": '), ("dvc.lock", 'stages: {a: "b'), ("b.yaml", "a: [1")]
+)
 def test_half_written_files_are_seen(project: KillProject, name: str, text: str) -> None:
     (project.folder / "whole.yaml").write_text("a: !replace {b: 1}\n")
     assert list(torn_files(project.folder)) == []

@@ -37,9 +37,13 @@ def holder_of(lock: Path) -> str:
     return holder.what
 
 
-def test_who_waits_says_for_whom_and_goes_on_when_the_holder_is_killed(tmp_path: Path, root: Path) -> None:
+def test_who_waits_says_for_whom_and_goes_on_when_the_holder_is_killed(
+    tmp_path: Path, root: Path
+) -> None:
     lock = tmp_path / "work" / "gpu.lock"
-    with subprocess.Popen([sys.executable, "-c", HOLD, lock], cwd=root, stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, lock], cwd=root, stdout=subprocess.PIPE
+    ) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
         first = current_holder(lock)
@@ -65,7 +69,10 @@ def test_a_run_that_is_cancelled_while_it_waits_does_not_hold_the_lock(tmp_path:
         raise KeyboardInterrupt
 
     with held(lock, "the first run", "uses the GPU", ignore):
-        with pytest.raises(KeyboardInterrupt), held(lock, "the second run", "uses the GPU", ignore, cancel):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            held(lock, "the second run", "uses the GPU", ignore, cancel),
+        ):
             pytest.fail("held twice")
         assert holder_of(lock) == "the first run"
     with held(lock, "the third run", "uses the GPU", ignore, cancel):
@@ -78,7 +85,12 @@ def test_the_gpu_is_free_when_the_last_process_on_it_has_ended(tmp_path: Path) -
     os.mkfifo(started)
     on_term = f"sleep 1; echo ended > {order}; exit"
     slow_end = f"trap '{on_term}' TERM; echo > {started}; while :; do sleep .1; done"
-    stage = [sys.executable, "-c", "import subprocess, sys; subprocess.run(['sh', '-c', sys.argv[1]])", slow_end]
+    stage = [
+        sys.executable,
+        "-c",
+        "import subprocess, sys; subprocess.run(['sh', '-c', sys.argv[1]])",
+        slow_end,
+    ]
     guard = ProcessGuard()
     with held(lock, "the first run", "uses the GPU", ignore) as descriptor:
         process = guard.start(stage, kept=[descriptor])
@@ -125,7 +137,9 @@ def test_who_does_not_know_of_the_lock_is_waited_for_without_holding_it(tmp_path
     with run_held(tmp_path, "tiny", "our run", said.append, check, lambda: others.pop(0)):
         assert holder_of(lock) == "our run"
     assert len(said) == 1
-    assert f"dvc repro (process {os.getpid()}, since now), which works on the profile tiny" in said[0]
+    assert (
+        f"dvc repro (process {os.getpid()}, since now), which works on the profile tiny" in said[0]
+    )
 
 
 def test_what_a_run_starts_does_not_wait_for_it(tmp_path: Path, root: Path) -> None:
@@ -136,10 +150,15 @@ def test_what_a_run_starts_does_not_wait_for_it(tmp_path: Path, root: Path) -> N
     assert inner.stdout == "0\n"
     assert LOCKS_VARIABLE not in os.environ
     # What goes on after its run has ended waits and is waited for, as everybody else.
-    later = subprocess.run(command, cwd=root, env=left_behind, capture_output=True, text=True, check=True)
+    later = subprocess.run(
+        command, cwd=root, env=left_behind, capture_output=True, text=True, check=True
+    )
     assert later.stdout == "1\n"
 
 
 def test_two_profiles_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    with run_held(tmp_path, "tiny", "one run", pytest.fail), run_held(tmp_path, "smoke", "another", pytest.fail):
+    with (
+        run_held(tmp_path, "tiny", "one run", pytest.fail),
+        run_held(tmp_path, "smoke", "another", pytest.fail),
+    ):
         assert holder_of(run_lock(tmp_path, "smoke")) == "another"

@@ -50,9 +50,13 @@ def project(make_project: MakeProject, monkeypatch: pytest.MonkeyPatch) -> Path:
     gpu = {**PARAMS, "requires": {**PARAMS["requires"], "gpu_memory_gib": 40}}  # type: ignore[dict-item]
     folder = make_project(GRAPH, yaml.safe_dump(gpu))
     (folder / "profiles" / "small").mkdir(parents=True)
-    (folder / "profiles" / "small" / "params.yaml").write_text(yaml.safe_dump({**PARAMS, "profile": "small"}))
+    (folder / "profiles" / "small" / "params.yaml").write_text(
+        yaml.safe_dump({**PARAMS, "profile": "small"})
+    )
     (folder / "profiles" / "small" / "dvc.yaml").write_text("stages: {}\n")
-    (folder / ".gitignore").write_text("/work/\n/models\n/lines.txt\n/executed.log\n/worker.log\n/other/\n")
+    (folder / ".gitignore").write_text(
+        "/work/\n/models\n/lines.txt\n/executed.log\n/worker.log\n/other/\n"
+    )
     (folder / "uv.lock").write_bytes((ROOT / "uv.lock").read_bytes())
     commit_all(folder, "first")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -70,7 +74,9 @@ def use(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def run(client: SyncPrefectClient, deployment: str, parameters: dict[str, Any], project: Path) -> FlowRun:
+def run(
+    client: SyncPrefectClient, deployment: str, parameters: dict[str, Any], project: Path
+) -> FlowRun:
     """Ask for a run of a deployment and wait for its end."""
     asked = client.create_flow_run_from_deployment(
         client.read_deployment_by_name(f"reproduce/{deployment}").id, parameters=parameters
@@ -81,7 +87,9 @@ def run(client: SyncPrefectClient, deployment: str, parameters: dict[str, Any], 
 def states(client: SyncPrefectClient, flow_run: FlowRun) -> dict[str, str]:
     """The final states of a run's stages."""
     only_this = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
-    return {run.name: run.state_name or "" for run in client.read_task_runs(flow_run_filter=only_this)}
+    return {
+        run.name: run.state_name or "" for run in client.read_task_runs(flow_run_filter=only_this)
+    }
 
 
 def executed(clone: Path) -> list[str]:
@@ -92,7 +100,10 @@ def executed(clone: Path) -> list[str]:
 @pytest.mark.nightly
 @pytest.mark.usefixtures("prefect_server")
 def test_what_the_gpu_machine_trained_is_evaluated_on_the_other_one(
-    project: Path, tmp_path_factory: pytest.TempPathFactory, root: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     laptop, programs = project, tmp_path_factory.mktemp("programs")
     (programs / "nvidia-smi").write_text(GPU)
@@ -123,7 +134,11 @@ def test_what_the_gpu_machine_trained_is_evaluated_on_the_other_one(
     assert "echo $AWS_SECRET_ACCESS_KEY" in logs, "the log has the stage's output"
     assert store.secret not in logs
     for folder in (box, laptop, Path(os.environ["PREFECT_HOME"])):
-        assert not any(store.secret.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+        assert not any(
+            store.secret.encode() in path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        )
 
 
 class StoreStarter(logging.Handler):
@@ -183,7 +198,9 @@ def test_a_run_in_a_clone_pushes_to_a_remote_that_is_not_committed_yet(
     assert executed(project) == [], "it ran in its clone"
 
 
-def test_what_is_wrong_with_a_store_is_said_without_its_keys(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_with_a_store_is_said_without_its_keys(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running_store() as store:
         use(store, monkeypatch)
         address = ["s3://team/deepsearch", "--endpoint", store.url]
@@ -193,7 +210,10 @@ def test_what_is_wrong_with_a_store_is_said_without_its_keys(project: Path, monk
         store.make_bucket("team")
         assert "DVC's remote is s3://team/deepsearch." in str(set_remote(*address))
         assert [name.split("/")[1] for name in store.names("team")] == ["files"]
-        for name, value in (("AWS_ACCESS_KEY_ID", "nobody"), ("AWS_SECRET_ACCESS_KEY", "correct-horse-battery")):
+        for name, value in (
+            ("AWS_ACCESS_KEY_ID", "nobody"),
+            ("AWS_SECRET_ACCESS_KEY", "correct-horse-battery"),
+        ):
             with monkeypatch.context() as patch:
                 patch.setenv(name, value)
                 error = set_remote(*address)

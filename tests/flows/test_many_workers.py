@@ -22,7 +22,9 @@ def test_every_queued_run_completes_and_runs_once(outcome: Outcome) -> None:
 
 def test_a_worker_takes_its_next_run_when_the_last_one_has_ended(outcome: Outcome) -> None:
     for runs in outcome.by_clone().values():
-        assert [after.taken >= before.ended for before, after in pairwise(runs)] == [True] * (len(runs) - 1)
+        assert [after.taken >= before.ended for before, after in pairwise(runs)] == [True] * (
+            len(runs) - 1
+        )
     counts = sorted(map(len, outcome.by_clone().values()))
     assert (len(counts), sum(counts)) == (WORKERS, RUNS)
     assert f"runs per worker: {counts}" in table(outcome)

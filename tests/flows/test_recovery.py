@@ -23,7 +23,15 @@ from prefect.workers.process import ProcessWorker
 
 from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server
 from flows import recovery, reproduce, server
-from flows.recovery import ATTEMPTS, RUN_VARIABLE, WORKER_LABEL, close_dead_runs, kept_running, living_runs, start_again
+from flows.recovery import (
+    ATTEMPTS,
+    RUN_VARIABLE,
+    WORKER_LABEL,
+    close_dead_runs,
+    kept_running,
+    living_runs,
+    start_again,
+)
 from flows.reproduce import _store_artifacts
 from tests.flows.conftest import end_senders
 from tests.ports import free_port
@@ -41,7 +49,9 @@ def some_flow(profile: str = "tiny") -> None:
 def client(prefect_server: str) -> Iterator[SyncPrefectClient]:  # noqa: ARG001 - the client asks it
     with get_client(sync_client=True) as client:
         template = ProcessWorker.get_default_base_job_template()
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
+        client.create_work_pool(
+            WorkPoolCreate(name=POOL, type="process", base_job_template=template)
+        )
         yield client
 
 
@@ -80,30 +90,56 @@ def state_of(client: SyncPrefectClient, run_id: UUID) -> StateType:
 def test_a_run_of_ours_is_dead_when_no_process_works_on_it(
     client: SyncPrefectClient, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead, alive, of_others = make_run(Running(), ME), make_run(Running(), ME), make_run(Running(), "another")
+    dead, alive, of_others = (
+        make_run(Running(), ME),
+        make_run(Running(), ME),
+        make_run(Running(), "another"),
+    )
     starting, nobodys = make_run(Pending(), ME), make_run(Pending(), "")
-    with subprocess.Popen(["sleep", "600"], env={**os.environ, RUN_VARIABLE: str(alive)}) as process:
+    with subprocess.Popen(
+        ["sleep", "600"], env={**os.environ, RUN_VARIABLE: str(alive)}
+    ) as process:
         close_dead_runs(client, POOL, ME)
         states = [state_of(client, run) for run in (dead, alive, of_others, starting, nobodys)]
-        assert [state.value for state in states] == ["CRASHED", "RUNNING", "RUNNING", "PENDING", "PENDING"]
+        assert [state.value for state in states] == [
+            "CRASHED",
+            "RUNNING",
+            "RUNNING",
+            "PENDING",
+            "PENDING",
+        ]
         process.kill()
     assert str(alive) not in living_runs()
     monkeypatch.setattr(recovery, "PENDING_GRACE", timedelta(0))
     close_dead_runs(client, POOL, ME)
     states = [state_of(client, run) for run in (dead, alive, of_others, starting, nobodys)]
-    assert [state.value for state in states] == ["CRASHED", "CRASHED", "RUNNING", "CRASHED", "CRASHED"]
+    assert [state.value for state in states] == [
+        "CRASHED",
+        "CRASHED",
+        "RUNNING",
+        "CRASHED",
+        "CRASHED",
+    ]
 
 
-def test_the_stages_that_a_dead_run_was_in_are_crashed_too(client: SyncPrefectClient, make_run: MakeRun) -> None:
+def test_the_stages_that_a_dead_run_was_in_are_crashed_too(
+    client: SyncPrefectClient, make_run: MakeRun
+) -> None:
     dead = make_run(Running(), ME)
-    running, finished = (client.create_task_run(some_stage(), dead, key, state=Running()).id for key in "ab")
+    running, finished = (
+        client.create_task_run(some_stage(), dead, key, state=Running()).id for key in "ab"
+    )
     client.set_task_run_state(finished, Completed(), force=True)
     recovery.close_dead_run(client, dead)
-    types = [task.state and task.state.type for task in map(client.read_task_run, (running, finished))]
+    types = [
+        task.state and task.state.type for task in map(client.read_task_run, (running, finished))
+    ]
     assert types == [StateType.CRASHED, StateType.COMPLETED]
 
 
-def test_a_run_that_ended_meanwhile_stays_as_it_ended(client: SyncPrefectClient, make_run: MakeRun) -> None:
+def test_a_run_that_ended_meanwhile_stays_as_it_ended(
+    client: SyncPrefectClient, make_run: MakeRun
+) -> None:
     ended = make_run(Completed(), ME)
     recovery.close_dead_run(client, ended)
     assert state_of(client, ended) == StateType.COMPLETED
@@ -113,7 +149,9 @@ def successors(client: SyncPrefectClient, run_id: UUID) -> list[FlowRun]:
     return [run for run in client.read_flow_runs() if run.idempotency_key == f"after {run_id}"]
 
 
-def test_a_crashed_run_starts_again_once_with_its_parameters(client: SyncPrefectClient, make_run: MakeRun) -> None:
+def test_a_crashed_run_starts_again_once_with_its_parameters(
+    client: SyncPrefectClient, make_run: MakeRun
+) -> None:
     crashed = client.read_flow_run(make_run(Crashed(), ME))
     for _ in range(2):
         start_again(client, crashed)
@@ -148,7 +186,9 @@ def some_stage() -> object:
     return task(lambda: None, name="stage")
 
 
-def test_a_server_that_was_killed_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_was_killed_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recovery, "SERVER_POLL_S", 0.1)
     port = free_port()
     with ProcessGuard() as guard:
@@ -156,7 +196,16 @@ def test_a_server_that_was_killed_is_started_again(tmp_path: Path, monkeypatch: 
         started_again = threading.Event()
 
         def start() -> Server:
-            command = [sys.executable, "-m", "http.server", str(port), "--bind", LOOPBACK, "--directory", str(tmp_path)]
+            command = [
+                sys.executable,
+                "-m",
+                "http.server",
+                str(port),
+                "--bind",
+                LOOPBACK,
+                "--directory",
+                str(tmp_path),
+            ]
             log = tmp_path / f"{len(starts)}.log"
             with log.open("w") as output:
                 process = guard.start(command, output=output)
@@ -184,4 +233,6 @@ def test_a_server_that_stays_away_costs_the_page_and_not_the_run(
     with temporary_settings({PREFECT_API_URL: dead}):
         _store_artifacts(tmp_path, "tiny", "page")
         end_senders()
-    assert f"this run has no page in Prefect's UI: no Prefect server answered at {dead}" in caplog.text
+    assert (
+        f"this run has no page in Prefect's UI: no Prefect server answered at {dead}" in caplog.text
+    )

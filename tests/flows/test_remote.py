@@ -15,7 +15,11 @@ from tests.repository import commit_all, git
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 STAGES = {
-    "write": {"cmd": "mkdir number && cp seven number/number.txt", "deps": ["seven"], "outs": ["number"]},
+    "write": {
+        "cmd": "mkdir number && cp seven number/number.txt",
+        "deps": ["seven"],
+        "outs": ["number"],
+    },
     "copy": {"cmd": "cp number/number.txt copy.txt", "deps": ["number"], "outs": ["copy.txt"]},
 }
 

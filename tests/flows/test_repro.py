@@ -13,20 +13,28 @@ from tests.flows.conftest import CHAIN, PROFILE, TAKING_TURNS, MakeProject, dvc_
 pytestmark = pytest.mark.slow
 
 
-def test_the_result_is_dvc_repros_and_lines_name_their_stage(make_project: MakeProject, root: Path) -> None:
+def test_the_result_is_dvc_repros_and_lines_name_their_stage(
+    make_project: MakeProject, root: Path
+) -> None:
     project = make_project(CHAIN, f"{PROFILE}number: 12\n")
     environment = {**os.environ, "PYTHONPATH": str(root)}
 
     def lines(*arguments: str) -> list[str]:
         run = subprocess.run(
-            python("flows.repro", *arguments), cwd=project, env=environment, capture_output=True, check=True
+            python("flows.repro", *arguments),
+            cwd=project,
+            env=environment,
+            capture_output=True,
+            check=True,
         )
         return run.stdout.decode().splitlines()
 
     first = lines()
     assert "write: Running stage 'write':" in first
     assert "write: > echo ran >> runs.log; echo 12 > number.txt" in first
-    assert not [line for line in first if "git add" in line or "autostage" in line or "dvc push" in line]
+    assert not [
+        line for line in first if "git add" in line or "autostage" in line or "dvc push" in line
+    ]
     assert first[-1] == "dvc: 3 of 3 stages ran; all are up to date"
     assert dvc_status(project) == "Data and pipelines are up to date."
     assert lines() == ["dvc: 0 of 3 stages ran; all are up to date"]

@@ -33,13 +33,16 @@ def set_number(root: Path, number: int) -> None:
     (root / "params.yaml").write_text(f"{PROFILE}number: {number}\n")
 
 
-def test_the_result_is_dvc_repros_and_unchanged_stages_are_cached(make_project: MakeProject) -> None:
+def test_the_result_is_dvc_repros_and_unchanged_stages_are_cached(
+    make_project: MakeProject,
+) -> None:
     root = make_project(CHAIN, f"{PROFILE}number: 12\n")
     assert reproduce() == dict.fromkeys(CHAIN, "Completed")
     assert dvc_status(root) == "Data and pipelines are up to date."
     assert reproduce() == dict.fromkeys(CHAIN, "Cached")
     set_number(root, 13)
-    assert reproduce() == {"write": "Completed", "round": "Completed", "report": "Cached"}  # the digit is the same
+    # The digit is the same
+    assert reproduce() == {"write": "Completed", "round": "Completed", "report": "Cached"}
     set_number(root, 12)
     assert reproduce() == {"write": "Restored", "round": "Restored", "report": "Cached"}
     assert reproduce(targets=("write",), force=True) == {"write": "Completed"}
@@ -56,14 +59,18 @@ def test_stages_know_the_experiment_that_they_are_run_for(make_project: MakeProj
     assert name.read_text() == "quick\n"
 
 
-def test_a_lock_file_that_a_killed_dvc_left_half_written_is_repaired(make_project: MakeProject) -> None:
+def test_a_lock_file_that_a_killed_dvc_left_half_written_is_repaired(
+    make_project: MakeProject,
+) -> None:
     root = make_project(CHAIN, f"{PROFILE}number: 5\n")
     (root / ".dvc" / "tmp").mkdir(exist_ok=True)
     (root / ".dvc" / "tmp" / "rwlock").write_text('{"write": {')
     assert reproduce(targets=("write",)) == {"write": "Completed"}
 
 
-def test_a_run_whose_process_was_killed_is_marked_as_crashed_by_the_next_one(make_project: MakeProject) -> None:
+def test_a_run_whose_process_was_killed_is_marked_as_crashed_by_the_next_one(
+    make_project: MakeProject,
+) -> None:
     root = make_project(CHAIN, f"{PROFILE}number: 6\n")
     with get_client(sync_client=True) as client:
         dead = client.create_flow_run(reproduce, state=Running())  # type: ignore[arg-type]
@@ -80,7 +87,9 @@ def artifacts(*keys: str) -> list[tuple[str | None, str]]:
     """Key and content of the newest artifacts, oldest first."""
     wanted = ArtifactFilter(key=ArtifactFilterKey(any_=list(keys)))
     with get_client(sync_client=True) as client:
-        newest = client.read_artifacts(artifact_filter=wanted, sort=ArtifactSort.CREATED_DESC)[: len(keys)]
+        newest = client.read_artifacts(artifact_filter=wanted, sort=ArtifactSort.CREATED_DESC)[
+            : len(keys)
+        ]
     return [(artifact.key, str(artifact.data)) for artifact in reversed(newest)]
 
 
@@ -89,7 +98,9 @@ def page() -> str:
     return artifacts("run-tiny")[0][1]
 
 
-def test_a_run_has_the_f1_table_a_link_to_the_report_and_a_page_of_its_stages(make_project: MakeProject) -> None:
+def test_a_run_has_the_f1_table_a_link_to_the_report_and_a_page_of_its_stages(
+    make_project: MakeProject,
+) -> None:
     root = make_project(CHAIN, f"{PROFILE}number: 71\n")
     report = root / "reports" / "tiny" / "index.html"
     report.parent.mkdir(parents=True)
@@ -103,7 +114,10 @@ def test_a_run_has_the_f1_table_a_link_to_the_report_and_a_page_of_its_stages(ma
 
 
 def test_the_page_of_a_failed_run_says_where_it_stopped(make_project: MakeProject) -> None:
-    stages = {"first": {"cmd": "exit 3", "outs": ["a"]}, "next": {"cmd": "cp a b", "deps": ["a"], "outs": ["b"]}}
+    stages = {
+        "first": {"cmd": "exit 3", "outs": ["a"]},
+        "next": {"cmd": "cp a b", "deps": ["a"], "outs": ["b"]},
+    }
     make_project(stages)
     with pytest.raises(StageFailedError):
         reproduce()
@@ -112,9 +126,18 @@ def test_the_page_of_a_failed_run_says_where_it_stopped(make_project: MakeProjec
 
 def test_the_stage_with_the_longest_way_to_the_end_starts_first(make_project: MakeProject) -> None:
     def append(name: str, **needs: object) -> dict[str, object]:
-        return {"cmd": f"echo {name} >> started; touch {name}.txt; sleep 1", "outs": [f"{name}.txt"], **needs}
+        return {
+            "cmd": f"echo {name} >> started; touch {name}.txt; sleep 1",
+            "outs": [f"{name}.txt"],
+            **needs,
+        }
 
-    stages = {"a": append("a"), "b": append("b"), "c": append("c"), "d": append("d", deps=["c.txt"])}
+    stages = {
+        "a": append("a"),
+        "b": append("b"),
+        "c": append("c"),
+        "d": append("d", deps=["c.txt"]),
+    }
     root = make_project(stages)
     (root / "work").mkdir()
     runs = [
@@ -126,7 +149,9 @@ def test_the_stage_with_the_longest_way_to_the_end_starts_first(make_project: Ma
     assert set((root / "started").read_text().split()[:2]) == {"c", "b"}
 
 
-def test_a_stage_that_asks_others_is_tried_again(make_project: MakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_asks_others_is_tried_again(
+    make_project: MakeProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flow_module, "RETRY_DELAYS_S", [0.1])
     once = "[ -e tried ] || { touch tried; exit 1; }; echo > data.txt"
     make_project(
@@ -155,7 +180,9 @@ def test_a_block_that_the_environment_names_is_told_how_a_run_ended(
     with in_thread(server):
         url = f"http://{LOOPBACK}:{server.server_port}/hook"
         text = {"subject": "{{subject}}", "body": "{{body}}"}
-        CustomWebhookNotificationBlock(name="hook", url=url, json_data=text).save("team", overwrite=True)
+        CustomWebhookNotificationBlock(name="hook", url=url, json_data=text).save(
+            "team", overwrite=True
+        )
         monkeypatch.setenv("DEEPSEARCH_NOTIFY", "custom-webhook/team")
         with pytest.raises(StageFailedError):
             reproduce()
@@ -177,7 +204,11 @@ def test_a_flow_and_make_repro_wait_for_each_other_and_say_for_whom(
 ) -> None:
     until_told = "touch begun; until [ -e go ]; do sleep 0.1; done; echo > a.txt"
     project = make_project({"slow": {"cmd": until_told, "outs": ["a.txt"]}})
-    environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "PREFECT_API_URL": str(PREFECT_API_URL.value()),
+    }
 
     def start(module: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", module, "--force"]
@@ -197,13 +228,17 @@ def test_a_flow_and_make_repro_wait_for_each_other_and_say_for_whom(
     assert [running.returncode, waiting.returncode] == [0, 0]
 
 
-def test_a_server_that_was_started_for_the_run_takes_its_last_logs(make_project: MakeProject, root: Path) -> None:
+def test_a_server_that_was_started_for_the_run_takes_its_last_logs(
+    make_project: MakeProject, root: Path
+) -> None:
     project = make_project(CHAIN, f"{PROFILE}number: 3\n")
     api = f"http://{LOOPBACK}:{free_port()}/api"
     places = {"PREFECT_HOME": str(project / ".prefect"), "PREFECT_API_URL": api}
     environment = {**os.environ, "PYTHONPATH": str(root), **places}
     command = [sys.executable, "-m", "flows.reproduce"]
-    run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        command, cwd=project, env=environment, capture_output=True, text=True, check=True
+    )
     assert "Error logging to API" not in run.stdout + run.stderr
     assert "connection attempts failed" not in run.stdout + run.stderr
     with sqlite3.connect(project / ".prefect" / "prefect.db") as database:

@@ -34,7 +34,9 @@ STAGES = {
 
 
 def dvc(folder: Path, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments], cwd=folder, check=True, capture_output=True
+    )
 
 
 def run_log(folder: Path) -> list[str]:
@@ -57,7 +59,9 @@ def project(make_project: MakeProject, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def other_machine(project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def other_machine(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A clone on the machine "two", with results of its own."""
     folder = tmp_path_factory.mktemp("two") / "project"
     git(project, "clone", "--quiet", str(project), str(folder))
@@ -68,7 +72,9 @@ def other_machine(project: Path, tmp_path_factory: pytest.TempPathFactory, monke
     return folder
 
 
-def test_a_machine_with_other_results_gets_its_own_back_and_trains_nothing(other_machine: Path) -> None:
+def test_a_machine_with_other_results_gets_its_own_back_and_trains_nothing(
+    other_machine: Path,
+) -> None:
     lock = (other_machine / "dvc.lock").read_text()
     dvc(other_machine, "exp", "run", "-S", "number=16", "--name", "sixteen")
     assert (other_machine / "rl").read_text() == "two\n16\n"
@@ -76,7 +82,9 @@ def test_a_machine_with_other_results_gets_its_own_back_and_trains_nothing(other
 
     sentences: list[str] = []
     restore(other_machine, "tiny", sentences.append)
-    assert sentences[0].startswith("what was here is the experiment sixteen:"), "it is an experiment already"
+    assert sentences[0].startswith("what was here is the experiment sixteen:"), (
+        "it is an experiment already"
+    )
     assert git(other_machine, "diff", "--name-only", "--", "params.yaml") == ""
     assert (other_machine / "reports/tiny/f1_table.md").read_text() == "two\n8\n"
     assert (other_machine / "dvc.lock").read_text() == lock
@@ -86,7 +94,9 @@ def test_a_machine_with_other_results_gets_its_own_back_and_trains_nothing(other
     assert (other_machine / "rl").read_text() == "two\n16\n"
 
 
-def test_where_dvc_has_the_committed_results_they_come_back_and_what_was_there_is_kept(project: Path) -> None:
+def test_where_dvc_has_the_committed_results_they_come_back_and_what_was_there_is_kept(
+    project: Path,
+) -> None:
     (project / "params.yaml").write_text(f"{PROFILE}number: 16\n")
     dvc(project, "repro")
     trained = run_log(project)
@@ -111,12 +121,17 @@ def test_the_committed_results_come_from_the_remote(project: Path, other_machine
     assert (other_machine / "rl").read_text() == "one\n8\n"
 
 
-def test_a_stage_that_was_never_run_with_the_committed_params_is_named_and_does_not_run(other_machine: Path) -> None:
+def test_a_stage_that_was_never_run_with_the_committed_params_is_named_and_does_not_run(
+    other_machine: Path,
+) -> None:
     (other_machine / "params.yaml").write_text(f"{PROFILE}number: 9\n")
     git(other_machine, "commit", "--quiet", "--message", "other params, not run", "params.yaml")
     (other_machine / "params.yaml").write_text(f"{PROFILE}number: 8\n")
     trained = run_log(other_machine)
-    with pytest.raises(ConfigError, match=r"no result of the stage rl for them .*: `make repro PROFILE=tiny` runs it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no result of the stage rl for them .*: `make repro PROFILE=tiny` runs it",
+    ):
         restore(other_machine, "tiny", lambda _: None)
     assert run_log(other_machine) == trained
     assert "number: 9" in (other_machine / "params.yaml").read_text()
@@ -124,10 +139,14 @@ def test_a_stage_that_was_never_run_with_the_committed_params_is_named_and_does_
 
 def test_a_workspace_is_saved_once_and_as_it_is(project: Path) -> None:
     assert save_workspace(project, "dvc.lock") == ""
-    (project / "params.yaml").write_text(f"{PROFILE}number: 10\n")  # and nothing was run with them
+    # And nothing was run with them
+    (project / "params.yaml").write_text(f"{PROFILE}number: 10\n")
     (project / "note").touch()
     name = save_workspace(project, "dvc.lock")
     assert save_workspace(project, "dvc.lock") == name
     assert git(project, "status", "--porcelain") == "M params.yaml\n?? note"
     head = git(project, "rev-parse", "HEAD")
-    assert git(project, "diff", "--name-only", head, f"refs/exps/{head[:2]}/{head[2:]}/{name}") == "params.yaml"
+    assert (
+        git(project, "diff", "--name-only", head, f"refs/exps/{head[:2]}/{head[2:]}/{name}")
+        == "params.yaml"
+    )

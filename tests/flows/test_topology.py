@@ -1,8 +1,9 @@
 """What containers/compose.yaml describes, as processes on loopback.
 
-Commands, environment, secrets, order and health checks are those of the file; only host names, ports and the folders
-/project and /run/secrets are others. Every process has the environment of its service and nothing of ours. PostgreSQL
-is Debian's. moto's server stands for MinIO. What the images' own scripts do is done here: database and buckets.
+Commands, environment, secrets, order and health checks are those of the file; only host names,
+ports and the folders /project and /run/secrets are others. Every process has the environment of its
+service and nothing of ours. PostgreSQL is Debian's. moto's server stands for MinIO. What the
+images' own scripts do is done here: database and buckets.
 """
 
 import json
@@ -36,7 +37,9 @@ from tests.repository import commit_all, git
 CONTAINERS = ROOT / "containers"
 COMPOSE = (CONTAINERS / "compose.yaml").read_text()
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
-ENTRYPOINT: list[str] = json.loads(re.findall(r"^ENTRYPOINT (.*)$", (CONTAINERS / "Dockerfile").read_text(), re.M)[0])
+ENTRYPOINT: list[str] = json.loads(
+    re.findall(r"^ENTRYPOINT (.*)$", (CONTAINERS / "Dockerfile").read_text(), re.M)[0]
+)
 COPIED = ("Makefile", "prefect.toml", "pyproject.toml", "uv.lock", "flows", "scripts", "stages")
 """What the worker needs of the project, besides a small graph."""
 START_TIMEOUT_S = 240.0
@@ -49,7 +52,11 @@ with mlflow.start_run(run_name="evaluate"):
     mlflow.log_text("an answer", "answer.txt")
 """
 STAGES = {
-    "sft": {"cmd": "mkdir -p models/sft && cp params.yaml models/sft", "params": ["number"], "outs": ["models/sft"]},
+    "sft": {
+        "cmd": "mkdir -p models/sft && cp params.yaml models/sft",
+        "params": ["number"],
+        "outs": ["models/sft"],
+    },
     "evaluate": {
         "cmd": "python log_a_run.py && wc -l < models/sft/params.yaml > lines.txt",
         "deps": ["models/sft", "log_a_run.py"],
@@ -62,8 +69,14 @@ def test_services_name_only_what_the_file_declares_and_what_its_first_lines_make
     compose = yaml.safe_load(COMPOSE)
     made = set(re.findall(r"secrets/([A-Z_]+)", COMPOSE.partition("name: deepsearch-rl")[0]))
     made |= set(re.findall(r"for name in ([A-Z_ ]+);", COMPOSE)[0].split())
-    assert made == set(compose["secrets"]) == {name for service in SERVICES.values() for name in service["secrets"]}
-    [administrator] = re.findall("^admin_username = (.*)$", (CONTAINERS / "mlflow_auth.ini").read_text(), re.MULTILINE)
+    assert (
+        made
+        == set(compose["secrets"])
+        == {name for service in SERVICES.values() for name in service["secrets"]}
+    )
+    [administrator] = re.findall(
+        "^admin_username = (.*)$", (CONTAINERS / "mlflow_auth.ini").read_text(), re.MULTILINE
+    )
     assert f"printf '{administrator}:" in COMPOSE, "one login for both servers"
     for name, service in SERVICES.items():
         assert set(service.get("depends_on", {})) <= set(SERVICES), name
@@ -75,9 +88,13 @@ def test_services_name_only_what_the_file_declares_and_what_its_first_lines_make
         assert {volume for volume in volumes if "/" not in volume} <= set(compose["volumes"]), name
 
 
-def test_a_command_gets_every_secret_as_a_variable_and_no_command_runs_without_them(tmp_path: Path) -> None:
+def test_a_command_gets_every_secret_as_a_variable_and_no_command_runs_without_them(
+    tmp_path: Path,
+) -> None:
     def run(*command: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([*command], env={"PATH": os.defpath}, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [*command], env={"PATH": os.defpath}, capture_output=True, text=True, check=False
+        )
 
     script = (CONTAINERS / "with-secrets").read_text()
     assert script.count("/run/secrets") == 2, "once in a comment"
@@ -95,12 +112,23 @@ def test_a_command_gets_every_secret_as_a_variable_and_no_command_runs_without_t
 class Topology:
     """The services of compose.yaml, each started after those that it depends on."""
 
-    def __init__(self, project: Path, folder: Path, guard: ProcessGuard, store: S3Store, port_of_store: int) -> None:
+    def __init__(
+        self, project: Path, folder: Path, guard: ProcessGuard, store: S3Store, port_of_store: int
+    ) -> None:
         self.project, self.folder, self.guard, self.store = project, folder, guard, store
         self.ports = {name: free_port() for name in SERVICES} | {"s3": port_of_store}
-        self.secrets = {name: secrets.token_hex() for service in SERVICES.values() for name in service["secrets"]}
-        self.secrets |= {name: value for name, value in store.environment.items() if name in self.secrets}
-        self.secrets |= {"DEEPSEARCH_LOGIN": ":".join(LOGIN), "MLFLOW_AUTH_ADMIN_PASSWORD": LOGIN[1]}
+        self.secrets = {
+            name: secrets.token_hex()
+            for service in SERVICES.values()
+            for name in service["secrets"]
+        }
+        self.secrets |= {
+            name: value for name, value in store.environment.items() if name in self.secrets
+        }
+        self.secrets |= {
+            "DEEPSEARCH_LOGIN": ":".join(LOGIN),
+            "MLFLOW_AUTH_ADMIN_PASSWORD": LOGIN[1],
+        }
         self.started: dict[str, subprocess.Popen[str] | None] = {}
 
     def url(self, service: str, path: str = "") -> str:
@@ -131,15 +159,28 @@ class Topology:
         text = re.sub(r"\b(127\.0\.0\.1):\d+", rf"\1:{self.ports[service]}", text)
         for name, port in self.ports.items():
             text = re.sub(rf"((?<=http://)|(?<=@)){name}(:\d+)?\b", f"{LOOPBACK}:{port}", text)
-        return text.replace("/run/secrets", str(self.folder / service)).replace("/project/", f"{self.project}/")
+        return text.replace("/run/secrets", str(self.folder / service)).replace(
+            "/project/", f"{self.project}/"
+        )
 
     def variables(self, name: str) -> dict[str, str]:
         """The environment of a service, with its port where its command does not say one."""
         path = os.pathsep.join([str(self.project / ".venv" / "bin"), str(POSTGRES), os.defpath])
-        ports = {"PREFECT_SERVER_API_PORT": self.ports["prefect"], "MLFLOW_PORT": self.ports["mlflow"]}
+        ports = {
+            "PREFECT_SERVER_API_PORT": self.ports["prefect"],
+            "MLFLOW_PORT": self.ports["mlflow"],
+        }
         ports["PGPORT"] = self.ports["postgres"]
-        given = {key: self.adapt(name, value) for key, value in SERVICES[name].get("environment", {}).items()}
-        return {"PATH": path, "HOME": str(self.folder), **{key: str(port) for key, port in ports.items()}, **given}
+        given = {
+            key: self.adapt(name, value)
+            for key, value in SERVICES[name].get("environment", {}).items()
+        }
+        return {
+            "PATH": path,
+            "HOME": str(self.folder),
+            **{key: str(port) for key, port in ports.items()},
+            **given,
+        }
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -150,16 +191,27 @@ class Topology:
         entrypoint = self.folder / f"{name}-entrypoint"
         shutil.copy(self.project / ENTRYPOINT[0], entrypoint)
         entrypoint.write_text(self.adapt(name, entrypoint.read_text()))
-        words = [str(self.ports[name]) if word in published else word for word in SERVICES[name]["command"]]
+        words = [
+            str(self.ports[name]) if word in published else word
+            for word in SERVICES[name]["command"]
+        ]
         command = [str(entrypoint), *(self.adapt(name, word) for word in words)]
         with self.log(name).open("w") as log:
-            return self.guard.start(command, folder=self.project, environment=self.variables(name), output=log)
+            return self.guard.start(
+                command, folder=self.project, environment=self.variables(name), output=log
+            )
 
     def _wait_until_healthy(self, name: str) -> None:
         kind, *check = SERVICES[name]["healthcheck"]["test"]
         assert kind == "CMD"
-        command, deadline = [self.adapt(name, word) for word in check], time.monotonic() + START_TIMEOUT_S
-        process, output = self.started[name], {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        command, deadline = (
+            [self.adapt(name, word) for word in check],
+            time.monotonic() + START_TIMEOUT_S,
+        )
+        process, output = (
+            self.started[name],
+            {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL},
+        )
         while subprocess.run(command, env=self.variables(name), check=False, **output).returncode:
             tail = "\n".join(self.log(name).read_text().splitlines()[-LAST_LINES:])
             assert process
@@ -179,14 +231,34 @@ class Topology:
         folder, user = self.folder / "database", SERVICES[name]["environment"]["POSTGRES_USER"]
         password = Path(self.adapt(name, SERVICES[name]["environment"]["POSTGRES_PASSWORD_FILE"]))
         [script] = [
-            volume.partition(":")[0] for volume in SERVICES[name]["volumes"] if ":/docker-entrypoint-init" in volume
+            volume.partition(":")[0]
+            for volume in SERVICES[name]["volumes"]
+            if ":/docker-entrypoint-init" in volume
         ]
         as_user = own(folder, password)
-        initialize = ["initdb", f"--username={user}", f"--pwfile={password}", f"--pgdata={folder / 'data'}"]
+        initialize = [
+            "initdb",
+            f"--username={user}",
+            f"--pwfile={password}",
+            f"--pgdata={folder / 'data'}",
+        ]
         options = ["--auth-local=trust", "--auth-host=scram-sha-256", "--no-sync"]
         with self.log(name).open("w") as log:
-            subprocess.run([*as_user, POSTGRES / initialize[0], *initialize[1:], *options], check=True, stdout=log)
-            places = ["-D", str(folder / "data"), "-k", str(folder), "-h", LOOPBACK, "-p", str(self.ports[name])]
+            subprocess.run(
+                [*as_user, POSTGRES / initialize[0], *initialize[1:], *options],
+                check=True,
+                stdout=log,
+            )
+            places = [
+                "-D",
+                str(folder / "data"),
+                "-k",
+                str(folder),
+                "-h",
+                LOOPBACK,
+                "-p",
+                str(self.ports[name]),
+            ]
             process = self.guard.start([*as_user, str(POSTGRES / "postgres"), *places], output=log)
         self.started[name] = process
         self._wait_until_healthy(name)
@@ -197,10 +269,24 @@ class Topology:
     def query(self, database: str, statement: str) -> str:
         """What PostgreSQL answers over the network, with the password."""
         user = SERVICES["postgres"]["environment"]["POSTGRES_USER"]
-        login = {"PGPASSWORD": self.secrets["POSTGRES_PASSWORD"], "PGHOST": LOOPBACK, "PGUSER": user}
-        command = ["psql", "--no-psqlrc", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1", "--dbname", database]
+        login = {
+            "PGPASSWORD": self.secrets["POSTGRES_PASSWORD"],
+            "PGHOST": LOOPBACK,
+            "PGUSER": user,
+        }
+        command = [
+            "psql",
+            "--no-psqlrc",
+            "--tuples-only",
+            "--no-align",
+            "--set=ON_ERROR_STOP=1",
+            "--dbname",
+            database,
+        ]
         variables = self.variables("postgres") | login
-        result = subprocess.run(command, input=statement, env=variables, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            command, input=statement, env=variables, capture_output=True, text=True, check=False
+        )
         assert result.returncode == 0, result.stderr
         return result.stdout.strip()
 
@@ -229,9 +315,14 @@ def make_project(folder: Path) -> Path:
     (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": STAGES}))
     (folder / "log_a_run.py").write_text(LOG_A_RUN)
     (folder / "corpus.jsonl").write_text(
-        "".join(f'{{"id": "{number}", "contents": "Title {number}\\nWord{number} here."}}\n' for number in range(9))
+        "".join(
+            f'{{"id": "{number}", "contents": "Title {number}\\nWord{number} here."}}\n'
+            for number in range(9)
+        )
     )
-    (folder / ".gitignore").write_text("/.venv/\n/work/\n/mlruns/\n/data/\n/models/\n/lines.txt\n/.prefect/\n")
+    (folder / ".gitignore").write_text(
+        "/.venv/\n/work/\n/mlruns/\n/data/\n/models/\n/lines.txt\n/.prefect/\n"
+    )
     (folder / "mlruns").mkdir()
     make_environment(folder)
     git(folder, "init", "--quiet")
@@ -249,14 +340,21 @@ def make_environment(folder: Path) -> None:
     python = folder / ".venv" / "bin" / "python"
     for program in ("dvc", "mlflow", "prefect"):
         write_program(python.with_name(program), f'exec {python} -m {program} "$@"')
-    write_program(python.with_name("deepsearch"), f'exec {python} -c "from deepsearch_rl.cli import main; main()" "$@"')
-    # A container sees no other container's processes.
-    ours_alone = (
-        '[ "$pid" != $$ ] && grep --quiet --null-data --line-regexp "HOME=$HOME" "/proc/$pid/environ" && exit 0'
+    write_program(
+        python.with_name("deepsearch"),
+        f'exec {python} -c "from deepsearch_rl.cli import main; main()" "$@"',
     )
-    write_program(python.with_name("pgrep"), f'for pid in $(/usr/bin/pgrep "$@"); do {ours_alone}; done; exit 1')
+    # A container sees no other container's processes.
+    has_our_home = 'grep --quiet --null-data --line-regexp "HOME=$HOME" "/proc/$pid/environ"'
+    ours_alone = f'[ "$pid" != $$ ] && {has_our_home} && exit 0'
+    write_program(
+        python.with_name("pgrep"),
+        f'for pid in $(/usr/bin/pgrep "$@"); do {ours_alone}; done; exit 1',
+    )
     code = "from scripts import environment as e; e._write_hook(); print(e._digest())"
-    digest = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
+    digest = subprocess.run(
+        [python, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
     (folder / ".venv" / environment.STAMP.name).write_text(f"{digest}{environment.ALL_PARTS}")
 
 
@@ -269,7 +367,9 @@ def write_program(path: Path, line: str) -> None:
 def topology() -> Iterator[Topology]:
     if POSTGRES is None:
         if os.environ.get("CI"):
-            pytest.fail("PostgreSQL is not installed: .ci/run should have installed Debian's package postgresql")
+            pytest.fail(
+                "PostgreSQL is not installed: .ci/run should have installed Debian's package postgresql"
+            )
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
     with ExitStack() as stack:
         # Not below pytest's own folder, which PostgreSQL's user cannot enter.
@@ -310,7 +410,10 @@ def test_a_run_goes_through_worker_servers_databases_and_buckets(topology: Topol
     run = finished_run(topology, asked)
     assert run["state_type"] == "COMPLETED", topology.log("worker").read_text()[-5000:]
     stages = ask(f"{prefect}/task_runs/filter", flow_runs={"id": {"any_": [run["id"]]}})
-    assert {stage["name"]: stage["state_name"] for stage in stages} == {"sft": "Completed", "evaluate": "Completed"}
+    assert {stage["name"]: stage["state_name"] for stage in stages} == {
+        "sft": "Completed",
+        "evaluate": "Completed",
+    }
     assert {name.partition("/")[0] for name in topology.store.names("dvc")} == {"files", "runs"}
     assert [name for name in topology.store.names("mlflow") if name.endswith("/answer.txt")]
     experiment = ask(f"{mlflow}/experiments/get-by-name?experiment_name=topology")["experiment"]
@@ -325,11 +428,24 @@ def test_a_run_goes_through_worker_servers_databases_and_buckets(topology: Topol
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_retrieval_server_asks_for_its_token(topology: Topology) -> None:
-    index = ["retrieve", "build", "--corpus", "corpus.jsonl", "--out", "data/tiny/index/world", "--dimension", "4"]
+    index = [
+        "retrieve",
+        "build",
+        "--corpus",
+        "corpus.jsonl",
+        "--out",
+        "data/tiny/index/world",
+        "--dimension",
+        "4",
+    ]
     program = topology.project / ".venv" / "bin" / "deepsearch"
     subprocess.run([program, *index], cwd=topology.project, check=True, capture_output=True)
     topology.start("retrieval")
-    request = {"url": topology.url("retrieval", "/retrieve"), "json": {"queries": ["word3"], "topk": 1}, "timeout": 30}
+    request = {
+        "url": topology.url("retrieval", "/retrieve"),
+        "json": {"queries": ["word3"], "topk": 1},
+        "timeout": 30,
+    }
     assert httpx.post(**request).status_code == httpx.codes.UNAUTHORIZED
     token = {"Authorization": f"Bearer {topology.secrets['SEARCH_TOKEN']}"}
     assert "Word3" in httpx.post(**request, headers=token).raise_for_status().text

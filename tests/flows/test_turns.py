@@ -22,7 +22,11 @@ HOOK = """
 path = {path!r}
 exec(compile(open(path).read(), path, "exec"), {{"__name__": "environment", "__file__": path}})
 """
-UNRECOGNISED = [sys.executable, "-c", "import sys; from dvc.cli import main; sys.exit(main(['repro']))"]
+UNRECOGNISED = [
+    sys.executable,
+    "-c",
+    "import sys; from dvc.cli import main; sys.exit(main(['repro']))",
+]
 FOREIGN = [sys.executable, "-m", "dvc", "repro"]
 REPRO = [sys.executable, "-m", "flows.repro"]
 Start = Callable[[list[str]], "subprocess.Popen[str]"]
@@ -138,7 +142,9 @@ def test_a_run_of_another_profile_is_in_nobodys_way(project: Path, start: Start)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [REPRO, ["hooked", *FOREIGN]], ids=["make repro", "dvc"])
-def test_ctrl_c_ends_the_waiting_alone_and_without_a_traceback(project: Path, start: Start, command: list[str]) -> None:
+def test_ctrl_c_ends_the_waiting_alone_and_without_a_traceback(
+    project: Path, start: Start, command: list[str]
+) -> None:
     with held(run_lock(project, "tiny"), "the first run", "works", pytest.fail):
         waiting = start(command)
         line_with(waiting, "waiting for the first run")
@@ -150,7 +156,9 @@ def test_ctrl_c_ends_the_waiting_alone_and_without_a_traceback(project: Path, st
 
 
 @pytest.mark.slow
-def test_when_a_run_is_killed_the_next_one_waits_for_its_stage_to_end(project: Path, start: Start) -> None:
+def test_when_a_run_is_killed_the_next_one_waits_for_its_stage_to_end(
+    project: Path, start: Start
+) -> None:
     one = start(REPRO)
     (project / "started").read_text()
     stages = psutil.Process(one.pid).children(recursive=True)
@@ -158,13 +166,17 @@ def test_when_a_run_is_killed_the_next_one_waits_for_its_stage_to_end(project: P
     line_with(two, "waiting for make repro")
     one.kill()
     (project / "started").read_text()  # the second run has come to the stage
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in stages)
+    assert not any(
+        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in stages
+    )
     go(project)
     assert two.wait(60) == 0
 
 
 @pytest.mark.slow
-def test_a_stage_of_another_environments_dvc_does_not_start_while_a_run_works(project: Path, start: Start) -> None:
+def test_a_stage_of_another_environments_dvc_does_not_start_while_a_run_works(
+    project: Path, start: Start
+) -> None:
     command = f"{sys.executable} -m stages.write params.yaml && touch text.txt"
     (project / "dvc.yaml").write_text(json.dumps({"stages": {"write": {"cmd": command}}}))
     with held(run_lock(project, "tiny"), "the first run", "works", pytest.fail):
@@ -172,7 +184,8 @@ def test_a_stage_of_another_environments_dvc_does_not_start_while_a_run_works(pr
         assert f"(process {os.getpid()}, since " in line_with(foreign, "error: the first run")
         assert foreign.wait(60) != 0
         by_hand = start(command.partition(" &&")[0].split())
-        line_with(by_hand, "waiting for the first run")  # nothing can wait for a stage that DVC does not run
+        # Nothing can wait for a stage that DVC does not run
+        line_with(by_hand, "waiting for the first run")
     assert by_hand.wait(60) == 0
     assert start(FOREIGN).wait(60) == 0
 
@@ -180,7 +193,9 @@ def test_a_stage_of_another_environments_dvc_does_not_start_while_a_run_works(pr
 @pytest.mark.slow
 def test_what_a_run_starts_belongs_to_it(project: Path, start: Start) -> None:
     inner = f"{sys.executable} -m dvc repro && {sys.executable} -m flows.repro"
-    outer = start(["hooked", sys.executable, "-m", "flows.in_turn", "tiny", "make rft", "sh", "-c", inner])
+    outer = start(
+        ["hooked", sys.executable, "-m", "flows.in_turn", "tiny", "make rft", "sh", "-c", inner]
+    )
     (project / "started").read_text()
     holder = find_foreign_run(project, "tiny")
     go(project)
@@ -209,7 +224,9 @@ def test_what_a_run_starts_belongs_to_it(project: Path, start: Start) -> None:
         ("push repro", None),
     ],
 )
-def test_the_profiles_of_a_dvc_command(tmp_path: Path, words: str, profiles: set[str] | None) -> None:
+def test_the_profiles_of_a_dvc_command(
+    tmp_path: Path, words: str, profiles: set[str] | None
+) -> None:
     for name in ("smoke", "gpu"):
         (tmp_path / "profiles" / name).mkdir(parents=True)
         (tmp_path / "profiles" / name / "dvc.yaml").touch()
@@ -219,7 +236,8 @@ def test_the_profiles_of_a_dvc_command(tmp_path: Path, words: str, profiles: set
         return
     assert run is not None
     assert set(profiles_of(run, tmp_path)) == profiles
-    parsed = get_main_parser().parse_args(words.split())  # DVC's own reading of the line
+    # DVC's own reading of the line
+    parsed = get_main_parser().parse_args(words.split())
     assert tuple(parsed.targets) == run.targets
     assert parsed.all_pipelines or parsed.recursive == run.takes_all
 
@@ -273,5 +291,7 @@ def test_a_run_does_not_wait_for_the_program_that_started_it(project: Path, star
         ("python script.py -m", None),
     ],
 )
-def test_the_params_of_a_stage_by_hand(tmp_path: Path, words: str, call: tuple[str, str] | None) -> None:
+def test_the_params_of_a_stage_by_hand(
+    tmp_path: Path, words: str, call: tuple[str, str] | None
+) -> None:
     assert read_stage_call(words.split(), tmp_path) == (call and (call[0], tmp_path / call[1]))

@@ -38,7 +38,14 @@ PARAMS: dict[str, Any] = {
     "profile": "tiny",
     "python": {"core": sys.executable},
     "flow": {"gpu_stages": [], "outside_stages": []},
-    "requires": {"memory_gib": 0.1, "disk_gib": 0.1, "gpu_memory_gib": 0, "java": False, "keys": [], "max_hours": None},
+    "requires": {
+        "memory_gib": 0.1,
+        "disk_gib": 0.1,
+        "gpu_memory_gib": 0,
+        "java": False,
+        "keys": [],
+        "max_hours": None,
+    },
     "number": 7,
 }
 
@@ -50,18 +57,29 @@ def project(make_project: MakeProject) -> Path:
     other = folder / "profiles" / "other"  # never made
     other.mkdir(parents=True)
     (other / "params.yaml").write_text(yaml.safe_dump({**PARAMS, "profile": "other"}))
-    (other / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"write": {"cmd": "echo > o.txt", "outs": ["o.txt"]}}}))
+    (other / "dvc.yaml").write_text(
+        yaml.safe_dump({"stages": {"write": {"cmd": "echo > o.txt", "outs": ["o.txt"]}}})
+    )
     commit_all(folder, "first")
     return folder
 
 
 @contextmanager
-def running_worker(project: Path, root: Path, pool: str = "cpu", **variables: str) -> Iterator[None]:
+def running_worker(
+    project: Path, root: Path, pool: str = "cpu", **variables: str
+) -> Iterator[None]:
     """`make worker` for a project elsewhere, with further environment variables."""
     code = f"from pathlib import Path; from flows.worker import start; start(Path({str(project)!r}), {pool!r})"
-    environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_WORKER_QUERY_SECONDS": "1", **variables}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        **variables,
+    }
     with (project / "worker.log").open("w") as log:
-        worker = subprocess.Popen([sys.executable, "-c", code], cwd=root, env=environment, stdout=log, stderr=log)
+        worker = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=root, env=environment, stdout=log, stderr=log
+        )
         try:
             yield
         finally:
@@ -69,7 +87,9 @@ def running_worker(project: Path, root: Path, pool: str = "cpu", **variables: st
             worker.wait(30)
 
 
-def finished_run(client: SyncPrefectClient, is_wanted: Callable[[FlowRun], bool], project: Path) -> FlowRun:
+def finished_run(
+    client: SyncPrefectClient, is_wanted: Callable[[FlowRun], bool], project: Path
+) -> FlowRun:
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         for run in client.read_flow_runs():
@@ -83,7 +103,9 @@ def test_a_schedule_creates_runs_and_a_worker_completes_them(project: Path, root
     assert deploy(project) == {"tiny": "cpu", "other": "cpu"}
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name("reproduce/tiny")
-        assert [(schedule.slug, schedule.active) for schedule in deployment.schedules] == [("nightly", False)]
+        assert [(schedule.slug, schedule.active) for schedule in deployment.schedules] == [
+            ("nightly", False)
+        ]
         every_5_s = IntervalSchedule(interval=timedelta(seconds=5))
         client._client.post(
             f"/deployments/{deployment.id}/schedules",
@@ -91,7 +113,9 @@ def test_a_schedule_creates_runs_and_a_worker_completes_them(project: Path, root
         ).raise_for_status()
         with running_worker(project, root):
             run = finished_run(client, lambda run: run.auto_scheduled, project)
-            client._client.delete(f"/deployments/{deployment.id}/schedules/{_added(client, deployment.id)}")
+            client._client.delete(
+                f"/deployments/{deployment.id}/schedules/{_added(client, deployment.id)}"
+            )
     assert (run.name, run.state and run.state.type) == ("tiny", StateType.COMPLETED)
     assert run.expected_start_time is not None
     assert run.start_time is not None
@@ -103,7 +127,9 @@ def _added(client: SyncPrefectClient, deployment: UUID) -> str:
     return next(str(schedule.id) for schedule in schedules if schedule.active)
 
 
-def test_a_run_with_other_parameters_works_in_a_clone_and_becomes_an_experiment(project: Path, root: Path) -> None:
+def test_a_run_with_other_parameters_works_in_a_clone_and_becomes_an_experiment(
+    project: Path, root: Path
+) -> None:
     deploy(project)
     with get_client(sync_client=True) as client, running_worker(project, root):
         deployment = client.read_deployment_by_name("reproduce/tiny")
@@ -116,7 +142,9 @@ def test_a_run_with_other_parameters_works_in_a_clone_and_becomes_an_experiment(
     assert not (project / "number.txt").exists(), "the project's own files are left alone"
     [checkout] = (project / "work" / "checkouts").iterdir()
     assert (checkout / "number.txt").read_text() == "8\n"
-    listed = subprocess.run([sys.executable, "-m", "dvc", "exp", "list"], cwd=project, capture_output=True, text=True)
+    listed = subprocess.run(
+        [sys.executable, "-m", "dvc", "exp", "list"], cwd=project, capture_output=True, text=True
+    )
     assert "eight" in listed.stdout
 
 
@@ -124,13 +152,17 @@ def pool_status(client: SyncPrefectClient, pool: str) -> WorkPoolStatus | None:
     return client.read_work_pool(pool).status
 
 
-def test_a_pool_is_paused_until_its_first_worker_and_then_as_somebody_sets_it(project: Path, root: Path) -> None:
+def test_a_pool_is_paused_until_its_first_worker_and_then_as_somebody_sets_it(
+    project: Path, root: Path
+) -> None:
     gpu = {**PARAMS, "profile": "gpu", "requires": {**PARAMS["requires"], "gpu_memory_gib": 80}}
     (project / "profiles" / "gpu").mkdir()
     (project / "profiles" / "gpu" / "params.yaml").write_text(yaml.safe_dump(gpu))
     assert deploy(project) == {"tiny": "cpu", "other": "cpu", "gpu": "gpu"}
     with get_client(sync_client=True) as client:
-        assert pool_status(client, "gpu") == WorkPoolStatus.PAUSED, "any other status is red without a worker"
+        assert pool_status(client, "gpu") == WorkPoolStatus.PAUSED, (
+            "any other status is red without a worker"
+        )
         assert "`make worker POOL=gpu`" in (client.read_work_pool("gpu").description or "")
         with running_worker(project, root):
             deployment = client.read_deployment_by_name("reproduce/tiny")
@@ -155,7 +187,9 @@ def test_deploying_again_keeps_the_schedules_that_somebody_resumed(project: Path
         client.update_deployment_schedule(deployment.id, schedule.id, active=False)
 
 
-def test_the_service_unit_starts_make_worker_in_this_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_service_unit_starts_make_worker_in_this_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     unit = write_service(tmp_path / "clone", "gpu", 2)
     assert unit == tmp_path / "systemd" / "user" / "deepsearch-worker-gpu.service"

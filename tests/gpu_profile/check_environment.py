@@ -2,10 +2,10 @@
 
     python -m tests.gpu_profile.check_environment
 
-faiss-gpu takes faiss-cpu's place, so it has an environment of its own; it needs CUDA's libraries, but no GPU, to be
-imported, and refuses the copy to a GPU at the very end. Both others come as their wheels and without CUDA: vLLM's
-argument parser needs its Python dependencies alone (and ``VLLM_TARGET_DEVICE=cpu``); Unsloth does not import without a
-GPU, so its source is parsed instead.
+faiss-gpu takes faiss-cpu's place, so it has an environment of its own; it needs CUDA's libraries,
+but no GPU, to be imported, and refuses the copy to a GPU at the very end. Both others come as their
+wheels and without CUDA: vLLM's argument parser needs its Python dependencies alone (and
+``VLLM_TARGET_DEVICE=cpu``); Unsloth does not import without a GPU, so its source is parsed instead.
 """
 
 import os
@@ -37,12 +37,16 @@ def build() -> None:
     wanted += [pin for pin in pins("rl.txt") if pin.startswith("unsloth==")]
     faiss = [pin for pin in pins("index.txt") if not GPU_ONLY.match(pin) or "-cu12==" in pin]
     uv = next((path for path in (ROOT / ".venvs/uv/bin/uv",) if path.exists()), "uv")
-    links = {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
+    links = (
+        {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
+    )
     run = {"check": True, "env": {**os.environ, **links}}
     for environment, pinned in ((ENVIRONMENT, wanted), (FAISS_ENVIRONMENT, faiss)):
         subprocess.run([uv, "venv", "-q", "--clear", "--python", "3.11", environment], **run)
         python = environment / "bin" / "python"
-        subprocess.run([uv, "pip", "install", "-q", "--no-deps", "--python", python, *pinned], **run)
+        subprocess.run(
+            [uv, "pip", "install", "-q", "--no-deps", "--python", python, *pinned], **run
+        )
 
 
 if __name__ == "__main__":

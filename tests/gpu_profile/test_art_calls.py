@@ -30,7 +30,12 @@ from deepsearch_rl.training.backends.art.unsloth import (
 from deepsearch_rl.training.rl.trainer import RlConfig
 
 unsloth_train: Any = _unsloth_train
-SECTIONS = {"init_args": InitArgs, "engine_args": EngineArgs, "peft_args": PeftArgs, "trainer_args": TrainerArgs}
+SECTIONS = {
+    "init_args": InitArgs,
+    "engine_args": EngineArgs,
+    "peft_args": PeftArgs,
+    "trainer_args": TrainerArgs,
+}
 
 
 @pytest.fixture
@@ -65,12 +70,16 @@ def test_the_trainer_settings_are_fields_of_trls_config(config: RlConfig) -> Non
     inspect.signature(trl.GRPOConfig).bind(**given)
 
 
-def test_the_model_and_its_service_are_made_as_art_makes_them(config: RlConfig, tmp_path: Path) -> None:
+def test_the_model_and_its_service_are_made_as_art_makes_them(
+    config: RlConfig, tmp_path: Path
+) -> None:
     settings = unsloth_settings(config, 0, "work")
     model: art.TrainableModel[Any, Any] = art.TrainableModel(
         name="policy", project="test", base_model="models/gpu/sft", _internal_config=settings
     )
-    service = SealingUnslothService(config, "0" * 64, model.name, model.base_model, settings, str(tmp_path))
+    service = SealingUnslothService(
+        config, "0" * 64, model.name, model.base_model, settings, str(tmp_path)
+    )
     assert service.rollout_weights_mode == "lora"
     engine = service._runtime_engine_args(None)
     assert (engine["enable_lora"], engine["generation_config"]) == (True, "vllm")
@@ -90,21 +99,35 @@ def test_our_backend_replaces_the_one_method_that_makes_the_service() -> None:
 
 def test_arts_training_settings_reach_its_loss(config: RlConfig) -> None:
     known = dev.TrainConfig.__annotations__
-    for name in ("epsilon", "epsilon_high", "truncated_importance_sampling", "importance_sampling_level"):
+    for name in (
+        "epsilon",
+        "epsilon_high",
+        "truncated_importance_sampling",
+        "importance_sampling_level",
+    ):
         assert name in known
         assert name in train_arguments(config)
 
 
 def test_params_that_arts_own_service_cannot_honour_are_all_named(config: RlConfig) -> None:
     require_honoured(config)
-    wrong = config.model_copy(update={"minibatches": 4, "lora": None, "logprob_chunk": 1000, "dtype": "float32"})
-    with pytest.raises(ConfigError, match=r"rl\.minibatches: None .*rl\.dtype: bfloat16 .*rl\.lora.*rl\.logprob_chunk"):
+    wrong = config.model_copy(
+        update={"minibatches": 4, "lora": None, "logprob_chunk": 1000, "dtype": "float32"}
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"rl\.minibatches: None .*rl\.dtype: bfloat16 .*rl\.lora.*rl\.logprob_chunk",
+    ):
         require_honoured(wrong)
 
 
-def test_schedules_and_update_epochs_that_arts_own_service_does_not_have_are_refused(config: RlConfig) -> None:
+def test_schedules_and_update_epochs_that_arts_own_service_does_not_have_are_refused(
+    config: RlConfig,
+) -> None:
     optimizer = config.optimizer.model_copy(update={"warmup_steps": 5, "schedule": "cosine"})
-    match = r"rl\.update_epochs: 1 .*rl\.optimizer\.warmup_steps: 0 .*rl\.optimizer\.schedule: constant"
+    match = (
+        r"rl\.update_epochs: 1 .*rl\.optimizer\.warmup_steps: 0 .*rl\.optimizer\.schedule: constant"
+    )
     with pytest.raises(ConfigError, match=match):
         require_honoured(config.model_copy(update={"optimizer": optimizer, "update_epochs": 2}))
 
@@ -113,8 +136,14 @@ def test_schedules_and_update_epochs_that_arts_own_service_does_not_have_are_ref
     ("changes", "match"),
     [
         ({"algorithm": "cispo"}, r"rl\.loss\.algorithm: grpo or gspo"),
-        ({"aggregation": "token", "kl_loss": 0.1}, r"rl\.loss\.aggregation: sequence_art .*rl\.loss\.kl_loss: 0\.0"),
-        ({"dual_clip": 3.0, "entropy_bonus": 0.1}, r"rl\.loss\.dual_clip: None .*rl\.loss\.entropy_bonus: 0\.0"),
+        (
+            {"aggregation": "token", "kl_loss": 0.1},
+            r"rl\.loss\.aggregation: sequence_art .*rl\.loss\.kl_loss: 0\.0",
+        ),
+        (
+            {"dual_clip": 3.0, "entropy_bonus": 0.1},
+            r"rl\.loss\.dual_clip: None .*rl\.loss\.entropy_bonus: 0\.0",
+        ),
         ({"unit_advantages": False}, r"rl\.loss\.unit_advantages: True"),
     ],
 )
@@ -125,24 +154,40 @@ def test_losses_that_arts_own_service_does_not_have_are_refused(
         require_honoured(config.model_copy(update={"loss": config.loss.model_copy(update=changes)}))
 
 
-def test_arts_scores_and_losses_are_measured_while_it_trains_and_left_alone_after(config: RlConfig) -> None:
+def test_arts_scores_and_losses_are_measured_while_it_trains_and_left_alone_after(
+    config: RlConfig,
+) -> None:
     sampled = torch.tensor([[float("nan"), float("nan"), -1.0, -2.0]])
     mask = ~sampled.isnan()
     zeros = torch.zeros(sampled.shape)
     trained = torch.tensor([[0.0, 0.0, -1.01, -2.03]])
-    packed: Any = {"logprobs": sampled, "assistant_mask": mask, "advantages": torch.where(mask, 1.0, 0.0)}
-    context = types.SimpleNamespace(peft_model=types.SimpleNamespace(disable_adapter=contextlib.nullcontext))
+    packed: Any = {
+        "logprobs": sampled,
+        "assistant_mask": mask,
+        "advantages": torch.where(mask, 1.0, 0.0),
+    }
+    context = types.SimpleNamespace(
+        peft_model=types.SimpleNamespace(disable_adapter=contextlib.nullcontext)
+    )
     before = (unsloth_train._precalculate_new_logprobs, unsloth_train.loss_fn)
     unsloth_train._precalculate_new_logprobs = lambda *_: trained
     try:
         with measured(config) as metrics:
             assert unsloth_train._precalculate_new_logprobs(context, packed, None, {}) is not None
-            inputs = {**packed, "logprobs": trained, "group_ids": zeros.long(), "weights": mask.float()}
-            unsloth_train.loss_fn(inputs, torch.tensor([[0.0, -1.5, -2.03, 0.0]]), None, None, {"ppo": True})
+            inputs = {
+                **packed,
+                "logprobs": trained,
+                "group_ids": zeros.long(),
+                "weights": mask.float(),
+            }
+            unsloth_train.loss_fn(
+                inputs, torch.tensor([[0.0, -1.5, -2.03, 0.0]]), None, None, {"ppo": True}
+            )
     finally:
         unsloth_train._precalculate_new_logprobs = before[0]
     assert metrics["mismatch_mean"] == pytest.approx((0.01 + 0.03) / 2, rel=1e-5)
-    # The ratio of the one rollout is exp(-0.02) before the step and exp(-0.245) in it: both far below 1 - 3e-4.
+    # The ratio of the one rollout is exp(-0.02) before the step and exp(-0.245) in it: both far
+    # below 1 - 3e-4.
     assert metrics["outside_clip_positive"] == 1.0
     assert metrics["loss/clip_fraction"] == 1.0
     assert metrics["kl"] == 0.0, "the reference is the policy itself"

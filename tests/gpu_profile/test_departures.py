@@ -36,7 +36,9 @@ def params() -> dict[str, Any]:
     return yaml.safe_load((PROFILE / "params.yaml").read_text())
 
 
-def test_another_value_without_a_reason_is_refused(published: Published, params: dict[str, Any]) -> None:
+def test_another_value_without_a_reason_is_refused(
+    published: Published, params: dict[str, Any]
+) -> None:
     params["sft"]["lora_rank"] = 8
     with pytest.raises(ConfigError, match=r"no reason why sft\.lora_rank is 8 and not 64"):
         list(departures(published, params))
@@ -53,7 +55,11 @@ def test_the_options_of_a_departure_give_the_published_value(
     published: Published, params: dict[str, Any], tmp_path: Path
 ) -> None:
     listed = {row.setting: row for row in departures(published, params)}
-    departed = [each for each in published.settings if isinstance(each, Value) and f"`{each.path}`" in listed]
+    departed = [
+        each
+        for each in published.settings
+        if isinstance(each, Value) and f"`{each.path}`" in listed
+    ]
     assert departed
     for value in departed:
         changed = tmp_path / "params.yaml"
@@ -62,13 +68,22 @@ def test_the_options_of_a_departure_give_the_published_value(
         values = load_profile(changed)
         assert value_at(values.values, value.path) == value.published
         rl, _ = values.section("rl", RlConfig), values.section("index", IndexSection)
-        assert max(rl.steps.values()) * rl.groups_per_step <= rl.epochs * (published.train_questions - DEV_QUESTIONS)
+        assert max(rl.steps.values()) * rl.groups_per_step <= rl.epochs * (
+            published.train_questions - DEV_QUESTIONS
+        )
         if rl.backend.service == "unsloth":
             require_honoured(rl)
 
 
-def test_the_options_of_a_behaviour_name_fields_that_exist(published: Published, params: dict[str, Any]) -> None:
-    named = [option for row in departures(published, params) if row.setting[0] != "`" for option in options(row)]
+def test_the_options_of_a_behaviour_name_fields_that_exist(
+    published: Published, params: dict[str, Any]
+) -> None:
+    named = [
+        option
+        for row in departures(published, params)
+        if row.setting[0] != "`"
+        for option in options(row)
+    ]
     assert named
     for option in named:
         value_at(params, option.partition("=")[0])

@@ -12,7 +12,9 @@ from tests.gpu_profile.check_environment import FAISS_ENVIRONMENT, FAISS_PYTHON
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif(not FAISS_PYTHON.exists(), reason=f"{FAISS_ENVIRONMENT} is not built: make check-gpu-calls"),
+    pytest.mark.skipif(
+        not FAISS_PYTHON.exists(), reason=f"{FAISS_ENVIRONMENT} is not built: make check-gpu-calls"
+    ),
 ]
 CALLS = """
 import json, sys
@@ -61,11 +63,15 @@ def answers(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_the_wheel_builds_and_searches_on_the_cpu_as_faiss_cpu_does(answers: dict[str, Any]) -> None:
+def test_the_wheel_builds_and_searches_on_the_cpu_as_faiss_cpu_does(
+    answers: dict[str, Any],
+) -> None:
     assert (answers["gpus"], answers["found"], answers["back"]) == (0, 20, "IndexIVFPQ")
 
 
-def test_the_options_that_we_set_are_fields_of_the_wheel_which_has_no_cuvs(answers: dict[str, Any]) -> None:
+def test_the_options_that_we_set_are_fields_of_the_wheel_which_has_no_cuvs(
+    answers: dict[str, Any],
+) -> None:
     assert answers["options"] == [False, 0, False]
     assert answers["cp"] == [True, True]
 

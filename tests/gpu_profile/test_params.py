@@ -38,9 +38,24 @@ PROFILES = {
     "single_gpu": ROOT / "profiles/single_gpu/params.yaml",
     "thinking": ROOT / "profiles/thinking/params.yaml",
 }
-GPU_PROFILES = [name for name, path in PROFILES.items() if load_profile(path).value("requires")["gpu_memory_gib"]]
+GPU_PROFILES = [
+    name
+    for name, path in PROFILES.items()
+    if load_profile(path).value("requires")["gpu_memory_gib"]
+]
 
-ALIKE = ("filter", "sft", "merge", "rl", "unsloth_merge", "agent", "retrieval", "chunk", "evaluate", "ifeval")
+ALIKE = (
+    "filter",
+    "sft",
+    "merge",
+    "rl",
+    "unsloth_merge",
+    "agent",
+    "retrieval",
+    "chunk",
+    "evaluate",
+    "ifeval",
+)
 ALIKE += ("trained", "report", "track")
 """Sections with the same fields in every profile; the others depend on the source or backend that they name."""
 
@@ -48,7 +63,9 @@ ALIKE += ("trained", "report", "track")
 def sections_of(stage: str) -> list[tuple[str, str, str]]:
     """(method, section, config class) of every ``params.section("x", X)`` and ``params.mapping("x", X)`` of a stage."""
     calls = [
-        node for node in ast.walk(ast.parse((ROOT / f"stages/{stage}.py").read_text())) if isinstance(node, ast.Call)
+        node
+        for node in ast.walk(ast.parse((ROOT / f"stages/{stage}.py").read_text()))
+        if isinstance(node, ast.Call)
     ]
     return [
         (call.func.attr, ast.literal_eval(call.args[0]), call.args[1].id)
@@ -71,7 +88,9 @@ LOADED = sorted(
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_section_of_every_profile_fits_the_stage_that_reads_it(profile: str) -> None:
     params = load_profile(PROFILES[profile])
-    assert {"sft", "merge", "rl", "unsloth_merge", "serving", "download"} <= {section for _, section, *_ in LOADED}
+    assert {"sft", "merge", "rl", "unsloth_merge", "serving", "download"} <= {
+        section for _, section, *_ in LOADED
+    }
     for method, section, name, stage in LOADED:
         config = getattr(importlib.import_module(f"stages.{stage}"), name)
         assert getattr(params, method)(section, config) is not None
@@ -82,7 +101,9 @@ def test_all_profiles_have_the_same_sections_and_fields() -> None:
     tiny = loaded["tiny"]
     for other in loaded.values():
         assert other.keys() == tiny.keys()
-        assert {name: other[name].keys() for name in ALIKE} == {name: tiny[name].keys() for name in ALIKE}
+        assert {name: other[name].keys() for name in ALIKE} == {
+            name: tiny[name].keys() for name in ALIKE
+        }
 
 
 def test_paths_in_params_lie_in_the_profiles_own_folders() -> None:
@@ -97,9 +118,13 @@ def test_models_without_weights_say_whom_to_ask_and_doctor_asks_for_their_variab
     described = 0
     for path in PROFILES.values():
         params = load_profile(path)
-        for remote in filter(None, (read_remote(ROOT / folder) for folder in params.value("models").values())):
+        for remote in filter(
+            None, (read_remote(ROOT / folder) for folder in params.value("models").values())
+        ):
             described += 1
-            named = [value[1:] for value in (remote.base_url, remote.model) if value.startswith("$")]
+            named = [
+                value[1:] for value in (remote.base_url, remote.model) if value.startswith("$")
+            ]
             assert {remote.api_key_variable, *named} <= set(params.value("requires")["keys"])
     assert described, "the profile multihoprag has one"
     for name in ("gpu", "thinking"):
@@ -129,8 +154,15 @@ def test_the_gpu_profile_keeps_the_published_reinforcement_settings(gpu: dict[st
     assert arguments["truncated_importance_sampling"] == 2.0
     assert arguments["learning_rate"] == 3e-5
     assert (config.group_size, config.groups_per_step, config.temperature) == (8, 10, 1.0)
-    assert (config.rewards, config.minibatches, config.sampler.gpu_memory_utilization) == ({"f1": 2.0}, None, 0.6)
-    assert (arguments["logprob_calculation_chunk_size"], arguments["packed_sequence_length"]) == (1024, 8192)
+    assert (config.rewards, config.minibatches, config.sampler.gpu_memory_utilization) == (
+        {"f1": 2.0},
+        None,
+        0.6,
+    )
+    assert (arguments["logprob_calculation_chunk_size"], arguments["packed_sequence_length"]) == (
+        1024,
+        8192,
+    )
     assert gpu["agent"]["max_tokens"] == 3072
 
 
@@ -142,7 +174,8 @@ def test_rl_sees_no_question_more_often_than_its_epochs_say(profile: str) -> Non
         questions = download["world"]["questions"]["train"]
     else:
         questions = (
-            read_published().train_questions - download["folder"]["questions"][config.dataset][0]["splits"]["dev"]
+            read_published().train_questions
+            - download["folder"]["questions"][config.dataset][0]["splits"]["dev"]
         )
     for start in config.starts:
         assert config.steps[start] * config.groups_per_step <= config.epochs * questions
@@ -173,14 +206,18 @@ def test_a_model_of_the_thinking_profile_that_does_not_think_has_its_own_prompt(
     profile = load_profile(PROFILES["thinking"])
     own = profile.value("model_settings")
     assert own.keys() <= profile.value("models").keys()
-    thinks, instructed = (Evaluation.of(profile.with_values(own.get(name, {}))).agent for name in ("base", "instruct"))
+    thinks, instructed = (
+        Evaluation.of(profile.with_values(own.get(name, {}))).agent for name in ("base", "instruct")
+    )
     assert (thinks.prompt_title, thinks.history_reasoning) == ("multihoprag_thinking", True)
     assert (instructed.prompt_title, instructed.history_reasoning) == ("multihoprag_nothink", False)
 
 
 def test_the_options_in_the_thinking_profiles_readme_fit_the_stages(tmp_path: Path) -> None:
     readme = (PROFILES["thinking"].parent / "README.md").read_text()
-    runs = [re.findall(r"-S '([^']+)'", line) for line in readme.splitlines() if line.startswith("|")]
+    runs = [
+        re.findall(r"-S '([^']+)'", line) for line in readme.splitlines() if line.startswith("|")
+    ]
     short, longer, flat, other = filter(None, runs)
     for options in (short, [*short, *longer], flat, other):
         changed = tmp_path / "params.yaml"
@@ -190,7 +227,9 @@ def test_the_options_in_the_thinking_profiles_readme_fit_the_stages(tmp_path: Pa
         rl, filtered = params.section("rl", RlConfig), params.section("filter", FilterConfig)
         params.section("prepare_model", PrepareModelConfig)
         assert params.section("sft", SftConfig).loss_scale == filtered.loss_scale
-        assert (rl.rewards == {"f1": 2.0, "short_think": 0.5, "answer_format": 0.5}) is (options[: len(short)] == short)
+        assert (rl.rewards == {"f1": 2.0, "short_think": 0.5, "answer_format": 0.5}) is (
+            options[: len(short)] == short
+        )
 
 
 @pytest.mark.parametrize("profile", GPU_PROFILES)
@@ -202,32 +241,53 @@ def test_a_corpus_of_paragraphs_is_not_cut_again(profile: str) -> None:
     assert {each["corpus"] for each in params.value("datasets").values()} == corpora.keys()
 
 
-def test_everything_that_a_stage_imports_is_pinned_in_its_familys_environment(gpu: dict[str, Any]) -> None:
+def test_everything_that_a_stage_imports_is_pinned_in_its_familys_environment(
+    gpu: dict[str, Any],
+) -> None:
     distributions = importlib.metadata.packages_distributions()
     optional = extras()
     for family, interpreter in gpu["python"].items():
-        pinned = {canonicalize_name(pin.partition("==")[0].partition("[")[0]) for pin in pins(f"{family}.txt")}
+        pinned = {
+            canonicalize_name(pin.partition("==")[0].partition("[")[0])
+            for pin in pins(f"{family}.txt")
+        }
         assert Path(interpreter).parts[:2] == (".venvs", family)
         for stage in stages_of(family):
             for package in third_party_packages(closure(ROOT / f"stages/{stage}.py")):
                 names = {canonicalize_name(name) for name in distributions[package]} - optional
-                names |= {"faiss-gpu"} if package == "faiss" else set()  # the same package, by another distribution
-                assert not names or names & pinned, f"stages/{stage}.py imports {package}; {family}.txt lacks it"
+                # The same package, by another distribution
+                names |= {"faiss-gpu"} if package == "faiss" else set()
+                assert not names or names & pinned, (
+                    f"stages/{stage}.py imports {package}; {family}.txt lacks it"
+                )
 
 
 def extras() -> set[str]:
     """Packages that only a backend needs which no profile names; without them it says what to install."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     graph = {"all", *(part for line in extras["all"] for part in Requirement(line).extras)}
-    return {canonicalize_name(Requirement(line).name) for extra in extras.keys() - graph for line in extras[extra]}
+    return {
+        canonicalize_name(Requirement(line).name)
+        for extra in extras.keys() - graph
+        for line in extras[extra]
+    }
 
 
 def stages_of(family: str) -> set[str]:
     """The stages that dvc.yaml runs with a family's interpreter."""
-    return set(re.findall(rf"\$\{{python\.{family}\}} -m stages\.(\w+)", (ROOT / "dvc.yaml").read_text()))
+    return set(
+        re.findall(rf"\$\{{python\.{family}\}} -m stages\.(\w+)", (ROOT / "dvc.yaml").read_text())
+    )
 
 
 def third_party_packages(files: set[Path]) -> set[str]:
     """Top-level packages that files import at any depth of their code, but for the standard library and our own."""
-    imported = {name.partition(".")[0] for path in files if path.suffix == ".py" for name in imported_names(path)}
+    imported = {
+        name.partition(".")[0]
+        for path in files
+        if path.suffix == ".py"
+        for name in imported_names(path)
+    }
     return imported - sys.stdlib_module_names - PACKAGES.keys() - {""}

@@ -12,7 +12,12 @@ from dvc.utils.hydra import apply_overrides
 from deepsearch_rl.profile import load_profile
 from tests.gpu_profile.test_params import LOADED, PROFILES, ROOT
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "AGENTS.md", *ROOT.glob("docs/*.md"), *ROOT.glob("profiles/*/README.md")]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "AGENTS.md",
+    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("profiles/*/README.md"),
+]
 OPTION = re.compile(r"-S ('[^']*'|\"[^\"]*\"|[^\s`]+)")
 PLACEHOLDER = re.compile(r"\.\.\.|=[A-Z]+$|^(?!~)[^=]*$")
 
@@ -23,14 +28,21 @@ def shown() -> list[tuple[str, str, list[str]]]:
     for document in DOCUMENTS:
         own = document.parent.name if document.parent.parent.name == "profiles" else "tiny"
         for line in document.read_text(encoding="utf-8").splitlines():
-            for command in re.split(r"(?<=`) \|", line):  # a cell of a table is a command of its own
+            # A cell of a table is a command of its own
+            for command in re.split(r"(?<=`) \|", line):
                 options = [shlex.split(option)[0] for option in OPTION.findall(command)]
                 options = [option for option in options if not PLACEHOLDER.search(option)]
                 if not options:
                     continue
                 file = re.match(r"profiles/(\w+)/params\.yaml:", options[0])
                 profile = file[1] if file else own
-                found.append((document.name, profile, [option.rpartition("params.yaml:")[2] for option in options]))
+                found.append(
+                    (
+                        document.name,
+                        profile,
+                        [option.rpartition("params.yaml:")[2] for option in options],
+                    )
+                )
     return found
 
 
@@ -42,7 +54,9 @@ def test_documents_show_options_of_several_profiles() -> None:
     assert {"tiny", "gpu"} <= {profile for _, profile, _ in SHOWN}
 
 
-@pytest.mark.parametrize(("document", "profile", "options"), SHOWN, ids=[f"{d}: {' '.join(o)}" for d, _, o in SHOWN])
+@pytest.mark.parametrize(
+    ("document", "profile", "options"), SHOWN, ids=[f"{d}: {' '.join(o)}" for d, _, o in SHOWN]
+)
 def test_a_line_of_options_fits_every_section_that_a_stage_reads(
     document: str, profile: str, options: list[str], tmp_path: Path
 ) -> None:

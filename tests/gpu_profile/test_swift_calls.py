@@ -12,7 +12,11 @@ from deepsearch_rl.training.merge import MergeConfig, swift_export_command
 from deepsearch_rl.training.sft import SftConfig, swift_sft_command
 from tests.gpu_profile.test_params import GPU_PROFILES
 
-PROFILES = ("params.yaml", "profiles/smoke/params.yaml", *(f"profiles/{name}/params.yaml" for name in GPU_PROFILES))
+PROFILES = (
+    "params.yaml",
+    "profiles/smoke/params.yaml",
+    *(f"profiles/{name}/params.yaml" for name in GPU_PROFILES),
+)
 
 
 def parse(arguments: type, command: list[str]) -> dict[str, object]:
@@ -43,32 +47,50 @@ def test_swift_reads_our_fine_tuning_call_as_we_mean_it(root: Path, params: str)
         config.rows_per_forward,
         config.forwards_per_step,
     )
-    assert (read["torch_dtype"], read["fp16"], read["bf16"]) == (config.dtype, False, config.dtype == "bfloat16")
+    assert (read["torch_dtype"], read["fp16"], read["bf16"]) == (
+        config.dtype,
+        False,
+        config.dtype == "bfloat16",
+    )
     assert (read["packing"], read["attn_impl"], read["max_length"]) == (
         config.packing,
         config.attention,
         config.max_length,
     )
-    assert (read["use_cpu"], read["add_version"], read["seed"]) == (config.device == "cpu", False, 7)
+    assert (read["use_cpu"], read["add_version"], read["seed"]) == (
+        config.device == "cpu",
+        False,
+        7,
+    )
     assert (read["loss_scale"], read["preserve_thinking"]) == (config.loss_scale, True)
     assert (read["split_dataset_ratio"], read["eval_strategy"]) == (
         config.eval_share,
         "steps" if config.eval_share else "no",
     )
-    assert (read["save_steps"], read["eval_steps"], read["save_total_limit"], read["logging_steps"]) == (
+    assert (
+        read["save_steps"],
+        read["eval_steps"],
+        read["save_total_limit"],
+        read["logging_steps"],
+    ) == (
         config.save_steps,
         config.save_steps,
         config.kept_checkpoints,
         config.log_steps,
     )
     assert (read["use_liger_kernel"], read["report_to"]) == (config.liger_kernel, ["tensorboard"])
-    assert (read["logging_dir"], read["per_device_eval_batch_size"]) == ("work/x/tensorboard", config.rows_per_forward)
+    assert (read["logging_dir"], read["per_device_eval_batch_size"]) == (
+        "work/x/tensorboard",
+        config.rows_per_forward,
+    )
 
 
 @pytest.mark.parametrize("params", PROFILES)
 def test_swift_reads_our_merge_call_as_we_mean_it(root: Path, params: str) -> None:
     config = MergeConfig.model_validate(yaml.safe_load((root / params).read_text())["merge"])
-    command = swift_export_command(config, Path("models/x/base"), Path("models/x/sft_adapter"), Path("models/x/sft"))
+    command = swift_export_command(
+        config, Path("models/x/base"), Path("models/x/sft_adapter"), Path("models/x/sft")
+    )
     read = parse(ExportArguments, command)
     assert (read["merge_lora"], read["load_args"]) == (True, False)
     assert (read["model"], read["adapters"]) == ("models/x/base", ["models/x/sft_adapter"])

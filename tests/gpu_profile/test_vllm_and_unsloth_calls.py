@@ -1,7 +1,7 @@
 """The ``vllm serve`` call, read by vLLM's own parser, and the Unsloth calls, bound to the signatures in its source.
 
-Both live in an environment of their own, made by ``make check-gpu-calls``. Unsloth cannot be imported without a GPU,
-so its signatures are read from the source that would run.
+Both live in an environment of their own, made by ``make check-gpu-calls``. Unsloth cannot be
+imported without a GPU, so its signatures are read from the source that would run.
 """
 
 import ast
@@ -18,13 +18,19 @@ from deepsearch_rl.serving.adapters import Adapter
 from deepsearch_rl.serving.launch import VllmConfig, adapter_flags, vllm_serve_command
 from deepsearch_rl.training.backends.art.samplers import lora_serve_command
 from deepsearch_rl.training.backends.art.unsloth import unsloth_settings
-from deepsearch_rl.training.merge import AdapterMergeConfig, unsloth_load_arguments, unsloth_save_arguments
+from deepsearch_rl.training.merge import (
+    AdapterMergeConfig,
+    unsloth_load_arguments,
+    unsloth_save_arguments,
+)
 from deepsearch_rl.training.rl.trainer import RlConfig
 from tests.gpu_profile.check_environment import ENVIRONMENT, PYTHON
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"{ENVIRONMENT} is not built; run `make check-gpu-calls`"),
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason=f"{ENVIRONMENT} is not built; run `make check-gpu-calls`"
+    ),
 ]
 READ_SERVE_FLAGS = """
 import json, sys
@@ -55,7 +61,9 @@ def gpu(root: Path) -> dict[str, Any]:
 
 def test_vllm_reads_our_serve_call_as_we_mean_it(gpu: dict[str, Any]) -> None:
     config = VllmConfig.model_validate(gpu["serving"]["vllm"])
-    read = read_by_vllm([*vllm_serve_command(Path("models/gpu/sft"), config, 8123), "--no-such-flag"])
+    read = read_by_vllm(
+        [*vllm_serve_command(Path("models/gpu/sft"), config, 8123), "--no-such-flag"]
+    )
     assert read["unknown"] == ["--no-such-flag", "--no-such-flag"]
     expected = {
         "model_tag": "models/gpu/sft",
@@ -85,7 +93,13 @@ def test_vllm_reads_rls_serve_call_as_we_mean_it(gpu: dict[str, Any]) -> None:
     )
     read = read_by_vllm(lora_serve_command(Path("models/gpu/sft"), config, 8192, 0, 8123)[3:])
     assert not read["unknown"]
-    expected = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "enable_sleep_mode": True, "max_num_seqs": 128}
+    expected = {
+        "enable_lora": True,
+        "max_loras": 2,
+        "max_lora_rank": 8,
+        "enable_sleep_mode": True,
+        "max_num_seqs": 128,
+    }
     assert {name: read["values"].get(name) for name in expected} == expected
 
 
@@ -93,9 +107,14 @@ def test_vllm_reads_the_call_with_an_adapter_as_we_mean_it(gpu: dict[str, Any]) 
     config = VllmConfig.model_validate(gpu["serving"]["vllm"])
     base, folder = Path("models/gpu/sft"), Path("models/gpu/rl_adapter/sft")
     for rank, served in ((8, 8), (9, 16), (512, 512)):
-        read = read_by_vllm(vllm_serve_command(base, config, 8123, adapter_flags(Adapter(folder, base, rank))))
+        read = read_by_vllm(
+            vllm_serve_command(base, config, 8123, adapter_flags(Adapter(folder, base, rank)))
+        )
         names = ("enable_lora", "max_lora_rank", "max_loras")
-        assert (read["unknown"], [read["values"][name] for name in names]) == ([], [True, served, 1])
+        assert (read["unknown"], [read["values"][name] for name in names]) == (
+            [],
+            [True, served, 1],
+        )
 
 
 def arguments_of(file: str, owner: str | None, function: str) -> set[str]:
@@ -103,8 +122,12 @@ def arguments_of(file: str, owner: str | None, function: str) -> set[str]:
     source = next(ENVIRONMENT.glob(f"lib/python*/site-packages/unsloth/{file}"))
     body: list[ast.stmt] = ast.parse(source.read_text(encoding="utf-8")).body
     if owner is not None:
-        body = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == owner).body
-    found = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == function)
+        body = next(
+            node for node in body if isinstance(node, ast.ClassDef) and node.name == owner
+        ).body
+    found = next(
+        node for node in body if isinstance(node, ast.FunctionDef) and node.name == function
+    )
     return {argument.arg for argument in (*found.args.args, *found.args.kwonlyargs)}
 
 
@@ -115,7 +138,9 @@ def test_unsloths_loader_takes_our_arguments_and_arts(gpu: dict[str, Any]) -> No
     assert unsloth_load_arguments(Path("adapter"), config)["load_in_4bit"] is False
     settings = unsloth_settings(RlConfig.model_validate(gpu["rl"]), 0, "work")
     assert settings["init_args"].keys() <= loader
-    assert settings["peft_args"].keys() <= arguments_of("models/llama.py", "FastLlamaModel", "get_peft_model")
+    assert settings["peft_args"].keys() <= arguments_of(
+        "models/llama.py", "FastLlamaModel", "get_peft_model"
+    )
 
 
 def test_unsloths_merge_takes_our_arguments() -> None:

@@ -12,7 +12,14 @@ from deepsearch_rl.scratch import Scratch
 from deepsearch_rl.serving.hardware import require_gpu
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-STAGES = {"sft": (), "merge": (), "rl": ("sft",), "unsloth_merge": ("sft",), "evaluate": ("sft",), "ifeval": ("sft",)}
+STAGES = {
+    "sft": (),
+    "merge": (),
+    "rl": ("sft",),
+    "unsloth_merge": ("sft",),
+    "evaluate": ("sft",),
+    "ifeval": ("sft",),
+}
 WITH_SCRATCH = {"sft", "rl", "evaluate"}
 
 
@@ -21,7 +28,9 @@ def test_a_gpu_stage_stops_at_once_and_says_what_is_missing(
     stage: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    profile = load_profile(root / "profiles/gpu/params.yaml").with_overrides({"ifeval.prompts": "generated"})
+    profile = load_profile(root / "profiles/gpu/params.yaml").with_overrides(
+        {"ifeval.prompts": "generated"}
+    )
     scratch = Scratch(stage, tmp_path / "work" / "scratch", tmp_path / "work" / "curve.jsonl")
     arguments = [*STAGES[stage], *([scratch] if stage in WITH_SCRATCH else [])]
     main = importlib.import_module(f"stages.{stage}").main

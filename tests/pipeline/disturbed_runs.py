@@ -1,7 +1,7 @@
 """Stages of the smoke graph that are killed, or whose inputs are edited, while they run (for planted_faults.py).
 
-Every experiment begins with a comment in the stage's own file: so the stage has a state that nobody has run, and DVC
-runs it without being forced. The comment changes no output.
+Every experiment begins with a comment in the stage's own file: so the stage has a state that nobody
+has run, and DVC runs it without being forced. The comment changes no output.
 """
 
 import random
@@ -21,7 +21,14 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from deepsearch_rl.processes import is_healthy
 from deepsearch_rl.stage_state import DIGESTS
 from tests.pipeline.findings import Finding, Function, called_functions, chosen, verdict
-from tests.pipeline.finished_graph import PROFILE, FinishedGraph, RunningCommand, address, entries, stage_process
+from tests.pipeline.finished_graph import (
+    PROFILE,
+    FinishedGraph,
+    RunningCommand,
+    address,
+    entries,
+    stage_process,
+)
 from tests.pipeline.planting import with_fault_in_function
 
 WAYS = ("dvc repro", "make repro", "flow", "worker")
@@ -56,7 +63,9 @@ def kills(graph: FinishedGraph, stage: str, seed: int) -> Iterator[Finding]:
         mark(graph, stage)
         moment_s = killed(graph, stage, generator)
         if moment_s is None or not graph.scratch(stage):
-            yield Finding("kill", stage, "a kill", "NOT TRIED: it was over before, or had left nothing", True)
+            yield Finding(
+                "kill", stage, "a kill", "NOT TRIED: it was over before, or had left nothing", True
+            )
             return
         what = f"killed {moment_s:.1f} s after its first scratch file"
         (function,) = chosen(functions, 1, generator, graph)
@@ -73,7 +82,9 @@ def mark(graph: FinishedGraph, stage: str) -> None:
 def functions_after_scratch(graph: FinishedGraph, stage: str) -> list[Function]:
     """Return the functions that a stage calls for the first time when its scratch folder is open."""
     functions = called_functions(graph, stage)
-    begun = next(number for number, function in enumerate(functions) if function.file == SCRATCH_IS_OPEN)
+    begun = next(
+        number for number, function in enumerate(functions) if function.file == SCRATCH_IS_OPEN
+    )
     return [function for function in functions[begun:] if function.file != SCRATCH_IS_OPEN]
 
 
@@ -103,7 +114,9 @@ def fault_after_kill(graph: FinishedGraph, stage: str, function: Function, what:
     run = graph.repro(stage)
     ending, is_survivor = verdict(run, before, graph.outputs(stage))
     graph.write(function.file, text)
-    lines = [line for line in run.output.splitlines() if STARTS_ANEW in line and function.file in line]
+    lines = [
+        line for line in run.output.splitlines() if STARTS_ANEW in line and function.file in line
+    ]
     if len(lines) != 1:
         ending, is_survivor = f"{ending}, and NO LINE SAYS that it starts anew", True
     what = f"{what}, then a fault in {function.file}:{function.line} {function.name}"
@@ -141,12 +154,16 @@ def edited(graph: FinishedGraph, stage: str, edit: Edit, way: str, share: float)
             finding = edit_while_running(graph, stage, edit, way, share / 2**attempt, store)
         if finding is not None:
             return finding
-    return Finding("edit", stage, f"{way}: {edit.name}", "NOT TRIED: the stage was over each time", True)
+    return Finding(
+        "edit", stage, f"{way}: {edit.name}", "NOT TRIED: the stage was over each time", True
+    )
 
 
 def source_edit(graph: FinishedGraph, stage: str, generator: random.Random) -> Edit:
     """Return a comment at the end of some module of a stage's closure."""
-    file = generator.choice([name for name in graph.declared(stage).sources if name.endswith(".py")])
+    file = generator.choice(
+        [name for name in graph.declared(stage).sources if name.endswith(".py")]
+    )
     return Edit(file, lambda text: f"{text}\n# edited\n", file)
 
 
@@ -154,7 +171,9 @@ def param_edit(graph: FinishedGraph, stage: str, generator: random.Random) -> Ed
     """Return another value of some number among a stage's params; None where it has none."""
     file = f"profiles/{PROFILE}/params.yaml"
     values = yaml.safe_load(graph.read(file))
-    sections = [name for path, name in graph.declared(stage).params if path == file and "." not in name]
+    sections = [
+        name for path, name in graph.declared(stage).params if path == file and "." not in name
+    ]
     names = [leaf for section in sections for leaf in numbers(section, values[section])]
     if not names:
         return None
@@ -206,14 +225,17 @@ def edit_while_running(
     if graph.run_cache() - cached:
         problems.append("the run cache HAS IT")
     problems += pushed(graph, stage, cached, store)
-    return Finding("edit", stage, what, "; ".join(problems) or "failed, recorded nowhere", bool(problems))
+    return Finding(
+        "edit", stage, what, "; ".join(problems) or "failed, recorded nowhere", bool(problems)
+    )
 
 
 def wait_while_running(graph: FinishedGraph, stage: str, delay_s: float) -> bool:
     """Return True when a stage has run for so many seconds, and False where it ends before or does not begin.
 
-    It begins when it has read its state, and has written the digests of its data: a param that is edited while the
-    process still loads its modules is one that the stage runs with, and is rightly recorded.
+    It begins when it has read its state, and has written the digests of its data: a param that is
+    edited while the process still loads its modules is one that the stage runs with, and is rightly
+    recorded.
     """
     deadline = time.monotonic() + LIMIT_S
     while (process := stage_process(stage, graph.folder)) is None:
@@ -259,7 +281,9 @@ def remote(graph: FinishedGraph) -> Iterator[Path]:
         graph.call(graph.dvc("remote", "remove", "--local", REMOTE))
 
 
-def by_command(command: list[str], graph: FinishedGraph, change: Callable[[], bool]) -> tuple[bool, str, bool]:
+def by_command(
+    command: list[str], graph: FinishedGraph, change: Callable[[], bool]
+) -> tuple[bool, str, bool]:
     """Run a command, change something while it runs, and return whether it failed, what it said, and the change."""
     running = graph.start(command)
     is_edited = change()
@@ -282,7 +306,9 @@ def by_flow(graph: FinishedGraph, stage: str, change: Callable[[], bool]) -> tup
     return by_command([sys.executable, "-m", "flows.reproduce", PROFILE, stage], graph, change)
 
 
-def by_worker(graph: FinishedGraph, stage: str, change: Callable[[], bool]) -> tuple[bool, str, bool]:
+def by_worker(
+    graph: FinishedGraph, stage: str, change: Callable[[], bool]
+) -> tuple[bool, str, bool]:
     """As a run that somebody asks for in the UI: by a real server, and a worker that takes it."""
     api = graph.environment["PREFECT_API_URL"]
     worker = graph.start([sys.executable, "-m", "flows.worker", "start", "cpu"])
@@ -296,7 +322,9 @@ def by_worker(graph: FinishedGraph, stage: str, change: Callable[[], bool]) -> t
     return has_failed, worker.output(), is_edited
 
 
-def _run_of_worker(worker: RunningCommand, api: str, stage: str, change: Callable[[], bool]) -> tuple[bool, bool]:
+def _run_of_worker(
+    worker: RunningCommand, api: str, stage: str, change: Callable[[], bool]
+) -> tuple[bool, bool]:
     is_up = worker.wait_for(lambda: is_healthy(f"{api}/health") and "Worker" in worker.output())
     if not is_up:
         raise RuntimeError(f"the worker does not start: {worker.output()[-2000:]}")
@@ -313,7 +341,9 @@ def _run_of_worker(worker: RunningCommand, api: str, stage: str, change: Callabl
         return bool(state() and state().is_failed()), is_edited
 
 
-RUNNERS: Mapping[str, Callable[[FinishedGraph, str, Callable[[], bool]], tuple[bool, str, bool]]] = {
+RUNNERS: Mapping[
+    str, Callable[[FinishedGraph, str, Callable[[], bool]], tuple[bool, str, bool]]
+] = {
     "dvc repro": by_dvc,
     "make repro": by_make,
     "flow": by_flow,

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.pipeline.finished_graph import FinishedGraph, Run
-from tests.pipeline.planting import FAULT, CannotPlantError, with_fault_in_function, with_fault_in_module
+from tests.pipeline.planting import (
+    FAULT,
+    CannotPlantError,
+    with_fault_in_function,
+    with_fault_in_module,
+)
 
 RECORDER = Path(__file__).with_name("call_recorder")
 CALLS = Path("work", "calls")
@@ -49,7 +54,9 @@ class Finding:
 def faults(graph: FinishedGraph, stage: str, per_stage: int, seed: int) -> Iterator[Finding]:
     """Yield what came of the faults outside and inside of a stage's closure."""
     yield from faults_outside(graph, stage)
-    for function in chosen(called_functions(graph, stage), per_stage, random.Random(f"{seed} {stage}"), graph):
+    for function in chosen(
+        called_functions(graph, stage), per_stage, random.Random(f"{seed} {stage}"), graph
+    ):
         yield fault_inside(graph, stage, function)
 
 
@@ -60,7 +67,9 @@ def fault_inside(graph: FinishedGraph, stage: str, function: Function) -> Findin
         before = graph.outputs(stage)
         run = graph.repro(stage)
         ending, is_survivor = verdict(run, before, graph.outputs(stage))
-    return Finding("fault", stage, f"{function.file}:{function.line} {function.name}", ending, is_survivor)
+    return Finding(
+        "fault", stage, f"{function.file}:{function.line} {function.name}", ending, is_survivor
+    )
 
 
 def verdict(run: Run, before: dict[str, str], after: dict[str, str]) -> tuple[str, bool]:
@@ -68,10 +77,15 @@ def verdict(run: Run, before: dict[str, str], after: dict[str, str]) -> tuple[st
     if not run.has_run:
         return f"DID NOT RUN: {run.last_line()}", True
     if run.status:
-        return ("failed" if TEXT_OF_FAULT in run.output else f"failed: {run.last_line()[:160]}"), False
+        return (
+            "failed" if TEXT_OF_FAULT in run.output else f"failed: {run.last_line()[:160]}"
+        ), False
     if before == after:
         return "SUCCESS with the same outputs", True
-    return f"other outputs: {', '.join(sorted(path for path in after if before.get(path) != after[path]))}", False
+    return (
+        f"other outputs: {', '.join(sorted(path for path in after if before.get(path) != after[path]))}",
+        False,
+    )
 
 
 def faults_outside(graph: FinishedGraph, stage: str) -> Iterator[Finding]:
@@ -93,7 +107,11 @@ def faults_outside(graph: FinishedGraph, stage: str) -> Iterator[Finding]:
     is_same = run.status == 0 and before == after
     if not is_same:
         log.unlink()
-    ending = "the same outputs" if is_same else f"NOT THE SAME (status {run.status}): {run.last_line()[:300]}"
+    ending = (
+        "the same outputs"
+        if is_same
+        else f"NOT THE SAME (status {run.status}): {run.last_line()[:300]}"
+    )
     yield Finding("outside", stage, f"{what}, by force", ending, not is_same)
 
 
@@ -102,7 +120,11 @@ def modules_outside(graph: FinishedGraph, stage: str) -> list[str]:
     sources = graph.declared(stage).sources
     inside = {*sources, *PROCESS_SETTINGS}
     folders = [graph.folder / "src" / "deepsearch_rl", graph.folder / "stages"]
-    names = sorted(path.relative_to(graph.folder).as_posix() for folder in folders for path in folder.rglob("*.py"))
+    names = sorted(
+        path.relative_to(graph.folder).as_posix()
+        for folder in folders
+        for path in folder.rglob("*.py")
+    )
     return [name for name in names if name not in inside and _has_code(graph.read(name))]
 
 
@@ -115,7 +137,9 @@ def record_calls(graph: FinishedGraph, stage: str, log: Path) -> Run:
     """Run a stage by force and write down the functions that it calls."""
     log.parent.mkdir(parents=True, exist_ok=True)
     path = f"{RECORDER}:{graph.environment['PYTHONPATH']}"
-    return graph.repro(stage, "--force", PYTHONPATH=path, DEEPSEARCH_CALLS=str(log), DEEPSEARCH_RESUME="0")
+    return graph.repro(
+        stage, "--force", PYTHONPATH=path, DEEPSEARCH_CALLS=str(log), DEEPSEARCH_RESUME="0"
+    )
 
 
 def called_functions(graph: FinishedGraph, stage: str) -> list[Function]:
@@ -128,7 +152,8 @@ def called_functions(graph: FinishedGraph, stage: str) -> list[Function]:
             raise RuntimeError(f"{stage} does not run as it is: {run.output[-2000:]}")
     sources = set(graph.declared(stage).sources)
     functions: list[Function] = []
-    for line in dict.fromkeys(log.read_text().splitlines()):  # each process of the stage has its first calls
+    # Each process of the stage has its first calls
+    for line in dict.fromkeys(log.read_text().splitlines()):
         file, number, name = line.split(":")
         if file in sources:
             functions.append(Function(file, int(number), name))

@@ -5,7 +5,8 @@
         graph.write("src/deepsearch_rl/files.py", text)
         run = graph.repro("chunk")
 
-After the block every file that was written, dvc.lock and the outputs of the stage are what they were before.
+After the block every file that was written, dvc.lock and the outputs of the stage are what they
+were before.
 """
 
 import os
@@ -68,7 +69,11 @@ class FinishedGraph:
         self._started: list[RunningCommand] = []
         home = self.folder / ".prefect"
         address = f"http://{LOOPBACK}:{free_port()}/api"
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PREFECT", "MLFLOW"))
+        }
         self.environment: Mapping[str, str] = {
             **inherited,
             "PYTHONPATH": str(self.folder / "src"),
@@ -105,7 +110,11 @@ class FinishedGraph:
     def scratch(self, stage: str) -> list[Path]:
         """Return the scratch folders of a stage that hold more than the state that they belong to."""
         folders = (self.folder / "work" / PROFILE / "scratch" / stage).glob("*")
-        return [folder for folder in folders if any(path.name != STATE_FILE for path in folder.iterdir())]
+        return [
+            folder
+            for folder in folders
+            if any(path.name != STATE_FILE for path in folder.iterdir())
+        ]
 
     def run_cache(self) -> set[str]:
         """Return the entries of DVC's run cache."""
@@ -121,7 +130,8 @@ class FinishedGraph:
         self._before.setdefault(path, path.read_bytes())
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)  # as an editor does it; a process that reads the file sees the old or the new one
+        # As an editor does it; a process that reads the file sees the old or the new one
+        partial.replace(path)
 
     @contextmanager
     def experiment(self, stage: str) -> Iterator[None]:
@@ -130,7 +140,8 @@ class FinishedGraph:
         try:
             yield
         finally:
-            for command in self._started:  # an experiment that was interrupted leaves one
+            # An experiment that was interrupted leaves one
+            for command in self._started:
                 if command.process.poll() is None:
                     command.kill()
             self._started.clear()
@@ -141,7 +152,9 @@ class FinishedGraph:
             shutil.rmtree(self.folder / "work" / PROFILE / "scratch" / stage, ignore_errors=True)
             restored = self.call(self.dvc("checkout", "--force", address(stage)))
             if restored.status:
-                raise RuntimeError(f"the outputs of {stage} cannot be restored: {restored.output[-2000:]}")
+                raise RuntimeError(
+                    f"the outputs of {stage} cannot be restored: {restored.output[-2000:]}"
+                )
 
     def dvc(self, *arguments: str) -> list[str]:
         """Return a command of DVC."""
@@ -208,7 +221,8 @@ class RunningCommand:
     def kill(self) -> None:
         """Kill the command's process group at once, and wait until all that it had started is gone.
 
-        What a process guard runs is in a session of its own; its supervisor ends it when the stage is dead.
+        What a process guard runs is in a session of its own; its supervisor ends it when the stage
+        is dead.
         """
         children: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
@@ -226,7 +240,9 @@ def stage_process(stage: str, folder: Path) -> psutil.Process | None:
     module, _, item = stage.partition("@")
     for process in psutil.process_iter(["cmdline", "cwd"]):
         words = process.info["cmdline"] or []
-        is_program = f"stages.{module}" in words and "-m" in words and (not item or words[-1] == item)
+        is_program = (
+            f"stages.{module}" in words and "-m" in words and (not item or words[-1] == item)
+        )
         if is_program and process.info["cwd"] == str(folder):
             return process
     return None

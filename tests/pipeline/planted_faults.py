@@ -2,28 +2,28 @@
 
     python -m tests.pipeline.planted_faults FOLDER [--seed N] [--per-stage 5] [--stages chunk rl@sft] [--parts faults]
 
-What DVC calls up to date has to be what the code gives. So a fault anywhere in the code of a stage must make the stage
-run, and then fail or end with other outputs. A fault that leaves the old outputs in place, and DVC content, is a
-*survivor*: the result is not that of the code. FOLDER is a copy of the project in which the smoke graph has run to its
-end (:mod:`tests.pipeline.smoke_copy`); it is left as it was. The parts:
+What DVC calls up to date has to be what the code gives. So a fault anywhere in the code of a stage
+must make the stage run, and then fail or end with other outputs. A fault that leaves the old
+outputs in place, and DVC content, is a *survivor*: the result is not that of the code. FOLDER is a
+copy of the project in which the smoke graph has run to its end (:mod:`tests.pipeline.smoke_copy`);
+it is left as it was. The parts:
 
-``faults``
-    For each stage: modules outside of its closure (the source files that dvc.yaml lists) are broken, *all at once*, and
-    DVC must call the stage unchanged. In this state the stage is run once by force, and must give the outputs that it
-    had: so it loads nothing but its closure. This run writes down which functions it calls
-    (:mod:`tests.pipeline.call_recorder`). Then, in some modules of the closure in turn, chosen by the seed, one
-    function that the stage calls gets the first statement ``raise RuntimeError("planted fault")``.
-``kills``
-    For each stage that has a scratch folder: it is killed at a random moment. With a fault planted it must not resume,
-    must say in one line what changed, and fail or change. With the file put back it must resume what the killed run
-    left, and end with the outputs of the run that nobody disturbed.
-``edits``
-    For each stage that runs for some seconds: a source file or a param of it is edited at a random moment of its run,
-    by `dvc repro`; for one stage also by what `make repro` calls, by the flow, and by a worker. The run must fail with
-    the name of what was edited, and neither dvc.lock, nor the run cache, nor a remote may have it.
+``faults`` For each stage: modules outside of its closure (the source files that dvc.yaml lists) are
+    broken, *all at once*, and DVC must call the stage unchanged. In this state the stage is run
+    once by force, and must give the outputs that it had: so it loads nothing but its closure. This
+    run writes down which functions it calls (:mod:`tests.pipeline.call_recorder`). Then, in some
+    modules of the closure in turn, chosen by the seed, one function that the stage calls gets the
+    first statement ``raise RuntimeError("planted fault")``. ``kills`` For each stage that has a
+    scratch folder: it is killed at a random moment. With a fault planted it must not resume, must
+    say in one line what changed, and fail or change. With the file put back it must resume what the
+    killed run left, and end with the outputs of the run that nobody disturbed. ``edits`` For each
+    stage that runs for some seconds: a source file or a param of it is edited at a random moment of
+    its run, by `dvc repro`; for one stage also by what `make repro` calls, by the flow, and by a
+    worker. The run must fail with the name of what was edited, and neither dvc.lock, nor the run
+    cache, nor a remote may have it.
 
-The kills and edits are in :mod:`tests.pipeline.disturbed_runs`. At the end stands a table, and the exit status is 1
-where anything survived. All of it runs every stage about ten times.
+The kills and edits are in :mod:`tests.pipeline.disturbed_runs`. At the end stands a table, and the
+exit status is 1 where anything survived. All of it runs every stage about ten times.
 """
 
 import argparse
@@ -49,7 +49,10 @@ def say(text: str) -> None:
 
 def table(findings: Sequence[Finding]) -> str:
     """Return all findings as lines, those of a survivor marked."""
-    rows = [("part", "stage", "with", "ending"), *((row.part, row.stage, row.what, row.ending) for row in findings)]
+    rows = [
+        ("part", "stage", "with", "ending"),
+        *((row.part, row.stage, row.what, row.ending) for row in findings),
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     marks = ["   ", *("!! " if row.is_survivor else "   " for row in findings)]
     lines: list[str] = []
@@ -91,13 +94,26 @@ def interrupt(*_: object) -> None:
 
 def main() -> None:
     """Command line; status 1 where a fault survived."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a copy of the project with a finished smoke graph")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", type=Path, help="a copy of the project with a finished smoke graph"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of modules, functions and moments (0)")
-    parser.add_argument("--per-stage", type=int, default=5, help="modules of a stage in which a fault is planted (5)")
+    parser.add_argument(
+        "--per-stage",
+        type=int,
+        default=5,
+        help="modules of a stage in which a fault is planted (5)",
+    )
     parser.add_argument("--stages", nargs="+", help="all where none is named")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="all where none is named")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, help="ways to run a stage that is edited, for each stage")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="all where none is named"
+    )
+    parser.add_argument(
+        "--ways", nargs="+", choices=WAYS, help="ways to run a stage that is edited, for each stage"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupt)
     graph = FinishedGraph(arguments.folder)
@@ -105,10 +121,14 @@ def main() -> None:
     try:
         for finding in experiments(graph, arguments):
             findings.append(finding)
-            say(f"{'!! ' if finding.is_survivor else ''}{finding.stage}: {finding.what}: {finding.ending}")
+            say(
+                f"{'!! ' if finding.is_survivor else ''}{finding.stage}: {finding.what}: {finding.ending}"
+            )
     finally:
         survivors = sum(finding.is_survivor for finding in findings)
-        print(f"\n{table(findings)}\n\nseed {arguments.seed}: {len(findings)} experiments, {survivors} survivors")
+        print(
+            f"\n{table(findings)}\n\nseed {arguments.seed}: {len(findings)} experiments, {survivors} survivors"
+        )
     sys.exit(bool(survivors))
 
 

@@ -28,7 +28,11 @@ def copy_of_working_tree(folder: Path) -> Path:
     )
     for name in listing.stdout.decode().split("\0"):
         source, target = ROOT / name, folder / name
-        if name and (source.is_file() or source.is_symlink()) and not name.startswith("reports/smoke/"):
+        if (
+            name
+            and (source.is_file() or source.is_symlink())
+            and not name.startswith("reports/smoke/")
+        ):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
     (folder / "profiles/smoke/dvc.lock").unlink(missing_ok=True)
@@ -41,10 +45,10 @@ def copy_of_working_tree(folder: Path) -> Path:
 def finished_smoke_graph(folder: Path, kept: Path) -> Path:
     """Make a copy of the working tree in which the smoke graph has run to its end.
 
-    Its stages come from DVC's run cache where that holds them: the checkout's own, filled by
-    `make repro PROFILE=smoke`, or the one that an earlier run of the tests left in the folder ``kept``. DVC looks there
-    by the digests of code, data and params, so what has changed since runs again. The objects of a cache are never
-    written, so the copies share them by hard links.
+    Its stages come from DVC's run cache where that holds them: the checkout's own, filled by `make
+    repro PROFILE=smoke`, or the one that an earlier run of the tests left in the folder ``kept``.
+    DVC looks there by the digests of code, data and params, so what has changed since runs again.
+    The objects of a cache are never written, so the copies share them by hard links.
     """
     copy_of_working_tree(folder)
     with only_process(kept):
@@ -92,7 +96,10 @@ def take_times(sources: Sequence[Path], target: Path) -> None:
 
 def run(folder: Path, *command: str) -> str:
     """Run a program of the environment in the copy, with the copy's own source."""
-    places = {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_API_URL": f"http://{LOOPBACK}:{free_port()}/api"}
+    places = {
+        "PREFECT_HOME": str(folder / ".prefect"),
+        "PREFECT_API_URL": f"http://{LOOPBACK}:{free_port()}/api",
+    }
     environment = {**os.environ, "PYTHONPATH": str(folder / "src"), **places}
     result = subprocess.run(
         [str(ROOT / ".venv/bin" / command[0]), *command[1:]],
@@ -101,5 +108,7 @@ def run(folder: Path, *command: str) -> str:
         capture_output=True,
         text=True,
     )
-    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
+    assert result.returncode == 0, (
+        f"{' '.join(command)}\n{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
+    )
     return result.stdout

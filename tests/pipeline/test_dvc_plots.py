@@ -24,7 +24,9 @@ def test_the_plots_of_dvc_need_no_network(root: Path, tmp_path: Path, *, diff: b
     folder = tmp_path / "reports" / "tiny" / "plots"
     folder.mkdir(parents=True)
     for name in ("f1.svg", "rl.svg"):
-        (folder / name).write_text(f"<svg xmlns='http://www.w3.org/2000/svg'><title>{name}</title></svg>")
+        (folder / name).write_text(
+            f"<svg xmlns='http://www.w3.org/2000/svg'><title>{name}</title></svg>"
+        )
     git(tmp_path, "init", "-q")
     run(sys.executable, "-m", "dvc", "init", "-q")
     commit_all(tmp_path, "first")

@@ -24,14 +24,22 @@ def show(names: str, folder: Path, **environment: str) -> list[str]:
     """The variables that a Python of the environment sees in a folder."""
     code = f"import os; print(*(os.environ.get(name) for name in {names.split()}), sep='\\n')"
     command = [PROGRAMS / "python", "-c", code]
-    result = subprocess.run(command, cwd=folder, env=BARE | environment, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        command, cwd=folder, env=BARE | environment, capture_output=True, text=True, check=True
+    )
     return result.stdout.splitlines()
 
 
-def test_commands_of_the_environment_know_the_servers_and_find_each_other_whatever_shell_starts_them() -> None:
-    home, analytics, store, path = show("PREFECT_HOME DVC_NO_ANALYTICS MLFLOW_TRACKING_URI PATH", ROOT / "src")
+def test_commands_of_the_environment_know_the_servers_and_find_each_other_whatever_shell_starts_them() -> (
+    None
+):
+    home, analytics, store, path = show(
+        "PREFECT_HOME DVC_NO_ANALYTICS MLFLOW_TRACKING_URI PATH", ROOT / "src"
+    )
     assert (home, analytics) == (str(ROOT / ".prefect"), "1")
-    assert store == f"sqlite:///{ROOT}/mlruns/mlflow.db", "a copy of the project inside it has no store of its own"
+    assert store == f"sqlite:///{ROOT}/mlruns/mlflow.db", (
+        "a copy of the project inside it has no store of its own"
+    )
     assert path.split(":")[0] == str(PROGRAMS)
     assert show("DVC_NO_ANALYTICS", ROOT, DVC_NO_ANALYTICS="0") == ["0"]
 
@@ -43,11 +51,19 @@ def test_outside_of_the_project_nothing_is_set(tmp_path: Path) -> None:
 def test_a_users_file_wins_over_the_projects(tmp_path: Path) -> None:
     (tmp_path / "stages").mkdir()
     shutil.copy(ROOT / "stages/environment.py", tmp_path / "stages")
-    (tmp_path / "stages/project.env").write_text("# The defaults\nONE=project\nTWO=project\nTHREE=project\n")
+    (tmp_path / "stages/project.env").write_text(
+        "# The defaults\nONE=project\nTWO=project\nTHREE=project\n"
+    )
     (tmp_path / ".env").write_text('export TWO="the user\'s"\n\nTHREE=\n')
     run_it = "import os, runpy; runpy.run_path('stages/environment.py')"
-    command = [sys.executable, "-c", f"{run_it}; print(*map(os.environ.get, ('ONE', 'TWO', 'THREE')))"]
-    result = subprocess.run(command, cwd=tmp_path, env=BARE, capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        "-c",
+        f"{run_it}; print(*map(os.environ.get, ('ONE', 'TWO', 'THREE')))",
+    ]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=BARE, capture_output=True, text=True, check=True
+    )
     assert result.stdout == "project the user's \n"
 
 
@@ -72,7 +88,9 @@ def test_a_file_of_variables_may_have_what_editors_and_shells_write(tmp_path: Pa
     )
 
 
-@pytest.mark.parametrize("line", ["sk-hidden", "export KEY", "KEY='sk-hidden", '"KEY"=sk-hidden', 'KEY="sk-hidden"x'])
+@pytest.mark.parametrize(
+    "line", ["sk-hidden", "export KEY", "KEY='sk-hidden", '"KEY"=sk-hidden', 'KEY="sk-hidden"x']
+)
 def test_a_line_that_cannot_be_read_is_named_and_not_shown(tmp_path: Path, line: str) -> None:
     path = tmp_path / ".env"
     path.write_text(f"ONE=1\n{line}\nTWO=2\n")
@@ -107,7 +125,9 @@ def make_clone(folder: Path, name: str) -> Path:
 def output(folder: Path, code: str, *options: str, **variables: str) -> str:
     """What a Python of the folder's own environment prints there."""
     command = [folder / ".venv/bin/python", *options, "-c", code]
-    result = subprocess.run(command, cwd=folder, env=BARE | variables, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, cwd=folder, env=BARE | variables, capture_output=True, text=True, check=False
+    )
     return result.stdout + result.stderr
 
 
@@ -122,7 +142,9 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("hook", [True, False])
-def test_the_environment_of_a_copied_or_moved_clone_is_its_own(clone: Path, tmp_path: Path, hook: bool) -> None:
+def test_the_environment_of_a_copied_or_moved_clone_is_its_own(
+    clone: Path, tmp_path: Path, hook: bool
+) -> None:
     copy = tmp_path / "copy of it"
     shutil.copytree(clone, copy, symlinks=True)
     if not hook:  # an older revision has another one
@@ -138,7 +160,9 @@ def test_the_environment_of_a_copied_or_moved_clone_is_its_own(clone: Path, tmp_
 def test_no_program_of_the_environment_names_its_folder() -> None:
     programs = [path for path in PROGRAMS.iterdir() if path.is_file() and not path.is_symlink()]
     assert {"dvc", "deepsearch", "prefect", "mlflow"} <= {path.name for path in programs}
-    assert [path.name for path in programs if f"#!{PROGRAMS}".encode() in path.read_bytes()[:500]] == []
+    assert [
+        path.name for path in programs if f"#!{PROGRAMS}".encode() in path.read_bytes()[:500]
+    ] == []
 
 
 def test_modules_of_a_foreign_pythonpath_come_last(clone: Path, tmp_path: Path) -> None:
@@ -161,7 +185,9 @@ def test_the_sources_of_a_copy_inside_the_project_stay_first(clone: Path) -> Non
     assert output(clone, "import deepsearch_rl", PYTHONPATH=str(inside)) == "the copy\n"
 
 
-def test_an_unreadable_line_is_said_once_for_a_process_and_those_that_it_starts(clone: Path) -> None:
+def test_an_unreadable_line_is_said_once_for_a_process_and_those_that_it_starts(
+    clone: Path,
+) -> None:
     (clone / ".env").write_text("ONE=1\nnonsense\n")
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import os; print(os.environ[\"ONE\"])'])"
     warning = f"warning: {clone}/.env, line 2 is not read: it is not NAME=value, or its quote does not end.\n"
@@ -172,17 +198,24 @@ def test_a_missing_file_has_no_variables(tmp_path: Path) -> None:
     assert variables(str(tmp_path / ".env")) == {}
 
 
-def test_an_interpreter_is_found_above_and_runs_the_sources_of_the_current_folder(tmp_path: Path) -> None:
+def test_an_interpreter_is_found_above_and_runs_the_sources_of_the_current_folder(
+    tmp_path: Path,
+) -> None:
     copy = tmp_path / "work" / "copy"
     (copy / "src" / "deepsearch_rl").mkdir(parents=True)
     (copy / "src" / "deepsearch_rl" / "__init__.py").write_text("print('the copy')")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     command = [ROOT / "scripts/python", ".venv/bin/python", "-c", "import deepsearch_rl"]
-    assert subprocess.run(command, cwd=copy, capture_output=True, text=True, check=True).stdout == "the copy\n"
+    assert (
+        subprocess.run(command, cwd=copy, capture_output=True, text=True, check=True).stdout
+        == "the copy\n"
+    )
     command[1] = ".venvs/sft/bin/python"
     result = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert result.stderr.startswith(f"error: there is no .venvs/sft/bin/python in {copy} or above it: run `make env")
+    assert result.stderr.startswith(
+        f"error: there is no .venvs/sft/bin/python in {copy} or above it: run `make env"
+    )
 
 
 def test_a_part_is_installed_once_and_is_kept_up_to_date_with_the_rest(
@@ -212,7 +245,9 @@ def test_a_part_is_installed_once_and_is_kept_up_to_date_with_the_rest(
     assert make("--all-extras") == [["--all-extras"]]
     assert make("--extra", "gs") == []
     monkeypatch.setattr(environment, "INTERPRETER", tmp_path / "python")
-    assert make() == [["--all-extras"]], "on another machine the environment's Python is somewhere else"
+    assert make() == [["--all-extras"]], (
+        "on another machine the environment's Python is somewhere else"
+    )
 
 
 def test_an_environment_in_which_another_tool_installed_a_version_is_not_up_to_date(
@@ -233,7 +268,9 @@ def test_an_environment_in_which_another_tool_installed_a_version_is_not_up_to_d
 def test_queued_experiments_run_and_can_be_compared(tmp_path: Path) -> None:
     def dvc(*arguments: str) -> str:
         command, environment = ["dvc", *arguments], BARE | {"PATH": f"{PROGRAMS}:{BARE['PATH']}"}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        ).stdout
 
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "scripts").mkdir()

@@ -23,12 +23,18 @@ LOADERS = {"section", "mapping", "value"}
 @cache
 def read_stages(profile: str) -> list[PipelineStage]:
     with Repo(str(ROOT)) as repo:
-        return [stage for stage in repo.stage.collect(dvc_file(profile)) if isinstance(stage, PipelineStage)]
+        return [
+            stage
+            for stage in repo.stage.collect(dvc_file(profile))
+            if isinstance(stage, PipelineStage)
+        ]
 
 
 PROMPTS = "src/deepsearch_rl/agent/prompts"
 """The folder of the prompts that a profile names by their files; no module imports them."""
-STAGES = {stage.name: stage for profile in ("multihoprag", "tiny") for stage in read_stages(profile)}
+STAGES = {
+    stage.name: stage for profile in ("multihoprag", "tiny") for stage in read_stages(profile)
+}
 
 
 def stage_file(stage: PipelineStage) -> Path:
@@ -52,7 +58,9 @@ def test_a_stages_source_deps_are_exactly_what_it_imports(name: str) -> None:
 def test_a_stage_depends_on_exactly_the_prompts_that_it_reads(name: str) -> None:
     profile = load_profile((ROOT / dvc_file(name)).with_name(PARAMS))
     own = {profile.value("agent.prompt")}
-    variants = {plan["prompt"] for plan in profile.value("evaluate.variants").values() if plan["prompt"]}
+    variants = {
+        plan["prompt"] for plan in profile.value("evaluate.variants").values() if plan["prompt"]
+    }
     of_models = {
         settings["agent"]["prompt"]
         for settings in profile.value("model_settings").values()
@@ -72,25 +80,43 @@ def test_a_stage_depends_on_exactly_the_prompts_that_it_reads(name: str) -> None
     }
     declared: dict[str, set[str]] = {}
     for stage in read_stages(name):
-        prompts = {dep.def_path for dep in stage.deps if dep.def_path.startswith(PROMPTS) and is_prompt(dep.def_path)}
+        prompts = {
+            dep.def_path
+            for dep in stage.deps
+            if dep.def_path.startswith(PROMPTS) and is_prompt(dep.def_path)
+        }
         declared.setdefault(stage.name.partition("@")[0], set()).update(prompts)
-        assert PROMPTS not in {dep.def_path for dep in stage.deps}, "a new prompt would run this stage again"
+        assert PROMPTS not in {dep.def_path for dep in stage.deps}, (
+            "a new prompt would run this stage again"
+        )
     assert declared == {family: read.get(family, set()) for family in declared}
 
 
-TEMPLATE_READERS = {"prepare_model", "synthesize", "filter", "sft", "rl", "optimize_prompt", "evaluate", "ifeval"}
+TEMPLATE_READERS = {
+    "prepare_model",
+    "synthesize",
+    "filter",
+    "sft",
+    "rl",
+    "optimize_prompt",
+    "evaluate",
+    "ifeval",
+}
 TOOL_READERS = TEMPLATE_READERS | {"merge", "unsloth_merge", "report", "track"}
 
 
 @pytest.mark.parametrize(
-    ("file", "families"), [("chat_template.jinja", TEMPLATE_READERS), ("chat_messages.py", TOOL_READERS)]
+    ("file", "families"),
+    [("chat_template.jinja", TEMPLATE_READERS), ("chat_messages.py", TOOL_READERS)],
 )
 def test_the_tool_schema_and_the_chat_template_are_deps_of_every_stage_that_reads_them(
     file: str, families: set[str]
 ) -> None:
     path = f"src/deepsearch_rl/agent/{file}"
     declared = {
-        name.partition("@")[0] for name, stage in STAGES.items() if path in {dep.def_path for dep in stage.deps}
+        name.partition("@")[0]
+        for name, stage in STAGES.items()
+        if path in {dep.def_path for dep in stage.deps}
     }
     assert declared == families
 
@@ -141,7 +167,10 @@ def test_generated_deps_replace_source_files_and_keep_data() -> None:
         "      - models/${profile}/sft\n"
     )
     generated = with_source_deps(text)
-    assert yaml.safe_load(generated)["stages"]["merge"]["deps"] == ["models/${profile}/base", *source_deps("merge")]
+    assert yaml.safe_load(generated)["stages"]["merge"]["deps"] == [
+        "models/${profile}/base",
+        *source_deps("merge"),
+    ]
     assert "src/deepsearch_rl/training/merge.py" in generated
     assert generated.endswith("    outs:\n      - models/${profile}/sft\n")
     assert with_source_deps(generated) == generated
@@ -149,14 +178,20 @@ def test_generated_deps_replace_source_files_and_keep_data() -> None:
 
 def test_each_prompt_of_the_variants_is_a_dep_until_the_variant_is_gone() -> None:
     text, tiny = (ROOT / "dvc.yaml").read_text(encoding="utf-8"), load_profile(ROOT / PARAMS)
-    variants = {name: {"prompt": prompt} for name, prompt in {"short": "short.txt", "top5": None}.items()}
-    more = tiny.with_overrides({"evaluate.variants": variants, "evaluate.agent": {"prompt": "own.txt"}})
+    variants = {
+        name: {"prompt": prompt} for name, prompt in {"short": "short.txt", "top5": None}.items()
+    }
+    more = tiny.with_overrides(
+        {"evaluate.variants": variants, "evaluate.agent": {"prompt": "own.txt"}}
+    )
 
     chosen_text = with_source_deps(with_choices(text, more.values))
     plain, chosen = yaml.safe_load(text)["stages"], yaml.safe_load(chosen_text)["stages"]
     evaluated = set(chosen["evaluate"]["do"]["deps"]) - set(plain["evaluate"]["do"]["deps"])
     assert evaluated == {"${evaluate.variants.short.prompt}", "${evaluate.agent.prompt}"}
-    assert set(chosen["track"]["deps"]) - set(plain["track"]["deps"]) == {"${evaluate.variants.short.prompt}"}
+    assert set(chosen["track"]["deps"]) - set(plain["track"]["deps"]) == {
+        "${evaluate.variants.short.prompt}"
+    }
 
     assert with_source_deps(with_choices(chosen_text, more.values)) == chosen_text
     assert with_source_deps(with_choices(chosen_text, tiny.values)) == text
@@ -169,7 +204,9 @@ def test_what_only_a_choice_needs_is_in_the_graph_of_a_profile_that_chooses_it()
     text, tiny = (ROOT / "dvc.yaml").read_text(encoding="utf-8"), load_profile(ROOT / PARAMS)
     plain = yaml.safe_load(text)["stages"]
     chosen_text = with_source_deps(with_choices(text, tiny.with_overrides(CHOSEN).values))
-    assert with_source_deps(with_choices(chosen_text, tiny.values)) == text, "a choice can be taken back"
+    assert with_source_deps(with_choices(chosen_text, tiny.values)) == text, (
+        "a choice can be taken back"
+    )
     chosen = yaml.safe_load(chosen_text)["stages"]
     assert {name for name in plain if plain[name] != chosen[name]} == {"synthesize", "sft"}
     for name, modules in {"synthesize": ["synthesize_self"], "sft": ["sft", "sft_dev"]}.items():
@@ -178,9 +215,13 @@ def test_what_only_a_choice_needs_is_in_the_graph_of_a_profile_that_chooses_it()
         ]
         sources = {dep for dep in chosen[name]["deps"] if dep.startswith(SOURCES)}
         assert sources == set(source_deps(*modules))
-        declared = {section for entry in chosen[name]["params"] for section in entry.get("${params}", ())}
+        declared = {
+            section for entry in chosen[name]["params"] for section in entry.get("${params}", ())
+        }
         assert declared == loaded_by(*(ROOT / f"stages/{module}.py" for module in modules))
-    assert set(chosen["synthesize"]["deps"]) - set(plain["synthesize"]["deps"]) >= {"${synthesize.self.model}"}
+    assert set(chosen["synthesize"]["deps"]) - set(plain["synthesize"]["deps"]) >= {
+        "${synthesize.self.model}"
+    }
     data = {f"data/${{profile}}/{name}" for name in ("index", "chunks", "questions")}
     assert set(chosen["sft"]["deps"]) - set(plain["sft"]["deps"]) >= data | {"${agent.prompt}"}
 
@@ -188,13 +229,20 @@ def test_what_only_a_choice_needs_is_in_the_graph_of_a_profile_that_chooses_it()
 def test_a_stage_samples_from_the_model_that_another_stage_makes() -> None:
     [stage] = [stage for stage in read_stages("single_gpu") if stage.name == "synthesize"]
     [base] = [
-        out.def_path for stage in read_stages("single_gpu") if stage.name == "prepare_model" for out in stage.outs
+        out.def_path
+        for stage in read_stages("single_gpu")
+        if stage.name == "prepare_model"
+        for out in stage.outs
     ]
     assert base in {dep.def_path for dep in stage.deps}
 
 
-@pytest.mark.parametrize("path", generated_files(), ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_profile_has_its_graph_and_packages_as_files_that_dvc_can_read_from_a_commit(path: Path) -> None:
+@pytest.mark.parametrize(
+    "path", generated_files(), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_every_profile_has_its_graph_and_packages_as_files_that_dvc_can_read_from_a_commit(
+    path: Path,
+) -> None:
     assert not path.is_symlink()
     assert path.read_text(encoding="utf-8") == generated_files()[path], "run `make deps`"
 
@@ -217,12 +265,20 @@ def loaded_sections(path: Path) -> frozenset[str]:
 def test_a_stage_declares_exactly_the_params_that_it_loads_and_its_own_packages(name: str) -> None:
     stage = STAGES[name]
     declared = {Path(params.def_path).name: set(params.params) for params in stage.params}
-    assert declared == {PARAMS: loaded_by(stage_file(stage)), PACKAGES_FILE: {name.partition("@")[0]}}
+    assert declared == {
+        PARAMS: loaded_by(stage_file(stage)),
+        PACKAGES_FILE: {name.partition("@")[0]},
+    }
 
 
 def loaded_by(*files: Path) -> set[str]:
     """The sections that programs of a stage can load."""
-    used = {path for file in files for path in closure(file) if path.name not in {"entry.py", "profile.py"}}
+    used = {
+        path
+        for file in files
+        for path in closure(file)
+        if path.name not in {"entry.py", "profile.py"}
+    }
     return {section for path in used if path.suffix == ".py" for section in loaded_sections(path)}
 
 
@@ -236,7 +292,9 @@ def test_stages_read_their_deps_and_params_from_the_graph_as_dvc_does(profile: s
         params = [dep for dep in stage.deps if isinstance(dep, ParamsDependency)]
         files = [dep.def_path for dep in stage.deps if dep not in params]
         assert sorted([*declared.sources, *declared.data]) == sorted(files)
-        assert set(declared.params) == {(dep.def_path, name) for dep in params for name in dep.params}
+        assert set(declared.params) == {
+            (dep.def_path, name) for dep in params for name in dep.params
+        }
 
 
 def test_a_stages_name_is_its_file_and_its_interpreter_is_named_in_params() -> None:
@@ -246,7 +304,9 @@ def test_a_stages_name_is_its_file_and_its_interpreter_is_named_in_params() -> N
 
 
 @pytest.mark.parametrize("profile", profile_names(ROOT))
-def test_every_profile_has_the_same_stage_families_but_for_those_that_it_runs_for_nothing(profile: str) -> None:
+def test_every_profile_has_the_same_stage_families_but_for_those_that_it_runs_for_nothing(
+    profile: str,
+) -> None:
     params = load_profile((ROOT / dvc_file(profile)).with_name("params.yaml"))
     families = {stage.name.partition("@")[0] for stage in read_stages(profile)}
     without = set() if params.value("rl")["starts"] else {"rl", "unsloth_merge"}

@@ -30,17 +30,38 @@ VAL = 6
 def project(tmp_path_factory: pytest.TempPathFactory, real_data: Path) -> Path:
     """A copy of the project whose profile reads forty articles from a folder and answers a few questions."""
     folder = copy_of_working_tree(tmp_path_factory.mktemp("api"))
-    queries = [row for row in read_rows(real_data / "multihoprag" / "queries.jsonl.gz") if row["evidence_list"]][:24]
+    queries = [
+        row
+        for row in read_rows(real_data / "multihoprag" / "queries.jsonl.gz")
+        if row["evidence_list"]
+    ][:24]
     named = {fact["title"] for row in queries for fact in row["evidence_list"]}
-    articles = [row for row in read_rows(real_data / "multihoprag" / "corpus.jsonl.gz") if row["title"] in named]
+    articles = [
+        row
+        for row in read_rows(real_data / "multihoprag" / "corpus.jsonl.gz")
+        if row["title"] in named
+    ]
     write_repository(folder / "work/multihoprag/sources/multihoprag", articles[:40], queries)
     path = folder / "profiles/multihoprag/params.yaml"
     params = yaml.safe_load(path.read_text())
     params["download"]["source"] = "folder"
-    params["download"]["folder"]["questions"]["multihoprag"][0]["splits"] = {"val": VAL, "dev": 2, "train": None}
-    params["optimize_prompt"] |= {"rollouts": 20, "questions": {"train": 4, "dev": 2}, "minibatch": 2}
+    params["download"]["folder"]["questions"]["multihoprag"][0]["splits"] = {
+        "val": VAL,
+        "dev": 2,
+        "train": None,
+    }
+    params["optimize_prompt"] |= {
+        "rollouts": 20,
+        "questions": {"train": 4, "dev": 2},
+        "minibatch": 2,
+    }
     params["chunk"]["variants"] = {
-        "news_128": {"corpus": "multihoprag", "chunker": "sentences", "chunk_size": 128, "overlap": 16}
+        "news_128": {
+            "corpus": "multihoprag",
+            "chunker": "sentences",
+            "chunk_size": 128,
+            "overlap": 16,
+        }
     }
     params["evaluate"] |= {"draws": 100, "variants": {"short": variant(corpus="news_128", top_k=5)}}
     params["evaluate"]["sets"]["multihoprag"] |= {"controls": 2}
@@ -61,24 +82,37 @@ def table(folder: Path) -> F1Table:
     return read_record(folder / "reports/multihoprag/f1_table.json", F1Table)
 
 
-def test_an_api_model_gets_its_row_and_another_name_a_new_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = json.loads((project / "work/multihoprag/sources/multihoprag/MultiHopRAG.json").read_text())
+def test_an_api_model_gets_its_row_and_another_name_a_new_one(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = json.loads(
+        (project / "work/multihoprag/sources/multihoprag/MultiHopRAG.json").read_text()
+    )
     golds = {row["query"]: row["answer"] for row in sources}
 
     def answers(body: dict[str, Any]) -> dict[str, Any]:
         question = body["messages"][1]["content"]
         if "tools" in body and body["messages"][-1]["role"] == "user":
             return searches(question.split(",")[0].replace('"', ""))
-        return says(f"<answer> {golds[question]}</answer>" if body["model"] == "good" else "<answer> nobody</answer>")
+        return says(
+            f"<answer> {golds[question]}</answer>"
+            if body["model"] == "good"
+            else "<answer> nobody</answer>"
+        )
 
     with serve_chat(answers) as chat:
-        for name, value in (("BASE_URL", chat.endpoint.base_url), ("MODEL", "good"), ("API_KEY", KEY)):
+        for name, value in (
+            ("BASE_URL", chat.endpoint.base_url),
+            ("MODEL", "good"),
+            ("API_KEY", KEY),
+        ):
             monkeypatch.setenv(f"OPENAI_{name}", value)
         dvc(project, f"{GRAPH}:track")
         good = table(project)
         answered = len(chat.requests)
         dvc(project, "--force", "--single-item", f"{GRAPH}:evaluate@api")
-        assert len(chat.requests) == answered  # the same model: every answer is in the log
+        # The same model: every answer is in the log
+        assert len(chat.requests) == answered
         monkeypatch.setenv("OPENAI_MODEL", "bad")
         dvc(project, "--force", "--single-item", f"{GRAPH}:evaluate@api")
         dvc(project, f"{GRAPH}:report")
@@ -86,31 +120,59 @@ def test_an_api_model_gets_its_row_and_another_name_a_new_one(project: Path, mon
     main, short = good.rows
     assert (main.model, main.checkpoint) == ("api", f"good at {chat.endpoint.base_url}")
     assert (main.n, main.f1, main.failures, main.generated) == (VAL, 1.0, {}, False)
-    assert (main.prompt, main.top_k, main.chunk_size, main.mean_tool_calls) == ("multihoprag_nothink", 3, 256, 1.0)
+    assert (main.prompt, main.top_k, main.chunk_size, main.mean_tool_calls) == (
+        "multihoprag_nothink",
+        3,
+        256,
+        1.0,
+    )
     assert set(main.controls) == {"no_search", "gold_passage"}
-    assert (short.variant, short.corpus, short.top_k, short.chunk_size, short.n) == ("short", "news_128", 5, 128, 2)
-    rollouts = list(read_jsonl(project / "data/multihoprag/evaluate/api" / main.rollouts_file, Trajectory))
+    assert (short.variant, short.corpus, short.top_k, short.chunk_size, short.n) == (
+        "short",
+        "news_128",
+        5,
+        128,
+        2,
+    )
+    rollouts = list(
+        read_jsonl(project / "data/multihoprag/evaluate/api" / main.rollouts_file, Trajectory)
+    )
     assert all(rollout.retrievals[0].chunk_ids for rollout in rollouts)
     bad = table(project).rows[0]
     assert (bad.checkpoint, bad.f1) == (f"bad at {chat.endpoint.base_url}", 0.0)
     tracked = json.loads((project / "reports/multihoprag/track.json").read_text())
     assert "api" in tracked["models"]
-    made = [path for name in ("data", "reports", "work", "mlruns") for path in (project / name).rglob("*")]
+    made = [
+        path
+        for name in ("data", "reports", "work", "mlruns")
+        for path in (project / name).rglob("*")
+    ]
     assert not any(KEY.encode() in path.read_bytes() for path in made if path.is_file())
 
 
-def test_an_optimised_prompt_gets_a_row_beside_the_first_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = json.loads((project / "work/multihoprag/sources/multihoprag/MultiHopRAG.json").read_text())
+def test_an_optimised_prompt_gets_a_row_beside_the_first_one(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = json.loads(
+        (project / "work/multihoprag/sources/multihoprag/MultiHopRAG.json").read_text()
+    )
     golds = {row["query"]: row["answer"] for row in sources}
 
     def answers(body: dict[str, Any]) -> dict[str, Any]:
         if body["model"] == "writer":
             return says("```\nKnow everything.\n```")
         knows = "Know everything" in body["messages"][0]["content"]
-        return says(f"<answer> {golds[body['messages'][1]['content']] if knows else 'nobody'}</answer>")
+        return says(
+            f"<answer> {golds[body['messages'][1]['content']] if knows else 'nobody'}</answer>"
+        )
 
     with serve_chat(answers) as chat:
-        named = {"BASE_URL": chat.endpoint.base_url, "MODEL": "m", "REFLECTION_MODEL": "writer", "API_KEY": KEY}
+        named = {
+            "BASE_URL": chat.endpoint.base_url,
+            "MODEL": "m",
+            "REFLECTION_MODEL": "writer",
+            "API_KEY": KEY,
+        }
         for name, value in named.items():
             monkeypatch.setenv(f"OPENAI_{name}", value)
         run(
@@ -121,16 +183,26 @@ def test_an_optimised_prompt_gets_a_row_beside_the_first_one(project: Path, monk
     assert rows["optimized"].prompt == "data/multihoprag/prompts/api"
 
 
-def test_a_missing_variable_is_one_paragraph_that_names_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_variable_is_one_paragraph_that_names_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    command = [".venv/bin/python", "-m", "stages.evaluate", "profiles/multihoprag/params.yaml", "api"]
+    command = [
+        ".venv/bin/python",
+        "-m",
+        "stages.evaluate",
+        "profiles/multihoprag/params.yaml",
+        "api",
+    ]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: set the environment variable OPENAI_BASE_URL to")
     assert done.stderr.count("\n") == 1
 
 
-def test_without_targets_the_profile_stops_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_targets_the_profile_stops_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     params = load_profile(ROOT / "profiles/multihoprag/params.yaml")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"no section prepare_model\.hub"):

@@ -20,7 +20,14 @@ from deepsearch_rl.locked import locked_versions, uv_versions
 from deepsearch_rl.profile import load_profile, profile_names
 from flows.graph import Graph, read_graph
 from scripts.imports import ROOT, programs_in
-from scripts.packages import BENEATH, INSTEAD, NAMED, distribution_of, packages_of, third_party_modules
+from scripts.packages import (
+    BENEATH,
+    INSTEAD,
+    NAMED,
+    distribution_of,
+    packages_of,
+    third_party_modules,
+)
 
 LOCK = (ROOT / "uv.lock").read_text(encoding="utf-8")
 PROGRAMS = programs_in((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
@@ -31,7 +38,9 @@ ONLY_ON_A_GPU = {"vllm", "unsloth", "liger-kernel", "flash-attn", "flash-attn-in
 @pytest.mark.parametrize("module", sorted({module for _, module in PROGRAMS}))
 def test_every_package_that_a_stage_can_load_is_locked(module: str) -> None:
     named = {distribution_of(name) for name in third_party_modules(module)}
-    assert named - uv_versions(LOCK).keys() <= ONLY_ON_A_GPU, "add the module to DISTRIBUTIONS of commands/doctor.py"
+    assert named - uv_versions(LOCK).keys() <= ONLY_ON_A_GPU, (
+        "add the module to DISTRIBUTIONS of commands/doctor.py"
+    )
 
 
 @pytest.mark.parametrize("profile", profile_names(ROOT))
@@ -48,8 +57,15 @@ def asked_for(package: str) -> set[str]:
     try:
         return {canonicalize_name(Requirement(line).name) for line in requires(package) or ()}
     except PackageNotFoundError:
-        texts = (path.read_text(encoding="utf-8") for path in ROOT.glob("profiles/gpu/requirements/*.txt"))
-        pins = (pin for text in texts for pin in re.findall(r"^([\w.-]+)==.*((?:\n +# .*)*)", text, re.MULTILINE))
+        texts = (
+            path.read_text(encoding="utf-8")
+            for path in ROOT.glob("profiles/gpu/requirements/*.txt")
+        )
+        pins = (
+            pin
+            for text in texts
+            for pin in re.findall(r"^([\w.-]+)==.*((?:\n +# .*)*)", text, re.MULTILINE)
+        )
         return {name for name, via in pins if re.search(rf" {package}$", via, re.MULTILINE)}
 
 
@@ -59,7 +75,9 @@ def test_what_counts_beneath_a_package_is_what_it_asks_for(package: str) -> None
     assert set(BENEATH[package]) <= direct.union(*map(asked_for, direct))
 
 
-@pytest.mark.parametrize("distribution", sorted({*BENEATH, *INSTEAD.values(), *map(distribution_of, NAMED)}))
+@pytest.mark.parametrize(
+    "distribution", sorted({*BENEATH, *INSTEAD.values(), *map(distribution_of, NAMED)})
+)
 def test_the_tables_name_packages_that_some_stage_can_load(distribution: str) -> None:
     everything = {**uv_versions(LOCK), **dict.fromkeys(ONLY_ON_A_GPU | {"faiss-gpu"}, ("1",))}
     assert distribution in set().union(*(packages_of(module, everything) for _, module in PROGRAMS))
@@ -81,7 +99,9 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "dvc.lock").unlink(missing_ok=True)
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     with chdir(tmp_path), Repo() as repo:
-        stages = [stage for stage in repo.stage.collect("dvc.yaml") if isinstance(stage, PipelineStage)]
+        stages = [
+            stage for stage in repo.stage.collect("dvc.yaml") if isinstance(stage, PipelineStage)
+        ]
         for out in (out for stage in stages for out in stage.outs):
             Path(out.fs_path).parent.mkdir(parents=True, exist_ok=True)
             Path(out.fs_path).write_text(out.def_path)
@@ -98,7 +118,9 @@ def upgrade(project: Path, package: str) -> Graph:
     """Lock another version of a package, as `uv lock` does, and return the graph as DVC then sees it."""
     lock = project / "uv.lock"
     version = rf'^(name = "{package}"\nversion = )".*"$'
-    text, count = re.subn(version, r'\1"99.1"', lock.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text, count = re.subn(
+        version, r'\1"99.1"', lock.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert count
     lock.write_text(text, encoding="utf-8")
     # What `make environment` does after it has installed a changed lock.
@@ -112,14 +134,23 @@ def test_an_upgrade_runs_exactly_the_stages_again_that_import_the_package(projec
     assert [stage for stage in upgrade(project, "boto3").values() if stage.changed] == []
     graph = upgrade(project, "transformers")
     changed = {stage.family for stage in graph.values() if stage.changed}
-    assert changed == {stage.family for stage in graph.values()} - {"download", "chunk", "report", "track"}
+    assert changed == {stage.family for stage in graph.values()} - {
+        "download",
+        "chunk",
+        "report",
+        "track",
+    }
 
 
 def test_versions_of_a_gpu_profile_are_those_of_each_interpreters_own_file() -> None:
     recorded = json.loads((ROOT / "profiles/gpu/packages.json").read_text(encoding="utf-8"))
     for stage, families in recorded.items():
         for family, versions in families.items():
-            pins = (ROOT / f"profiles/gpu/requirements/{family}.txt").read_text(encoding="utf-8").splitlines()
+            pins = (
+                (ROOT / f"profiles/gpu/requirements/{family}.txt")
+                .read_text(encoding="utf-8")
+                .splitlines()
+            )
             assert versions, stage
             assert {f"{name}=={version}" for name, version in versions.items()} <= set(pins)
     assert "faiss-gpu" in recorded["index"]["index"]

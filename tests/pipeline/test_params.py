@@ -49,9 +49,14 @@ def project(generated_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("path", PROFILES, ids=name_of)
 def test_params_are_generated(path: Path) -> None:
-    # The working copy may hold the values of an experiment (`dvc exp run -S`); git then has the generated ones.
-    committed = subprocess.run(["git", "show", f"HEAD:{name_of(path)}"], cwd=ROOT, capture_output=True, check=False)
-    assert generate(PROFILES[path]) in (path.read_text(), committed.stdout.decode()), "run `make params`"
+    # The working copy may hold the values of an experiment (`dvc exp run -S`); git then has the
+    # generated ones.
+    committed = subprocess.run(
+        ["git", "show", f"HEAD:{name_of(path)}"], cwd=ROOT, capture_output=True, check=False
+    )
+    assert generate(PROFILES[path]) in (path.read_text(), committed.stdout.decode()), (
+        "run `make params`"
+    )
 
 
 @pytest.mark.parametrize("source", PROFILES.values(), ids=name_of)
@@ -64,10 +69,16 @@ def test_an_experiment_changes_one_line_of_a_params_file(project: Path) -> None:
         before = path.read_text().splitlines()
         apply_overrides(path, ["rl.group_size=999"])  # what `dvc exp run -S` calls
         after = path.read_text().splitlines()
-        changes = [line for line in unified_diff(before, after, n=0, lineterm="") if line[:3] not in ("---", "+++")][1:]
+        changes = [
+            line
+            for line in unified_diff(before, after, n=0, lineterm="")
+            if line[:3] not in ("---", "+++")
+        ][1:]
         assert len(changes) == 2, "no comment may stand behind a list, nor a section end with one"
         assert changes[1] == "+  group_size: 999"
-        assert YAML(typ="safe").load(path)["rl"]["group_size"] == 999, "DVC reads it again with this parser"
+        assert YAML(typ="safe").load(path)["rl"]["group_size"] == 999, (
+            "DVC reads it again with this parser"
+        )
 
 
 def test_no_comment_is_lost_between_a_profile_and_its_params(project: Path) -> None:
@@ -98,7 +109,10 @@ def test_a_changed_preset_reaches_every_params_file(project: Path) -> None:
 def test_a_value_that_was_edited_in_params_is_named_and_not_overwritten(project: Path) -> None:
     path = project / "profiles/smoke/params.yaml"
     path.write_text(path.read_text().replace("missing: 0.12", "missing: 0.2"))
-    with pytest.raises(ConfigError, match=r"profiles/smoke/params\.yaml was edited.* download\.world\.missing\. Put"):
+    with pytest.raises(
+        ConfigError,
+        match=r"profiles/smoke/params\.yaml was edited.* download\.world\.missing\. Put",
+    ):
         write_params(force=False)
     assert load_profile(path).value("download")["world"]["missing"] == 0.2
     write_params(force=True)

@@ -48,7 +48,9 @@ def short() -> None: ...
 
 
 def line_of(name: str) -> int:
-    return next(number for number, line in enumerate(SOURCE.splitlines(), start=1) if f"def {name}(" in line)
+    return next(
+        number for number, line in enumerate(SOURCE.splitlines(), start=1) if f"def {name}(" in line
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,13 +84,17 @@ def test_a_module_with_a_fault_cannot_be_imported(text: str) -> None:
         exec(compile(with_fault_in_module(text), "module.py", "exec"), {})
 
 
-def test_the_recorder_notes_calls_of_the_program_and_its_children_but_not_those_of_imports(tmp_path: Path) -> None:
+def test_the_recorder_notes_calls_of_the_program_and_its_children_but_not_those_of_imports(
+    tmp_path: Path,
+) -> None:
     package = tmp_path / "stages"
     package.mkdir()
     (package / "library.py").write_text(
         "def at_import(): pass\n\nclass Reader:\n    def read(self):\n        yield 1\n\nat_import()\n"
     )
-    (package / "child.py").write_text("import os\n\ndef main():\n    os.kill(os.getpid(), 9)\n\nmain()\n")
+    (package / "child.py").write_text(
+        "import os\n\ndef main():\n    os.kill(os.getpid(), 9)\n\nmain()\n"
+    )
     (package / "stage.py").write_text(
         "import subprocess, sys\nfrom stages.library import Reader\n\n"
         "def main():\n    list(Reader().read())\n    list(Reader().read())\n"
@@ -96,10 +102,16 @@ def test_the_recorder_notes_calls_of_the_program_and_its_children_but_not_those_
         "def uncalled(): pass\n\nif __name__ == '__main__':\n    main()\n"
     )
     log = tmp_path / "calls.txt"
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{RECORDER}", "DEEPSEARCH_CALLS": str(log)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}:{RECORDER}",
+        "DEEPSEARCH_CALLS": str(log),
+    }
     for _ in range(2):  # also where Python has compiled the modules already
         log.unlink(missing_ok=True)
-        subprocess.run([sys.executable, "-m", "stages.stage"], cwd=tmp_path, env=environment, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "stages.stage"], cwd=tmp_path, env=environment, check=True
+        )
         assert log.read_text().splitlines() == [
             "stages/stage.py:4:main",
             "stages/library.py:4:Reader.read",
@@ -114,7 +126,12 @@ RAN = "Running stage 'profiles/smoke/dvc.yaml:chunk':\n"
     ("ended", "after", "ending", "is_survivor"),
     [
         (Run(0, "Stage 'chunk' didn't change, skipping"), "old", "DID NOT RUN", True),
-        (Run(0, f"Stage 'chunk' is cached - skipping run, checking out outputs\n{RAN}"), "old", "DID NOT RUN", True),
+        (
+            Run(0, f"Stage 'chunk' is cached - skipping run, checking out outputs\n{RAN}"),
+            "old",
+            "DID NOT RUN",
+            True,
+        ),
         (Run(0, RAN), "old", "SUCCESS with the same outputs", True),
         (Run(0, RAN), "new", "other outputs: data", False),
         (Run(1, f"{RAN}RuntimeError: planted fault"), "old", "failed", False),

@@ -42,7 +42,9 @@ def project(tmp_path_factory: pytest.TempPathFactory, smoke_cache: Path) -> Path
     return folder
 
 
-def make_rft(folder: Path, rounds: int, profile: str = "smoke") -> "subprocess.CompletedProcess[str]":
+def make_rft(
+    folder: Path, rounds: int, profile: str = "smoke"
+) -> "subprocess.CompletedProcess[str]":
     command = ["make", "-o", "environment", "rft", f"PROFILE={profile}", f"ROUNDS={rounds}"]
     environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -61,14 +63,18 @@ def test_a_round_trains_on_what_the_model_itself_wrote(project: Path) -> None:
     before = len(stages_run(project))
     assert (made := make_rft(project, 1)).returncode == 0, made.stderr[-4000:]
     assert stages_run(project)[before:] == ROUND
-    assert file_digests(project / "models/smoke/rft/1") != file_digests(project / "models/smoke/base")
+    assert file_digests(project / "models/smoke/rft/1") != file_digests(
+        project / "models/smoke/base"
+    )
     manifest = json.loads((project / "models/smoke/sft_adapter/manifest.json").read_text())
     assert str(manifest["best_step"]) in manifest["dev_f1"]
     assert 1 <= len(manifest["dev_f1"]) <= 2, "kept_checkpoints"
 
 
 @pytest.mark.nightly
-def test_every_round_samples_from_the_model_of_the_one_before_and_none_is_made_twice(project: Path) -> None:
+def test_every_round_samples_from_the_model_of_the_one_before_and_none_is_made_twice(
+    project: Path,
+) -> None:
     assert (made := make_rft(project, 1)).returncode == 0, made.stderr[-4000:]
     round_1 = file_digests(project / "models/smoke/rft/1")
 
@@ -77,7 +83,9 @@ def test_every_round_samples_from_the_model_of_the_one_before_and_none_is_made_t
     assert stages_run(project)[before:] == ROUND, "round 2 alone"
     assert file_digests(project / "models/smoke/rft/1") == round_1
     assert file_digests(project / "models/smoke/rft/2") != round_1
-    assert "self: {model: models/smoke/rft/1}" in (project / "profiles/smoke/params.yaml").read_text()
+    assert (
+        "self: {model: models/smoke/rft/1}" in (project / "profiles/smoke/params.yaml").read_text()
+    )
 
     before = len(stages_run(project))
     assert make_rft(project, 2).returncode == 0

@@ -26,7 +26,12 @@ def test_every_model_is_scored_on_every_question_set(finished: Path) -> None:
     eight = {row.model: set(row.pass_at) for row in table.rows if row.variant == "eight_samples"}
     assert eight == {"sft": {1, 8}, "sft_rl": {1, 8}}
     [variant] = [row for row in table.rows if row.variant == "top2_short"]
-    assert (variant.model, variant.corpus, variant.chunk_size, variant.top_k) == ("sft", "world_14", 14, 2)
+    assert (variant.model, variant.corpus, variant.chunk_size, variant.top_k) == (
+        "sft",
+        "world_14",
+        14,
+        2,
+    )
 
 
 def test_every_stage_leaves_its_time_and_its_peak_memory(finished: Path) -> None:
@@ -55,13 +60,26 @@ def test_the_flow_finds_every_stage_cached_and_dvc_clean_afterwards(finished: Pa
 @pytest.mark.nightly
 def test_settings_of_rl_are_compared_from_one_start_and_never_trained_twice(finished: Path) -> None:
     settings = ["rl.loss.algorithm=rloo", "rl.loss.algorithm=cispo rl.minibatches=2"]
-    command = ["deepsearch", "rl", "compare", *settings, "--profile", "smoke", "--seeds", "1", "--samples", "1"]
+    command = [
+        "deepsearch",
+        "rl",
+        "compare",
+        *settings,
+        "--profile",
+        "smoke",
+        "--seeds",
+        "1",
+        "--samples",
+        "1",
+    ]
     shown = run(finished, *command)
     assert all(name in shown for name in ("sampled f1", "greedy f1", "entropy", "rloo", "cispo"))
     folder = finished / "work/smoke/compare"
     table = json.loads((folder / "table.json").read_text())
     assert set(table) == set(settings)
-    assert all(0 <= trained["sampled_f1"] <= 1 and trained["cpu_s"] > 1 for (trained,) in table.values())
+    assert all(
+        0 <= trained["sampled_f1"] <= 1 and trained["cpu_s"] > 1 for (trained,) in table.values()
+    )
     times = {path: path.stat().st_mtime_ns for path in folder.glob("*/run.json")}
     assert len(times) == 2
     assert run(finished, *command) == shown
@@ -81,7 +99,9 @@ def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothin
     assert [finding for finding in findings if finding.is_survivor] == []
 
 
-def test_a_killed_stage_resumes_with_the_code_that_it_was_killed_in_and_with_no_other(finished: Path) -> None:
+def test_a_killed_stage_resumes_with_the_code_that_it_was_killed_in_and_with_no_other(
+    finished: Path,
+) -> None:
     findings = list(kills(FinishedGraph(finished), "synthesize", seed=1))
     assert len(findings) == 2
     assert [finding for finding in findings if finding.is_survivor] == []

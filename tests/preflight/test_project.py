@@ -26,15 +26,28 @@ def write_stage(project: Project, code: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in profile_names(ROOT)])
-def test_the_cut_copy_of_every_profile_fits_the_stages_that_read_it(name: str, tmp_path: Path) -> None:
+def test_the_cut_copy_of_every_profile_fits_the_stages_that_read_it(
+    name: str, tmp_path: Path
+) -> None:
     profile = cut_copy(ROOT, name, tmp_path / "copy").profile
     values = load_profile(tmp_path / "copy" / "params.yaml").values
     assert values == {**profile.values, "params": "params.yaml"}
     rl, sft = profile.section("rl", RlConfig), profile.section("sft", SftConfig)
     assert (rl.steps, rl.groups_per_step, rl.group_size) == ({"base": 3}, 2, 4)
-    whole = load_profile(ROOT / ("params.yaml" if name == "tiny" else f"profiles/{name}/params.yaml"))
+    whole = load_profile(
+        ROOT / ("params.yaml" if name == "tiny" else f"profiles/{name}/params.yaml")
+    )
     for section, config in (("sft", sft), ("rl", rl)):
-        kept = {"dtype", "device", "packing", "attention", "lora", "loss", "learning_rate", "backend"}
+        kept = {
+            "dtype",
+            "device",
+            "packing",
+            "attention",
+            "lora",
+            "loss",
+            "learning_rate",
+            "backend",
+        }
         theirs = whole.section(section, type(config))
         for field in kept & set(type(config).model_fields):
             assert getattr(config, field) == getattr(theirs, field), f"{section}.{field}"
@@ -42,7 +55,9 @@ def test_the_cut_copy_of_every_profile_fits_the_stages_that_read_it(name: str, t
 
 def test_a_stage_runs_in_the_copy_with_the_copys_params(project: Project) -> None:
     write_stage(project, "import sys, os\nopen('ran', 'w').write(' '.join(sys.argv[1:]))")
-    project.run("core", "stages.sample", "base", params=project.write_params({"seed": 3}, "other.yaml"))
+    project.run(
+        "core", "stages.sample", "base", params=project.write_params({"seed": 3}, "other.yaml")
+    )
     assert (project.folder / "ran").read_text() == "other.yaml base"
     assert load_profile(project.folder / "other.yaml").value("seed") == 3
     assert open_copy(ROOT, project.folder).profile.value("seed") == 0
@@ -50,7 +65,10 @@ def test_a_stage_runs_in_the_copy_with_the_copys_params(project: Project) -> Non
 
 def test_a_failed_stages_own_paragraph_is_the_error(project: Project) -> None:
     write_stage(project, "import sys\nprint('loading')\nsys.exit('error: the disk is full.')")
-    with pytest.raises(CommandError, match=r"`stages\.sample base` failed: the disk is full\. \(its output: .*log\)"):
+    with pytest.raises(
+        CommandError,
+        match=r"`stages\.sample base` failed: the disk is full\. \(its output: .*log\)",
+    ):
         project.run("core", "stages.sample", "base")
 
 

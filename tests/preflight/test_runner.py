@@ -8,14 +8,23 @@ import pytest
 
 from deepsearch_rl.commands.terminal import print_table
 from scripts.preflight.__main__ import HEADER
-from scripts.preflight.runner import Outcome, Phase, chosen_phases, run_phases, table_row, write_report
+from scripts.preflight.runner import (
+    Outcome,
+    Phase,
+    chosen_phases,
+    run_phases,
+    table_row,
+    write_report,
+)
 
 
 def phase(name: str, *needs: str, code: str = "", timeout_s: float = 60, **result: object) -> Phase:
     """A phase that runs ``code`` and ends with a result."""
     line = json.dumps({"status": "passed", **result})
     command = (sys.executable, "-c", f"{code}\nprint({line!r})")
-    return Phase(name=name, purpose=f"does {name}", command=command, timeout_s=timeout_s, needs=needs)
+    return Phase(
+        name=name, purpose=f"does {name}", command=command, timeout_s=timeout_s, needs=needs
+    )
 
 
 def test_a_failed_phase_skips_those_that_need_it_and_no_others() -> None:
@@ -53,7 +62,11 @@ def test_two_jobs_run_independent_phases_at_once_and_keep_their_order(tmp_path: 
 import pathlib, time
 while not pathlib.Path({str(mark)!r}).exists():
     time.sleep(0.01)"""
-    phases = [phase("waits", code=wait), phase("marks", code=f"open({str(mark)!r}, 'w')"), phase("last", "waits")]
+    phases = [
+        phase("waits", code=wait),
+        phase("marks", code=f"open({str(mark)!r}, 'w')"),
+        phase("last", "waits"),
+    ]
     ended: list[str] = []
     outcomes = run_phases(phases, jobs=2, on_outcome=lambda outcome: ended.append(outcome.phase))
     assert [outcome.phase for outcome in outcomes] == ["waits", "marks", "last"]
@@ -67,7 +80,9 @@ def test_one_phase_is_run_with_those_that_it_needs() -> None:
     assert chosen_phases(phases, None) == phases
 
 
-def test_the_table_has_a_column_for_what_counts_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_column_for_what_counts_and_says_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     figures = {"tokens_per_s": 1234.5, "peak_gib": 0.7512, "parity": 1.9e-6, "steps": 4.0}
     rows = [
         table_row(Outcome(phase="sft", status="passed", seconds=12.34, figures=figures)),
@@ -86,5 +101,8 @@ def test_the_report_holds_every_outcome_and_the_slopes_only_what_plan_knows(tmp_
     ]
     write_report(tmp_path, outcomes)
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [(entry["phase"], entry["status"]) for entry in report] == [("merge", "passed"), ("rl", "skipped")]
+    assert [(entry["phase"], entry["status"]) for entry in report] == [
+        ("merge", "passed"),
+        ("rl", "skipped"),
+    ]
     assert json.loads((tmp_path / "slopes.json").read_text()) == {"merge_s": 3.5}

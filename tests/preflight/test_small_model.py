@@ -23,7 +23,12 @@ def gpu_profile() -> Profile:
 def base(policy_folder: Path, tmp_path: Path) -> Path:  # noqa: F811
     """A folder of a larger model's config, with a tokenizer."""
     AutoTokenizer.from_pretrained(policy_folder).save_pretrained(tmp_path)
-    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "max_window_layers": 3}
+    sizes = {
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 3,
+        "max_window_layers": 3,
+    }
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
     Qwen3Config(vocab_size=2000, **sizes, **heads).save_pretrained(tmp_path)
     return tmp_path
@@ -47,13 +52,19 @@ def test_a_model_of_full_size_has_the_dtype_of_training(gpu_profile: Profile, ba
     assert model.dtype == torch.bfloat16
 
 
-def test_the_teachers_answers_move_every_weight_and_become_more_likely(gpu_profile: Profile, base: Path) -> None:
+def test_the_teachers_answers_move_every_weight_and_become_more_likely(
+    gpu_profile: Profile, base: Path
+) -> None:
     model, tokenizer = empty_model(gpu_profile, base, full_size=False)
     before = [weight.clone() for weight in model.parameters()]
     messages = [("system", "Search."), ("user", "Who?"), ("assistant", "<answer> Ada</answer>")]
-    trajectory = Trajectory.model_construct(messages=tuple(Message(role=role, content=text) for role, text in messages))
+    trajectory = Trajectory.model_construct(
+        messages=tuple(Message(role=role, content=text) for role, text in messages)
+    )
     ids = tokenizer("<answer> Ada</answer>", return_tensors="pt").input_ids
     loss = model(input_ids=ids, labels=ids).loss.item()
     teach(model, tokenizer, [trajectory], steps=3)
     assert model(input_ids=ids, labels=ids).loss.item() < loss
-    assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert all(
+        not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)
+    )

@@ -47,7 +47,9 @@ DOCUMENT = {"id": "a", "contents": "Water\nIt is wet."}
 
 
 def write(path: Path, *lines: Line) -> Path:
-    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8"
+    )
     return path
 
 
@@ -91,7 +93,9 @@ READERS: dict[str, tuple[Callable[[Path], object], Line, str]] = {
 
 @pytest.mark.parametrize("value", NO_TEXT, ids=repr)
 @pytest.mark.parametrize("reader", READERS)
-def test_what_is_no_text_is_an_error_with_its_place_in_every_reader(tmp_path: Path, reader: str, value: object) -> None:
+def test_what_is_no_text_is_an_error_with_its_place_in_every_reader(
+    tmp_path: Path, reader: str, value: object
+) -> None:
     read, row, field = READERS[reader]
     with pytest.raises(RecordError) as caught:
         read(write(tmp_path / "rows.jsonl", row | {field: value}))
@@ -99,7 +103,9 @@ def test_what_is_no_text_is_an_error_with_its_place_in_every_reader(tmp_path: Pa
 
 
 @pytest.mark.parametrize("value", [None, NAN, ""], ids=repr)
-@pytest.mark.parametrize("reader", ["contents", "questions", "HotpotQA", "MuSiQue", "GraphRAG-Bench"])
+@pytest.mark.parametrize(
+    "reader", ["contents", "questions", "HotpotQA", "MuSiQue", "GraphRAG-Bench"]
+)
 def test_every_missing_value_of_a_text_that_must_be_there_is_refused(
     tmp_path: Path, reader: str, value: object
 ) -> None:
@@ -168,8 +174,17 @@ def test_a_title_beside_contents_is_put_before_contents_that_do_not_begin_with_i
     assert document.contents == chunk.contents == expected
 
 
-def test_keys_that_the_format_does_not_need_are_metadata_under_their_own_names(tmp_path: Path) -> None:
-    keys: Line = {"_id": 3, "self": 1, "doc_id": "d", "author": ["A"], "copy": {"x": None}, "id_": "b"}
+def test_keys_that_the_format_does_not_need_are_metadata_under_their_own_names(
+    tmp_path: Path,
+) -> None:
+    keys: Line = {
+        "_id": 3,
+        "self": 1,
+        "doc_id": "d",
+        "author": ["A"],
+        "copy": {"x": None},
+        "id_": "b",
+    }
     [beside] = documents(tmp_path, DOCUMENT | keys)
     [below] = documents(tmp_path, DOCUMENT | {"metadata": keys})
     assert beside.metadata == below.metadata == keys
@@ -178,31 +193,58 @@ def test_keys_that_the_format_does_not_need_are_metadata_under_their_own_names(t
 
 
 def test_what_the_format_needs_is_never_taken_from_metadata(tmp_path: Path) -> None:
-    metadata = {"id": "m", "contents": "No", "title": "M", "text": "no", "question": "No?", "golden_answers": ["n"]}
+    metadata = {
+        "id": "m",
+        "contents": "No",
+        "title": "M",
+        "text": "no",
+        "question": "No?",
+        "golden_answers": ["n"],
+    }
     [document] = documents(tmp_path, {"id": "a", "text": "It is wet.", "metadata": metadata})
     [question] = questions(tmp_path, QUESTION | {"metadata": metadata})
-    assert (document.id, document.title, document.text, document.metadata) == ("a", "", "It is wet.", metadata)
-    assert (question.id, question.question, question.metadata.model_extra) == ("q", "Who?", metadata)
+    assert (document.id, document.title, document.text, document.metadata) == (
+        "a",
+        "",
+        "It is wet.",
+        metadata,
+    )
+    assert (question.id, question.question, question.metadata.model_extra) == (
+        "q",
+        "Who?",
+        metadata,
+    )
     with pytest.raises(RecordError, match="field 'id'"):
         documents(tmp_path, {"contents": "T\nx", "metadata": metadata})
 
 
 @pytest.mark.parametrize("metadata", ["a note", ["x"], 7])
-def test_metadata_that_is_no_object_is_kept_under_its_name(tmp_path: Path, metadata: object) -> None:
+def test_metadata_that_is_no_object_is_kept_under_its_name(
+    tmp_path: Path, metadata: object
+) -> None:
     [document] = documents(tmp_path, DOCUMENT | {"metadata": metadata})
     assert document.metadata == {"metadata": metadata}
 
 
 def test_a_key_with_two_values_is_named_because_one_would_be_lost(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"line 1: 'source' stands beside metadata and in it with different values"):
+    with pytest.raises(
+        RecordError,
+        match=r"line 1: 'source' stands beside metadata and in it with different values",
+    ):
         documents(tmp_path, DOCUMENT | {"source": "A", "metadata": {"source": "B"}})
-    [document] = documents(tmp_path, DOCUMENT | {"source": "A", "metadata": {"source": "A", "x": None}})
+    [document] = documents(
+        tmp_path, DOCUMENT | {"source": "A", "metadata": {"source": "A", "x": None}}
+    )
     assert document.metadata == {"source": "A"}
 
 
-def test_metadata_under_a_name_that_chunks_need_is_kept_and_the_chunk_keeps_its_own(tmp_path: Path) -> None:
+def test_metadata_under_a_name_that_chunks_need_is_kept_and_the_chunk_keeps_its_own(
+    tmp_path: Path,
+) -> None:
     line = DOCUMENT | {"doc_id": "d7", "doc_chunk_id": "third", "source": "S"}
-    config = ChunkConfig(chunker="sentences", chunk_size=9, overlap=0, tokenizer="words", passages=(), variants={})
+    config = ChunkConfig(
+        chunker="sentences", chunk_size=9, overlap=0, tokenizer="words", passages=(), variants={}
+    )
     (tmp_path / "corpora").mkdir()
     write_jsonl(tmp_path / "corpora" / "c.jsonl", documents(tmp_path, line))
     chunk_corpora(tmp_path / "corpora", tmp_path / "chunks", config)
@@ -217,11 +259,18 @@ def test_metadata_under_a_name_that_chunks_need_is_kept_and_the_chunk_keeps_its_
 
 # --- A document of one line (PeterGriffinJin/Search-R1#74 and its README) ---
 
-LONG_LINE = "Evan Morris Evan L. Morris was a lobbyist for Genentech. " + "He knew many people in the city. " * 40
+LONG_LINE = (
+    "Evan Morris Evan L. Morris was a lobbyist for Genentech. "
+    + "He knew many people in the city. " * 40
+)
 
 
-@pytest.mark.parametrize("contents", [LONG_LINE, f"{LONG_LINE}\nMore.", "\u6c34" * 200], ids=["one", "two", "CJK"])
-def test_a_line_longer_than_a_title_can_be_is_text_and_is_cut(tmp_path: Path, contents: str) -> None:
+@pytest.mark.parametrize(
+    "contents", [LONG_LINE, f"{LONG_LINE}\nMore.", "\u6c34" * 200], ids=["one", "two", "CJK"]
+)
+def test_a_line_longer_than_a_title_can_be_is_text_and_is_cut(
+    tmp_path: Path, contents: str
+) -> None:
     [document] = documents(tmp_path, {"id": "0", "contents": contents})
     [chunk] = chunks(tmp_path, {"id": "0", "contents": contents})
     assert (document.title, document.text) == (chunk.title, chunk.text) == ("", contents)
@@ -268,9 +317,14 @@ def test_a_short_first_line_stays_the_title_and_long_documents_are_found_by_the_
         ("Zo\u00eb", "Zo\\u00eb"),
         ("2008\u201310 crisis", "2008-10 crisis"),
         ("New York", "New  York\u00a0"),
+        ("New York", "\ufeffNew\u200b York\u200e"),
+        ("New York", "New\\nYork"),
+        ("1/2 Man", "\u00bd Man"),
     ],
 )
-def test_a_title_in_another_spelling_is_the_same_title(tmp_path: Path, gold_title: str, title: str) -> None:
+def test_a_title_in_another_spelling_is_the_same_title(
+    tmp_path: Path, gold_title: str, title: str
+) -> None:
     [question] = questions(tmp_path, QUESTION | {"supporting_titles": ["Ice", gold_title]})
     gold = gold_evidence(question)
     [chunk] = chunks(tmp_path, {"id": "0", "title": title, "text": "x"})
@@ -280,7 +334,8 @@ def test_a_title_in_another_spelling_is_the_same_title(tmp_path: Path, gold_titl
 
 
 @pytest.mark.parametrize(
-    "pair", [("R\u00e9sum\u00e9", "Resume"), ("100% Love", "100 Love"), ("A", "A (film)"), ("C", "C++")]
+    "pair",
+    [("R\u00e9sum\u00e9", "Resume"), ("100% Love", "100 Love"), ("A", "A (film)"), ("C", "C++")],
 )
 def test_other_titles_stay_other_titles(pair: tuple[str, str]) -> None:
     assert title_key(pair[0]) != title_key(pair[1])
@@ -293,7 +348,10 @@ def test_a_title_without_letters_matches_no_untitled_passage(tmp_path: Path) -> 
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
     """An index over two passages."""
-    lines = [{"id": "1", "title": "Ed Wood", "text": "A film of 1994."}, {"id": "2", "title": "Water", "text": "Wet."}]
+    lines = [
+        {"id": "1", "title": "Ed Wood", "text": "A film of 1994."},
+        {"id": "2", "title": "Water", "text": "Wet."},
+    ]
     write(tmp_path / "passages.jsonl", *lines)
     settings = load_preset("retrieve").with_overrides({"index.encoder.dimension": 2})
     config = settings.section("index", IndexSection).of("")
@@ -303,12 +361,16 @@ def index(tmp_path: Path) -> Path:
 
 def run(*arguments: object) -> str:
     """What a command prints."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, [str(argument) for argument in arguments], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def test_gold_that_the_corpus_does_not_have_is_counted_and_listed_with_the_nearest(tmp_path: Path, index: Path) -> None:
+def test_gold_that_the_corpus_does_not_have_is_counted_and_listed_with_the_nearest(
+    tmp_path: Path, index: Path
+) -> None:
     """A score of zero because of a title that is spelled too differently is not silent."""
     lines = [
         QUESTION | {"id": "1", "supporting_titles": ["ed_wood", "Waters"]},
@@ -316,7 +378,17 @@ def test_gold_that_the_corpus_does_not_have_is_counted_and_listed_with_the_neare
         QUESTION | {"id": "3", "supporting_titles": ["Somebody Else"]},
     ]
     path = write(tmp_path / "q.jsonl", *lines)
-    options = ("--index", index, "--questions", path, "--stored-weights", "--draws", 0, "--retriever", "bm25")
+    options = (
+        "--index",
+        index,
+        "--questions",
+        path,
+        "--stored-weights",
+        "--draws",
+        0,
+        "--retriever",
+        "bm25",
+    )
     missing = json.loads(run("retrieve", "eval", *options, "--json"))["missing_gold"]
     assert (missing["documents"], missing["missing"]) == (5, 3)
     assert [(each["name"], each["nearest"]) for each in missing["listed"]] == [
@@ -334,7 +406,11 @@ HOTPOT = {
     "supporting_facts": [["Scott Derrickson", 0], ["Ed Wood", 0]],
     "context": [["Ed Wood", ["He was American.", " He made films."]], ["Scott Derrickson", ["He is American."]]],
 }  # fmt: skip
-WIKI = HOTPOT | {"evidences": [["Ed Wood", "country", "US"]], "answer": "no", "type": "bridge_comparison"}
+WIKI = HOTPOT | {
+    "evidences": [["Ed Wood", "country", "US"]],
+    "answer": "no",
+    "type": "bridge_comparison",
+}
 MUSIQUE = {
     "id": "2hop__1_2",
     "question": "Who is the spouse of the Green performer?",
@@ -343,18 +419,40 @@ MUSIQUE = {
     "answerable": True,
     "paragraphs": [
         {"idx": 0, "title": "Blue", "paragraph_text": "A colour.", "is_supporting": False},
-        {"idx": 1, "title": "Green (album)", "paragraph_text": "By Steve Hillage.", "is_supporting": True},
-        {"idx": 2, "title": "Miquette Giraudy", "paragraph_text": "She married him.", "is_supporting": True},
+        {
+            "idx": 1,
+            "title": "Green (album)",
+            "paragraph_text": "By Steve Hillage.",
+            "is_supporting": True,
+        },
+        {
+            "idx": 2,
+            "title": "Miquette Giraudy",
+            "paragraph_text": "She married him.",
+            "is_supporting": True,
+        },
     ],
     "question_decomposition": [
-        {"id": 1, "question": "Green >> performer", "answer": "Steve Hillage", "paragraph_support_idx": 1},
-        {"id": 2, "question": "#1 >> spouse", "answer": "Miquette Giraudy", "paragraph_support_idx": 2},
+        {
+            "id": 1,
+            "question": "Green >> performer",
+            "answer": "Steve Hillage",
+            "paragraph_support_idx": 1,
+        },
+        {
+            "id": 2,
+            "question": "#1 >> spouse",
+            "answer": "Miquette Giraudy",
+            "paragraph_support_idx": 2,
+        },
     ],
 }
 
 
 @pytest.mark.parametrize(
-    ("set_", "row"), [("hotpotqa", HOTPOT), ("2wikimultihopqa", WIKI)], ids=["HotpotQA", "2WikiMultihopQA"]
+    ("set_", "row"),
+    [("hotpotqa", HOTPOT), ("2wikimultihopqa", WIKI)],
+    ids=["HotpotQA", "2WikiMultihopQA"],
 )
 def test_official_files_of_hotpotqa_and_2wiki_are_read_with_answer_gold_and_paragraphs(
     tmp_path: Path, set_: str, row: Line
@@ -366,11 +464,16 @@ def test_official_files_of_hotpotqa_and_2wiki_are_read_with_answer_gold_and_para
     assert question.metadata.question_type == row["type"]
     assert question.metadata.supporting_titles == ("Scott Derrickson", "Ed Wood")
     paragraphs = [document.contents for document in CORPUS_FORMATS[f"{set_}_paragraphs"](path)]
-    assert paragraphs == ["Ed Wood\nHe was American. He made films.", "Scott Derrickson\nHe is American."]
+    assert paragraphs == [
+        "Ed Wood\nHe was American. He made films.",
+        "Scott Derrickson\nHe is American.",
+    ]
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"golden_answers": ["Miquette Giraudy", "M. Giraudy"]}], ids=["official", "with golden answers"]
+    "change",
+    [{}, {"golden_answers": ["Miquette Giraudy", "M. Giraudy"]}],
+    ids=["official", "with golden answers"],
 )
 def test_official_musique_files_keep_their_gold(tmp_path: Path, change: Line) -> None:
     path = write(tmp_path / "musique_ans_v1.0_dev.jsonl", MUSIQUE | change)
@@ -385,7 +488,11 @@ def test_official_musique_files_keep_their_gold(tmp_path: Path, change: Line) ->
 def test_an_unanswerable_question_of_musique_full_has_no_evidence_and_the_answer_of_such_questions(
     tmp_path: Path,
 ) -> None:
-    path = write(tmp_path / "full.jsonl", MUSIQUE, MUSIQUE | {"answerable": False, "answer": "Miquette Giraudy"})
+    path = write(
+        tmp_path / "full.jsonl",
+        MUSIQUE,
+        MUSIQUE | {"answerable": False, "answer": "Miquette Giraudy"},
+    )
     answerable, unanswerable = QUESTION_FORMATS["musique"](path)
     assert answerable.id != unanswerable.id
     assert unanswerable.golden_answers == (INSUFFICIENT,)
@@ -399,30 +506,54 @@ FLASHRAG = {
 }  # fmt: skip
 SEARCH_R1 = {
     "data_source": "nq",
-    "prompt": [{"role": "user", "content": "Answer the given question. \\Question: Who made Ed Wood?\n"}],
+    "prompt": [
+        {"role": "user", "content": "Answer the given question. \\Question: Who made Ed Wood?\n"}
+    ],
     "ability": "fact-reasoning",
     "reward_model": {"style": "rule", "ground_truth": {"target": ["Tim Burton"]}},
     "extra_info": {"split": "train", "index": 7},
 }
 VERL = SEARCH_R1 | {
     "data_source": "searchR1_nq",
-    "prompt": [{"role": "system", "content": "Search."}, {"role": "user", "content": "Question: Who made Ed Wood?"}],
-    "extra_info": {"split": "train", "index": 7, "question": "Who made Ed Wood?", "need_tools_kwargs": True},
+    "prompt": [
+        {"role": "system", "content": "Search."},
+        {"role": "user", "content": "Question: Who made Ed Wood?"},
+    ],
+    "extra_info": {
+        "split": "train",
+        "index": 7,
+        "question": "Who made Ed Wood?",
+        "need_tools_kwargs": True,
+    },
 }
 
 
-def test_flashrags_question_files_are_taken_wherever_questions_are(tmp_path: Path, index: Path) -> None:
+def test_flashrags_question_files_are_taken_wherever_questions_are(
+    tmp_path: Path, index: Path
+) -> None:
     """Extra keys, whole numbers as ids and gzip, in conversions, measurements and builds."""
     path = tmp_path / "dev.jsonl.gz"
     with gzip.open(path, "wt") as lines:
         lines.writelines(json.dumps(FLASHRAG | {"id": number}) + "\n" for number in range(6))
     run("trajectories", "convert", path, tmp_path / "out.jsonl", "--to", "rlinf")
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 6
-    options = ("--index", index, "--questions", path, "--stored-weights", "--draws", 0, "--retriever", "bm25")
+    options = (
+        "--index",
+        index,
+        "--questions",
+        path,
+        "--stored-weights",
+        "--draws",
+        0,
+        "--retriever",
+        "bm25",
+    )
     scores = json.loads(run("retrieve", "eval", *options, "--json"))
     assert (scores["questions"], scores["scores"]["bm25"]["mrr@10"]["mean"]) == (6, 1.0)
     passages = index.with_name("passages.jsonl")
-    built = run("retrieve", "build", "--corpus", passages, "--out", tmp_path / "new", "--questions", path)
+    built = run(
+        "retrieve", "build", "--corpus", passages, "--out", tmp_path / "new", "--questions", path
+    )
     assert "2 passages" in built
 
 
@@ -432,20 +563,47 @@ def test_training_rows_of_search_r1_and_verl_are_questions(tmp_path: Path, row: 
     pd.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
     first, second = flashrag.read_questions(tmp_path / "train.parquet")
     assert (first.question, first.golden_answers) == ("Who made Ed Wood?", ("Tim Burton",))
-    assert (first.id, second.id) == (f"{row['data_source']}_train_7", f"{row['data_source']}_train_8")
-    assert first.metadata.model_extra == {"data_source": row["data_source"], "ability": "fact-reasoning"}
+    assert (first.id, second.id) == (
+        f"{row['data_source']}_train_7",
+        f"{row['data_source']}_train_8",
+    )
+    assert first.metadata.model_extra == {
+        "data_source": row["data_source"],
+        "ability": "fact-reasoning",
+    }
 
 
-def test_our_own_rows_for_search_r1_come_back_as_the_questions_that_they_were(tmp_path: Path) -> None:
-    path = write(tmp_path / "q.jsonl", QUESTION | {"question": "Who? Question: what?"}, QUESTION | {"id": "r"})
+def test_our_own_rows_for_search_r1_come_back_as_the_questions_that_they_were(
+    tmp_path: Path,
+) -> None:
+    path = write(
+        tmp_path / "q.jsonl",
+        QUESTION | {"question": "Who? Question: what?"},
+        QUESTION | {"id": "r"},
+    )
     for to in ("search-r1", "verl"):
-        run("trajectories", "convert", path, tmp_path / f"{to}.parquet", "--to", to, "--dataset", "nq")
+        run(
+            "trajectories",
+            "convert",
+            path,
+            tmp_path / f"{to}.parquet",
+            "--to",
+            to,
+            "--dataset",
+            "nq",
+        )
     [_, second] = flashrag.read_questions(tmp_path / "search-r1.parquet")
     first, _ = flashrag.read_questions(tmp_path / "verl.parquet")
-    assert (first.question, second.question, second.golden_answers) == ("Who? Question: what?", "Who?", ("x",))
+    assert (first.question, second.question, second.golden_answers) == (
+        "Who? Question: what?",
+        "Who?",
+        ("x",),
+    )
 
 
-@pytest.mark.parametrize("row", [HOTPOT | {"answer": None}, SEARCH_R1 | {"reward_model": None}], ids=["test", "none"])
+@pytest.mark.parametrize(
+    "row", [HOTPOT | {"answer": None}, SEARCH_R1 | {"reward_model": None}], ids=["test", "none"]
+)
 def test_a_question_without_an_answer_is_named(tmp_path: Path, row: Line) -> None:
     with pytest.raises(RecordError, match=r"line 1: field 'golden_answers'"):
         questions(tmp_path, row)
@@ -502,7 +660,10 @@ LAYOUTS = {
     "lines with a byte order mark": ("c.jsonl", BOM + JSON_LINES.encode()),
     "BEIR": ("c.jsonl", JSON_LINES.replace('"id"', '"_id"').encode()),
     "array": ("c.json", json.dumps(ROWS).encode()),
-    "indented array with a byte order mark": ("c.json", BOM + json.dumps(ROWS, indent=2).encode() + b"\n"),
+    "indented array with a byte order mark": (
+        "c.json",
+        BOM + json.dumps(ROWS, indent=2).encode() + b"\n",
+    ),
     "DPR's table": ("psgs_w100.tsv", TSV.encode()),
     "table of Windows": ("c.csv", BOM + CSV.replace("\n2", "\r\n2").encode()),
     "table of any name": ("c.txt", CSV.encode()),
@@ -531,7 +692,9 @@ def test_the_layouts_that_people_have_are_read_and_converted(tmp_path: Path, lay
         ("1", 'Aaron\nAaron, a "prophet"\nand priest', {}), ("2", "\n\u6c34 is wet", {}),
     ]  # fmt: skip
     run("retrieve", "convert", tmp_path / name, tmp_path / "out.jsonl")
-    assert [chunk.contents for _, _, chunk in read_chunks(tmp_path / "out.jsonl")] == [one.contents for one in read]
+    assert [chunk.contents for _, _, chunk in read_chunks(tmp_path / "out.jsonl")] == [
+        one.contents for one in read
+    ]
 
 
 @pytest.mark.parametrize(
@@ -543,7 +706,10 @@ def test_the_layouts_that_people_have_are_read_and_converted(tmp_path: Path, lay
         (b"SQLite format 3\x00", "sqlite3 -header -csv"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull"),
         (b"<!DOCTYPE html><html>", "page of HTML"),
-        (zipped("corpus.jsonl", "queries.jsonl"), r"holds 2 files \(corpus.jsonl, queries.jsonl\); unpack it"),
+        (
+            zipped("corpus.jsonl", "queries.jsonl"),
+            r"holds 2 files \(corpus.jsonl, queries.jsonl\); unpack it",
+        ),
         (zipped("xl/workbook.xml", "xl/sheet1.xml"), "save its sheet as CSV"),
         (gzip.compress(parquet("snappy"), mtime=0), "unpack it first"),
         (gzip.compress(JSON_LINES.encode(), mtime=0)[:-9], "damaged or not complete"),
@@ -558,7 +724,9 @@ def test_a_layout_that_is_not_read_is_named_with_what_makes_it_readable(
         list(flashrag.read_documents(tmp_path / "c.jsonl"))
 
 
-@pytest.mark.parametrize("data", [b"\x28\xb5\x2f\xfd\x04", JSON_LINES.encode("utf-16"), b"<!DOCTYPE html>"])
+@pytest.mark.parametrize(
+    "data", [b"\x28\xb5\x2f\xfd\x04", JSON_LINES.encode("utf-16"), b"<!DOCTYPE html>"]
+)
 def test_an_index_over_what_is_not_read_says_so_as_well(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "c.jsonl").write_bytes(data)
     with pytest.raises(ArtifactError, match=r"zstd -d|iconv|HTML"):
@@ -586,17 +754,24 @@ def test_a_row_of_a_table_or_array_that_does_not_fit_is_named(
     assert caught.value.line == line
 
 
-@pytest.mark.parametrize("layout", ["array", "DPR's table", "Parquet", "Arrow stream", "zip", "bzip2"])
-def test_an_index_over_another_layout_names_the_command_that_converts_it(tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize(
+    "layout", ["array", "DPR's table", "Parquet", "Arrow stream", "zip", "bzip2"]
+)
+def test_an_index_over_another_layout_names_the_command_that_converts_it(
+    tmp_path: Path, layout: str
+) -> None:
     name, data = LAYOUTS[layout]
     (tmp_path / name).write_bytes(data)
     with pytest.raises(
-        ArtifactError, match=r"position in JSON Lines; write them so with `deepsearch retrieve convert "
+        ArtifactError,
+        match=r"position in JSON Lines; write them so with `deepsearch retrieve convert ",
     ):
         list(read_chunks(tmp_path / name))
 
 
-def test_an_array_of_many_blocks_is_read_entry_by_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_of_many_blocks_is_read_entry_by_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(layouts, "BLOCK_CHARS", 7)
     rows: list[object] = [{"id": str(number), "text": "x" * number} for number in range(40)]
     (tmp_path / "c.json").write_text(json.dumps([*rows, 12345678901, "a]"]), encoding="utf-8")
@@ -607,7 +782,10 @@ def test_an_array_of_many_blocks_is_read_entry_by_entry(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([DOCUMENT, DOCUMENT | {"contents": "Ice\nx"}], r"line 2: field 'id': 'a' is the id of line 1"),
+        (
+            [DOCUMENT, DOCUMENT | {"contents": "Ice\nx"}],
+            r"line 2: field 'id': 'a' is the id of line 1",
+        ),
         ([DOCUMENT, {"id": "b", "contents": ""}], "line 2: "),
         ([DOCUMENT, {"id": "b", "contents": " \n "}], "line 2: .*neither a title nor a text"),
     ],
@@ -618,7 +796,9 @@ def test_repeated_ids_and_empty_documents_are_judged_alike_by_build_and_by_the_s
 ) -> None:
     (tmp_path / "corpora").mkdir()
     path = write(tmp_path / "corpora" / "c.jsonl", *lines)
-    config = ChunkConfig(chunker="sentences", chunk_size=9, overlap=0, tokenizer="words", passages=(), variants={})
+    config = ChunkConfig(
+        chunker="sentences", chunk_size=9, overlap=0, tokenizer="words", passages=(), variants={}
+    )
     with pytest.raises(RecordError, match=words):
         write_rows(path, tmp_path / "rows")
     with pytest.raises(RecordError, match=words):
@@ -626,8 +806,15 @@ def test_repeated_ids_and_empty_documents_are_judged_alike_by_build_and_by_the_s
 
 
 def test_a_document_that_is_a_title_alone_is_one_passage_of_both(tmp_path: Path) -> None:
-    for line in ({"contents": "Water"}, {"title": "Water", "text": ""}, {"title": "Water", "text": None}):
-        [document], [chunk] = documents(tmp_path, {"id": "a", **line}), chunks(tmp_path, {"id": "a", **line})
+    for line in (
+        {"contents": "Water"},
+        {"title": "Water", "text": ""},
+        {"title": "Water", "text": None},
+    ):
+        [document], [chunk] = (
+            documents(tmp_path, {"id": "a", **line}),
+            chunks(tmp_path, {"id": "a", **line}),
+        )
         cutting = Cutting(chunker="sentences", chunk_size=9, overlap=0)
         [cut] = cut_documents([document], WordCounter(), cutting)
         assert document.title == chunk.title == cut.title == "Water"
@@ -635,21 +822,28 @@ def test_a_document_that_is_a_title_alone_is_one_passage_of_both(tmp_path: Path)
 
 # --- Rows that a trainer's own reward selector knows (verl#5558, verl#3450) ---
 
-# The sets of `default_compute_score` (volcengine/verl 0.9.1, verl/utils/reward_score/__init__.py) and of
-# `_select_rm_score_fn` (PeterGriffinJin/Search-R1 a14dc3a, verl/trainer/main_ppo.py); any other name raises there.
+# The sets of `default_compute_score` (volcengine/verl 0.9.1, verl/utils/reward_score/__init__.py)
+# and of `_select_rm_score_fn` (PeterGriffinJin/Search-R1 a14dc3a, verl/trainer/main_ppo.py); any
+# other name raises there.
 SETS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 SELECTED = {"search-r1": set(SETS), "verl": {f"searchR1_{name}" for name in SETS}}
 
 
 def rows_for(tmp_path: Path, to: str, *options: str) -> pd.DataFrame:
-    path = write(tmp_path / "q.jsonl", QUESTION, QUESTION | {"id": "r", "golden_answers": ["Tim Burton", "Burton"]})
+    path = write(
+        tmp_path / "q.jsonl",
+        QUESTION,
+        QUESTION | {"id": "r", "golden_answers": ["Tim Burton", "Burton"]},
+    )
     run("trajectories", "convert", path, tmp_path / "rows.parquet", "--to", to, *options)
     return pd.read_parquet(tmp_path / "rows.parquet")
 
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("to", SELECTED)
-def test_rows_name_a_data_source_for_which_the_trainer_has_a_reward(tmp_path: Path, to: str, name: str) -> None:
+def test_rows_name_a_data_source_for_which_the_trainer_has_a_reward(
+    tmp_path: Path, to: str, name: str
+) -> None:
     frame = rows_for(tmp_path, to, "--dataset", name)
     assert set(frame.data_source) <= SELECTED[to]
     assert list(frame.reward_model[1]["ground_truth"]["target"]) == ["Tim Burton", "Burton"]
@@ -659,7 +853,9 @@ def test_rows_name_a_data_source_for_which_the_trainer_has_a_reward(tmp_path: Pa
 
 
 @pytest.mark.parametrize("to", SELECTED)
-@pytest.mark.parametrize("options", [(), ("--dataset", "multihoprag"), ("--dataset", "searchR1_nq"), ("--dataset", "")])
+@pytest.mark.parametrize(
+    "options", [(), ("--dataset", "multihoprag"), ("--dataset", "searchR1_nq"), ("--dataset", "")]
+)
 def test_a_row_for_which_the_trainer_would_raise_is_refused_with_the_names_that_it_knows(
     tmp_path: Path, to: str, options: tuple[str, ...]
 ) -> None:
@@ -674,7 +870,9 @@ def test_verls_own_selector_scores_the_rows(tmp_path: Path, name: str) -> None:
     compute_score = importlib.import_module("verl.utils.reward_score").default_compute_score
     for _, row in rows_for(tmp_path, "verl", "--dataset", name).iterrows():
         truth = row.reward_model["ground_truth"]
-        assert compute_score(row.data_source, f"<answer>{truth['target'][-1]}</answer>", truth) == 1.0
+        assert (
+            compute_score(row.data_source, f"<answer>{truth['target'][-1]}</answer>", truth) == 1.0
+        )
         assert compute_score(row.data_source, "<answer>someone else</answer>", truth) == 0.0
 
 
@@ -689,7 +887,9 @@ ERRORED: list[Line] = [
 
 
 @pytest.mark.parametrize("row", [*ERRORED, {"pred": ""}, {}], ids=repr)
-def test_an_errored_row_is_a_failure_of_its_kind_and_stays_in_the_denominator(tmp_path: Path, row: Line) -> None:
+def test_an_errored_row_is_a_failure_of_its_kind_and_stays_in_the_denominator(
+    tmp_path: Path, row: Line
+) -> None:
     path = write(tmp_path / "p.jsonl", QUESTION | {"pred": "x"}, QUESTION | {"id": "r"} | row)
     scored = score_predictions(path)
     kind = "model_error" if "error" in row else "no_answer_tag"
@@ -699,7 +899,9 @@ def test_an_errored_row_is_a_failure_of_its_kind_and_stays_in_the_denominator(tm
     assert f"1 of 2 answers are failures: {kind} 1" in run("score", path, "--draws", 0)
 
 
-def test_a_file_whose_answers_have_another_key_is_refused_instead_of_scored_as_zero(tmp_path: Path) -> None:
+def test_a_file_whose_answers_have_another_key_is_refused_instead_of_scored_as_zero(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "p.jsonl", QUESTION | {"prediction": "x"})
     with pytest.raises(ArtifactError, match="has the key `pred`"):
         score_predictions(path)
@@ -713,9 +915,15 @@ def test_a_file_whose_answers_have_another_key_is_refused_instead_of_scored_as_z
         ({"pred": None, "answer": None}, StopReason.NO_ANSWER_TAG),
         ({"pred": NAN, "answer": NAN, "error": NAN}, StopReason.NO_ANSWER_TAG),
         ({"pred": "x", "answer": None, "error": False}, StopReason.ANSWERED),
+        ({"pred": "x", "error": {}}, StopReason.ANSWERED),
+        ({}, StopReason.NO_ANSWER_TAG),
+        (None, StopReason.NO_ANSWER_TAG),
+        (NAN, StopReason.NO_ANSWER_TAG),
     ],
 )
-def test_an_errored_result_is_imported_as_a_failed_rollout(tmp_path: Path, output: Line, reason: StopReason) -> None:
+def test_an_errored_result_is_imported_as_a_failed_rollout(
+    tmp_path: Path, output: object, reason: StopReason
+) -> None:
     path = write(tmp_path / "r.jsonl", QUESTION | {"output": output})
     import_results(path, tmp_path / "t.jsonl", "m")
     [trajectory] = read_jsonl(tmp_path / "t.jsonl", Trajectory)
@@ -724,7 +932,9 @@ def test_an_errored_result_is_imported_as_a_failed_rollout(tmp_path: Path, outpu
 
 def test_statistics_leave_out_what_results_of_other_systems_cannot_know(tmp_path: Path) -> None:
     """Zero searches would be a figure; there is none."""
-    path = write(tmp_path / "r.jsonl", QUESTION | {"output": {"pred": "x"}, "supporting_titles": ["Water"]})
+    path = write(
+        tmp_path / "r.jsonl", QUESTION | {"output": {"pred": "x"}, "supporting_titles": ["Water"]}
+    )
     import_results(path, tmp_path / "t.jsonl", "m")
     gold = write(tmp_path / "q.jsonl", QUESTION | {"supporting_titles": ["Water"]})
     everything = read_statistics(tmp_path / "t.jsonl", gold).groups["all"]
@@ -741,16 +951,165 @@ def test_statistics_leave_out_what_results_of_other_systems_cannot_know(tmp_path
 @pytest.mark.parametrize(
     ("instruction", "arguments", "words"),
     [
-        ("length_constraints:number_words", {"relation": "at least", "num_word": 300}, "'num_word' is none of its arg"),
+        (
+            "length_constraints:number_words",
+            {"relation": "at least", "num_word": 300},
+            "'num_word' is none of its arg",
+        ),
         ("length_constraints:number_words", {"relation": "at least"}, "'num_words' is missing"),
-        ("length_constraints:number_words", {"relation": "at least", "num_words": "300"}, "do not work"),
-        ("length_constraints:number_words", {"relation": "more than", "num_words": 300}, "do not work"),
+        (
+            "length_constraints:number_words",
+            {"relation": "at least", "num_words": "300"},
+            "do not work",
+        ),
+        ("keywords:existence", {"keywords": "sea"}, "'keywords' must be a list"),
+        (
+            "keywords:forbidden_words",
+            {"forbidden_words": "sea"},
+            "'forbidden_words' must be a list",
+        ),
+        ("language:response_language", {"language": "xx"}, "do not work"),
+        (
+            "length_constraints:number_words",
+            {"relation": "more than", "num_words": 300},
+            "do not work",
+        ),
         ("punctuation:no_comma", {"commas": 0}, "its arguments: none"),
     ],
 )
 def test_a_wrong_argument_of_a_checker_is_found_before_any_prompt_is_asked(
     tmp_path: Path, instruction: str, arguments: Line, words: str
 ) -> None:
-    prompt = {"key": 1, "prompt": "Say it.", "instruction_id_list": [instruction], "kwargs": [arguments]}
+    prompt = {
+        "key": 1,
+        "prompt": "Say it.",
+        "instruction_id_list": [instruction],
+        "kwargs": [arguments],
+    }
     with pytest.raises(RecordError, match=f"line 1: .*{instruction}.*{words}"):
         read_prompts(write(tmp_path / "prompts.jsonl", prompt))
+
+
+def test_two_prompts_of_one_key_are_named(tmp_path: Path) -> None:
+    row = {
+        "key": 1,
+        "prompt": "p",
+        "instruction_id_list": ["keywords:existence"],
+        "kwargs": [{"keywords": ["a"]}],
+    }
+    path = tmp_path / "prompts.jsonl"
+    write(path, row, row)
+    with pytest.raises(RecordError, match="line 2: field 'key': 1 is the key of an earlier prompt"):
+        read_prompts(path)
+
+
+# Other members of the kinds above.
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            {"docid": "1", "title": "T", "text": "x"},
+            ["field 'id'", "docid, title, text", "jq -c"],
+        ),  # MS MARCO
+        ({"id": "1", "content": "x"}, ["'contents' nor 'text'", "id, content", ".text = .NAME"]),
+        ({"id": "1", "passage": "x", "title": "T"}, ["id, passage, title", ".text = .NAME"]),
+    ],
+)
+def test_a_document_whose_keys_have_other_names_is_told_the_command_that_renames_them(
+    tmp_path: Path, row: Line, words: list[str]
+) -> None:
+    with pytest.raises(RecordError, match="line 1") as caught:
+        documents(tmp_path, row)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    "answers", [["a"], {"text": ["a"], "answer_start": [1]}], ids=["DPR", "SQuAD"]
+)
+def test_a_question_whose_answers_have_another_name_is_told_the_command_too(
+    tmp_path: Path, answers: object
+) -> None:
+    with pytest.raises(RecordError, match=r"field 'golden_answers'.*id, question, answers.*jq -c"):
+        questions(tmp_path, {"id": "1", "question": "Q?", "answers": answers})
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        (b'{\n "id": "1",\n "contents": "x"\n}\n', r"jq -c \. FILE"),
+        (b'{"id": "1", "contents": "x"}{"id": "2", "contents": "y"}\n', r"jq -c \. FILE"),
+        (b'{"id": "1", "contents": "caf\xe9"}\n', "iconv -f WINDOWS-1252"),
+        ('{"id": "1"}'.encode("utf-32"), "iconv -f UTF-32"),
+    ],
+    ids=["an object over several lines", "two on one line", "Latin 1", "UTF-32"],
+)
+def test_text_that_is_no_json_lines_is_told_the_command_that_makes_it_so(
+    tmp_path: Path, data: bytes, remedy: str
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(data)
+    with pytest.raises((RecordError, ArtifactError), match=remedy):
+        list(flashrag.read_documents(path))
+
+
+@pytest.mark.parametrize("delimiter", [";", "|"])
+def test_tables_with_other_delimiters_are_read_by_their_header(
+    tmp_path: Path, delimiter: str
+) -> None:
+    path = tmp_path / "corpus.csv"
+    path.write_text(
+        delimiter.join(("id", "title", "text"))
+        + "\n"
+        + delimiter.join(("1", "Port", "Old, new"))
+        + "\n"
+    )
+    [document] = flashrag.read_documents(path)
+    assert document.contents == "Port\nOld, new"
+
+
+@pytest.mark.parametrize(
+    "reader", [flashrag_sets.read_hotpotqa, flashrag_sets.read_hotpotqa_paragraphs]
+)
+def test_lists_that_a_hubs_copy_writes_as_json_text_are_lists(
+    tmp_path: Path, reader: Callable[..., Any]
+) -> None:
+    """2WikiMultihopQA on the Hugging Face hub."""
+    as_text = {name: json.dumps(HOTPOT[name]) for name in ("context", "supporting_facts")}
+    plain, copy = tmp_path / "plain.jsonl", tmp_path / "copy.jsonl"
+    write(plain, HOTPOT)
+    write(copy, HOTPOT | as_text)
+    assert list(reader(copy)) == list(reader(plain)) != []
+
+
+def test_a_question_that_names_a_question_is_whole_in_a_training_row(tmp_path: Path) -> None:
+    """Search-R1's instruction ends with an example of an answer."""
+    prompt = (
+        "Answer. For example, <answer> Beijing </answer>. Question: Who asked 'Question: why?'\n"
+    )
+    row = SEARCH_R1 | {"prompt": [{"role": "user", "content": prompt}]}
+    assert questions(tmp_path, row)[0].question == "Who asked 'Question: why?'"
+
+
+def test_a_target_as_json_text_is_no_answer_in_json(tmp_path: Path) -> None:
+    reward = {"style": "rule", "ground_truth": json.dumps({"target": ["Tim Burton"]})}
+    assert questions(tmp_path, SEARCH_R1 | {"reward_model": reward})[0].golden_answers == (
+        "Tim Burton",
+    )
+
+
+def test_a_single_alias_counts_as_an_answer(tmp_path: Path) -> None:
+    row = {"id": "1", "question": "Q?", "answer": "a", "answer_aliases": "b"}
+    assert questions(tmp_path, row)[0].golden_answers == ("a", "b")
+
+
+def test_a_blank_question_and_titles_without_sentences_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="field 'question': the text is blank"):
+        questions(tmp_path, {"id": "1", "question": "  ", "golden_answers": ["a"]})
+    path = tmp_path / "dev.jsonl"
+    write(path, HOTPOT | {"context": {"title": ["T", "U"], "sentences": [["s"]]}})
+    with pytest.raises(
+        RecordError, match=r"line 1: field 'metadata\.context': .*2 titles for the sentences of 1"
+    ):
+        list(flashrag_sets.read_hotpotqa_paragraphs(path))

@@ -17,9 +17,13 @@ from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.endpoint import Completion, Endpoint, complete, open_client
 from deepsearch_rl.agent.pacing import pausable
 from deepsearch_rl.agent.request_options import RequestOptions, remedy
+from deepsearch_rl.errors import EndpointDownError
 from deepsearch_rl.evaluation.evaluate_model import checkpoint_name
 from deepsearch_rl.files import sha256_json, write_json
 from deepsearch_rl.rate_limits import rate_limits
+from deepsearch_rl.retries import is_quota_spent
+from deepsearch_rl.retrieval.encoders.remote import RemoteConfig as EmbeddingsConfig
+from deepsearch_rl.retrieval.encoders.remote import RemoteEncoder
 from deepsearch_rl.serving.answer_text import AnswerText
 from deepsearch_rl.serving.chat_format import assistant_message, load_chat_format
 from deepsearch_rl.serving.remote import RemoteConfig
@@ -68,17 +72,24 @@ def test_text_parts_are_the_text_that_they_make(client: openai.OpenAI, role: str
 def test_a_developer_message_is_a_system_message(client: openai.OpenAI) -> None:
     """ggml-org/llama.cpp#20215."""
     user = {"role": "user", "content": QUESTION}
-    developer, system = (ask(client, {"role": role, "content": "Be brief."}, user) for role in ("developer", "system"))
+    developer, system = (
+        ask(client, {"role": role, "content": "Be brief."}, user)
+        for role in ("developer", "system")
+    )
     assert developer.usage == system.usage
     assert developer.choices[0].message == system.choices[0].message
 
 
-def test_a_stream_has_the_text_of_a_whole_answer_and_its_usage_at_the_end(client: openai.OpenAI) -> None:
+def test_a_stream_has_the_text_of_a_whole_answer_and_its_usage_at_the_end(
+    client: openai.OpenAI,
+) -> None:
     """sgl-project/sglang#40082."""
     whole = ask(client)
     chunks = list(ask(client, stream=True, stream_options={"include_usage": True}, logprobs=True))
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-    tokens = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices and chunk.choices[0].logprobs]
+    tokens = [
+        chunk.choices[0].logprobs for chunk in chunks if chunk.choices and chunk.choices[0].logprobs
+    ]
     assert "".join(pieces) == whole.choices[0].message.content
     assert sum(map(bool, pieces)) > 3
     assert len(tokens) == whole.usage.completion_tokens
@@ -86,10 +97,14 @@ def test_a_stream_has_the_text_of_a_whole_answer_and_its_usage_at_the_end(client
     assert chunks[-1].usage == whole.usage
 
 
-def test_the_clients_own_helpers_for_streams_and_raw_responses_read_the_answer(client: openai.OpenAI) -> None:
+def test_the_clients_own_helpers_for_streams_and_raw_responses_read_the_answer(
+    client: openai.OpenAI,
+) -> None:
     written = text(client)
     conversation: Any = [{"role": "user", "content": QUESTION}]
-    with client.chat.completions.stream(messages=conversation, stop=written[-3:], **ANSWER) as stream:
+    with client.chat.completions.stream(
+        messages=conversation, stop=written[-3:], **ANSWER
+    ) as stream:
         completion = stream.get_final_completion()
     assert completion.choices[0].message.content == written.partition(written[-3:])[0]
     parsed = client.chat.completions.parse(messages=conversation, stop=written[-3:], **ANSWER)
@@ -102,15 +117,23 @@ def test_the_clients_own_helpers_for_streams_and_raw_responses_read_the_answer(c
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("as_list", [False, True])
-def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI, stream: bool, as_list: bool) -> None:
+def test_a_stop_string_ends_the_answer_before_it(
+    client: openai.OpenAI, stream: bool, as_list: bool
+) -> None:
     """Blaizzy/mlx-vlm#1044."""
     whole = text(client)
     stop = whole[len(whole) // 2 :][:3]
-    options: dict[str, Any] = {"stop": ["never written", stop] if as_list else stop, "stream": stream}
+    options: dict[str, Any] = {
+        "stop": ["never written", stop] if as_list else stop,
+        "stream": stream,
+    }
     reply = ask(client, **options)
     if stream:
         chunks = list(reply)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole[: whole.index(stop)]
+        assert (
+            "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            == whole[: whole.index(stop)]
+        )
         assert chunks[-1].choices[0].finish_reason == "stop"
         return
     choice = reply.choices[0]
@@ -123,7 +146,9 @@ def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI, stream: 
 
 def test_the_newer_name_of_the_token_limit_is_read(client: openai.OpenAI) -> None:
     conversation: Any = [{"role": "user", "content": QUESTION}]
-    reply = client.chat.completions.create(model="policy", messages=conversation, max_completion_tokens=3, seed=1)
+    reply = client.chat.completions.create(
+        model="policy", messages=conversation, max_completion_tokens=3, seed=1
+    )
     assert reply.usage is not None
     assert (reply.usage.completion_tokens, reply.choices[0].finish_reason) == (3, "length")
 
@@ -169,7 +194,13 @@ STRICT = RETRIEVE_TOOL | {"function": {"name": "retrieve", "strict": True}}
         ("n", {"n": 2}),
         ("top_p", {"top_p": 0.5}),
         ("tool_choice", {"tools": [RETRIEVE_TOOL], "tool_choice": "required"}),
-        ("tool_choice", {"tools": [RETRIEVE_TOOL], "tool_choice": {"type": "function", "function": {"name": "r"}}}),
+        (
+            "tool_choice",
+            {
+                "tools": [RETRIEVE_TOOL],
+                "tool_choice": {"type": "function", "function": {"name": "r"}},
+            },
+        ),
         ("parallel_tool_calls", {"parallel_tool_calls": False}),
         ("response_format", {"response_format": {"type": "json_object"}}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 3}),
@@ -177,7 +208,10 @@ STRICT = RETRIEVE_TOOL | {"function": {"name": "retrieve", "strict": True}}
         ("frequency_penalty", {"frequency_penalty": 1}),
         ("logit_bias", {"logit_bias": {"5": -100}}),
         ("guided_json", {"extra_body": {"guided_json": {}}}),
-        ("chat_template_kwargs", {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}),
+        (
+            "chat_template_kwargs",
+            {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+        ),
         ("max_completion_tokens", {"max_completion_tokens": 5}),
         ("stream_options", {"stream_options": {"include_usage": True}}),
         ("stop.0", {"stop": ""}),
@@ -185,7 +219,10 @@ STRICT = RETRIEVE_TOOL | {"function": {"name": "retrieve", "strict": True}}
         ("messages.0.role", {"messages": [{"role": "banana", "content": "yes"}]}),
         ("messages.0.content", {"messages": [{"role": "user", "content": [*parts("See"), IMAGE]}]}),
         ("messages.0.content", {"messages": [{"role": "user", "content": None}]}),
-        ("messages.0.audio", {"messages": [{"role": "assistant", "content": "", "audio": {"id": "a"}}]}),
+        (
+            "messages.0.audio",
+            {"messages": [{"role": "assistant", "content": "", "audio": {"id": "a"}}]},
+        ),
         ("tools.0", {"tools": [STRICT]}),
     ],
 )
@@ -236,7 +273,10 @@ def queries(answer: str, *, in_thought: bool = False) -> list[str]:
 )
 def test_a_call_inside_a_thought_is_thought(answer: str, in_thought: bool) -> None:
     """volcengine/verl#4757."""
-    assert assistant_message(answer, in_thought=in_thought) == {"role": "assistant", "content": answer}
+    assert assistant_message(answer, in_thought=in_thought) == {
+        "role": "assistant",
+        "content": answer,
+    }
 
 
 def test_the_call_after_a_thought_that_mentions_one_is_carried_out() -> None:
@@ -244,7 +284,9 @@ def test_the_call_after_a_thought_that_mentions_one_is_carried_out() -> None:
     message = assistant_message(f"{thought}\n{OTHER_CALL}")
     assert message["content"] == f"{thought}\n"
     assert queries(f"{thought}\n{OTHER_CALL}") == ["director"]
-    assert queries(f"{thought.removeprefix('<think>')}\n{OTHER_CALL}", in_thought=True) == ["director"]
+    assert queries(f"{thought.removeprefix('<think>')}\n{OTHER_CALL}", in_thought=True) == [
+        "director"
+    ]
 
 
 @pytest.mark.parametrize("tag", ["<think>", "</think>", "<tool_call>"])
@@ -265,7 +307,9 @@ def test_a_tag_inside_a_calls_query_is_a_part_of_the_query(tag: str) -> None:
         "northern ěščř 北京 🙂 <answer> Ann Lee</answer>\n",
     ],
 )
-def test_the_pieces_of_a_stream_make_the_content_of_the_whole_answer(policy_folder: Path, answer: str) -> None:
+def test_the_pieces_of_a_stream_make_the_content_of_the_whole_answer(
+    policy_folder: Path, answer: str
+) -> None:
     tokenizer = load_chat_format(policy_folder).tokenizer
     token_ids = tokenizer.encode(answer)
     stream = AnswerText(tokenizer, stops=("never written", "<answers>"))
@@ -279,10 +323,14 @@ def test_the_pieces_of_a_stream_make_the_content_of_the_whole_answer(policy_fold
     assert "".join(pieces) == (stream.message()["content"] or "")
 
 
-def test_a_stop_string_of_several_tokens_is_found_wherever_a_token_begins(policy_folder: Path) -> None:
+def test_a_stop_string_of_several_tokens_is_found_wherever_a_token_begins(
+    policy_folder: Path,
+) -> None:
     tokenizer = load_chat_format(policy_folder).tokenizer
     written = "I look. <search> director </search> and <answer>"
-    for keep_stop, stops in itertools.product((False, True), (["</search>"], ["</answer>", "</search>"], ["</sea"])):
+    for keep_stop, stops in itertools.product(
+        (False, True), (["</search>"], ["</answer>", "</search>"], ["</sea"])
+    ):
         stream = AnswerText(tokenizer, stops=stops, keep_stop=keep_stop)
         pieces: list[str] = []
         for token in tokenizer.encode(written):
@@ -304,14 +352,20 @@ def asked_fields(chat: ChatServer, **options: Any) -> dict[str, Any]:
     """The fields of the request that an endpoint with such options gets."""
     endpoint = Endpoint(chat.url, "m", options=RequestOptions(**options))
     asyncio.run(answer_of(endpoint))
-    return {name: value for name, value in chat.requests[-1].items() if name not in ("model", "messages")}
+    return {
+        name: value
+        for name, value in chat.requests[-1].items()
+        if name not in ("model", "messages")
+    }
 
 
 async def answer_of(endpoint: Endpoint, *, count: int = 1, **fields: Any) -> list[Completion]:
     messages = [{"role": "user", "content": QUESTION}]
     async with open_client(endpoint, 20.0) as client:
         request = {"model": endpoint.model, "messages": messages, **FIELDS, **fields}
-        return await asyncio.gather(*(complete(client, endpoint.options, **request) for _ in range(count)))
+        return await asyncio.gather(
+            *(complete(client, endpoint.options, **request) for _ in range(count))
+        )
 
 
 @pytest.mark.parametrize(
@@ -345,7 +399,9 @@ def test_a_streamed_answer_is_the_whole_one(client: openai.OpenAI, endpoint: End
 
     async def ask_streamed() -> Completion:
         async with open_client(streamed, 20.0) as client:
-            return await complete(client, streamed.options, messages=conversation, stop=stop, **ANSWER)
+            return await complete(
+                client, streamed.options, messages=conversation, stop=stop, **ANSWER
+            )
 
     completion = asyncio.run(ask_streamed())
     assert completion.message.text == written.partition(stop)[0]
@@ -357,7 +413,13 @@ def test_a_streamed_answer_is_the_whole_one(client: openai.OpenAI, endpoint: End
 CALL_CHUNKS = [
     {"delta": {"role": "assistant", "content": "", "reasoning_content": "I need"}},
     {"delta": {"reasoning_content": " a search."}},
-    {"delta": {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "retrieve"}}]}},
+    {
+        "delta": {
+            "tool_calls": [
+                {"index": 0, "id": "c1", "type": "function", "function": {"name": "retrieve"}}
+            ]
+        }
+    },
     {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": '{"query": '}}]}},
     {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": '"x"}'}}]}},
     {"delta": {}, "finish_reason": "tool_calls"},
@@ -389,11 +451,19 @@ def test_a_streamed_call_and_thought_are_put_together_and_a_cut_stream_is_asked_
     monkeypatch.setattr("deepsearch_rl.agent.endpoint.FIRST_WAIT_S", 0.001)
     streams(chat_server, CALL_CHUNKS[:3])
     streams(chat_server, CALL_CHUNKS)
-    [completion] = asyncio.run(answer_of(Endpoint(chat_server.url, "m", options=RequestOptions(stream=True))))
+    [completion] = asyncio.run(
+        answer_of(Endpoint(chat_server.url, "m", options=RequestOptions(stream=True)))
+    )
     assert completion.message.thought == "I need a search."
     [call] = completion.message.tool_calls or []
-    assert (call.id, call.function.name, call.function.arguments) == ("c1", "retrieve", '{"query": "x"}')
-    assert [request["stream_options"] for request in chat_server.requests] == [{"include_usage": True}] * 2
+    assert (call.id, call.function.name, call.function.arguments) == (
+        "c1",
+        "retrieve",
+        '{"query": "x"}',
+    )
+    assert [request["stream_options"] for request in chat_server.requests] == [
+        {"include_usage": True}
+    ] * 2
 
 
 @pytest.mark.parametrize("taken", ["temperature", "messages", "max_tokens", "stream"])
@@ -409,17 +479,38 @@ def test_an_extra_field_that_has_an_option_of_its_own_is_refused(taken: str) -> 
             "Error code: 400 - Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
             "token_limit: max",
         ),
-        ("Error code: 400 - Unsupported value: 'temperature' does not support 0.7", "temperature: omit"),
+        (
+            "Error code: 400 - Unsupported value: 'temperature' does not support 0.7",
+            "temperature: omit",
+        ),
         ("Error code: 400 - This model only support stream mode", "stream: true"),
-        ("Error code: 400 - parameter.enable_thinking must be set to false for non-streaming calls", "extra_body"),
+        (
+            "Error code: 400 - parameter.enable_thinking must be set to false for non-streaming calls",
+            "extra_body",
+        ),
         ("Error code: 422 - extra fields not permitted: seed", "seed: omit"),
         ("Error code: 401 - Incorrect API key", "correct the key"),
         ("Error code: 400 - something new", "see what it complains about"),
+        ("Error code: 402 - Insufficient Balance", "raise the account's balance"),
+        ("Error code: 429 - {'code': 'insufficient_quota'}", "raise the account's balance"),
+        ("Error code: 429 - Rate limit reached", "wait until its limit allows more"),
+        ("Error code: 404 - The model `x` does not exist", "correct the model's name"),
+        (
+            'Error code: 400 - "auto" tool choice requires --enable-auto-tool-choice',
+            "--tool-call-parser",
+        ),
+        ("Error code: 400 - x does not support tools", "search_tags"),
+        (
+            "Error code: 400 - max_tokens is too large: 100000. This model supports at most 16384",
+            "lower agent.max_tok",
+        ),
         ("APIConnectionError: Connection error.", "start the server again"),
         ("Error code: 503 - overloaded", "start the server again"),
     ],
 )
-def test_the_remedy_of_an_error_is_to_change_what_the_server_refused(error: str, change: str) -> None:
+def test_the_remedy_of_an_error_is_to_change_what_the_server_refused(
+    error: str, change: str
+) -> None:
     assert change in remedy(error)
     assert ("start the server" in remedy(error)) == ("start the server" in change)
 
@@ -428,10 +519,18 @@ def test_options_are_in_the_name_and_digest_of_a_run_where_they_change_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY_OF_IT", "sk-1")
-    plain = {"base_url": "https://api.example.com/v1", "model": "gpt-5", "api_key_variable": "KEY_OF_IT"}
+    plain = {
+        "base_url": "https://api.example.com/v1",
+        "model": "gpt-5",
+        "api_key_variable": "KEY_OF_IT",
+    }
     names: list[str] = []
     digests: list[str] = []
-    for options in ({}, {"requests_per_minute": 5, "rate_limit_wait_s": 1}, {"temperature": "omit"}):
+    for options in (
+        {},
+        {"requests_per_minute": 5, "rate_limit_wait_s": 1},
+        {"temperature": "omit"},
+    ):
         config = RemoteConfig.model_validate(plain | {"request": options})
         write_json(tmp_path / "endpoint.json", config.model_dump(mode="json"))
         names.append(checkpoint_name(tmp_path))
@@ -446,7 +545,15 @@ def test_a_429_without_a_wait_is_waited_for_by_minutes_and_costs_a_question_no_t
 ) -> None:
     """explodinggradients/ragas#1519."""
     monkeypatch.setattr("deepsearch_rl.retries.FIRST_CAPACITY_WAIT_S", 0.2)
-    full = json.dumps({"error": {"message": "Rate limit reached", "type": "requests", "code": "rate_limit_exceeded"}})
+    full = json.dumps(
+        {
+            "error": {
+                "message": "Rate limit reached",
+                "type": "requests",
+                "code": "rate_limit_exceeded",
+            }
+        }
+    )
     for _ in range(3):
         chat_server.script.append(lambda handler: reply_plainly(handler, 429, full))
     chat_server.says("yes")
@@ -474,25 +581,144 @@ def test_the_waits_of_a_full_server_end_with_its_error(
     chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deepsearch_rl.retries.FIRST_CAPACITY_WAIT_S", 0.05)
-    chat_server.script.append(lambda handler: reply_plainly(handler, 429, '{"error": {"message": "full"}}'))
+    chat_server.script.append(
+        lambda handler: reply_plainly(handler, 429, '{"error": {"message": "full"}}')
+    )
     with pytest.raises(openai.RateLimitError, match="full"):
-        asyncio.run(answer_of(Endpoint(chat_server.url, "m", options=RequestOptions(rate_limit_wait_s=0.2))))
+        asyncio.run(
+            answer_of(Endpoint(chat_server.url, "m", options=RequestOptions(rate_limit_wait_s=0.2)))
+        )
     assert 2 < len(chat_server.requests) < 6
 
 
-def test_an_account_without_money_is_not_waited_for(chat_server: ChatServer) -> None:
-    body = '{"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}'
-    chat_server.script.append(lambda handler: reply_plainly(handler, 429, body))
-    with pytest.raises(openai.RateLimitError, match="quota"):
+SPENT = {
+    "OpenAI": {
+        "error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}
+    },
+    "OpenAI's type, NextChat#449": {
+        "error": {
+            "message": "You exceeded your current quota, please check your plan and billing details.",
+            "type": "insufficient_quota",
+            "code": None,
+        }
+    },
+    "xAI, continue#10373": {
+        "error": "Your team has either used all available credits or reached its monthly spending limit."
+    },
+    "Moonshot, continue#11443": {
+        "error": {
+            "message": "Your account is suspended due to insufficient balance, please recharge your account"
+        }
+    },
+    "Zhipu": {
+        "error": {
+            "code": "1113",
+            "message": "\u4f59\u989d\u4e0d\u8db3\u6216\u65e0\u53ef\u7528\u8d44\u6e90\u5305",
+        }
+    },
+    "OpenRouter, cline#5301": {
+        "error": {"message": "Rate limit exceeded: free-models-per-day. Add 10 credits"}
+    },
+    "Gemini's quota of a day": [
+        {
+            "error": {
+                "message": "Quota exceeded. Please retry in 34s.",
+                "quotaId": "GenerateRequestsPerDayPerProject",
+            }
+        }
+    ],
+    "SerpApi, serpapi-python#16": {"error": "Your account has run out of searches."},
+    "Google": {
+        "error": {
+            "message": "Quota exceeded for quota metric 'Queries' and limit 'Queries per day'"
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("body", SPENT.values(), ids=SPENT)
+def test_an_account_without_money_is_not_waited_for(chat_server: ChatServer, body: object) -> None:
+    chat_server.script.append(lambda handler: reply_plainly(handler, 429, json.dumps(body)))
+    with pytest.raises(openai.RateLimitError):
         asyncio.run(answer_of(Endpoint(chat_server.url, "m")))
     assert len(chat_server.requests) == 1
+
+
+@pytest.mark.parametrize("body", SPENT.values(), ids=SPENT)
+def test_an_embeddings_endpoint_without_money_is_not_waited_for(
+    chat_server: ChatServer, body: object
+) -> None:
+    chat_server.script.append(lambda handler: reply_plainly(handler, 429, json.dumps(body)))
+    with pytest.raises(EndpointDownError, match="answered 429"):
+        embeddings_of(chat_server).encode(["a"], "query")
+    assert len(chat_server.requests) == 1
+
+
+def embeddings_of(server: ChatServer, **changes: Any) -> RemoteEncoder:
+    values = {
+        "base_url": server.url,
+        "model": "m",
+        "api_key_variable": None,
+        "dimension": 1,
+        "query_prefix": "",
+    }
+    values |= {
+        "name": "remote",
+        "passage_prefix": "",
+        "max_characters": None,
+        "batch_texts": 1,
+        "concurrency": 1,
+    }
+    values |= {"timeout_s": 5.0, "retries": 2}
+    return RemoteEncoder(EmbeddingsConfig.model_validate(values | changes))
+
+
+def test_an_embeddings_endpoint_that_takes_no_more_requests_is_waited_for(
+    chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepsearch_rl.retries.FIRST_CAPACITY_WAIT_S", 0.01)
+    for _ in range(5):  # more than its attempts
+        chat_server.script.append(
+            lambda handler: reply_plainly(handler, 429, '{"error": {"message": "slow down"}}')
+        )
+    chat_server.script.append('{"data": [{"index": 0, "embedding": [1.0]}]}')
+    assert embeddings_of(chat_server).encode(["a"], "query").tolist() == [[1.0]]
+
+
+def test_embeddings_requests_of_a_process_share_a_limit(chat_server: ChatServer) -> None:
+    chat_server.reply = lambda _: '{"data": [{"index": 0, "embedding": [1.0]}]}'
+    started = time.monotonic()
+    for _ in range(2):
+        embeddings_of(chat_server, requests_per_minute=120, concurrency=8).encode(
+            ["a"] * 7, "passage"
+        )
+    assert time.monotonic() - started > 0.8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Rate limit reached for gpt-4 on tokens per min (TPM): Limit 6000. Please try again in 7s.",
+        # Gemini says the same of a minute's quota and of money; the wait tells them apart.
+        "You exceeded your current quota, please check your plan and billing details. Please retry in 34.07s. "
+        "quotaId: GenerateContentInputTokensPerModelPerMinute-FreeTier",
+        "Your account request reached max request: 3, please try again after 1 seconds",
+        "Need more tokens? Upgrade to Dev Tier today at https://console.groq.com/settings/billing",
+        "Requests rate limit exceeded",
+    ],
+)
+def test_a_limit_of_a_minute_is_waited_for_whatever_its_words(text: str) -> None:
+    assert not is_quota_spent(text, None)
+    assert not is_quota_spent("Limit of tokens per day (TPD) reached", 30.0)
 
 
 @pytest.mark.parametrize(
     ("limit", "calls", "least_s"),
     [
-        ({"requests_per_minute": 120}, 12 + 2, 0.8),  # a tenth of a minute's at once, then one in half a second
-        ({"tokens_per_minute": 600}, 2, 0.7),  # one of 300 tokens and more leaves no room for another
+        # A tenth of a minute's at once, then one in half a second
+        ({"requests_per_minute": 120}, 12 + 2, 0.8),
+        # One of 300 tokens and more leaves no room for another
+        ({"tokens_per_minute": 600}, 2, 0.7),
     ],
 )
 def test_all_callers_of_a_process_share_the_limits_of_a_model(

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,13 @@ from starlette.testclient import TestClient
 
 from deepsearch_rl import files
 from deepsearch_rl.cli import main
-from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError, RecordError
+from deepsearch_rl.errors import (
+    ArtifactError,
+    ConfigError,
+    EndpointDownError,
+    EndpointError,
+    RecordError,
+)
 from deepsearch_rl.files import read_distinct, write_jsonl
 from deepsearch_rl.records import Document, Question
 from deepsearch_rl.retrieval.build import IndexSection, build_index, build_indexes
@@ -48,7 +55,13 @@ from deepsearch_rl.retrieval.server.service import RetrievalApp
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
 from tests.chunks import make_chunks
-from tests.retrieval.server.searchers import GatedSearcher, engine, hit, open_searcher, service_config
+from tests.retrieval.server.searchers import (
+    GatedSearcher,
+    engine,
+    hit,
+    open_searcher,
+    service_config,
+)
 from tests.search_servers import in_thread
 from tests.settings import INDEX, RETRIEVAL
 
@@ -97,7 +110,9 @@ def test_a_question_in_a_language_without_blanks_finds_its_passage(
 
 
 @pytest.mark.parametrize(("query", "row"), [("京", 0), ("高", 1), ("ย", 2), ("울", 4)])
-def test_a_query_of_one_letter_finds_the_words_that_hold_it(unspaced_index: Path, query: str, row: int) -> None:
+def test_a_query_of_one_letter_finds_the_words_that_hold_it(
+    unspaced_index: Path, query: str, row: int
+) -> None:
     [hits] = open_index(unspaced_index, retriever="bm25").search([query], 1)
     assert [hit.row for hit in hits] == [row]
 
@@ -127,7 +142,9 @@ def test_a_letter_keeps_its_marks_whatever_its_spelling(text: str, terms: object
 
 
 def test_a_question_in_chinese_is_split_at_its_punctuation_and_names_its_source() -> None:
-    parts = split_question("据人民日报报道\uff0c北京是首都\uff0c那么上海呢\uff1f", SourceNames.of(["人民日报"]))
+    parts = split_question(
+        "据人民日报报道\uff0c北京是首都\uff0c那么上海呢\uff1f", SourceNames.of(["人民日报"])
+    )
     assert parts.sources == (0,)
     assert [part for part in parts.parts if "北京" in part] == ["北京是首都"]
 
@@ -161,7 +178,12 @@ class EncodingSearcher:
 
     encoder: RemoteEncoder
 
-    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:  # noqa: ARG002
+    def search(
+        self,
+        queries: Sequence[str],
+        top_k: int,  # noqa: ARG002
+        where: Filter | None = None,  # noqa: ARG002
+    ) -> list[list[Hit]]:
         self.encoder.encode(queries, "query")
         return [[hit(query)] for query in queries]
 
@@ -171,9 +193,13 @@ QUERIES = [f"q{number}" for number in range(64)]
 
 async def ask_each(searcher: SearchesChunks, **settings: object) -> list[object]:
     """What 64 clients with a query each, which share a search, get."""
-    queue = SearchQueue(searcher, service_config(window_ms=15_000, max_batch=64, **settings), Metrics())
+    queue = SearchQueue(
+        searcher, service_config(window_ms=15_000, max_batch=64, **settings), Metrics()
+    )
     async with queue:
-        return await asyncio.gather(*(queue.search([query], 1) for query in QUERIES), return_exceptions=True)
+        return await asyncio.gather(
+            *(queue.search([query], 1) for query in QUERIES), return_exceptions=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -211,7 +237,8 @@ def test_a_failing_embeddings_server_is_asked_a_few_times_for_a_whole_batch(
 
 
 @pytest.mark.parametrize(
-    ("refused", "status", "requests", "failures"), [("q9", 400, 64, 1), (None, 400, 64, 64), (None, 401, 4, 64)]
+    ("refused", "status", "requests", "failures"),
+    [("q9", 400, 64, 1), (None, 400, 64, 64), (None, 401, 4, 64)],
 )
 def test_a_query_that_a_paid_endpoint_refuses_costs_no_second_request_for_the_others(
     refused: str | None, status: int, requests: int, failures: int
@@ -243,7 +270,12 @@ def test_a_query_that_a_paid_endpoint_refuses_costs_no_second_request_for_the_ot
 
 def test_a_reranker_orders_the_hits_of_the_queries_that_did_not_fail() -> None:
     class Partial:
-        def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:  # noqa: ARG002
+        def search(
+            self,
+            queries: Sequence[str],  # noqa: ARG002
+            top_k: int,  # noqa: ARG002
+            where: Filter | None = None,  # noqa: ARG002
+        ) -> list[list[Hit]]:
             raise QueriesFailedError([[hit("far"), hit("near")], EndpointError("refused.")])
 
     class Nearness:
@@ -251,7 +283,9 @@ def test_a_reranker_orders_the_hits_of_the_queries_that_did_not_fail() -> None:
             return np.array(["near" in contents for _, contents in pairs], dtype=np.float32)
 
     reranked = RerankedSearcher(Partial(), Nearness(), depth=2)  # type: ignore[arg-type]
-    with pytest.raises(QueriesFailedError, match="1 of 2 queries failed, the first one because refused") as raised:
+    with pytest.raises(
+        QueriesFailedError, match="1 of 2 queries failed, the first one because refused"
+    ) as raised:
         reranked.search(["a", "b"], 1)
     [hits, failure] = raised.value.outcomes
     assert isinstance(hits, list)
@@ -261,7 +295,12 @@ def test_a_reranker_orders_the_hits_of_the_queries_that_did_not_fail() -> None:
 
 def test_what_waits_is_answered_when_the_endpoint_is_down() -> None:
     class Down(GatedSearcher):
-        def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+        def search(
+            self,
+            queries: Sequence[str],
+            top_k: int,
+            where: Filter | None = None,
+        ) -> list[list[Hit]]:
             super().search(queries, top_k, where)
             raise EndpointDownError("it is down.")
 
@@ -284,7 +323,12 @@ def test_what_waits_is_answered_when_the_endpoint_is_down() -> None:
 class HangingSearcher(GatedSearcher):
     """Hangs at the query "hang" until the gate opens."""
 
-    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+    def search(
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        where: Filter | None = None,
+    ) -> list[list[Hit]]:
         if "hang" in queries:
             return super().search(queries, top_k, where)
         return [[hit(query)] for query in queries]
@@ -293,7 +337,9 @@ class HangingSearcher(GatedSearcher):
 def test_a_search_that_hangs_stops_nobody_else_and_healthz_says_so() -> None:
     searcher = HangingSearcher()
     app = RetrievalApp(
-        engine(searcher), service_config(search_timeout_s=0.2, cache_entries=0), Guard(token=None, loopback=False)
+        engine(searcher),
+        service_config(search_timeout_s=0.2, cache_entries=0),
+        Guard(token=None, loopback=False),
     )
     with TestClient(app) as client:
         assert client.get("/healthz").json() == {"status": "ok"}
@@ -305,7 +351,8 @@ def test_a_search_that_hangs_stops_nobody_else_and_healthz_says_so() -> None:
         assert "search_timeout_s" in sick.json()["detail"]
         assert client.post("/retrieve", json={"queries": ["a"]}).status_code == 200
         assert client.post("/retrieve", json={"queries": ["beside it"]}).status_code == 200
-        for _ in range(9):  # the one that hangs is searched for alone, once, and then refused
+        # The one that hangs is searched for alone, once, and then refused
+        for _ in range(9):
             assert client.post("/retrieve", json={"queries": ["hang"]}).status_code == 503
         assert searcher.batches == [["hang", "beside it"], ["hang"]]
         assert client.post("/retrieve", json={"queries": ["a"]}).status_code == 200
@@ -321,11 +368,15 @@ def test_a_search_that_hangs_stops_nobody_else_and_healthz_says_so() -> None:
 def test_a_request_of_ten_thousand_queries_leaves_room_and_turns_for_others() -> None:
     async def scenario() -> list[list[str]]:
         searcher = GatedSearcher()
-        queue = SearchQueue(searcher, service_config(max_batch=8, max_pending=16, cache_entries=0), Metrics())
+        queue = SearchQueue(
+            searcher, service_config(max_batch=8, max_pending=16, cache_entries=0), Metrics()
+        )
         async with queue:
             first = asyncio.create_task(queue.search(["first"], 1))
             await asyncio.to_thread(searcher.started.acquire, timeout=10)
-            long = asyncio.create_task(queue.search([f"long {number}" for number in range(10_000)], 1))
+            long = asyncio.create_task(
+                queue.search([f"long {number}" for number in range(10_000)], 1)
+            )
             await asyncio.sleep(0)
             short = asyncio.create_task(queue.search(["short 0", "short 1"], 1))
             await asyncio.sleep(0)
@@ -387,7 +438,9 @@ def test_large_answers_in_a_row_keep_no_small_one_waiting_and_no_turn_is_lost() 
 
 def test_bodies_that_are_never_finished_cannot_fill_the_memory() -> None:
     async def scenario() -> tuple[list[int], int]:
-        app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=False))
+        app = RetrievalApp(
+            engine(open_searcher()), service_config(), Guard(token=None, loopback=False)
+        )
         never = asyncio.Event()
         statuses: list[int] = []
 
@@ -407,14 +460,17 @@ def test_bodies_that_are_never_finished_cannot_fill_the_memory() -> None:
             await app(scope, receive, send)
 
         fitting = MAX_BODIES_BYTES // MAX_BODY_BYTES
-        uploads = [asyncio.create_task(upload(MAX_BODY_BYTES, ends=False)) for _ in range(fitting + 3)]
+        uploads = [
+            asyncio.create_task(upload(MAX_BODY_BYTES, ends=False)) for _ in range(fitting + 3)
+        ]
         await asyncio.sleep(0.1)
         refused = list(statuses)
         for task in uploads:
             task.cancel()
         await asyncio.gather(*uploads, return_exceptions=True)
         statuses.clear()
-        await upload(10, ends=True)  # the bytes were given back; a blank body is no JSON
+        # The bytes were given back; a blank body is no JSON
+        await upload(10, ends=True)
         return refused, statuses[0]
 
     assert asyncio.run(scenario()) == ([503] * 3, 422)
@@ -422,16 +478,22 @@ def test_bodies_that_are_never_finished_cannot_fill_the_memory() -> None:
 
 def peak_memory_bytes(pid: int) -> int:
     """The most memory that a process has had (VmHWM)."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    fields = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
     return int(fields["VmHWM"].split()[0]) * 1024
 
 
 @pytest.mark.nightly
-def test_the_peak_of_a_server_does_not_grow_with_the_requests_for_many_passages(tmp_path: Path) -> None:
+def test_the_peak_of_a_server_does_not_grow_with_the_requests_for_many_passages(
+    tmp_path: Path,
+) -> None:
     rows, clients = 15_000, 16  # without a common limit: 240,000 passages, about 900 MB
     texts = (f"Title {row}\ncommon {'text ' * 100}" for row in range(rows))
     write_jsonl(tmp_path / "chunks.jsonl", make_chunks(texts))
-    bm25_config = INDEX.model_copy(update={"encoder": INDEX.encoder.model_copy(update={"fit_rows": 10})})
+    bm25_config = INDEX.model_copy(
+        update={"encoder": INDEX.encoder.model_copy(update={"fit_rows": 10})}
+    )
     build_index(tmp_path / "chunks.jsonl", tmp_path / "index", bm25_config, seed=0)
     config = RETRIEVAL.model_copy(update={"max_batch": 256, "max_pending": 4096})
     with serve_index(tmp_path / "index", tmp_path / "chunks.jsonl", config) as url:
@@ -442,9 +504,33 @@ def test_the_peak_of_a_server_does_not_grow_with_the_requests_for_many_passages(
 
         with ThreadPoolExecutor(clients) as threads:
             sizes = list(threads.map(ask, range(clients)))
-        peak_bytes = max(peak_memory_bytes(process.pid) for process in psutil.Process().children(recursive=True))
+        peak_bytes = max(
+            peak_memory_bytes(process.pid) for process in psutil.Process().children(recursive=True)
+        )
     assert min(sizes) > rows * 500
     assert peak_bytes < 450 * 2**20
+
+
+def test_a_folder_in_place_of_passages_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is a folder; name one file in it"):
+        build_index(tmp_path, tmp_path / "index", INDEX, seed=0)
+
+
+def test_an_index_of_long_passages_is_asked_for_fewer_at_once(tmp_path: Path) -> None:
+    texts = (f"Title {row}\ncommon {row} {'text ' * 30_000}" for row in range(80))
+    write_jsonl(tmp_path / "chunks.jsonl", make_chunks(texts))
+    config = INDEX.model_copy(update={"encoder": None})
+    build_index(tmp_path / "chunks.jsonl", tmp_path / "index", config, seed=0)
+    with serve_index(tmp_path / "index", tmp_path / "chunks.jsonl", RETRIEVAL) as url:
+
+        def ask(top_k: int) -> httpx.Response:
+            body = {"queries": [f"common {number}" for number in range(70)], "topk": top_k}
+            return httpx.post(f"{url}/retrieve", json=body, timeout=60)
+
+        refused = ask(10)
+        assert ask(1).status_code == 200
+    assert refused.status_code == 422
+    assert re.search(r"70 queries may ask for 6\d\d passages in all", refused.text)
 
 
 class CountingColumn:
@@ -459,7 +545,9 @@ class CountingColumn:
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 5461])
-def test_the_postings_of_a_term_are_read_once_however_often_the_query_repeats_it(tmp_path: Path, repeats: int) -> None:
+def test_the_postings_of_a_term_are_read_once_however_often_the_query_repeats_it(
+    tmp_path: Path, repeats: int
+) -> None:
     index = Bm25Index.build(make_chunks(["river", "comet river", "comet comet"]), tmp_path, BM25)
     column = CountingColumn(index.rows_P)
     counting = dataclasses.replace(index, rows_P=column)
@@ -470,18 +558,25 @@ def test_the_postings_of_a_term_are_read_once_however_often_the_query_repeats_it
     assert repeated.scores_K.tolist() == pytest.approx((repeats * once.scores_K).tolist())
 
 
-@pytest.mark.parametrize(("half", "folder", "missing"), [("bm25", "bm25", "dense"), ("dense", "dense", "bm25")])
+@pytest.mark.parametrize(
+    ("half", "folder", "missing"), [("bm25", "bm25", "dense"), ("dense", "dense", "bm25")]
+)
 def test_an_index_of_one_half_is_built_searched_measured_and_says_what_it_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], half: str, folder: str, missing: str
 ) -> None:
     chunks, index = tmp_path / "chunks.jsonl", tmp_path / "index"
     write_jsonl(
-        chunks, make_chunks(["Vienna\nVienna is on the Danube.", "Philae\nA lander on a comet.", "River\nLong."])
+        chunks,
+        make_chunks(
+            ["Vienna\nVienna is on the Danube.", "Philae\nA lander on a comet.", "River\nLong."]
+        ),
     )
     questions = tmp_path / "questions.jsonl"
     question = {"id": "q", "question": "Where did the lander land?", "golden_answers": ["a comet"]}
     gold = {"metadata": {"supporting_titles": ["Philae"]}}
-    questions.write_text("".join(json.dumps(question | gold | {"id": name}) + "\n" for name in "qr"))
+    questions.write_text(
+        "".join(json.dumps(question | gold | {"id": name}) + "\n" for name in "qr")
+    )
 
     def command(*arguments: object) -> str:
         with pytest.MonkeyPatch.context() as patch:
@@ -496,14 +591,21 @@ def test_an_index_of_one_half_is_built_searched_measured_and_says_what_it_lacks(
     built = command("build", "--corpus", chunks, "--out", index, "--only", half, "--dimension", 2)
     assert ("no vectors" in built) == (half == "bm25")
     assert {path.name for path in index.iterdir()} == {"manifest.json", "rows", folder}
-    assert "Philae" in command("search", "--index", index, "--retriever", half, "--top-k", 1, "lander")
+    assert "Philae" in command(
+        "search", "--index", index, "--retriever", half, "--top-k", 1, "lander"
+    )
     error = command("search", "--index", index, "--retriever", missing, "lander")
     assert f"has no {missing} half" in error
     assert f"Choose the retriever {half}" in error
-    measured = command("eval", "--index", index, "--questions", questions, "--folds", 2, "--draws", 0, "--json")
-    available = {half, "hybrid"} if half == "bm25" else {half}  # --params' fusion.unlearned is bm25
+    measured = command(
+        "eval", "--index", index, "--questions", questions, "--folds", 2, "--draws", 0, "--json"
+    )
+    # --params' fusion.unlearned is bm25
+    available = {half, "hybrid"} if half == "bm25" else {half}
     assert set(json.loads(measured)["scores"]) == available
-    assert "3 passages" in command("build", "--corpus", chunks, "--out", index, "--dimension", 2)  # replaces it
+    assert "3 passages" in command(
+        "build", "--corpus", chunks, "--out", index, "--dimension", 2
+    )  # replaces it
 
 
 def test_an_index_without_either_half_is_refused() -> None:
@@ -513,14 +615,26 @@ def test_an_index_without_either_half_is_refused() -> None:
 
 def test_a_corpus_of_which_one_half_is_built_is_measured_by_that_half(tmp_path: Path) -> None:
     for name in ("both", "one"):
-        write_jsonl(tmp_path / "chunks" / f"{name}.jsonl", make_chunks(["Vienna\nA city.", "Philae\nA lander."]))
+        write_jsonl(
+            tmp_path / "chunks" / f"{name}.jsonl",
+            make_chunks(["Vienna\nA city.", "Philae\nA lander."]),
+        )
         question = Question(
-            id="q", question="lander", golden_answers=("x",), metadata={"supporting_titles": ["Philae"]}
+            id="q",
+            question="lander",
+            golden_answers=("x",),
+            metadata={"supporting_titles": ["Philae"]},
         )
         write_jsonl(tmp_path / "questions" / name / "val.jsonl", [question])
-    added = {"corpus_vectors": {}, "corpus_only": {"one": "dense"}, "quality": {"split": "val", "cutoffs": [1]}}
+    added = {
+        "corpus_vectors": {},
+        "corpus_only": {"one": "dense"},
+        "quality": {"split": "val", "cutoffs": [1]},
+    }
     section = IndexSection.model_validate({**INDEX.model_dump(), **added})
-    build_indexes(tmp_path / "chunks", tmp_path / "index", section, 0, tmp_path / "work", {"one": [question]})
+    build_indexes(
+        tmp_path / "chunks", tmp_path / "index", section, 0, tmp_path / "work", {"one": [question]}
+    )
     datasets = {name: DatasetConfig(corpus=name) for name in ("both", "one")}
     scores = measure_datasets(
         tmp_path / "index", tmp_path / "chunks", tmp_path / "questions", datasets, section.quality
@@ -543,13 +657,17 @@ def test_a_corpus_of_which_one_half_is_built_is_measured_by_that_half(tmp_path: 
         (None, "application/json"),
     ],
 )
-def test_an_mcp_client_is_answered_in_what_it_accepts(accept: str | None, content_type: str) -> None:
+def test_an_mcp_client_is_answered_in_what_it_accepts(
+    accept: str | None, content_type: str
+) -> None:
     app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=False))
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
     body = {**call, "params": {"name": "retrieve", "arguments": {"query": "two\u2028lines"}}}
     with TestClient(app) as client:
         client.headers.pop("accept")
-        answer = client.post("/mcp", json=body, headers={} if accept is None else {"Accept": accept})
+        answer = client.post(
+            "/mcp", json=body, headers={} if accept is None else {"Accept": accept}
+        )
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith(content_type)
     text = answer.text
@@ -557,14 +675,19 @@ def test_an_mcp_client_is_answered_in_what_it_accepts(accept: str | None, conten
         assert text.startswith("event: message\ndata: ")
         assert text.endswith("\n\n")
         text = text.split("data: ", 1)[1]
-    assert json.loads(text)["result"]["structuredContent"]["result"][0]["chunk_id"] == "two\u2028lines/3/"
+    assert (
+        json.loads(text)["result"]["structuredContent"]["result"][0]["chunk_id"]
+        == "two\u2028lines/3/"
+    )
 
 
 def test_a_client_that_accepts_neither_json_nor_events_is_refused() -> None:
     app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=False))
     with TestClient(app) as client:
         answer = client.post(
-            "/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "ping"}, headers={"Accept": "text/html"}
+            "/mcp",
+            json={"jsonrpc": "2.0", "id": 1, "method": "ping"},
+            headers={"Accept": "text/html"},
         )
     assert answer.status_code == 406
 
@@ -606,11 +729,15 @@ def test_a_repeated_id_is_found_among_many_in_a_few_bytes_each(tmp_path: Path) -
         tracemalloc.stop()
     assert peak_bytes / lines < 40
     path.write_text("".join([*texts, texts[7]]))
-    with pytest.raises(RecordError, match=rf"line {lines + 1}: field 'id': 'd7' is the id of line 8"):
+    with pytest.raises(
+        RecordError, match=rf"line {lines + 1}: field 'id': 'd7' is the id of line 8"
+    ):
         list(read_distinct(path, Document))
 
 
-def test_two_writers_of_one_file_do_not_meet_and_the_last_ones_file_is_whole(tmp_path: Path) -> None:
+def test_two_writers_of_one_file_do_not_meet_and_the_last_ones_file_is_whole(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "report.json"
     with files.atomic_file(path) as first:
         first.write_text("first, and long")
@@ -636,7 +763,10 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_one(tmp_path: Path) ->
 def test_the_second_writer_of_a_folder_is_told_who_writes_it(tmp_path: Path) -> None:
     with files.atomic_directory(tmp_path / "model") as folder:
         (folder / "weights").write_text("1")
-        with pytest.raises(ConfigError, match=f"pid {os.getpid()}"), files.atomic_directory(tmp_path / "model"):
+        with (
+            pytest.raises(ConfigError, match=f"pid {os.getpid()}"),
+            files.atomic_directory(tmp_path / "model"),
+        ):
             pass
         assert (folder / "weights").read_text() == "1"
     assert (tmp_path / "model" / "weights").read_text() == "1"

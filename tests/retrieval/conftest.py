@@ -31,13 +31,19 @@ def index_config() -> IndexConfig:
 def chunks_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chunks") / "small.jsonl"
     write_jsonl(
-        path, [make_chunk(f"{title}\n{text}", f"{title.lower()}-0", title.lower()) for title, text in PASSAGES.items()]
+        path,
+        [
+            make_chunk(f"{title}\n{text}", f"{title.lower()}-0", title.lower())
+            for title, text in PASSAGES.items()
+        ],
     )
     return path
 
 
 @pytest.fixture(scope="session")
-def index_dir(tmp_path_factory: pytest.TempPathFactory, chunks_path: Path, index_config: IndexConfig) -> Path:
+def index_dir(
+    tmp_path_factory: pytest.TempPathFactory, chunks_path: Path, index_config: IndexConfig
+) -> Path:
     folder = tmp_path_factory.mktemp("index") / "small"
     build_index(chunks_path, folder, index_config, seed=0)
     return folder
@@ -51,6 +57,8 @@ def retrieval_config(tmp_path_factory: pytest.TempPathFactory) -> RetrievalConfi
 
 
 @pytest.fixture(scope="session")
-def server_url(index_dir: Path, chunks_path: Path, retrieval_config: RetrievalConfig) -> Iterator[str]:
+def server_url(
+    index_dir: Path, chunks_path: Path, retrieval_config: RetrievalConfig
+) -> Iterator[str]:
     with serve_index_here(index_dir, chunks_path, retrieval_config) as url:
         yield url

@@ -22,13 +22,24 @@ build_index(Path(sys.argv[1]), Path(sys.argv[2]), IndexConfig.model_validate_jso
 
 
 def digests(folder: Path):
-    return {str(path.relative_to(folder)): sha256_file(path) for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): sha256_file(path)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def test_the_manifest_tells_what_was_built(index_dir: Path, chunks_path: Path, index_config: IndexConfig) -> None:
+def test_the_manifest_tells_what_was_built(
+    index_dir: Path, chunks_path: Path, index_config: IndexConfig
+) -> None:
     manifest = read_manifest(index_dir)
     assert manifest.chunks_sha256 == sha256_file(chunks_path)
-    assert (manifest.rows, manifest.dimension, manifest.seed, manifest.config) == (5, 4, 0, index_config)
+    assert (manifest.rows, manifest.dimension, manifest.seed, manifest.config) == (
+        5,
+        4,
+        0,
+        index_config,
+    )
     assert manifest.sizes_bytes == {
         str(path.relative_to(index_dir)): path.stat().st_size
         for path in index_dir.rglob("*")
@@ -37,7 +48,9 @@ def test_the_manifest_tells_what_was_built(index_dir: Path, chunks_path: Path, i
 
 
 @pytest.mark.slow
-def test_another_process_builds_the_same_bytes(index_dir: Path, chunks_path: Path, index_config: IndexConfig) -> None:
+def test_another_process_builds_the_same_bytes(
+    index_dir: Path, chunks_path: Path, index_config: IndexConfig
+) -> None:
     command = [
         sys.executable,
         "-c",
@@ -60,7 +73,8 @@ def test_a_build_that_fails_leaves_the_earlier_index(
     with pytest.raises(ZeroDivisionError):
         build_index(chunks_path, folder, index_config, seed=1)
     assert digests(folder) == before
-    assert {path.name for path in tmp_path.iterdir()} == {"index", ".index.work"}  # the vectors need no second encoding
+    # The vectors need no second encoding
+    assert {path.name for path in tmp_path.iterdir()} == {"index", ".index.work"}
 
 
 def test_a_folder_that_holds_something_else_is_not_replaced(
@@ -69,7 +83,10 @@ def test_a_folder_that_holds_something_else_is_not_replaced(
     data = tmp_path / "data"
     data.mkdir()
     (data / "notes.txt").write_text("mine")
-    for chunks, complaint in ((data / "notes.txt", "lies in"), (chunks_path, "neither an index nor an empty folder")):
+    for chunks, complaint in (
+        (data / "notes.txt", "lies in"),
+        (chunks_path, "neither an index nor an empty folder"),
+    ):
         with pytest.raises(ConfigError, match=complaint):
             build_index(chunks, data, index_config, seed=0)
     with pytest.raises(ConfigError, match="is a file"):
@@ -90,11 +107,18 @@ def test_an_empty_folder_and_an_index_are_replaced_also_behind_a_link(
     assert {path.name for path in tmp_path.iterdir()} == {"disk", "index"}
 
 
-def test_two_builds_do_not_share_a_work_folder(chunks_path: Path, index_config: IndexConfig, tmp_path: Path) -> None:
-    with only_writer(tmp_path / "work"), pytest.raises(ConfigError, match=r"another process .* is making .*work"):
+def test_two_builds_do_not_share_a_work_folder(
+    chunks_path: Path, index_config: IndexConfig, tmp_path: Path
+) -> None:
+    with (
+        only_writer(tmp_path / "work"),
+        pytest.raises(ConfigError, match=r"another process .* is making .*work"),
+    ):
         build_index(chunks_path, tmp_path / "index", index_config, seed=0, work=tmp_path / "work")
     with pytest.raises(ConfigError, match="lies in the index folder"):
-        build_index(chunks_path, tmp_path / "index", index_config, seed=0, work=tmp_path / "index" / "work")
+        build_index(
+            chunks_path, tmp_path / "index", index_config, seed=0, work=tmp_path / "index" / "work"
+        )
 
 
 def test_an_empty_chunk_file_is_refused(index_config: IndexConfig, tmp_path: Path) -> None:
@@ -127,19 +151,44 @@ def test_every_corpus_gets_its_own_index_and_kind_of_vectors(
     chunks_root.mkdir()
     for name in ("one", "two"):
         (chunks_root / f"{name}.jsonl").write_bytes(chunks_path.read_bytes())
-    cells = IvfPqConfig(kind="ivf_pq", nlist=1, m=1, nbits=2, nprobe=1, train_rows=5, device="cpu", search_device="cpu")
+    cells = IvfPqConfig(
+        kind="ivf_pq",
+        nlist=1,
+        m=1,
+        nbits=2,
+        nprobe=1,
+        train_rows=5,
+        device="cpu",
+        search_device="cpu",
+    )
     mixed = section.model_copy(update={"corpus_vectors": {"two": cells}})
-    build_indexes(chunks_root, tmp_path / "index", mixed, seed=0, work=tmp_path / "work", questions={})
-    kinds = {name: read_manifest(tmp_path / "index" / name).config.vectors.kind for name in ("one", "two")}
+    build_indexes(
+        chunks_root, tmp_path / "index", mixed, seed=0, work=tmp_path / "work", questions={}
+    )
+    kinds = {
+        name: read_manifest(tmp_path / "index" / name).config.vectors.kind
+        for name in ("one", "two")
+    }
     assert kinds == {"one": "flat", "two": "ivf_pq"}
 
 
-def test_vectors_for_an_unknown_corpus_are_refused(chunks_path: Path, section: IndexSection, tmp_path: Path) -> None:
+def test_vectors_for_an_unknown_corpus_are_refused(
+    chunks_path: Path, section: IndexSection, tmp_path: Path
+) -> None:
     misspelt = section.model_copy(update={"corpus_vectors": {"smal": section.vectors}})
     with pytest.raises(UnknownNameError, match="Did you mean 'small'"):
-        build_indexes(chunks_path.parent, tmp_path / "index", misspelt, seed=0, work=tmp_path / "work", questions={})
+        build_indexes(
+            chunks_path.parent,
+            tmp_path / "index",
+            misspelt,
+            seed=0,
+            work=tmp_path / "work",
+            questions={},
+        )
 
 
 def test_a_folder_without_chunk_files_is_refused(section: IndexSection, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no chunk files"):
-        build_indexes(tmp_path, tmp_path / "index", section, seed=0, work=tmp_path / "work", questions={})
+        build_indexes(
+            tmp_path, tmp_path / "index", section, seed=0, work=tmp_path / "work", questions={}
+        )

@@ -32,13 +32,22 @@ def lines(request: pytest.FixtureRequest) -> list[str]:
     return [json.dumps(line, ensure_ascii=request.param == "escaped") for line in LINES]
 
 
-def test_chunks_and_both_forms_of_flashrag_documents_are_read(tmp_path: Path, lines: list[str]) -> None:
+def test_chunks_and_both_forms_of_flashrag_documents_are_read(
+    tmp_path: Path, lines: list[str]
+) -> None:
     chunk, wiki, titled, untitled = store_of(tmp_path, lines)
-    assert (chunk.id, chunk.metadata.doc_chunks, chunk.metadata.model_extra) == ("a-0", 2, {"title": "t"})
+    assert (chunk.id, chunk.metadata.doc_chunks, chunk.metadata.model_extra) == (
+        "a-0",
+        2,
+        {"title": "t"},
+    )
     assert (wiki.id, wiki.title, wiki.text) == ("1", '"Wiki"', LINES[1]["contents"].split("\n")[1])
     assert (titled.id, titled.contents, titled.metadata.doc_id) == ("2", "Title\nText", "2")
     assert titled.metadata.model_extra == {"source": "Here"}
-    assert (untitled.text, untitled.metadata.model_extra) == ('says "doc_chunk_id"', {"url": "http://w/3"})
+    assert (untitled.text, untitled.metadata.model_extra) == (
+        'says "doc_chunk_id"',
+        {"url": "http://w/3"},
+    )
 
 
 @pytest.mark.parametrize("end", ["\n", "", "\n\n  \n"])
@@ -47,7 +56,11 @@ def test_rows_are_the_lines_that_are_not_blank_however_the_file_ends(
 ) -> None:
     store = store_of(tmp_path, [lines[0], "", "   ", *lines[1:]], end)
     assert len(store) == 4
-    assert [store[row] for row in range(4)] == list(store) == [chunk for _, _, chunk in read_chunks(store.path)]
+    assert (
+        [store[row] for row in range(4)]
+        == list(store)
+        == [chunk for _, _, chunk in read_chunks(store.path)]
+    )
     assert store[-1] == store[3]
     assert store[1:3] == [store[1], store[2]]
 
@@ -59,7 +72,9 @@ def test_a_row_that_is_not_there_is_an_index_error(tmp_path: Path, lines: list[s
             store[row]
 
 
-def test_a_store_is_opened_again_by_the_process_that_it_is_handed_to(tmp_path: Path, lines: list[str]) -> None:
+def test_a_store_is_opened_again_by_the_process_that_it_is_handed_to(
+    tmp_path: Path, lines: list[str]
+) -> None:
     store = store_of(tmp_path, lines)
     assert pickle.loads(pickle.dumps(store))[2] == store[2]
 
@@ -76,14 +91,18 @@ def test_a_row_that_was_changed_meanwhile_is_named(tmp_path: Path, lines: list[s
         store[2]
 
 
-def test_a_file_that_was_cut_off_meanwhile_is_an_error_not_a_crash(tmp_path: Path, lines: list[str]) -> None:
+def test_a_file_that_was_cut_off_meanwhile_is_an_error_not_a_crash(
+    tmp_path: Path, lines: list[str]
+) -> None:
     store = store_of(tmp_path, lines)
     store.path.write_bytes(b"")
     with pytest.raises(ArtifactError, match="row 3"):
         store[3]
 
 
-def test_a_missing_chunk_file_and_damaged_offsets_are_refused(tmp_path: Path, lines: list[str]) -> None:
+def test_a_missing_chunk_file_and_damaged_offsets_are_refused(
+    tmp_path: Path, lines: list[str]
+) -> None:
     store = store_of(tmp_path, lines)
     with pytest.raises(ArtifactError, match=r"gone\.jsonl cannot be opened"):
         ChunkStore(tmp_path / "gone.jsonl", tmp_path / "rows")

@@ -4,7 +4,9 @@ from tests.chunks import make_chunk
 
 
 def question(**metadata) -> Question:
-    return Question.model_validate({"id": "q", "question": "?", "golden_answers": ["x"], "metadata": metadata})
+    return Question.model_validate(
+        {"id": "q", "question": "?", "golden_answers": ["x"], "metadata": metadata}
+    )
 
 
 FACTS = [{"fact": "the moon  is\nfar"}, {"fact": "it is cold"}]

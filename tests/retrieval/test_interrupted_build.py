@@ -56,13 +56,19 @@ POINTS = (
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): sha256_file(path) for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): sha256_file(path)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
 def config(index_config: IndexConfig) -> IndexConfig:
     """Three blocks of chunks to encode."""
-    return index_config.model_copy(update={"encoding": index_config.encoding.model_copy(update={"block_rows": 2})})
+    return index_config.model_copy(
+        update={"encoding": index_config.encoding.model_copy(update={"block_rows": 2})}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +78,19 @@ def undisturbed(chunks_path: Path, config: IndexConfig) -> dict[str, str]:
     return digests(chunks_path.parent / "undisturbed")
 
 
-def start_build(chunks: Path, index: Path, config: IndexConfig, point: tuple[str, str, int]) -> subprocess.Popen[str]:
+def start_build(
+    chunks: Path, index: Path, config: IndexConfig, point: tuple[str, str, int]
+) -> subprocess.Popen[str]:
     """A build in a process of its own, which waits at ``point``."""
-    command = [sys.executable, "-c", BUILD, str(chunks), str(index), config.model_dump_json(), *map(str, point)]
+    command = [
+        sys.executable,
+        "-c",
+        BUILD,
+        str(chunks),
+        str(index),
+        config.model_dump_json(),
+        *map(str, point),
+    ]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout
     assert process.stdout.readline() == "here\n"
@@ -84,7 +100,11 @@ def start_build(chunks: Path, index: Path, config: IndexConfig, point: tuple[str
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: "-".join(map(str, point)))
 def test_a_killed_build_leaves_nothing_that_opens_and_its_rerun_the_same_bytes(
-    chunks_path: Path, config: IndexConfig, undisturbed: dict[str, str], point: object, monkeypatch: pytest.MonkeyPatch
+    chunks_path: Path,
+    config: IndexConfig,
+    undisturbed: dict[str, str],
+    point: object,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     index = chunks_path.parent / "-".join(map(str, point))
     with start_build(chunks_path, index, config, point) as process:
@@ -94,11 +114,17 @@ def test_a_killed_build_leaves_nothing_that_opens_and_its_rerun_the_same_bytes(
     encoded: list[int] = []
     original = encoding.write_rows
     monkeypatch.setattr(
-        encoding, "write_rows", lambda path, start, *rest: (encoded.append(start), original(path, start, *rest))
+        encoding,
+        "write_rows",
+        lambda path, start, *rest: (encoded.append(start), original(path, start, *rest)),
     )
     build_index(chunks_path, index, config, seed=0)
     assert digests(index) == undisturbed
-    done_before = {"encoding-write_rows-1": [2, 4], "build-build_vector_index-0": [], "manifest-write_manifest-0": []}
+    done_before = {
+        "encoding-write_rows-1": [2, 4],
+        "build-build_vector_index-0": [],
+        "manifest-write_manifest-0": [],
+    }
     assert encoded == done_before.get(index.name, [0, 2, 4])
     assert [path.name for path in index.parent.glob(f".{index.name}.*")] == []
 
@@ -109,7 +135,9 @@ def test_of_two_builds_into_one_folder_one_wins_and_the_other_is_told(
 ) -> None:
     index = chunks_path.parent / "contested"
     with start_build(chunks_path, index, config, ("Bm25Index", "build", 0)) as first:
-        with pytest.raises(ConfigError, match=rf"another process \(pid {first.pid}\) is making .*contested"):
+        with pytest.raises(
+            ConfigError, match=rf"another process \(pid {first.pid}\) is making .*contested"
+        ):
             build_index(chunks_path, index, config, seed=0)
         assert first.stdin
         first.stdin.close()

@@ -13,7 +13,12 @@ QUALITY = QualityConfig(split="val", cutoffs=(1,))
 
 def question(text: str, facts: list[str] | None) -> Question:
     evidence = None if facts is None else tuple(Evidence(fact=fact) for fact in facts)
-    return Question(id=text, question=text, golden_answers=("x",), metadata=QuestionMetadata(evidence_list=evidence))
+    return Question(
+        id=text,
+        question=text,
+        golden_answers=("x",),
+        metadata=QuestionMetadata(evidence_list=evidence),
+    )
 
 
 def test_scores_of_one_question_follow_their_definitions() -> None:
@@ -43,8 +48,13 @@ def test_what_is_found_below_rank_ten_counts_for_recall_alone() -> None:
     assert (scores["hits@11"], scores["mrr@10"], scores["map@10"]) == (1.0, 0.0, 0.0)
 
 
-def test_questions_without_evidence_are_left_out(index_dir: Path, chunks_path: Path, tmp_path: Path) -> None:
-    unanswerable, unknown = question("Who is the king of Mars?", []), question("What is not known?", None)
+def test_questions_without_evidence_are_left_out(
+    index_dir: Path, chunks_path: Path, tmp_path: Path
+) -> None:
+    unanswerable, unknown = (
+        question("Who is the king of Mars?", []),
+        question("What is not known?", None),
+    )
     answerable = question("Which city is the capital of Austria?", ["capital of Austria"])
     write_jsonl(tmp_path / "some" / "val.jsonl", [unanswerable, answerable, unknown])
     write_jsonl(tmp_path / "none" / "val.jsonl", [unanswerable, unknown])
@@ -59,7 +69,9 @@ def test_every_dataset_is_measured_with_every_retriever_in_its_corpus(
 ) -> None:
     asked = "Which city is the capital of Austria, on the Danube?"
     write_jsonl(tmp_path / "answerable" / "val.jsonl", [question(asked, ["capital  of\nAustria"])])
-    write_jsonl(tmp_path / "elsewhere" / "val.jsonl", [question(asked, ["A fact of another corpus."])])
+    write_jsonl(
+        tmp_path / "elsewhere" / "val.jsonl", [question(asked, ["A fact of another corpus."])]
+    )
     datasets = {name: DatasetConfig(corpus="small") for name in ("answerable", "elsewhere")}
     scores = measure_datasets(index_dir.parent, chunks_path.parent, tmp_path, datasets, QUALITY)
     metrics = ("hits@1", "evidence_recall@1", "mrr@10", "map@10")

@@ -28,7 +28,9 @@ class FixedRetriever:
 
 def fuse(lexical: list[int], semantic: list[int], top_k: int, **changes) -> Ranking:
     config = FusionConfig(**{**RANKS, **changes})
-    [ranking] = ReciprocalRankFusion(FixedRetriever(lexical), FixedRetriever(semantic), config).search(["q"], top_k)
+    [ranking] = ReciprocalRankFusion(
+        FixedRetriever(lexical), FixedRetriever(semantic), config
+    ).search(["q"], top_k)
     return ranking
 
 

@@ -35,7 +35,9 @@ PAIRS: list[Pair] = [
 
 
 def write_model(folder: Path, labels: int, headless: bool = False) -> Path:
-    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    vocabulary = {
+        word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
@@ -46,13 +48,20 @@ def write_model(folder: Path, labels: int, headless: bool = False) -> Path:
         vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=64, num_labels=labels, initializer_range=0.5,
     )  # fmt: skip
-    (BertModel(config) if headless else BertForSequenceClassification(config)).save_pretrained(folder)
+    (BertModel(config) if headless else BertForSequenceClassification(config)).save_pretrained(
+        folder
+    )
     return folder
 
 
 def config(folder: Path, batch_tokens: int = 256) -> RerankerConfig:
     return RerankerConfig(
-        model=folder, depth=3, max_tokens=64, batch_tokens=batch_tokens, device="cpu", dtype="float32"
+        model=folder,
+        depth=3,
+        max_tokens=64,
+        batch_tokens=batch_tokens,
+        device="cpu",
+        dtype="float32",
     )
 
 
@@ -67,11 +76,14 @@ def test_scores_are_those_of_the_model_pair_by_pair_whatever_the_batches(folder:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     expected = []
     for query, passage in PAIRS:
-        tokens = tokenizer(query, passage, truncation="longest_first", max_length=64, return_tensors="pt")
+        tokens = tokenizer(
+            query, passage, truncation="longest_first", max_length=64, return_tensors="pt"
+        )
         with torch.inference_mode():
             logits = model(**tokens).logits[0]
         expected.append(float(logits[0] if len(logits) == 1 else logits[1] - logits[0]))
-    assert len({round(score, 3) for score in expected}) > len(PAIRS) // 2  # the model tells passages apart
+    # The model tells passages apart
+    assert len({round(score, 3) for score in expected}) > len(PAIRS) // 2
     for batch_tokens in (1, 128, 100_000):
         scores = CrossEncoder(config(folder, batch_tokens)).score(PAIRS)
         np.testing.assert_allclose(scores, expected, atol=1e-4)
@@ -86,7 +98,8 @@ def test_equal_pairs_score_exactly_alike_and_no_pairs_give_no_scores(folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("labels", "headless", "message"), [(3, False, "has 3 labels"), (1, True, "it holds a BertModel")]
+    ("labels", "headless", "message"),
+    [(3, False, "has 3 labels"), (1, True, "it holds a BertModel")],
 )
 def test_a_folder_that_is_no_trained_reranker_is_refused(
     tmp_path: Path, labels: int, headless: bool, message: str
@@ -108,7 +121,9 @@ def test_a_config_that_names_a_head_whose_weights_are_missing_is_refused(
     else:
         (folder / "model.safetensors").unlink()
         torch.save(weights, folder / "pytorch_model.bin")
-    with pytest.raises(ArtifactError, match=r"names a BertFor.*, and its weights have no classifier\.weight\."):
+    with pytest.raises(
+        ArtifactError, match=r"names a BertFor.*, and its weights have no classifier\.weight\."
+    ):
         CrossEncoder(config(folder))
 
 
@@ -135,10 +150,14 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 256])
-def test_more_tokens_than_the_model_has_positions_are_told_at_warm_up(folder: Path, batch_tokens: int) -> None:
+def test_more_tokens_than_the_model_has_positions_are_told_at_warm_up(
+    folder: Path, batch_tokens: int
+) -> None:
     CrossEncoder(config(folder, batch_tokens)).warm_up()
     longer = config(folder, batch_tokens).model_copy(update={"max_tokens": 65})
-    with pytest.raises(ConfigError, match=r"cannot read 65 tokens as float32 on cpu: .*Lower max_tokens"):
+    with pytest.raises(
+        ConfigError, match=r"cannot read 65 tokens as float32 on cpu: .*Lower max_tokens"
+    ):
         CrossEncoder(longer).warm_up()
 
 
@@ -147,7 +166,9 @@ def test_a_tokenizer_without_padding_is_told_at_warm_up(tmp_path: Path) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ArtifactError, match=r"cannot read pairs of unequal length: .*padding token"):
+    with pytest.raises(
+        ArtifactError, match=r"cannot read pairs of unequal length: .*padding token"
+    ):
         CrossEncoder(config(tmp_path)).warm_up()
 
 
@@ -176,10 +197,14 @@ class FirstStage:
     least: int = 0
     asked: list[tuple[int, Filter | None]] = field(default_factory=list)
 
-    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+    def search(
+        self, queries: Sequence[str], top_k: int, where: Filter | None = None
+    ) -> list[list[Hit]]:
         self.asked.append((top_k, where))
         rows = [row for row in range(9, self.least - 1, -1)][:top_k]
-        return [[Hit(row, float(row), chunk(row)) for row in rows] if query else [] for query in queries]
+        return [
+            [Hit(row, float(row), chunk(row)) for row in rows] if query else [] for query in queries
+        ]
 
 
 class ByLength:
@@ -194,7 +219,8 @@ def rows(found: list[list[Hit]]) -> list[list[int]]:
 
 
 def test_the_best_hits_are_put_in_order_and_ties_keep_the_first_stages_order() -> None:
-    searcher = RerankedSearcher(FirstStage(), ByLength(), depth=6)  # lengths of rows 9 to 4: 0 2 1 0 2 1
+    # Lengths of rows 9 to 4: 0 2 1 0 2 1
+    searcher = RerankedSearcher(FirstStage(), ByLength(), depth=6)
     assert rows(searcher.search(["q", "", "q"], 6)) == [[8, 5, 7, 4, 9, 6], [], [8, 5, 7, 4, 9, 6]]
 
 

@@ -31,7 +31,10 @@ ROWS = [
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> RowTable:
     folder = tmp_path_factory.mktemp("rows")
-    lines = [json.dumps({"id": str(row), "contents": "t\nb", "metadata": ROWS[row]}) for row in range(len(ROWS))]
+    lines = [
+        json.dumps({"id": str(row), "contents": "t\nb", "metadata": ROWS[row]})
+        for row in range(len(ROWS))
+    ]
     (folder / "chunks.jsonl").write_text("\n".join(lines))
     assert write_rows(folder / "chunks.jsonl", folder / "rows") == len(ROWS)
     return RowTable.open(folder / "rows")

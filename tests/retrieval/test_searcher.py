@@ -16,7 +16,9 @@ def test_a_hit_is_the_chunk_on_its_row(index_dir: Path, chunks_path: Path) -> No
     assert (hit.row, hit.chunk.id, hit.chunk.title) == (2, "vienna-0", "Vienna")
 
 
-def test_an_index_of_other_chunks_is_refused(index_dir: Path, chunks_path: Path, tmp_path: Path) -> None:
+def test_an_index_of_other_chunks_is_refused(
+    index_dir: Path, chunks_path: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text(chunks_path.read_text().replace("2014", "2015"))
     with pytest.raises(ArtifactError, match="other chunks"):
@@ -33,7 +35,9 @@ def test_a_missing_chunk_file_is_named(index_dir: Path, tmp_path: Path) -> None:
         open_index(index_dir, tmp_path / "gone.jsonl", "bm25")
 
 
-def test_an_unknown_retriever_is_refused_with_the_nearest_name(index_dir: Path, chunks_path: Path) -> None:
+def test_an_unknown_retriever_is_refused_with_the_nearest_name(
+    index_dir: Path, chunks_path: Path
+) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'hybrid'"):
         open_index(index_dir, chunks_path, "hybird")
 
@@ -49,7 +53,9 @@ def test_opening_an_index_parses_no_chunk_and_a_search_those_that_it_finds(
 ) -> None:
     parsed: list[int] = []
     parse = row_files.parse_chunk
-    monkeypatch.setattr(row_files, "parse_chunk", lambda *line: (parsed.append(line[2]), parse(*line))[1])
+    monkeypatch.setattr(
+        row_files, "parse_chunk", lambda *line: (parsed.append(line[2]), parse(*line))[1]
+    )
     searcher = open_index(index_dir, retriever=retriever)
     assert parsed == []
     [hits] = searcher.search(["Danube"], 2)
@@ -71,11 +77,15 @@ def test_a_filter_without_conditions_allows_everything(index_dir: Path) -> None:
     assert searcher.search(["comet"], 5, Filter(source="anyone")) == [[]]
 
 
-def test_an_index_of_an_earlier_format_says_how_to_build_it_again(index_dir: Path, tmp_path: Path) -> None:
+def test_an_index_of_an_earlier_format_says_how_to_build_it_again(
+    index_dir: Path, tmp_path: Path
+) -> None:
     shutil.copytree(index_dir, tmp_path / "index")
     manifest = tmp_path / "index" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 1}))
-    with pytest.raises(ArtifactError, match=r"has format 1, .* Build it with `deepsearch retrieve build`"):
+    with pytest.raises(
+        ArtifactError, match=r"has format 1, .* Build it with `deepsearch retrieve build`"
+    ):
         open_index(tmp_path / "index")
 
 
@@ -87,9 +97,14 @@ def test_a_hybrid_that_learnt_nothing_is_the_half_that_its_config_names(
     shutil.copytree(index_dir, copy)
     built = read_manifest(copy)
     fusion = built.config.fusion.model_copy(update={"unlearned": half})
-    write_manifest(copy, built.model_copy(update={"config": built.config.model_copy(update={"fusion": fusion})}))
+    write_manifest(
+        copy,
+        built.model_copy(update={"config": built.config.model_copy(update={"fusion": fusion})}),
+    )
     queries = ["capital of Austria", "comet lander", "Danube"]
-    hybrid, named = (open_index(copy, chunks_path, name).search(queries, 5) for name in ("hybrid", half))
+    hybrid, named = (
+        open_index(copy, chunks_path, name).search(queries, 5) for name in ("hybrid", half)
+    )
     assert hybrid == named
     fused = open_index(index_dir, chunks_path, "hybrid").search(queries, 5)
     assert fused != named

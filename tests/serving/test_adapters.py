@@ -14,12 +14,26 @@ from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import read_json, write_json
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.serving.adapters import CONFIG, Adapter, read_adapter
-from deepsearch_rl.serving.launch import ServingConfig, VllmConfig, adapter_flags, serve_model, vllm_serve_command
+from deepsearch_rl.serving.launch import (
+    ServingConfig,
+    VllmConfig,
+    adapter_flags,
+    serve_model,
+    vllm_serve_command,
+)
 from tests.conftest import ROOT
 from tests.policies import CONTEXT_TOKENS
 
-CPU = {"backend": "cpu", "cpu": {"slots": 8, "context_tokens": CONTEXT_TOKENS, "start_timeout_s": 120}}
-REQUEST = {"messages": [{"role": "user", "content": "Who?"}], "temperature": 0, "max_tokens": 8, "logprobs": True}
+CPU = {
+    "backend": "cpu",
+    "cpu": {"slots": 8, "context_tokens": CONTEXT_TOKENS, "start_timeout_s": 120},
+}
+REQUEST = {
+    "messages": [{"role": "user", "content": "Who?"}],
+    "temperature": 0,
+    "max_tokens": 8,
+    "logprobs": True,
+}
 
 
 @pytest.fixture
@@ -27,7 +41,12 @@ def adapter(policy_folder: Path, tmp_path: Path) -> Path:
     """A LoRA of rank 4 with random weights, large enough to change the policy's answers."""
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
-    settings: dict[str, Any] = {"r": 4, "lora_alpha": 64, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    settings: dict[str, Any] = {
+        "r": 4,
+        "lora_alpha": 64,
+        "target_modules": "all-linear",
+        "task_type": "CAUSAL_LM",
+    }
     model = peft.get_peft_model(base, peft.LoraConfig(**settings, init_lora_weights=False))
     model.save_pretrained(str(tmp_path / "adapter"))
     return tmp_path / "adapter"
@@ -37,12 +56,16 @@ def tokens_of(folder: Path) -> list[str]:
     """What the served folder writes greedily, token by token."""
     with serve_model(folder, ServingConfig.model_validate(CPU)) as endpoint:
         body = {**REQUEST, "model": endpoint.model}
-        answer: Any = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, timeout=60).json()
+        answer: Any = httpx.post(
+            f"{endpoint.base_url}/chat/completions", json=body, timeout=60
+        ).json()
     return [token["token"] for token in answer["choices"][0]["logprobs"]["content"]]
 
 
 @pytest.mark.slow
-def test_an_adapter_writes_what_the_merged_model_writes(adapter: Path, policy_folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_writes_what_the_merged_model_writes(
+    adapter: Path, policy_folder: Path, tmp_path: Path
+) -> None:
     merged = shutil.copytree(policy_folder, tmp_path / "merged")
     base: Any = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
     adapted: Any = peft.PeftModel.from_pretrained(base, str(adapter))
@@ -50,12 +73,20 @@ def test_an_adapter_writes_what_the_merged_model_writes(adapter: Path, policy_fo
     assert tokens_of(adapter) == tokens_of(merged) != tokens_of(policy_folder)
 
 
-def test_an_adapter_names_its_base_and_vllm_is_started_for_its_rank(adapter: Path, policy_folder: Path) -> None:
+def test_an_adapter_names_its_base_and_vllm_is_started_for_its_rank(
+    adapter: Path, policy_folder: Path
+) -> None:
     assert read_adapter(adapter) == Adapter(adapter, policy_folder, 4)
     assert read_adapter(policy_folder) is None
-    gpu = load_profile(ROOT / "profiles" / "gpu" / "params.yaml").section("serving", ServingConfig).vllm
+    gpu = (
+        load_profile(ROOT / "profiles" / "gpu" / "params.yaml")
+        .section("serving", ServingConfig)
+        .vllm
+    )
     assert isinstance(gpu, VllmConfig)
-    command = vllm_serve_command(policy_folder, gpu, 8000, adapter_flags(Adapter(adapter, policy_folder, 9)))
+    command = vllm_serve_command(
+        policy_folder, gpu, 8000, adapter_flags(Adapter(adapter, policy_folder, 9))
+    )
     assert command[command.index("--served-model-name") + 1] == "base"
     assert command[command.index("--max-lora-rank") + 1] == "16"
     assert command[-2:] == ["--lora-modules", f"policy={adapter}"]
@@ -78,7 +109,10 @@ def test_an_adapter_without_its_base_or_of_other_weights_is_named(
     settings.intermediate_size *= 2
     AutoModelForCausalLM.from_config(settings).save_pretrained(str(other))
     write_json(adapter / CONFIG, {**config, "base_model_name_or_path": str(other)})
-    with pytest.raises(ArtifactError, match=r"does not fit the weights in .*other: .*mlp.* trained from another model"):
+    with pytest.raises(
+        ArtifactError,
+        match=r"does not fit the weights in .*other: .*mlp.* trained from another model",
+    ):
         read_adapter(adapter)
 
 

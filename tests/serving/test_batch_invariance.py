@@ -18,7 +18,11 @@ from deepsearch_rl.serving.rounding import CANDIDATES, rounds_alike
 from tests.conftest import ROOT
 
 VOCABULARY, CONTEXT_TOKENS = 647, 700
-AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
 Request = tuple[list[int], Sampling]
 
 
@@ -56,7 +60,8 @@ def first_turns(count: int) -> list[Request]:
     rng = random.Random(0)
     beginning = tokens(rng, 90)
     prompts = [
-        beginning * bool(number % 3) + tokens(rng, rng.choice([1, 2, 5, 17, 60, 200, 470])) for number in range(count)
+        beginning * bool(number % 3) + tokens(rng, rng.choice([1, 2, 5, 17, 60, 200, 470]))
+        for number in range(count)
     ]
     prompts[-3:] = [prompts[0]] * 3
     return [
@@ -121,15 +126,20 @@ def test_sizes_that_round_alike_are_found_by_trying_them() -> None:
     model = random_model()
     model.config._attn_implementation = ATTENTION
     assert any(rounds_alike(model, shapes) for shapes in CANDIDATES)
-    assert not rounds_alike(model, CANDIDATES[0]._replace(tokens=1))  # a row alone is a matrix times a vector
+    # A row alone is a matrix times a vector
+    assert not rounds_alike(model, CANDIDATES[0]._replace(tokens=1))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "environment", [{"OMP_NUM_THREADS": "1", **AVX2}, {"OMP_NUM_THREADS": "1"}], ids=["avx2", "native"]
+    "environment",
+    [{"OMP_NUM_THREADS": "1", **AVX2}, {"OMP_NUM_THREADS": "1"}],
+    ids=["avx2", "native"],
 )
 def test_answers_are_the_same_bytes_for_other_instructions(environment: dict[str, str]) -> None:
-    script = "from tests.serving.test_batch_invariance import check_invariance; check_invariance(96)"
+    script = (
+        "from tests.serving.test_batch_invariance import check_invariance; check_invariance(96)"
+    )
     result = subprocess.run(
         [sys.executable, "-c", script],
         cwd=ROOT,

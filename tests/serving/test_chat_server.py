@@ -15,7 +15,13 @@ QUESTION = [{"role": "user", "content": "Who directed Silent Harbor?"}]
 
 
 def complete(endpoint: Endpoint, **changes: object) -> httpx.Response:
-    body = {"model": "policy", "messages": QUESTION, "tools": [RETRIEVE_TOOL], "max_tokens": 6, **changes}
+    body = {
+        "model": "policy",
+        "messages": QUESTION,
+        "tools": [RETRIEVE_TOOL],
+        "max_tokens": 6,
+        **changes,
+    }
     return httpx.post(f"{endpoint.base_url}/chat/completions", json=body, timeout=30)
 
 
@@ -46,7 +52,9 @@ def test_a_last_message_that_is_to_be_continued_is_neither_closed_nor_followed_b
     assert asked < continued < closed
 
 
-def test_a_server_in_a_thread_has_ended_where_its_block_ends(engine: Engine, policy_folder: Path) -> None:
+def test_a_server_in_a_thread_has_ended_where_its_block_ends(
+    engine: Engine, policy_folder: Path
+) -> None:
     before = set(threading.enumerate())
     with serve_in_thread(chat_app(engine, load_chat_format(policy_folder), lambda: "policy")):
         assert "chat-server" in {thread.name for thread in set(threading.enumerate()) - before}
@@ -104,13 +112,24 @@ def test_weights_that_are_no_numbers_are_an_error_that_names_them(
     with torch.no_grad():
         engine._model.lm_head.weight.fill_(float("nan"))
     reply = complete(endpoint, stream=stream)
-    assert reply.status_code == (200 if stream else 500)  # a stream has begun by then, and ends with the error
+    # A stream has begun by then, and ends with the error
+    assert reply.status_code == (200 if stream else 500)
     assert "logits for token 1 of the answer hold NaN" in reply.text
 
 
-def test_a_stream_that_its_client_leaves_stops_computing(engine: Engine, endpoint: Endpoint) -> None:
-    body = {"model": "policy", "messages": QUESTION, "stream": True, "temperature": 0, "logprobs": True}
-    with httpx.stream("POST", f"{endpoint.base_url}/chat/completions", json=body, timeout=30) as stream:
+def test_a_stream_that_its_client_leaves_stops_computing(
+    engine: Engine, endpoint: Endpoint
+) -> None:
+    body = {
+        "model": "policy",
+        "messages": QUESTION,
+        "stream": True,
+        "temperature": 0,
+        "logprobs": True,
+    }
+    with httpx.stream(
+        "POST", f"{endpoint.base_url}/chat/completions", json=body, timeout=30
+    ) as stream:
         lines = stream.iter_lines()
         assert next(line for line in lines if "token_id" in line)
         result = engine._running[0].result

@@ -6,7 +6,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from deepsearch_rl.serving.engine import Engine, EngineStoppedError, Generation, NonFiniteLogitsError, Sampling
+from deepsearch_rl.serving.engine import (
+    Engine,
+    EngineStoppedError,
+    Generation,
+    NonFiniteLogitsError,
+    Sampling,
+)
 from deepsearch_rl.serving.slots import SlotTable
 from tests.policies import CONTEXT_TOKENS
 
@@ -17,7 +23,10 @@ def prompts(count: int, shared: int = 20) -> list[list[int]]:
     """Prompts of different lengths with a common beginning."""
     rng = random.Random(0)
     beginning = [rng.randrange(10, 900) for _ in range(shared)]
-    return [beginning + [rng.randrange(10, 900) for _ in range(5 + 7 * number)] for number in range(count)]
+    return [
+        beginning + [rng.randrange(10, 900) for _ in range(5 + 7 * number)]
+        for number in range(count)
+    ]
 
 
 def answer(engine: Engine, prompt: list[int], sampling: Sampling) -> Generation:
@@ -26,7 +35,10 @@ def answer(engine: Engine, prompt: list[int], sampling: Sampling) -> Generation:
 
 def reference(model: PreTrainedModel, prompt: list[int], tokens: int) -> list[int]:
     output = model.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=tokens, do_sample=False
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),
+        max_new_tokens=tokens,
+        do_sample=False,
     )
     return output[0, len(prompt) :].tolist()
 
@@ -45,8 +57,12 @@ def test_reported_logprobs_are_those_of_one_forward_pass_over_the_whole_text(
     prompt = prompts(3)[2]
     drawn = answer(engine, prompt, Sampling(temperature=1.0, max_tokens=12, seed=3))
     with torch.no_grad():
-        logprobs = torch.log_softmax(model(torch.tensor([[*prompt, *drawn.token_ids]])).logits[0], dim=-1)
-    expected = [float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(drawn.token_ids)]
+        logprobs = torch.log_softmax(
+            model(torch.tensor([[*prompt, *drawn.token_ids]])).logits[0], dim=-1
+        )
+    expected = [
+        float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(drawn.token_ids)
+    ]
     assert drawn.logprobs == pytest.approx(expected, abs=1e-4)
 
 
@@ -60,11 +76,19 @@ def test_a_continued_conversation_gets_the_answer_of_one_computed_from_its_first
 ) -> None:
     conversation = prompts(1)[0]
     for turn in range(3):
-        conversation = [*conversation, *answer(engine, conversation, GREEDY).token_ids, *prompts(4)[turn]]
-    assert list(answer(engine, conversation, GREEDY).token_ids) == reference(model, conversation, GREEDY.max_tokens)
+        conversation = [
+            *conversation,
+            *answer(engine, conversation, GREEDY).token_ids,
+            *prompts(4)[turn],
+        ]
+    assert list(answer(engine, conversation, GREEDY).token_ids) == reference(
+        model, conversation, GREEDY.max_tokens
+    )
 
 
-def test_after_forget_nothing_computed_with_old_weights_is_used(engine: Engine, model: PreTrainedModel) -> None:
+def test_after_forget_nothing_computed_with_old_weights_is_used(
+    engine: Engine, model: PreTrainedModel
+) -> None:
     prompt = prompts(2)[1]
     before = answer(engine, prompt, GREEDY)
     with torch.no_grad():
@@ -75,11 +99,15 @@ def test_after_forget_nothing_computed_with_old_weights_is_used(engine: Engine, 
     changed = copy.deepcopy(model)
     changed.load_state_dict(engine._model.state_dict())
     with torch.no_grad():
-        logprobs = torch.log_softmax(changed(torch.tensor([prompt]), use_cache=False).logits[0, -1], -1)
+        logprobs = torch.log_softmax(
+            changed(torch.tensor([prompt]), use_cache=False).logits[0, -1], -1
+        )
     assert after.logprobs[0] == pytest.approx(float(logprobs.max()), abs=1e-4)
 
 
-def test_a_prompt_that_does_not_fit_the_context_is_refused_with_both_numbers(engine: Engine) -> None:
+def test_a_prompt_that_does_not_fit_the_context_is_refused_with_both_numbers(
+    engine: Engine,
+) -> None:
     with pytest.raises(ValueError, match=f"510 tokens and max_tokens is 12.*{CONTEXT_TOKENS}"):
         engine.generate([5] * 510, GREEDY)
 
@@ -109,7 +137,10 @@ def test_logits_that_are_no_numbers_fail_their_request_by_name_and_spoil_no_late
     for value in (float("nan"), float("inf")):
         with torch.no_grad():
             weight.fill_(value)
-        running = [engine.generate(prompt, Sampling(1.0, 12, seed)) for seed, prompt in enumerate(prompts(10))]
+        running = [
+            engine.generate(prompt, Sampling(1.0, 12, seed))
+            for seed, prompt in enumerate(prompts(10))
+        ]
         for request in running:
             with pytest.raises(NonFiniteLogitsError, match="hold NaN or infinity"):
                 request.result(timeout=30)
@@ -117,7 +148,9 @@ def test_logits_that_are_no_numbers_fail_their_request_by_name_and_spoil_no_late
             weight.copy_(before)
         engine.forget()
         prompt = prompts(2)[1]
-        assert list(answer(engine, prompt, GREEDY).token_ids) == reference(model, prompt, GREEDY.max_tokens)
+        assert list(answer(engine, prompt, GREEDY).token_ids) == reference(
+            model, prompt, GREEDY.max_tokens
+        )
 
 
 @pytest.mark.parametrize("faulty", ["acquire", "line_up", "append"])

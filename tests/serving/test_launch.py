@@ -14,7 +14,11 @@ from tests.conftest import ROOT
 from tests.policies import CONTEXT_TOKENS
 from tests.search_servers import in_thread
 
-ENDPOINT = {"base_url": "$URL_OF_THE_TEST", "model": "$MODEL_OF_THE_TEST", "api_key_variable": "KEY_OF_THE_TEST"}
+ENDPOINT = {
+    "base_url": "$URL_OF_THE_TEST",
+    "model": "$MODEL_OF_THE_TEST",
+    "api_key_variable": "KEY_OF_THE_TEST",
+}
 CPU = {"slots": 8, "context_tokens": CONTEXT_TOKENS, "start_timeout_s": 60}
 
 
@@ -39,12 +43,18 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_server_that_dies_at_start_leaves_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{broken")
-    with pytest.raises(EndpointError, match=r"exit code 1[\s\S]*config.json"), serve_model(tmp_path, config()):
+    with (
+        pytest.raises(EndpointError, match=r"exit code 1[\s\S]*config.json"),
+        serve_model(tmp_path, config()),
+    ):
         pass
 
 
 def test_a_backend_without_its_section_is_a_config_error(policy_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"serving\.vllm"), serve_model(policy_folder, config("vllm")):
+    with (
+        pytest.raises(ConfigError, match=r"serving\.vllm"),
+        serve_model(policy_folder, config("vllm")),
+    ):
         pass
 
 
@@ -64,14 +74,20 @@ def test_a_folder_with_an_endpoint_reaches_the_server_that_its_variables_name(
                 pass
             monkeypatch.setenv(name, value)
         with serve_model(tmp_path, config()) as endpoint:
-            assert (endpoint.base_url, endpoint.model, endpoint.api_key) == (address, "m", "secret-key")
+            assert (endpoint.base_url, endpoint.model, endpoint.api_key) == (
+                address,
+                "m",
+                "secret-key",
+            )
             assert "secret-key" not in repr(endpoint)
     with pytest.raises(EndpointError, match=address), serve_model(tmp_path, config()):
         pass
 
 
 def test_an_address_is_shown_without_what_is_secret_in_it() -> None:
-    assert shown_address("https://user:secret@api.example/v1?key=secret") == "https://api.example/v1"
+    assert (
+        shown_address("https://user:secret@api.example/v1?key=secret") == "https://api.example/v1"
+    )
 
 
 UNREADABLE = {
@@ -110,7 +126,11 @@ def test_an_address_that_cannot_be_read_is_refused_by_the_place_where_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, literal: bool
 ) -> None:
     address = UNREADABLE["a slash in a password"]
-    for name, value in (("URL_OF_THE_TEST", address), ("MODEL_OF_THE_TEST", "m"), ("KEY_OF_THE_TEST", "sk-hidden")):
+    for name, value in (
+        ("URL_OF_THE_TEST", address),
+        ("MODEL_OF_THE_TEST", "m"),
+        ("KEY_OF_THE_TEST", "sk-hidden"),
+    ):
         monkeypatch.setenv(name, value)
     write_json(tmp_path / "endpoint.json", ENDPOINT | ({"base_url": address} if literal else {}))
     place = r"base_url \(endpoint\.json\)" if literal else "environment variable URL_OF_THE_TEST"
@@ -142,15 +162,23 @@ def test_a_key_that_no_header_can_hold_is_refused_by_its_variable_and_not_repeat
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv("KEY_OF_THE_TEST", key)
-    write_json(tmp_path / "endpoint.json", ENDPOINT | {"base_url": "http://127.0.0.1:9/v1", "model": "m"})
-    with pytest.raises(ConfigError, match="KEY_OF_THE_TEST") as caught, serve_model(tmp_path, config()):
+    write_json(
+        tmp_path / "endpoint.json", ENDPOINT | {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
+    )
+    with (
+        pytest.raises(ConfigError, match="KEY_OF_THE_TEST") as caught,
+        serve_model(tmp_path, config()),
+    ):
         pass
     assert "hid" not in str(caught.value)
 
 
 def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated(tmp_path: Path) -> None:
     write_json(tmp_path / "endpoint.json", ENDPOINT | {"api_key_variable": "sk-secret"})
-    with pytest.raises(ArtifactError, match="api_key_variable") as caught, serve_model(tmp_path, config()):
+    with (
+        pytest.raises(ArtifactError, match="api_key_variable") as caught,
+        serve_model(tmp_path, config()),
+    ):
         pass
     assert "sk-secret" not in str(caught.value)
 
@@ -159,6 +187,8 @@ def test_a_reasoning_parser_is_named_for_models_that_think_alone() -> None:
     gpu = load_profile(ROOT / "profiles" / "gpu" / "params.yaml").section("serving", ServingConfig)
     assert isinstance(gpu.vllm, VllmConfig)
     plain = vllm_serve_command(Path("model"), gpu.vllm, 8000)
-    thinking = vllm_serve_command(Path("model"), gpu.vllm.model_copy(update={"reasoning_parser": "qwen3"}), 8000)
+    thinking = vllm_serve_command(
+        Path("model"), gpu.vllm.model_copy(update={"reasoning_parser": "qwen3"}), 8000
+    )
     assert "--reasoning-parser" not in plain
     assert thinking[thinking.index("--reasoning-parser") + 1] == "qwen3"

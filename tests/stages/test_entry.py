@@ -18,7 +18,9 @@ def params_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "params.yaml"
     path.write_text("profile: tiny\n")
-    (tmp_path / "dvc.yaml").write_text("stages: {example: {cmd: a}, each: {foreach: [sft], do: {cmd: b}}}")
+    (tmp_path / "dvc.yaml").write_text(
+        "stages: {example: {cmd: a}, each: {foreach: [sft], do: {cmd: b}}}"
+    )
     return path
 
 
@@ -35,7 +37,9 @@ def long_profile(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return folder / "params.yaml"
 
 
-def run_stage(monkeypatch: pytest.MonkeyPatch, main: Callable[[Profile], None], *arguments: str) -> int | str | None:
+def run_stage(
+    monkeypatch: pytest.MonkeyPatch, main: Callable[[Profile], None], *arguments: str
+) -> int | str | None:
     """The status with which ``python -m stages.example ARGUMENTS`` ends."""
     monkeypatch.setattr(sys, "argv", ["stages/example.py", *arguments])
     try:
@@ -45,7 +49,9 @@ def run_stage(monkeypatch: pytest.MonkeyPatch, main: Callable[[Profile], None], 
     return 0
 
 
-def test_a_finished_stage_notes_its_time_and_memory(params_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_stage_notes_its_time_and_memory(
+    params_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["stages/each.py", str(params_file), "sft"])
     items: list[str] = []
 
@@ -81,7 +87,9 @@ def test_a_stage_of_a_gpu_profile_that_would_take_too_long_does_not_begin(
         begun.append(profile)
 
     status = run_stage(monkeypatch, main, str(long_profile.relative_to(Path.cwd())))
-    assert re.fullmatch(r"error: profile gpu would take [\d.]+ hours .* requires\.max_hours 1 in .*", str(status))
+    assert re.fullmatch(
+        r"error: profile gpu would take [\d.]+ hours .* requires\.max_hours 1 in .*", str(status)
+    )
     assert begun == []
     long_profile.write_text(long_profile.read_text().replace("max_hours: 1", "max_hours: null"))
     assert run_stage(monkeypatch, main, str(long_profile)) == 0
@@ -92,8 +100,14 @@ def test_a_stage_of_a_gpu_profile_that_would_take_too_long_does_not_begin(
     ("error", "message"),
     [
         (CheckFailedError("the proof failed."), "error: the proof failed."),
-        (OSError(errno.ENOSPC, "No space left", "data/x"), "error: the disk is full (data/x). Free some space"),
-        (RuntimeError("I/O error: No space left on device (os error 28)"), "error: the disk is full (while writing)."),
+        (
+            OSError(errno.ENOSPC, "No space left", "data/x"),
+            "error: the disk is full (data/x). Free some space",
+        ),
+        (
+            RuntimeError("I/O error: No space left on device (os error 28)"),
+            "error: the disk is full (while writing).",
+        ),
     ],
 )
 def test_an_error_is_one_paragraph_and_no_traceback(
@@ -119,8 +133,12 @@ def test_a_stage_does_not_begin_with_other_packages_than_would_be_recorded(
 ) -> None:
     monkeypatch.setattr(entry, "ROOT", params_file.parent)
     interpreter = Path(sys.prefix, "bin", "python")
-    params_file.write_text(f"profile: tiny\npackages: packages.json\npython: {{core: {interpreter}}}\n")
-    (params_file.parent / "dvc.yaml").write_text("stages: {example: {cmd: a, params: [{packages.json: [example]}]}}")
+    params_file.write_text(
+        f"profile: tiny\npackages: packages.json\npython: {{core: {interpreter}}}\n"
+    )
+    (params_file.parent / "dvc.yaml").write_text(
+        "stages: {example: {cmd: a, params: [{packages.json: [example]}]}}"
+    )
     (params_file.parent / "packages.json").write_text('{"example": {"core": {"pydantic": "0.1"}}}')
 
     def main(_: Profile) -> None:

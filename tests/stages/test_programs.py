@@ -15,7 +15,9 @@ from tests.conftest import ROOT
 from tests.settings import new_scratch
 
 
-def test_filter_names_the_question_sets_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filter_names_the_question_sets_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     profile = find_profile(ROOT, "smoke").with_overrides({"filter.dataset": "multihoprg"})
     (profile.data / "questions" / "multihoprag").mkdir(parents=True)
@@ -33,7 +35,9 @@ def test_the_answers_that_a_search_for_a_prompt_paid_for_are_kept(
     assert scratch.is_kept
 
 
-@pytest.mark.parametrize(("has_runner", "has_section"), [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("has_runner", "has_section"), [(True, True), (False, True), (True, False)]
+)
 def test_a_training_stage_is_followed_in_a_project_whose_profile_has_a_section_track(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_runner: bool, has_section: bool
 ) -> None:
@@ -42,7 +46,9 @@ def test_a_training_stage_is_followed_in_a_project_whose_profile_has_a_section_t
         RUNNER.parent.mkdir()
         RUNNER.touch()
     section = {"track": {"experiment": "tests"}} if has_section else {}
-    profile = Profile(Path("params.yaml"), {"profile": "tiny", "python": {"core": ".venv/bin/python"}, **section})
+    profile = Profile(
+        Path("params.yaml"), {"profile": "tiny", "python": {"core": ".venv/bin/python"}, **section}
+    )
     commands: list[list[str]] = []
     monkeypatch.setattr(ProcessGuard, "start", lambda _, command, **__: commands.append(command))
     scratch, trained = new_scratch(tmp_path, "rl@sft"), list[Scratch]()

@@ -29,7 +29,10 @@ NOBODY = "http://user:hidden@127.0.0.1:9"
 
 def lock_entry(model: str) -> dict[str, object]:
     weights = {"path": f"models/tiny/{model}", "md5": f"{model}.dir"}
-    return {"deps": [{"path": "data/tiny/questions", "md5": "1.dir"}, weights], "params": {"params.yaml": {"seed": 0}}}
+    return {
+        "deps": [{"path": "data/tiny/questions", "md5": "1.dir"}, weights],
+        "params": {"params.yaml": {"seed": 0}},
+    }
 
 
 @pytest.fixture
@@ -95,7 +98,9 @@ def test_runs_name_the_stages_and_weights_that_they_come_from(
     assert [metric.key for metric in bundle.metrics("sft")][-2:] == ["train/loss"] * 2
 
 
-def test_settings_are_those_that_the_figures_were_made_with_wherever_dvc_wrote_them(project: Profile) -> None:
+def test_settings_are_those_that_the_figures_were_made_with_wherever_dvc_wrote_them(
+    project: Profile,
+) -> None:
     def ran(**sections: object) -> dict[str, object]:
         return {"params": {"params.yaml": sections}}
 
@@ -106,7 +111,9 @@ def test_settings_are_those_that_the_figures_were_made_with_wherever_dvc_wrote_t
         "rl@base": ran(agent="old", rl="r"),
     }
     for order in (list(stages), list(reversed(stages))):
-        Path("dvc.lock").write_text(yaml.safe_dump({"stages": {name: stages[name] for name in order}}, sort_keys=False))
+        Path("dvc.lock").write_text(
+            yaml.safe_dump({"stages": {name: stages[name] for name in order}}, sort_keys=False)
+        )
         found = read_provenance(project.path, "track").params
         assert (found["agent"], found["evaluate"], found["rl"]) == ("new", "of the report", "r")
 
@@ -130,7 +137,9 @@ def test_the_defaults_are_the_committed_params_of_the_default_profile(project: P
 
 
 @pytest.mark.slow
-def test_the_command_sends_what_waits_once_and_to_any_store(project: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_sends_what_waits_once_and_to_any_store(
+    project: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
     track.main(project)
     name = read_bundle(Path("data/tiny/track")).name
@@ -210,10 +219,16 @@ def test_a_curve_that_was_watched_is_named_by_the_report_and_sent_once(
     )
     (watched,) = client.search_runs([live_id])
     (run,) = client.search_runs([report_id], "tags.model = 'sft'")
-    assert (run.data.tags["live.run"], watched.data.tags["report.run"]) == (watched.info.run_id, run.info.run_id)
+    assert (run.data.tags["live.run"], watched.data.tags["report.run"]) == (
+        watched.info.run_id,
+        run.info.run_id,
+    )
     assert watched.info.status == "FINISHED"
     reported, shown_live = (
-        [(point.step, point.value, point.timestamp) for point in client.get_metric_history(id_, "train/loss")]
+        [
+            (point.step, point.value, point.timestamp)
+            for point in client.get_metric_history(id_, "train/loss")
+        ]
         for id_ in (run.info.run_id, watched.info.run_id)
     )
     assert reported == shown_live
@@ -243,7 +258,9 @@ def dvc_project(project: Profile, root: Path, monkeypatch: pytest.MonkeyPatch) -
     }
     stages["track"]["cmd"] = f"{command} && mv reports/tiny/track.json track.json"
     Path("dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
-    Path(".gitignore").write_text("/work/\n/mlruns/\n/elsewhere/\n/reported\n/track.json\n/data/tiny/track\n")
+    Path(".gitignore").write_text(
+        "/work/\n/mlruns/\n/elsewhere/\n/reported\n/track.json\n/data/tiny/track\n"
+    )
     subprocess.run(["git", "init", "--quiet"], check=True)
     dvc("init", "--quiet")
     for arguments in (["add", "--all"], ["commit", "--quiet", "--message", "first"]):

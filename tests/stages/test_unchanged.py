@@ -53,7 +53,11 @@ def run_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             "profile: tiny\nparams: params.yaml\nrl: {rate: 2}\n",
             "params.yaml: rl.rate (was 1.0, is 2.0)",
         ),
-        ("params.yaml", "rl: {rate: 1}", "params.yaml or the graph beside it cannot be read any more"),
+        (
+            "params.yaml",
+            "rl: {rate: 1}",
+            "params.yaml or the graph beside it cannot be read any more",
+        ),
     ],
 )
 def test_an_edit_during_the_run_is_an_error_that_names_it(
@@ -66,7 +70,9 @@ def test_an_edit_during_the_run_is_an_error_that_names_it(
     error = run_stage(main)
     assert error.startswith("error: train is not recorded")
     assert named in error
-    assert [(folder / CHANGED_FILE).exists() for folder in unfinished(Path("work", "tiny"))] == [True]
+    assert [(folder / CHANGED_FILE).exists() for folder in unfinished(Path("work", "tiny"))] == [
+        True
+    ]
 
 
 def test_an_edit_that_is_put_back_is_seen_and_told_at_once(
@@ -85,7 +91,9 @@ def test_an_edit_that_is_put_back_is_seen_and_told_at_once(
     assert "src/loss.py" in warning
 
 
-def test_what_the_stage_does_not_depend_on_and_a_touched_file_may_change(run_stage: Callable[..., str]) -> None:
+def test_what_the_stage_does_not_depend_on_and_a_touched_file_may_change(
+    run_stage: Callable[..., str],
+) -> None:
     def main(_: Profile) -> None:
         SOURCE.touch()
         Path("params.yaml").write_text(PARAMS.replace("other: 1", "other: 2"))
@@ -110,7 +118,9 @@ def test_a_source_that_was_written_while_the_process_was_loading_stops_it_before
     assert begun == []
 
 
-def test_a_run_that_fails_by_itself_after_an_edit_is_not_resumed_either(run_stage: Callable[..., str]) -> None:
+def test_a_run_that_fails_by_itself_after_an_edit_is_not_resumed_either(
+    run_stage: Callable[..., str],
+) -> None:
     def main(_: Profile, scratch: Scratch) -> None:
         (scratch.path / "log").touch()
         SOURCE.write_text("loss = 2")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from deepsearch_rl.evaluation.report.tables import build_table, write_table
+from deepsearch_rl.evaluation.report.table_files import write_table
+from deepsearch_rl.evaluation.report.tables import build_table
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation, RowKey
 from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.files import write_json, write_jsonl
@@ -28,18 +29,32 @@ PROVENANCE = Provenance(
         "changes": "rl.learning_rate=0.5",
         "dvc.experiment": "quick",
     },
-    model_tags={"sft": {"dvc.stage": "evaluate@sft", "dvc.weights": "models/tiny/sft", "dvc.weights.md5": "77.dir"}},
+    model_tags={
+        "sft": {
+            "dvc.stage": "evaluate@sft",
+            "dvc.weights": "models/tiny/sft",
+            "dvc.weights.md5": "77.dir",
+        }
+    },
     params={"seed": 0, "rl": {"learning_rate": 0.5, "api_key": "sk-hidden"}},
     defaults={"seed": 0, "rl": {"learning_rate": 0.1}},
-    datasets={"questions": DatasetDigest(path="data/tiny/questions", digest="d41d8cd98f00b204e9800998ecf8427e.dir")},
+    datasets={
+        "questions": DatasetDigest(
+            path="data/tiny/questions", digest="d41d8cd98f00b204e9800998ecf8427e.dir"
+        )
+    },
 )
 PASSAGES = "[1] Port Vale\nA harbour.\n\n[2] Cape Ann\nA cape."
 
 
-def rollout(model: str, question: int, answer: str = "Port Vale", temperature: float = 0.7) -> Trajectory:
+def rollout(
+    model: str, question: int, answer: str = "Port Vale", temperature: float = 0.7
+) -> Trajectory:
     """One search, one answer; every sixth question ends without an answer tag."""
     failed = question % 6 == 5
-    call = ToolCall(id="call_1", name="retrieve", arguments=json.dumps({"query": f"port {question}"}))
+    call = ToolCall(
+        id="call_1", name="retrieve", arguments=json.dumps({"query": f"port {question}"})
+    )
     return Trajectory(
         id=f"q{question:02}#0",
         question_id=f"q{question:02}",
@@ -60,7 +75,10 @@ def rollout(model: str, question: int, answer: str = "Port Vale", temperature: f
         retrievals=(Retrieval(query=f"port {question}", chunk_ids=("d1-0", "d2-0")),),
         answer="" if failed else answer,
         stop_reason=StopReason.NO_ANSWER_TAG if failed else StopReason.ANSWERED,
-        usage=(TokenUsage(prompt_tokens=40, completion_tokens=9), TokenUsage(prompt_tokens=70, completion_tokens=6)),
+        usage=(
+            TokenUsage(prompt_tokens=40, completion_tokens=9),
+            TokenUsage(prompt_tokens=70, completion_tokens=6),
+        ),
     )
 
 
@@ -80,12 +98,16 @@ def _evaluate(model: str, right: int, folder: Path) -> None:
             seed=SEED,
         )
         answers = ["Port Vale" if number < right else "Cape Ann" for number in range(QUESTIONS)]
-        found = [rollout(model, number, answer, temperature) for number, answer in enumerate(answers)]
+        found = [
+            rollout(model, number, answer, temperature) for number, answer in enumerate(answers)
+        ]
         row = build_row(key, found, True, 100)
         rows.append(row)
         write_jsonl(folder / row.rollouts_file, found)
     inputs = {"model": model * 8, "questions/multihoprag/val": "b" * 64}
-    evaluation = ModelEvaluation(model=model, seed=SEED, settings_sha256="c" * 64, inputs=inputs, rows=tuple(rows))
+    evaluation = ModelEvaluation(
+        model=model, seed=SEED, settings_sha256="c" * 64, inputs=inputs, rows=tuple(rows)
+    )
     write_json(folder / "rows.json", evaluation.model_dump(mode="json"))
 
 
@@ -94,15 +116,27 @@ def make_results(root: Path, right: int = 8) -> Results:
     folders = {model: root / "evaluate" / model for model in MODELS}
     for model, known in zip(MODELS, (3, 6, right), strict=True):
         _evaluate(model, known, folders[model])
-    accuracies: dict[str, float] = {"prompt_strict": 0.5, "prompt_loose": 0.6, "inst_strict": 0.5, "inst_loose": 0.6}
+    accuracies: dict[str, float] = {
+        "prompt_strict": 0.5,
+        "prompt_loose": 0.6,
+        "inst_strict": 0.5,
+        "inst_loose": 0.6,
+    }
     ifeval = IfevalScore.model_validate(
-        {"model": "sft", "prompts": "generated", "n": 4, "instructions": 5, "instruction_ids": 3} | accuracies
+        {"model": "sft", "prompts": "generated", "n": 4, "instructions": 5, "instruction_ids": 3}
+        | accuracies
     )
-    write_table(build_table("tiny", folders, [("sft", "base")], SEED, 100), [ifeval], root / "reports")
+    write_table(
+        build_table("tiny", folders, [("sft", "base")], SEED, 100), [ifeval], root / "reports"
+    )
     (root / "reports" / "index.html").write_text("<h1>Report</h1>\n")
     log = root / "sft_adapter" / "train_log.jsonl"
     log.parent.mkdir()
-    log.write_text("".join(json.dumps({"step": step, "loss": 2.0 / step, "kl": None}) + "\n" for step in (1, 2)))
+    log.write_text(
+        "".join(
+            json.dumps({"step": step, "loss": 2.0 / step, "kl": None}) + "\n" for step in (1, 2)
+        )
+    )
     return Results(root / "reports", folders, {"sft": log}, Path("data/tiny/questions"), [])
 
 

@@ -29,13 +29,20 @@ def test_a_bundle_holds_what_its_report_says(results: Results, tmp_path: Path) -
     report = build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
     bundle = read_bundle(tmp_path / "bundle")
     assert (report.digest, report.models) == (bundle.digest, MODELS)
-    assert report.predictions == sum(len(read_predictions(tmp_path / "bundle", model)) for model in MODELS) == 3 * 2 * 5
+    assert (
+        report.predictions
+        == sum(len(read_predictions(tmp_path / "bundle", model)) for model in MODELS)
+        == 3 * 2 * 5
+    )
     assert report.traces == 3 * 2 * 3
-    assert report.metrics["sft"] == report.metrics["base"] + 1 + 2  # IFEval, and two points of its curve
+    # IFEval, and two points of its curve
+    assert report.metrics["sft"] == report.metrics["base"] + 1 + 2
     assert "sk-hidden" not in (tmp_path / "bundle" / "bundle.json").read_text()
 
 
-def test_what_the_search_for_a_prompt_found_goes_with_the_report(results: Results, tmp_path: Path) -> None:
+def test_what_the_search_for_a_prompt_found_goes_with_the_report(
+    results: Results, tmp_path: Path
+) -> None:
     (tmp_path / "prompts" / "sft").mkdir(parents=True)
     (tmp_path / "prompts" / "sft" / "candidates.json").write_text("[]")
     results = results._replace(prompts=[tmp_path / "prompts" / "sft"])
@@ -43,23 +50,34 @@ def test_what_the_search_for_a_prompt_found_goes_with_the_report(results: Result
     assert (tmp_path / "bundle" / FILES / "prompts-sft-candidates.json").read_text() == "[]"
 
 
-def test_equal_results_make_equal_bundles_and_another_answer_another_digest(results: Results, tmp_path: Path) -> None:
+def test_equal_results_make_equal_bundles_and_another_answer_another_digest(
+    results: Results, tmp_path: Path
+) -> None:
     first = build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "first")
     elsewhere = PROVENANCE.model_copy(update={"tags": {"git.commit": "def"}})
     assert build_bundle(results, elsewhere, CONFIG, SEED, tmp_path / "second") == first
     for name in (PREDICTIONS, ROLLOUTS):
         assert sha256_file(tmp_path / "first" / name) == sha256_file(tmp_path / "second" / name)
-    path = results.evaluations["sft"] / read_record(results.reports / "f1_table.json", F1Table).rows[-1].rollouts_file
+    path = (
+        results.evaluations["sft"]
+        / read_record(results.reports / "f1_table.json", F1Table).rows[-1].rollouts_file
+    )
     path.write_text(path.read_text().replace('"answer":"Port Vale"', '"answer":"Vale"'))
-    assert build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "third").digest != first.digest
+    assert (
+        build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "third").digest != first.digest
+    )
 
 
-def test_every_model_shows_the_same_rollouts_and_more_of_them_keep_those(results: Results, tmp_path: Path) -> None:
+def test_every_model_shows_the_same_rollouts_and_more_of_them_keep_those(
+    results: Results, tmp_path: Path
+) -> None:
     def shown(share: float) -> dict[str, set[str]]:
         folder = tmp_path / str(share)
         build_bundle(results, PROVENANCE, CONFIG.model_copy(update={"traces": share}), SEED, folder)
         found = list(read_jsonl(folder / ROLLOUTS, ShownRollout))
-        return {model: {one.trajectory.id for one in found if one.model == model} for model in MODELS}
+        return {
+            model: {one.trajectory.id for one in found if one.model == model} for model in MODELS
+        }
 
     few, many = shown(0.1), shown(0.5)
     assert few["base"] == few["sft"] == few["rl"]
@@ -68,21 +86,34 @@ def test_every_model_shows_the_same_rollouts_and_more_of_them_keep_those(results
     assert shown(0.0) == {model: set() for model in MODELS}
 
 
-def test_all_predictions_are_kept_where_no_number_is_given(results: Results, tmp_path: Path) -> None:
+def test_all_predictions_are_kept_where_no_number_is_given(
+    results: Results, tmp_path: Path
+) -> None:
     config = CONFIG.model_copy(update={"predictions": None})
     build_bundle(results, PROVENANCE, config, SEED, tmp_path / "bundle")
     rows = read_predictions(tmp_path / "bundle", "sft")
     assert len(rows) == 2 * QUESTIONS
     failed = [row for row in rows if row.stop_reason != "answered"]
-    assert [(row.rollout, row.f1, row.answer) for row in failed[:2]] == [("q05#0", 0.0, ""), ("q11#0", 0.0, "")]
+    assert [(row.rollout, row.f1, row.answer) for row in failed[:2]] == [
+        ("q05#0", 0.0, ""),
+        ("q11#0", 0.0, ""),
+    ]
 
 
 def test_variants_and_greedy_answers_have_names_of_their_own(results: Results) -> None:
-    main, greedy = (row for row in read_record(results.reports / "f1_table.json", F1Table).rows if row.model == "sft")
+    main, greedy = (
+        row
+        for row in read_record(results.reports / "f1_table.json", F1Table).rows
+        if row.model == "sft"
+    )
     variant = main.model_copy(update={"variant": "top 5, short"})
     names = [name for row in (main, greedy, variant) for name in row_scores(row)]
     assert {"f1/multihoprag", "f1_greedy/multihoprag", "f1/multihoprag.top_5__short"} <= set(names)
-    assert {"pass_at_1/multihoprag", "pass_at_1_greedy/multihoprag", "pass_at_1/multihoprag.top_5__short"} <= set(names)
+    assert {
+        "pass_at_1/multihoprag",
+        "pass_at_1_greedy/multihoprag",
+        "pass_at_1/multihoprag.top_5__short",
+    } <= set(names)
     assert len(set(names)) == len(names)
 
 
@@ -91,7 +122,10 @@ def test_the_in_domain_f1_comes_first_and_the_reports_own_figures_are_the_best_m
 ) -> None:
     build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
     bundle = read_bundle(tmp_path / "bundle")
-    others = [row.model_copy(update={"dataset": "2wikimultihopqa", "f1": 0.75}) for row in bundle.table.rows]
+    others = [
+        row.model_copy(update={"dataset": "2wikimultihopqa", "f1": 0.75})
+        for row in bundle.table.rows
+    ]
     table = bundle.table.model_copy(update={"rows": (*others, *bundle.table.rows)})
     both = bundle.model_copy(update={"table": table})
     assert both.metrics("base")[0].key == "f1/multihoprag"
@@ -108,7 +142,12 @@ def test_the_in_domain_f1_comes_first_and_the_reports_own_figures_are_the_best_m
 def test_a_model_without_a_training_log_has_no_curve(results: Results, tmp_path: Path) -> None:
     build_bundle(results._replace(train_logs={}), PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
     bundle = read_bundle(tmp_path / "bundle")
-    assert not [metric for model in MODELS for metric in bundle.metrics(model) if metric.key.startswith("train/")]
+    assert not [
+        metric
+        for model in MODELS
+        for metric in bundle.metrics(model)
+        if metric.key.startswith("train/")
+    ]
 
 
 def test_a_training_log_line_that_is_no_number_names_line_and_field() -> None:
@@ -117,8 +156,18 @@ def test_a_training_log_line_that_is_no_number_names_line_and_field() -> None:
 
 
 def test_params_are_flattened_in_order_and_secrets_left_out() -> None:
-    params = {"b": [1, 2], "a": {"d": None, "c": True}, "max_tokens": 96, "endpoint": {"OPENAI_API_KEY": "sk-hidden"}}
-    assert list(flatten(params)) == [("a.c", "True"), ("a.d", "None"), ("b", "[1, 2]"), ("max_tokens", "96")]
+    params = {
+        "b": [1, 2],
+        "a": {"d": None, "c": True},
+        "max_tokens": 96,
+        "endpoint": {"OPENAI_API_KEY": "sk-hidden"},
+    }
+    assert list(flatten(params)) == [
+        ("a.c", "True"),
+        ("a.d", "None"),
+        ("b", "[1, 2]"),
+        ("max_tokens", "96"),
+    ]
 
 
 def test_params_hold_no_user_and_password_of_an_address_and_no_secret_in_a_list() -> None:
@@ -136,7 +185,9 @@ def test_params_hold_no_user_and_password_of_an_address_and_no_secret_in_a_list(
     }
 
 
-def test_a_row_of_a_table_artifact_holds_texts_and_numbers_alone(results: Results, tmp_path: Path) -> None:
+def test_a_row_of_a_table_artifact_holds_texts_and_numbers_alone(
+    results: Results, tmp_path: Path
+) -> None:
     build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
     rows = [row.table_row() for row in read_predictions(tmp_path / "bundle", "base")]
     assert len(rows) == 10

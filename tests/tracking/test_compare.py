@@ -16,7 +16,8 @@ from scripts.compare_runs import ReportComparison, compare_runs_command
 from tests.repository import commit_all, git
 from tests.tracking.conftest import CONFIG, PROVENANCE, QUESTIONS, SEED, make_results, new_store
 
-pytestmark = pytest.mark.slow  # every test reads a DVC repository, which takes seconds to make
+# Every test reads a DVC repository, which takes seconds to make
+pytestmark = pytest.mark.slow
 RIGHT = {"first": 8, "second": 5}
 EDITED: dict[str, object] = {
     "tags": PROVENANCE.tags | {"git.commit": "def"},
@@ -25,7 +26,9 @@ EDITED: dict[str, object] = {
 
 
 def command(folder: Path, *line: str) -> str:
-    return subprocess.run(line, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        line, cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +60,17 @@ def compare(project: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> 
     return CliRunner().invoke(app, arguments)
 
 
-def compared(project: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str) -> ReportComparison:
+def compared(
+    project: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str
+) -> ReportComparison:
     result = compare(project, monkeypatch, first, second, "--json", "--draws", "200")
     assert result.exit_code == 0, result.exception
     return ReportComparison.model_validate(json.loads(result.stdout))
 
 
-def test_two_revisions_differ_in_settings_code_and_f1(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_revisions_differ_in_settings_code_and_f1(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = compared(project, monkeypatch, "HEAD~1", "second")
     assert found.code == ("abc", "def")
     assert found.params == {"rl.learning_rate": ("0.5", "0.9"), "rl.steps": (None, "3")}
@@ -80,12 +87,20 @@ def test_two_revisions_differ_in_settings_code_and_f1(project: Path, monkeypatch
     assert (unchanged.difference.mean, unchanged.difference.p_value) == (0, 1)
 
 
-def test_mlflow_and_git_give_the_same_comparison(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_and_git_give_the_same_comparison(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = read_bundle(project / "data" / "tiny" / "track").name
     by_git = compared(project, monkeypatch, "first", "second")
     assert compared(project, monkeypatch, "first", name) == by_git
     assert (
-        compared(project, monkeypatch, "first", read_bundle(project / "data" / "tiny" / "track").digest[:8]) == by_git
+        compared(
+            project,
+            monkeypatch,
+            "first",
+            read_bundle(project / "data" / "tiny" / "track").digest[:8],
+        )
+        == by_git
     )
     assert compared(project, monkeypatch, "first", "workspace") == by_git
 
@@ -97,11 +112,15 @@ def test_the_tables_name_what_differs(project: Path, monkeypatch: pytest.MonkeyP
     assert "+0.167" in shown
 
 
-def test_what_is_not_there_is_named(project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_not_there_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     unknown = compare(project, monkeypatch, "first", "nonsense")
     assert "'nonsense' is no git revision here, and no report" in str(unknown.exception)
     clone = tmp_path / "clone"  # without DVC's cache
     command(tmp_path, "git", "clone", "-q", str(project), str(clone))
     missing = compare(clone, monkeypatch, "HEAD", "HEAD")
-    assert "neither cache nor remote of DVC has the report of tiny at HEAD" in str(missing.exception)
+    assert "neither cache nor remote of DVC has the report of tiny at HEAD" in str(
+        missing.exception
+    )
     assert "dvc push" in str(missing.exception)

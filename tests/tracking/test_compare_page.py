@@ -19,7 +19,15 @@ from flows.server import START_TIMEOUT_S, start_server
 from flows.ui import runs_page
 from tests.browsing import chromium
 from tests.ports import free_port
-from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results, new_store, traces_experiment
+from tests.tracking.conftest import (
+    CONFIG,
+    MODELS,
+    PROVENANCE,
+    SEED,
+    make_results,
+    new_store,
+    traces_experiment,
+)
 
 __all__ = ["chromium"]
 TIMEOUT_S = 60.0
@@ -44,7 +52,12 @@ pytestmark = pytest.mark.nightly
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an MLflow server with one report of three models."""
     folder = tmp_path_factory.mktemp("mlflow")
-    store = ["--backend-store-uri", new_store(folder), "--artifacts-destination", str(folder / "artifacts")]
+    store = [
+        "--backend-store-uri",
+        new_store(folder),
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+    ]
     with ProcessGuard() as guard:
         command = ["mlflow", "server", *store, "--workers", "1"]
         started = start_server(guard, "MLflow-test", free_port(), "/health", command, {})
@@ -65,20 +78,28 @@ def model_runs(server: str) -> tuple[str, dict[str, str]]:
     return experiment.experiment_id, models
 
 
-def test_the_compare_page_of_three_runs_shows_their_f1_side_by_side(chromium: webdriver.Chrome, server: str) -> None:
+def test_the_compare_page_of_three_runs_shows_their_f1_side_by_side(
+    chromium: webdriver.Chrome, server: str
+) -> None:
     experiment, runs = model_runs(server)
     asked = f"runs={quote(json.dumps([runs[model] for model in MODELS]))}&experiments={quote(json.dumps([experiment]))}"
     chromium.get(f"{server}/#/compare-runs?{asked}")
     shown = {}
     for metric in ("f1/multihoprag", "f1_greedy/multihoprag"):
         shown[metric] = WebDriverWait(chromium, 60).until(
-            lambda browser, name=metric: row if len(row := browser.execute_script(ROW, name)) == len(MODELS) else False
+            lambda browser, name=metric: (
+                row if len(row := browser.execute_script(ROW, name)) == len(MODELS) else False
+            )
         )
     assert list(shown.values()) == [["0.25", "0.417", "0.583"]] * 2  # base, rl, sft
     names = chromium.find_element(By.TAG_NAME, "body").text.partition("Run Name:")[2]
     assert re.findall(r"tiny/(\w+)", names)[: len(MODELS)] == list(MODELS)
-    loaded = chromium.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
-    assert {urlsplit(address).hostname for address in loaded if address.startswith("http")} == {"127.0.0.1"}
+    loaded = chromium.execute_script(
+        "return performance.getEntriesByType('resource').map(entry => entry.name)"
+    )
+    assert {urlsplit(address).hostname for address in loaded if address.startswith("http")} == {
+        "127.0.0.1"
+    }
 
 
 def test_the_page_of_the_runs_shows_f1_of_every_model_beside_the_report(
@@ -90,19 +111,34 @@ def test_the_page_of_the_runs_shows_f1_of_every_model_beside_the_report(
     assert {"base/f1", "0.25"} <= set(body.text.split())
 
 
-def test_traces_predictions_and_models_arrive_over_http_as_in_a_local_store(server: str, tmp_path: Path) -> None:
+def test_traces_predictions_and_models_arrive_over_http_as_in_a_local_store(
+    server: str, tmp_path: Path
+) -> None:
     experiment, runs = model_runs(server)
     client = MlflowClient(tracking_uri=server)
-    traces = client.search_traces(locations=[experiment, traces_experiment(client)], run_id=runs["sft"])
+    traces = client.search_traces(
+        locations=[experiment, traces_experiment(client)], run_id=runs["sft"]
+    )
     assert len(traces) == 2 * 3
     for trace in traces:
-        assert [span.span_type for span in trace.data.spans] == ["AGENT", "CHAT_MODEL", "RETRIEVER", "CHAT_MODEL"]
+        assert [span.span_type for span in trace.data.spans] == [
+            "AGENT",
+            "CHAT_MODEL",
+            "RETRIEVER",
+            "CHAT_MODEL",
+        ]
         assert trace.data.spans[2].outputs[0]["page_content"] == "[1] Port Vale\nA harbour."
-        assert trace.info.token_usage == {"input_tokens": 110, "output_tokens": 15, "total_tokens": 125}
+        assert trace.info.token_usage == {
+            "input_tokens": 110,
+            "output_tokens": 15,
+            "total_tokens": 125,
+        }
         assert {found.name for found in trace.info.assessments} == {"f1", "em", "expected_response"}
     predictions = json.loads(
         Path(client.download_artifacts(runs["sft"], "predictions.json", str(tmp_path))).read_text()
     )
     assert len(predictions["data"]) == 2 * 5
     (model,) = client.search_logged_models([experiment], f"source_run_id = '{runs['sft']}'")
-    assert {metric.dataset_digest for metric in model.metrics or () if metric.key == "f1/multihoprag"} == {"b" * 36}
+    assert {
+        metric.dataset_digest for metric in model.metrics or () if metric.key == "f1/multihoprag"
+    } == {"b" * 36}

@@ -63,7 +63,9 @@ def curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def steps(*numbers: int, time_ms: int = 1000) -> list[CurveLine]:
-    return [CurveLine(time_ms=time_ms + step, step=step, metrics={"loss": 1 / step}) for step in numbers]
+    return [
+        CurveLine(time_ms=time_ms + step, step=step, metrics={"loss": 1 / step}) for step in numbers
+    ]
 
 
 def append(path: Path, lines: list[CurveLine]) -> None:
@@ -90,11 +92,17 @@ def points(uri: str, run: Run, metric: str = "train/loss") -> list[tuple[int, fl
 def written(folder: Path = WORK / "tensorboard") -> list[tuple[str, int, float]]:
     """Folder, step and time of every event that TensorBoard's own loader reads."""
     files = sorted(folder.rglob("*tfevents*"))
-    events = ((path.parent.name, event) for path in files for event in EventFileLoader(str(path)).Load())
-    return [(name, event.step, event.wall_time) for name, event in events if event.HasField("summary")]
+    events = (
+        (path.parent.name, event) for path in files for event in EventFileLoader(str(path)).Load()
+    )
+    return [
+        (name, event.step, event.wall_time) for name, event in events if event.HasField("summary")
+    ]
 
 
-def test_steps_repeated_by_a_resume_count_once_and_a_step_after_the_end_begins_another_run(curve: Path) -> None:
+def test_steps_repeated_by_a_resume_count_once_and_a_step_after_the_end_begins_another_run(
+    curve: Path,
+) -> None:
     failed, finished = (CurveLine(time_ms=50, end=end) for end in ("FAILED", "FINISHED"))
     evaluated = CurveLine(time_ms=70, step=3, metrics={"eval_loss": 0.5})
     append(curve, [*steps(1, 2, 3), failed, *steps(2, 3, 4, time_ms=2000), evaluated, finished])
@@ -117,14 +125,17 @@ def test_training_from_the_first_step_again_is_another_run(
     evaluated = CurveLine(time_ms=60, step=1, metrics={"eval_loss": 0.5})
     append(curve, [*steps(1), evaluated, *steps(2, 3)])
     append(curve, [CurveLine(time_ms=70, end=end)] if end else [])
-    append(curve, steps(1, 2, time_ms=9000))  # its scratch folder was removed, or it had finished
+    # Its scratch folder was removed, or it had finished
+    append(curve, steps(1, 2, time_ms=9000))
     first, second = read_runs(curve)
     assert ([line.step for line in first.steps()], first.end) == ([1, 1, 2, 3], end)
     assert ([line.step for line in second.steps()], second.identity) == ([1, 2], f"{NAME}/9001")
 
 
 @pytest.mark.slow
-def test_the_run_of_a_removed_scratch_folder_is_killed_and_its_successor_is_running(curve: Path) -> None:
+def test_the_run_of_a_removed_scratch_folder_is_killed_and_its_successor_is_running(
+    curve: Path,
+) -> None:
     store = new_store(Path("mlruns"))
     append(curve, [*steps(1, 2), *steps(1, time_ms=9000)])
     figures(store).send()
@@ -138,11 +149,16 @@ def test_a_line_of_a_training_log_has_the_latest_time_at_which_it_was_written(cu
     assert read_steps(WORK) == {}
     append(curve, [*steps(1, 2), *steps(2, time_ms=5000)])
     times = {digest: time_ms for digest, (time_ms, _) in read_steps(WORK).items()}
-    log: list[dict[str, float | None]] = [{"step": 1.0, "loss": 1.0, "kl": None}, {"step": 2, "loss": 0.5}]
+    log: list[dict[str, float | None]] = [
+        {"step": 1.0, "loss": 1.0, "kl": None},
+        {"step": 2, "loss": 0.5},
+    ]
     assert times == dict(zip(map(line_digest, log), (1001, 5002), strict=True))
 
 
-def test_a_reports_curve_has_the_times_of_its_steps_and_a_step_without_one_that_of_the_next(curve: Path) -> None:
+def test_a_reports_curve_has_the_times_of_its_steps_and_a_step_without_one_that_of_the_next(
+    curve: Path,
+) -> None:
     results = make_results(Path.cwd())
     lines = [{"step": step, "loss": 1 / step} for step in (1, 2, 3, 4)]
     results.train_logs["sft"].write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -165,7 +181,9 @@ def test_event_files_have_every_step_once_whatever_a_kill_left_of_them(curve: Pa
         assert events.read_bytes() == whole
     append(curve, steps(2, 3))
     figures("sqlite:///none.db").write_events()
-    assert written() == [("19700101T000001", step, pytest.approx(1 + step / 1000)) for step in (1, 2, 3)]
+    assert written() == [
+        ("19700101T000001", step, pytest.approx(1 + step / 1000)) for step in (1, 2, 3)
+    ]
 
 
 @pytest.mark.slow
@@ -174,13 +192,20 @@ def test_a_resumed_training_goes_on_in_its_run_and_no_step_is_sent_twice(curve: 
     append(curve, steps(1, 2))
     assert figures(store, "sft").send() == {NAME: 2}
     (run,) = live_runs(store)
-    assert (run.info.run_name, run.info.status, run.info.start_time) == ("tiny/sft · abc", "RUNNING", 1001)
+    assert (run.info.run_name, run.info.status, run.info.start_time) == (
+        "tiny/sft · abc",
+        "RUNNING",
+        1001,
+    )
     assert (run.data.tags["profile"], run.data.tags["git.commit"]) == ("tiny", "abc")
     append(curve_path(WORK, "sft-x-0123456789ab"), steps(1))
     assert figures(store, "rl-base").send() == {}, "another stage's"
-    assert figures(store, "sft").send() == {NAME: 0}, "that of an item with a longer name is another's"
+    assert figures(store, "sft").send() == {NAME: 0}, (
+        "that of an item with a longer name is another's"
+    )
     curve_path(WORK, "sft-x-0123456789ab").unlink()
-    curve.with_suffix(".json").unlink()  # as if the note had not been written before a kill
+    # As if the note had not been written before a kill
+    curve.with_suffix(".json").unlink()
     append(curve, [*steps(2, 3, time_ms=5000), CurveLine(time_ms=9000, end="FINISHED")])
     assert figures(store).send() == {NAME: 5}
     assert figures(store).send() == {NAME: 0}
@@ -190,7 +215,9 @@ def test_a_resumed_training_goes_on_in_its_run_and_no_step_is_sent_twice(curve: 
     append(curve, steps(1, time_ms=20000))
     figures(store, "sft").send()
     names = {run.info.run_name for run in live_runs(store)}
-    assert names == {"tiny/sft · abc", "tiny/sft · abc · 1970-01-01 00:00:20 UTC"}, "training from the start again"
+    assert names == {"tiny/sft · abc", "tiny/sft · abc · 1970-01-01 00:00:20 UTC"}, (
+        "training from the start again"
+    )
 
 
 @contextlib.contextmanager
@@ -198,8 +225,22 @@ def mlflow_server() -> Iterator[str]:
     """The address of a real server over the store below ``mlruns``."""
     port = free_port()
     store = new_store(Path("mlruns"))
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--workers", "1"]
-    command += ["--port", str(port), "--artifacts-destination", str(Path("mlruns/artifacts").resolve())]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        store,
+        "--workers",
+        "1",
+    ]
+    command += [
+        "--port",
+        str(port),
+        "--artifacts-destination",
+        str(Path("mlruns/artifacts").resolve()),
+    ]
     with running_server("MLflow", command, f"http://127.0.0.1:{port}", "/health", WAIT_S) as server:
         yield server.url
 
@@ -210,7 +251,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "python", tmp_path / "scripts")
-    params = {"profile": "tiny", "track": {"experiment": "tests"}, "python": {"core": sys.executable}}
+    params = {
+        "profile": "tiny",
+        "track": {"experiment": "tests"},
+        "python": {"core": sys.executable},
+    }
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     (tmp_path / "rl.py").write_text(STAGE)
     (tmp_path / "dvc.yaml").write_text("stages: {rl: {matrix: {start: [base]}, cmd: python rl.py}}")
@@ -220,7 +265,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextlib.contextmanager
 def stage(uri: str, steps: str) -> Iterator["subprocess.Popen[str]"]:
     """The stage as DVC starts it, when it has recorded its steps; killed at the end of the block."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": uri, "STEPS": steps}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "MLFLOW_TRACKING_URI": uri,
+        "STEPS": steps,
+    }
     environment |= {"DVC_EXP_NAME": "fussy-kiln"}
     command = [sys.executable, "rl.py", "params.yaml", "base"]
     pipe = subprocess.PIPE
@@ -260,7 +310,8 @@ def follower(process: "subprocess.Popen[str]") -> psutil.Process:
 def test_a_stage_that_is_killed_and_resumed_is_one_run_with_every_step_once(project: Path) -> None:
     def sent(last: int, status: str) -> bool:
         return any(
-            run.info.status == status and [point[0] for point in points(url, run)] == list(range(1, last + 1))
+            run.info.status == status
+            and [point[0] for point in points(url, run)] == list(range(1, last + 1))
             for run in live_runs(url)
         )
 
@@ -286,7 +337,9 @@ def test_a_stage_that_is_killed_and_resumed_is_one_run_with_every_step_once(proj
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_server_that_hangs_costs_a_stage_seconds_and_one_notice_and_the_steps_are_sent_later(project: Path) -> None:
+def test_a_server_that_hangs_costs_a_stage_seconds_and_one_notice_and_the_steps_are_sent_later(
+    project: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://user:hidden@127.0.0.1:{silent.getsockname()[1]}"
         with stage(uri, "1 3 stay") as training:
@@ -298,7 +351,10 @@ def test_a_server_that_hangs_costs_a_stage_seconds_and_one_notice_and_the_steps_
     assert "hidden" not in errors
     store = new_store(Path("mlruns"))
     deepsearch = [sys.executable, "-c", COMMAND, "live", "--to", store]
-    outputs = [subprocess.run(deepsearch, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    outputs = [
+        subprocess.run(deepsearch, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
     assert [output.split(" sent to ")[0].split(" /")[0] for output in outputs] == [
         f"tiny {the_curve().stem}: 4 lines",
         f"tiny {the_curve().stem}: already at",
@@ -308,11 +364,15 @@ def test_a_server_that_hangs_costs_a_stage_seconds_and_one_notice_and_the_steps_
     assert run.info.status == "FINISHED"
 
 
-def test_a_store_that_was_out_of_reach_gets_what_it_missed(curve: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_was_out_of_reach_gets_what_it_missed(
+    curve: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "POLL_S", 0.05)
     monkeypatch.setattr(live, "RETRY_S", 0.05)
     store, ending, notices = new_store(Path("mlruns")), threading.Event(), list[str]()
-    thread = threading.Thread(target=follow, args=(figures(store, "sft", timeout_s=0.2), ending, notices.append))
+    thread = threading.Thread(
+        target=follow, args=(figures(store, "sft", timeout_s=0.2), ending, notices.append)
+    )
     append(curve, steps(1, 2))
     try:
         with held(Path("mlruns/mlflow.db").resolve(), WAIT_S, "the store"):

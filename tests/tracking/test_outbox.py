@@ -15,7 +15,9 @@ TIMEOUT_S = 5.0
 
 
 def bundle_of(folder: Path, right: int) -> Path:
-    build_bundle(make_results(folder / f"results{right}", right), PROVENANCE, CONFIG, SEED, folder / "bundle")
+    build_bundle(
+        make_results(folder / f"results{right}", right), PROVENANCE, CONFIG, SEED, folder / "bundle"
+    )
     return folder / "bundle"
 
 
@@ -24,14 +26,17 @@ def test_every_report_that_could_not_be_sent_waits_on_its_own(tmp_path: Path) ->
     kept = []
     for right in (3, 4, 4):
         bundle = bundle_of(tmp_path, right)
-        (failed,) = upload_all(bundle, waiting, NOBODY, TIMEOUT_S)  # the others are not tried at a server that is away
+        # The others are not tried at a server that is away
+        (failed,) = upload_all(bundle, waiting, NOBODY, TIMEOUT_S)
         assert isinstance(failed, FailedUpload)
         assert (failed.folder, type(failed.error)) == (bundle, EndpointDownError)
         kept.append(put_into_outbox(bundle, waiting))
         shutil.rmtree(tmp_path / f"results{right}")
     assert kept[0] != kept[1] == kept[2]
     assert sorted(waiting.iterdir()) == sorted(set(kept))
-    assert sorted(path.name for path in kept[0].iterdir()) == sorted(path.name for path in bundle.iterdir())
+    assert sorted(path.name for path in kept[0].iterdir()) == sorted(
+        path.name for path in bundle.iterdir()
+    )
 
 
 @pytest.mark.slow
@@ -79,7 +84,9 @@ def test_a_report_waits_while_its_experiment_is_deleted_and_the_way_to_bring_it_
     newer = bundle_of(tmp_path, 4)
     (failed,) = upload_all(newer, waiting, store, TIMEOUT_S)
     assert isinstance(failed, FailedUpload)
-    assert f"mlflow experiments restore --experiment-id {experiment.experiment_id}`" in str(failed.error)
+    assert f"mlflow experiments restore --experiment-id {experiment.experiment_id}`" in str(
+        failed.error
+    )
     put_into_outbox(newer, waiting)
     client.restore_experiment(experiment.experiment_id)
     assert upload_all(newer, waiting, store, TIMEOUT_S) == [Uploaded(read_bundle(newer).name, True)]

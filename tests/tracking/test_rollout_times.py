@@ -22,11 +22,21 @@ from deepsearch_rl.tracking.upload import upload
 from deepsearch_rl.trajectories.collect import collect, kept_times, read_times, times_path
 from tests.agent.conftest import ChatServer, agent_config, chat_server, completion
 from tests.agent.search_server import serve_search
-from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, new_store, traces_experiment
+from tests.tracking.conftest import (
+    CONFIG,
+    PROVENANCE,
+    SEED,
+    make_results,
+    new_store,
+    traces_experiment,
+)
 
 __all__ = ["agent_config", "chat_server"]
 SEARCH_S = 0.05
-QUESTIONS = [Question(id=f"q{number}", question="Which port?", golden_answers=("Port Vale",)) for number in range(3)]
+QUESTIONS = [
+    Question(id=f"q{number}", question="Which port?", golden_answers=("Port Vale",))
+    for number in range(3)
+]
 Answer = Callable[[list[Question], Path, Path], None]
 
 
@@ -75,8 +85,12 @@ def test_model_calls_and_searches_are_timed_beside_the_log_and_the_artifact_has_
             4: "search",
             5: "model_call",
         }
-        assert all(step.duration_ns >= SEARCH_S * 1e9 for step in times.steps if step.kind == "search")
-        assert steps[3].start_ns < steps[4].start_ns < steps[3].start_ns + steps[3].duration_ns, "at the same time"
+        assert all(
+            step.duration_ns >= SEARCH_S * 1e9 for step in times.steps if step.kind == "search"
+        )
+        assert steps[3].start_ns < steps[4].start_ns < steps[3].start_ns + steps[3].duration_ns, (
+            "at the same time"
+        )
         assert all(step.start_ns + step.duration_ns <= times.duration_ns for step in times.steps)
         assert steps[2].start_ns + steps[2].duration_ns <= steps[3].start_ns
         assert began_ns <= times.start_ns <= times.start_ns + times.duration_ns <= time.time_ns()
@@ -84,7 +98,9 @@ def test_model_calls_and_searches_are_timed_beside_the_log_and_the_artifact_has_
     assert sha256_file(tmp_path / "first.jsonl") == sha256_file(tmp_path / "second.jsonl")
 
 
-def test_a_resumed_run_keeps_the_times_of_the_rollouts_in_the_log(answer: Answer, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_times_of_the_rollouts_in_the_log(
+    answer: Answer, tmp_path: Path
+) -> None:
     log = kept_times("tiny", "sft") / "digest" / "run.jsonl"
     answer(QUESTIONS, log, tmp_path / "out.jsonl")
     earlier = times_of(log)
@@ -94,12 +110,16 @@ def test_a_resumed_run_keeps_the_times_of_the_rollouts_in_the_log(answer: Answer
     answer(QUESTIONS, log, tmp_path / "out.jsonl")
     first = Trajectory.model_validate_json(kept)
     trajectories = list(read_jsonl(tmp_path / "out.jsonl", Trajectory))
-    times = read_times(kept_times("tiny", "sft"), {trajectory_digest(rollout) for rollout in trajectories})
+    times = read_times(
+        kept_times("tiny", "sft"), {trajectory_digest(rollout) for rollout in trajectories}
+    )
     assert len(times) == len(QUESTIONS)
     assert times[trajectory_digest(first)] == earlier[first.question_id]
     for trajectory in trajectories:
         if trajectory.id != first.id:
-            assert times[trajectory_digest(trajectory)].start_ns > max(one.start_ns for one in earlier.values())
+            assert times[trajectory_digest(trajectory)].start_ns > max(
+                one.start_ns for one in earlier.values()
+            )
 
 
 def test_a_line_of_times_that_a_kill_cut_off_is_left_out(answer: Answer, tmp_path: Path) -> None:
@@ -108,7 +128,9 @@ def test_a_line_of_times_that_a_kill_cut_off_is_left_out(answer: Answer, tmp_pat
     with times_path(log).open("ab") as file:
         file.write(b'{"question_id": ')
     [trajectory] = read_jsonl(tmp_path / "out.jsonl", Trajectory)
-    assert len(read_times(kept_times("tiny", "sft"), {trajectory_digest(trajectory), "another"})) == 1
+    assert (
+        len(read_times(kept_times("tiny", "sft"), {trajectory_digest(trajectory), "another"})) == 1
+    )
     assert read_times(kept_times("tiny", "sft"), {"another"}) == {}
 
 
@@ -119,7 +141,9 @@ def test_the_spans_in_mlflow_have_the_real_times_and_other_machines_rollouts_hav
     results = make_results(tmp_path / "results")
     table = read_record(results.reports / "f1_table.json", F1Table)
     main, *_ = (row for row in table.rows if row.model == "sft")
-    answer(QUESTIONS, kept_times("tiny", "sft") / "digest" / main.rollouts_file, tmp_path / "out.jsonl")
+    answer(
+        QUESTIONS, kept_times("tiny", "sft") / "digest" / main.rollouts_file, tmp_path / "out.jsonl"
+    )
     (tmp_path / "out.jsonl").replace(results.evaluations["sft"] / main.rollouts_file)
     config = CONFIG.model_copy(update={"traces": 1.0})
     report = build_bundle(results, PROVENANCE, config, SEED, tmp_path / "bundle")
@@ -139,10 +163,22 @@ def test_the_spans_in_mlflow_have_the_real_times_and_other_machines_rollouts_hav
         for search in (port, harbour):
             assert search.span_type == "RETRIEVER"
             assert (search.end_time_ns or 0) - search.start_time_ns >= SEARCH_S * 1e9
-        assert root.start_time_ns <= first.start_time_ns < (first.end_time_ns or 0) <= port.start_time_ns
-        assert (harbour.end_time_ns or 0) <= last.start_time_ns < (last.end_time_ns or 0) <= (root.end_time_ns or 0)
+        assert (
+            root.start_time_ns
+            <= first.start_time_ns
+            < (first.end_time_ns or 0)
+            <= port.start_time_ns
+        )
+        assert (
+            (harbour.end_time_ns or 0)
+            <= last.start_time_ns
+            < (last.end_time_ns or 0)
+            <= (root.end_time_ns or 0)
+        )
         assert (trace.info.execution_duration or 0) >= SEARCH_S * 1000
-    assert all(span.start_time_ns == span.end_time_ns for trace in untimed for span in trace.data.spans)
+    assert all(
+        span.start_time_ns == span.end_time_ns for trace in untimed for span in trace.data.spans
+    )
 
 
 def _traces(store: str, times: str) -> list[Trace]:

@@ -5,7 +5,10 @@ from pathlib import Path
 from deepsearch_rl.tracking.run_names import committed_params, describe_changes, run_name
 from tests.repository import commit_all, git
 
-COMMITTED = {"seed": 0, "rl": {"learning_rate": 0.005, "starts": ["sft", "base"], "api_key": "sk-1"}}
+COMMITTED = {
+    "seed": 0,
+    "rl": {"learning_rate": 0.005, "starts": ["sft", "base"], "api_key": "sk-1"},
+}
 
 
 def test_a_name_has_what_differs_the_experiment_and_the_start_of_the_commit() -> None:

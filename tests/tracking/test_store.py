@@ -63,7 +63,9 @@ def test_an_address_is_shown_without_what_it_keeps_secret(uri: str, public: str)
 
 
 def test_a_server_that_is_not_there_is_named_without_its_credentials() -> None:
-    with pytest.raises(EndpointError, match=r"no MLflow server answers at http://127\.0\.0\.1:9 ") as caught:
+    with pytest.raises(
+        EndpointError, match=r"no MLflow server answers at http://127\.0\.0\.1:9 "
+    ) as caught:
         experiments("http://user:hidden@127.0.0.1:9")
     assert "hidden" not in str(caught.value)
 
@@ -97,7 +99,10 @@ def test_a_server_that_is_well_and_then_hangs_is_given_up_in_time() -> None:
 
 
 def test_a_server_that_is_not_mlflow_refuses_and_no_message_holds_the_password() -> None:
-    with server(health=200, other=404) as address, pytest.raises(EndpointError, match=r"refused the report") as caught:
+    with (
+        server(health=200, other=404) as address,
+        pytest.raises(EndpointError, match=r"refused the report") as caught,
+    ):
         experiments(f"http://user:hidden@{address}")
     assert "hidden" not in str(caught.value)
     assert caught.value.__cause__ is None  # MLflow's own error shows the address
@@ -115,7 +120,9 @@ def test_a_local_store_that_another_process_holds_is_given_up_in_time(tmp_path: 
     with (tmp_path / ".mlflow.db.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with (
-            pytest.raises(EndpointDownError, match=rf"{database} was held by another process for 0\.2 s"),
+            pytest.raises(
+                EndpointDownError, match=rf"{database} was held by another process for 0\.2 s"
+            ),
             connected(local_store(tmp_path), 0.2),
         ):
             pass
@@ -142,7 +149,10 @@ def test_answers_that_mlflow_cannot_read_are_refusals() -> None:
 
 
 def test_a_guarded_health_page_does_not_stop_mlflow_from_trying() -> None:
-    with server(health=403, other=403) as address, pytest.raises(EndpointError, match=r"refused the report.*403"):
+    with (
+        server(health=403, other=403) as address,
+        pytest.raises(EndpointError, match=r"refused the report.*403"),
+    ):
         experiments(f"http://{address}")
 
 
@@ -151,12 +161,16 @@ def test_a_database_without_its_driver_and_a_file_that_is_none_are_refusals(tmp_
     with pytest.raises(EndpointError, match="nosuchdriver"):
         experiments("postgresql+nosuchdriver://user@127.0.0.1:9/mlflow")
     (tmp_path / "mlflow.db").write_text("this is no database\n" * 100)
-    with pytest.raises(EndpointError, match=r"mlflow\.db cannot be opened: file is not a database\. Restore"):
+    with pytest.raises(
+        EndpointError, match=r"mlflow\.db cannot be opened: file is not a database\. Restore"
+    ):
         experiments(local_store(tmp_path))
 
 
 @pytest.mark.slow
-def test_the_users_own_limits_win_and_ours_do_not_stay(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+def test_the_users_own_limits_win_and_ours_do_not_stay(
+    monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     with pytest.raises(EndpointError):

@@ -11,11 +11,20 @@ from deepsearch_rl.files import read_json
 from deepsearch_rl.tracking.bundle import TrackedReport, build_bundle
 from deepsearch_rl.tracking.local_store import database_file, has_report, local_store
 from deepsearch_rl.tracking.upload import describe_report, upload
-from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results, new_store, traces_experiment
+from tests.tracking.conftest import (
+    CONFIG,
+    MODELS,
+    PROVENANCE,
+    SEED,
+    make_results,
+    new_store,
+    traces_experiment,
+)
 
 TIMEOUT_S = 5.0
 
-pytestmark = pytest.mark.slow  # every test fills a real SQLite store, which takes seconds
+# Every test fills a real SQLite store, which takes seconds
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +34,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def built(folder: Path, right: int) -> tuple[Path, TrackedReport]:
     bundle = folder / "bundle"
-    return bundle, build_bundle(make_results(folder / "results", right), PROVENANCE, CONFIG, SEED, bundle)
+    return bundle, build_bundle(
+        make_results(folder / "results", right), PROVENANCE, CONFIG, SEED, bundle
+    )
 
 
 def experiment_of(client: MlflowClient) -> str:
@@ -64,7 +75,9 @@ def test_a_report_is_one_run_with_a_run_per_model_under_it(store: str, tmp_path:
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert run.data.tags["git.commit"] == "abc"
         assert run.data.tags["profile"] == "tiny"
-        assert run.data.params == {"rl.learning_rate": "0.5"}, "the default profile has another one, and the same seed"
+        assert run.data.params == {"rl.learning_rate": "0.5"}, (
+            "the default profile has another one, and the same seed"
+        )
         assert run.info.status == "FINISHED"
     assert parent.data.tags["dvc.stage"] == "report"
     f1 = {model: run.data.metrics["f1/multihoprag"] for model, run in runs.items()}
@@ -72,16 +85,21 @@ def test_a_report_is_one_run_with_a_run_per_model_under_it(store: str, tmp_path:
     assert parent.data.metrics == best | {f"{model}/f1": value for model, value in f1.items()}
     assert runs["sft"].data.tags["dvc.stage"] == "evaluate@sft"
     metrics = runs["sft"].data.metrics
-    assert metrics["f1/multihoprag"] == pytest.approx(7 / 12)  # the eighth answer belongs to a rollout that failed
+    # The eighth answer belongs to a rollout that failed
+    assert metrics["f1/multihoprag"] == pytest.approx(7 / 12)
     assert metrics["f1_greedy/multihoprag"] == pytest.approx(7 / 12)
     assert metrics["pass_at_1/multihoprag"] == metrics["em/multihoprag"]
     assert metrics["failed/multihoprag"] == 2
     assert metrics["ifeval/prompt_strict"] == 0.5
-    curve = MlflowClient(tracking_uri=store).get_metric_history(runs["sft"].info.run_id, "train/loss")
+    curve = MlflowClient(tracking_uri=store).get_metric_history(
+        runs["sft"].info.run_id, "train/loss"
+    )
     assert [(point.step, point.value) for point in curve] == [(1, 2.0), (2, 1.0)]
 
 
-def test_runs_are_named_by_what_differs_and_a_second_report_of_the_same_settings_by_its_time(tmp_path: Path) -> None:
+def test_runs_are_named_by_what_differs_and_a_second_report_of_the_same_settings_by_its_time(
+    tmp_path: Path,
+) -> None:
     store = new_store(tmp_path / "mlruns")
     names: list[list[str]] = []
     for right in (8, 9):
@@ -95,7 +113,9 @@ def test_runs_are_named_by_what_differs_and_a_second_report_of_the_same_settings
         assert re.fullmatch(rf"{re.escape(name)} · \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC", again)
 
 
-def test_tables_hold_the_whole_report_and_each_models_rows_and_predictions(store: str, tmp_path: Path) -> None:
+def test_tables_hold_the_whole_report_and_each_models_rows_and_predictions(
+    store: str, tmp_path: Path
+) -> None:
     bundle, report = built(tmp_path, 9)
     upload(bundle, store, TIMEOUT_S)
     runs = runs_of(store, report)
@@ -104,29 +124,48 @@ def test_tables_hold_the_whole_report_and_each_models_rows_and_predictions(store
     assert whole["model"] == tuple(model for model in MODELS for _ in range(2))
     assert whole["failures"] == ("no_answer_tag=2",) * 6
     assert table(store, runs["sft"], "f1_table.json", tmp_path)["temperature"] == (0.7, 0.0)
-    predictions = {model: table(store, run, "predictions.json", tmp_path) for model, run in runs.items()}
+    predictions = {
+        model: table(store, run, "predictions.json", tmp_path) for model, run in runs.items()
+    }
     assert [len(rows["rollout"]) for rows in predictions.values()] == [2 * 5] * 3
-    assert len({rows["rollout"] for rows in predictions.values()}) == 1  # the same questions, to be compared
+    # The same questions, to be compared
+    assert len({rows["rollout"] for rows in predictions.values()}) == 1
     assert set(predictions["sft"]["golden_answers"]) == {"Port Vale | Vale"}
-    assert "predictions.json" in runs["sft"].data.tags["mlflow.loggedArtifacts"]  # so that the UI compares it
+    # So that the UI compares it
+    assert "predictions.json" in runs["sft"].data.tags["mlflow.loggedArtifacts"]
     attached = MlflowClient(tracking_uri=store).list_artifacts(parent.info.run_id, "report")
-    names = ["bundle.json", "f1_table.csv", "f1_table.md", "index.html", "metrics.json", "params.json"]
-    assert [file.path for file in attached] == [f"report/{name}" for name in [*names, "question_f1.json"]]
+    names = [
+        "bundle.json",
+        "f1_table.csv",
+        "f1_table.md",
+        "index.html",
+        "metrics.json",
+        "params.json",
+    ]
+    assert [file.path for file in attached] == [
+        f"report/{name}" for name in [*names, "question_f1.json"]
+    ]
     params = MlflowClient(tracking_uri=store).download_artifacts(
         parent.info.run_id, "report/params.json", str(tmp_path)
     )
-    assert read_json(Path(params)) == {"rl.learning_rate": "0.5", "seed": "0"}, "all of them, without the secret"
+    assert read_json(Path(params)) == {"rl.learning_rate": "0.5", "seed": "0"}, (
+        "all of them, without the secret"
+    )
 
 
-def test_a_reports_run_opens_with_a_link_to_its_page_and_the_f1_table(store: str, tmp_path: Path) -> None:
+def test_a_reports_run_opens_with_a_link_to_its_page_and_the_f1_table(
+    store: str, tmp_path: Path
+) -> None:
     bundle, report = built(tmp_path, 3)
     upload(bundle, store, TIMEOUT_S)
     run = runs_of(store, report)["report"]
     link, title, table, *_ = run.data.tags["mlflow.note.content"].split("\n\n")
-    page = f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}/artifacts/report/index.html"
+    page = (
+        f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}/artifacts/report/index.html"
+    )
     assert link == f"[The report: plots, tables and rollouts]({page})"
     assert title == "### F1, profile tiny (generated data)"
-    assert "| multihoprag (12 x 1) | sft |" in table
+    assert "| multihoprag (12 x 1) | base |" in table
 
 
 def test_a_description_that_would_be_too_long_ends_with_a_whole_paragraph() -> None:
@@ -136,11 +175,14 @@ def test_a_description_that_would_be_too_long_ends_with_a_whole_paragraph() -> N
     assert description.count("| sft | .5 |") == 100
 
 
-def test_a_models_run_has_its_traces_with_searches_model_calls_and_tokens(store: str, tmp_path: Path) -> None:
+def test_a_models_run_has_its_traces_with_searches_model_calls_and_tokens(
+    store: str, tmp_path: Path
+) -> None:
     bundle, report = built(tmp_path, 10)
     upload(bundle, store, TIMEOUT_S)
     traces = traces_of(store, runs_of(store, report)["sft"])
-    assert len(traces) == 2 * 3  # a quarter of twelve, of the sampled and of the greedy run
+    # A quarter of twelve, of the sampled and of the greedy run
+    assert len(traces) == 2 * 3
     for trace in traces:
         root, *steps = trace.data.spans
         assert [(span.span_type, span.parent_id) for span in steps] == [
@@ -149,7 +191,11 @@ def test_a_models_run_has_its_traces_with_searches_model_calls_and_tokens(store:
             ("CHAT_MODEL", root.span_id),
         ]
         assert root.span_type == "AGENT"
-        assert trace.info.token_usage == {"input_tokens": 110, "output_tokens": 15, "total_tokens": 125}
+        assert trace.info.token_usage == {
+            "input_tokens": 110,
+            "output_tokens": 15,
+            "total_tokens": 125,
+        }
         said = {found.name: found for found in trace.info.assessments}
         assert isinstance(said["f1"], Feedback)
         assert said["f1"].value == root.attributes["f1"]
@@ -157,18 +203,27 @@ def test_a_models_run_has_its_traces_with_searches_model_calls_and_tokens(store:
         assert said["expected_response"].value == "Port Vale | Vale"
 
 
-def test_logged_models_say_where_the_weights_are_and_what_they_scored_on_which_data(store: str, tmp_path: Path) -> None:
+def test_logged_models_say_where_the_weights_are_and_what_they_scored_on_which_data(
+    store: str, tmp_path: Path
+) -> None:
     bundle, report = built(tmp_path, 11)
     upload(bundle, store, TIMEOUT_S)
     run = runs_of(store, report)["sft"]
     client = MlflowClient(tracking_uri=store)
-    (model,) = client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
+    (model,) = client.search_logged_models(
+        [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
+    )
     assert run.inputs is not None
     assert [found.model_id for found in run.inputs.model_inputs] == [model.model_id]
     assert model.params == {"checkpoint": "models/tiny/sft", "sha256": "sft" * 8}
-    assert (model.tags["dvc.weights"], model.tags["dvc.weights.md5"]) == ("models/tiny/sft", "77.dir")
+    assert (model.tags["dvc.weights"], model.tags["dvc.weights.md5"]) == (
+        "models/tiny/sft",
+        "77.dir",
+    )
     assert client.list_logged_model_artifacts(model.model_id) == []
-    measured = {metric.key: (metric.dataset_name, metric.dataset_digest) for metric in model.metrics or ()}
+    measured = {
+        metric.key: (metric.dataset_name, metric.dataset_digest) for metric in model.metrics or ()
+    }
     assert measured["f1/multihoprag"] == ("multihoprag", "b" * 36)
     assert measured["ifeval/prompt_strict"] == (None, None)
     assert "train/loss" not in measured
@@ -177,7 +232,9 @@ def test_logged_models_say_where_the_weights_are_and_what_they_scored_on_which_d
     assert datasets["questions"].digest == PROVENANCE.datasets["questions"].digest
 
 
-def test_the_best_model_is_a_version_of_the_profiles_model_and_best_is_the_highest_f1(tmp_path: Path) -> None:
+def test_the_best_model_is_a_version_of_the_profiles_model_and_best_is_the_highest_f1(
+    tmp_path: Path,
+) -> None:
     store, name = new_store(tmp_path / "mlruns"), f"{CONFIG.experiment}-tiny"
     client = MlflowClient(tracking_uri=store)
     best = []
@@ -192,11 +249,15 @@ def test_the_best_model_is_a_version_of_the_profiles_model_and_best_is_the_highe
     assert client.get_run(str(version.run_id)).data.tags["model"] == "sft"
 
 
-def test_sending_a_report_again_adds_nothing_wherever_it_comes_from(store: str, tmp_path: Path) -> None:
+def test_sending_a_report_again_adds_nothing_wherever_it_comes_from(
+    store: str, tmp_path: Path
+) -> None:
     bundle, report = built(tmp_path / "here", 7)
     assert upload(bundle, store, TIMEOUT_S)
     elsewhere = PROVENANCE.model_copy(update={"tags": {"git.commit": "def"}})
-    again = build_bundle(make_results(tmp_path / "there", 7), elsewhere, CONFIG, SEED, tmp_path / "elsewhere")
+    again = build_bundle(
+        make_results(tmp_path / "there", 7), elsewhere, CONFIG, SEED, tmp_path / "elsewhere"
+    )
     assert again.digest == report.digest
     assert not upload(tmp_path / "elsewhere", store, TIMEOUT_S)
     assert len(runs_of(store, report)) == 4
@@ -205,7 +266,9 @@ def test_sending_a_report_again_adds_nothing_wherever_it_comes_from(store: str, 
 def test_what_a_kill_left_half_sent_is_replaced_with_its_traces_and_models(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed_at_the_end(self: MlflowClient, run_id: str, path: str, artifact_path: str | None = None) -> None:
+    def killed_at_the_end(
+        self: MlflowClient, run_id: str, path: str, artifact_path: str | None = None
+    ) -> None:
         if artifact_path == "report":  # the last thing that is sent
             raise KeyboardInterrupt
         log_artifact(self, run_id, path, artifact_path)
@@ -227,13 +290,18 @@ def test_what_a_kill_left_half_sent_is_replaced_with_its_traces_and_models(
     runs = runs_of(store, report)
     assert len(runs) == 4
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
-    assert {run.info.run_id for run in runs.values()}.isdisjoint(run.info.run_id for run in half.values())
+    assert {run.info.run_id for run in runs.values()}.isdisjoint(
+        run.info.run_id for run in half.values()
+    )
     assert traces_of(store, half["sft"]) == []
     client = MlflowClient(tracking_uri=store)
     versions = client.search_model_versions(f"name = '{CONFIG.experiment}-tiny'")
     assert [version.run_id for version in versions].count(half["sft"].info.run_id) == 0
     assert [version.run_id for version in versions].count(runs["sft"].info.run_id) == 1
-    sources = {model.source_run_id for model in client.search_logged_models([experiment_of(client)], max_results=100)}
+    sources = {
+        model.source_run_id
+        for model in client.search_logged_models([experiment_of(client)], max_results=100)
+    }
     assert sources.isdisjoint(run.info.run_id for run in half.values())
 
 
@@ -243,7 +311,8 @@ def test_two_processes_may_make_the_store_and_send_the_same_report_at_once(tmp_p
     store = local_store(tmp_path / "mlruns")
     context = multiprocessing.get_context("spawn")
     with context.Pool(2) as pool:
-        sent = pool.starmap(upload, [(bundle, store, 60.0)] * 2)  # one waits for the other, which makes the store
+        # One waits for the other, which makes the store
+        sent = pool.starmap(upload, [(bundle, store, 60.0)] * 2)
     assert sorted(sent) == [False, True]
     assert len(runs_of(store, report)) == 4
 

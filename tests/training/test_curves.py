@@ -41,7 +41,9 @@ def test_a_curve_has_every_step_and_how_the_run_ended(tmp_path: Path) -> None:
     assert lines_of(path) == [(1, None), (None, "FINISHED"), (2, None), (None, "FAILED")]
 
 
-def test_a_run_that_was_killed_behind_its_last_step_gets_its_end_from_the_process_after_it(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_behind_its_last_step_gets_its_end_from_the_process_after_it(
+    tmp_path: Path,
+) -> None:
     path = curve_path(tmp_path, "sft-0123")
     with recorded_curve(path):
         record_step({"step": 1, "loss": 2.5})
@@ -82,7 +84,9 @@ def test_a_full_disk_costs_the_curve_and_one_notice_and_no_training(
 
 def test_the_interval_of_a_mean_is_the_normal_one_of_its_logged_error() -> None:
     values = [0.0, 1.0, 1.0, 0.0, 1.0]
-    step = TrainingStep.model_validate({"step": 3, "dev_f1": 0.6, **standard_error("dev_f1", values), "reward": 1.0})
+    step = TrainingStep.model_validate(
+        {"step": 3, "dev_f1": 0.6, **standard_error("dev_f1", values), "reward": 1.0}
+    )
     error = stats.sem(values)
     assert step.interval("dev_f1") == pytest.approx(stats.norm.interval(0.95, 0.6, error), abs=1e-4)
     assert step.interval("reward") is None, "an earlier log has no error"

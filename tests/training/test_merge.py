@@ -12,7 +12,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from deepsearch_rl.errors import ArtifactError, CheckFailedError, CommandError, ConfigError, UnavailableError
+from deepsearch_rl.errors import (
+    ArtifactError,
+    CheckFailedError,
+    CommandError,
+    ConfigError,
+    UnavailableError,
+)
 from deepsearch_rl.files import file_digests, sha256_file
 from deepsearch_rl.training.merge import (
     AdapterMergeConfig,
@@ -37,7 +43,9 @@ PEFT_MERGE = AdapterMergeConfig(
     tolerance=1e-4,
     check_timeout_s=60,
 )
-SWIFT_MERGE = MergeConfig(device="cpu", dtype="float32", model_type="qwen3", template="qwen3_nothinking")
+SWIFT_MERGE = MergeConfig(
+    device="cpu", dtype="float32", model_type="qwen3", template="qwen3_nothinking"
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +53,16 @@ def adapter_folder(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
     """A LoRA on every linear layer with random weights, large enough to change the policy's answers."""
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
-    settings: dict[str, Any] = {"r": 4, "lora_alpha": 64, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    settings: dict[str, Any] = {
+        "r": 4,
+        "lora_alpha": 64,
+        "target_modules": "all-linear",
+        "task_type": "CAUSAL_LM",
+    }
     folder = tmp_path_factory.mktemp("adapter")
-    peft.get_peft_model(base, peft.LoraConfig(**settings, init_lora_weights=False)).save_pretrained(folder)
+    peft.get_peft_model(base, peft.LoraConfig(**settings, init_lora_weights=False)).save_pretrained(
+        folder
+    )
     return folder
 
 
@@ -61,7 +76,9 @@ def start(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def merged_folder(start: Path, adapter_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def merged_folder(
+    start: Path, adapter_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The adapter merged into its start model by PEFT."""
     folder = tmp_path_factory.mktemp("peft") / "merged"
     merge_rl_adapter(PEFT_MERGE, start, adapter_folder, folder)
@@ -76,7 +93,9 @@ def test_the_merged_model_writes_what_base_and_adapter_write_and_not_what_the_ba
     def written(model: Any) -> list[list[int]]:
         return greedy_answers(model, prompts, 8)
 
-    base, merged = (AutoModelForCausalLM.from_pretrained(folder) for folder in (policy_folder, merged_folder))
+    base, merged = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (policy_folder, merged_folder)
+    )
     writes_base = written(base)
     adapted = peft.PeftModel.from_pretrained(base, str(adapter_folder))
     assert written(merged) == written(adapted) != writes_base
@@ -85,8 +104,12 @@ def test_the_merged_model_writes_what_base_and_adapter_write_and_not_what_the_ba
 def test_a_merge_that_loses_the_adapter_fails_and_keeps_nothing(
     policy_folder: Path, adapter_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peft.tuners.lora.LoraModel, "merge_and_unload", peft.tuners.lora.LoraModel.unload)
-    with pytest.raises(CheckFailedError, match="the merged model is not the unmerged one: the log-probabilities"):
+    monkeypatch.setattr(
+        peft.tuners.lora.LoraModel, "merge_and_unload", peft.tuners.lora.LoraModel.unload
+    )
+    with pytest.raises(
+        CheckFailedError, match="the merged model is not the unmerged one: the log-probabilities"
+    ):
         merge_rl_adapter(PEFT_MERGE, policy_folder, adapter_folder, tmp_path / "merged")
     assert not list(tmp_path.iterdir())
 
@@ -99,7 +122,9 @@ def test_classes_that_a_library_patched_here_do_not_reach_the_check_of_the_merge
     answers = [Answer(prompt, [3, 4]) for prompt in fixed_prompts(merged_folder, 4)]
     model = AutoModelForCausalLM.from_pretrained(merged_folder)
     expected = answer_logprobs(model, answers)
-    monkeypatch.setattr(Qwen3Attention, "forward", lambda self, *args, **_: self.apply_qkv(self, *args))
+    monkeypatch.setattr(
+        Qwen3Attention, "forward", lambda self, *args, **_: self.apply_qkv(self, *args)
+    )
     with pytest.raises(AttributeError, match="apply_qkv"):
         answer_logprobs(model, answers)
     own = logprobs_of_new_process(merged_folder, config, answers)
@@ -116,27 +141,42 @@ def test_a_check_that_dies_or_hangs_is_named(policy_folder: Path, tmp_path: Path
         logprobs_of_new_process(policy_folder, hanging, [Answer([1], [2])])
 
 
-def test_a_merged_folder_serves_as_its_base_does_and_uses_the_cache(start: Path, merged_folder: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+def test_a_merged_folder_serves_as_its_base_does_and_uses_the_cache(
+    start: Path, merged_folder: Path
+) -> None:
+    for name in (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    ):
         assert sha256_file(merged_folder / name) == sha256_file(start / name), name
     merged = json.loads((merged_folder / "config.json").read_text())
     assert (merged["use_cache"], merged["dtype"]) == (True, "float32")
 
 
-def test_two_merges_give_the_same_bytes(start: Path, adapter_folder: Path, merged_folder: Path, tmp_path: Path) -> None:
+def test_two_merges_give_the_same_bytes(
+    start: Path, adapter_folder: Path, merged_folder: Path, tmp_path: Path
+) -> None:
     merge_rl_adapter(PEFT_MERGE, start, adapter_folder, tmp_path / "again")
     assert file_digests(tmp_path / "again") == file_digests(merged_folder)
 
 
-def test_a_quantized_base_is_refused(policy_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+def test_a_quantized_base_is_refused(
+    policy_folder: Path, adapter_folder: Path, tmp_path: Path
+) -> None:
     start = shutil.copytree(policy_folder, tmp_path / "start")
     config = json.loads((start / "config.json").read_text())
-    (start / "config.json").write_text(json.dumps({**config, "quantization_config": {"load_in_4bit": True}}))
+    (start / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"load_in_4bit": True}})
+    )
     with pytest.raises(ConfigError, match="quantized"):
         merge_rl_adapter(PEFT_MERGE, start, adapter_folder, tmp_path / "merged")
 
 
-def test_an_adapter_folder_that_is_not_whole_is_refused_by_both_merges(policy_folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_folder_that_is_not_whole_is_refused_by_both_merges(
+    policy_folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ArtifactError, match=r"adapter_config\.json"):
         merge_rl_adapter(PEFT_MERGE, policy_folder, tmp_path, tmp_path / "merged")
     with pytest.raises(ArtifactError, match=r"adapter_config\.json"):
@@ -147,11 +187,18 @@ def test_an_adapter_folder_in_which_no_checkpoint_is_chosen_is_refused(
     policy_folder: Path, adapter_folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(adapter_folder, tmp_path / "adapter" / "checkpoints" / "5")
-    with pytest.raises(ConfigError, match=r"sft\.checkpoint is 'dev', .* asks no dev questions.* `make params deps`"):
-        merge_adapter(SWIFT_MERGE, policy_folder, tmp_path / "adapter", tmp_path / "work", tmp_path / "merged")
+    with pytest.raises(
+        ConfigError,
+        match=r"sft\.checkpoint is 'dev', .* asks no dev questions.* `make params deps`",
+    ):
+        merge_adapter(
+            SWIFT_MERGE, policy_folder, tmp_path / "adapter", tmp_path / "work", tmp_path / "merged"
+        )
 
 
-def test_a_base_without_a_tokenizer_makes_no_whole_model(policy_folder: Path, tmp_path: Path) -> None:
+def test_a_base_without_a_tokenizer_makes_no_whole_model(
+    policy_folder: Path, tmp_path: Path
+) -> None:
     base, merged = tmp_path / "base", tmp_path / "merged"
     for folder, names in ((base, ["config.json"]), (merged, ["config.json", "model.safetensors"])):
         folder.mkdir()
@@ -165,9 +212,17 @@ def test_a_base_without_a_tokenizer_makes_no_whole_model(policy_folder: Path, tm
 def test_gpu_merges_without_a_gpu_stop_before_anything_is_read(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     with pytest.raises(UnavailableError, match="a CUDA GPU"):
-        merge_rl_adapter(PEFT_MERGE.model_copy(update={"backend": "unsloth"}), missing, missing, tmp_path / "out")
+        merge_rl_adapter(
+            PEFT_MERGE.model_copy(update={"backend": "unsloth"}), missing, missing, tmp_path / "out"
+        )
     with pytest.raises(UnavailableError, match="a CUDA GPU"):
-        merge_adapter(SWIFT_MERGE.model_copy(update={"device": "cuda"}), missing, missing, tmp_path, tmp_path / "out")
+        merge_adapter(
+            SWIFT_MERGE.model_copy(update={"device": "cuda"}),
+            missing,
+            missing,
+            tmp_path,
+            tmp_path / "out",
+        )
 
 
 def compared(merged: str, adapter_nats: float, noise: float) -> None:
@@ -184,7 +239,9 @@ def compared(merged: str, adapter_nats: float, noise: float) -> None:
     require_trained_model(rounded.tolist(), trained.tolist(), base.tolist(), tolerance=0.05)
 
 
-@pytest.mark.parametrize(("adapter_nats", "noise"), [(0.0, 0.0), (0.0, 0.03), (0.01, 0.03), (1.0, 0.03)])
+@pytest.mark.parametrize(
+    ("adapter_nats", "noise"), [(0.0, 0.0), (0.0, 0.03), (0.01, 0.03), (1.0, 0.03)]
+)
 def test_rounding_of_16_bits_makes_no_other_model(adapter_nats: float, noise: float) -> None:
     compared("right", adapter_nats, noise)
 
@@ -196,14 +253,18 @@ def test_a_merge_that_lost_an_adapter_too_small_for_the_tolerance_is_found(noise
 
 
 def test_a_merge_that_lost_a_part_of_a_large_adapter_is_found() -> None:
-    with pytest.raises(CheckFailedError, match=r"differ by 0\.4. nats .* unsloth_merge\.tolerance is 0\.05"):
+    with pytest.raises(
+        CheckFailedError, match=r"differ by 0\.4. nats .* unsloth_merge\.tolerance is 0\.05"
+    ):
         compared("half of it", 1.0, 0.01)
     with pytest.raises(CheckFailedError, match="differ by nan nats"):
         compared("right", float("nan"), 0.0)
 
 
 def test_answers_of_several_lengths_are_compared_token_by_token() -> None:
-    require_trained_model([[-1.0], [-2.0, -3.0]], [[-1.0], [-2.0, -3.0]], [[-4.0], [-4.0, -4.0]], tolerance=1e-6)
+    require_trained_model(
+        [[-1.0], [-2.0, -3.0]], [[-1.0], [-2.0, -3.0]], [[-4.0], [-4.0, -4.0]], tolerance=1e-6
+    )
 
 
 @pytest.mark.slow
@@ -211,6 +272,8 @@ def test_ms_swift_and_peft_merge_to_the_same_bits(
     policy_folder: Path, adapter_folder: Path, merged_folder: Path, tmp_path: Path
 ) -> None:
     merge_adapter(SWIFT_MERGE, policy_folder, adapter_folder, tmp_path / "work", tmp_path / "swift")
-    swift, other = (load_file(folder / "model.safetensors") for folder in (tmp_path / "swift", merged_folder))
+    swift, other = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "swift", merged_folder)
+    )
     assert swift.keys() == other.keys()
     assert [name for name in swift if not torch.equal(swift[name], other[name])] == []

@@ -24,9 +24,18 @@ from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.settings import AGENT, INDEX, RETRIEVAL
 
-TOWNS = {f"{first} {last}": f"{last}ham" for first in ("Ada", "Ben", "Cy") for last in ("Holt", "Ide", "Jones", "Kerr")}
+TOWNS = {
+    f"{first} {last}": f"{last}ham"
+    for first in ("Ada", "Ben", "Cy")
+    for last in ("Holt", "Ide", "Jones", "Kerr")
+}
 GOOD = "Search first. Copy the town from the passage."
-PROPOSALS = ("```\n\n```", "I cannot help with that.", "```\nSearch first.\n```", f"Better:\n```\n{GOOD}\n```")
+PROPOSALS = (
+    "```\n\n```",
+    "I cannot help with that.",
+    "```\nSearch first.\n```",
+    f"Better:\n```\n{GOOD}\n```",
+)
 
 
 def town_in(text: str) -> str:
@@ -43,12 +52,20 @@ def script() -> Reply:
     def reply(body: dict[str, Any]) -> dict[str, Any]:
         messages = body["messages"]
         if "tools" not in body:
-            assert "earns 0.00 of 1.00; correct is" in messages[0]["content"], "the feedback reaches the reflection"
+            assert "earns 0.00 of 1.00; correct is" in messages[0]["content"], (
+                "the feedback reaches the reflection"
+            )
             return says(next(proposals))
         prompt = messages[0]["content"].lower()
         if messages[-1]["role"] == "tool":
-            return says(f"<answer> {town_in(messages[-1]['content']) if 'copy' in prompt else 'a town'}</answer>")
-        return searches(messages[-1]["content"]) if "search" in prompt else says("<answer> unknown</answer>")
+            return says(
+                f"<answer> {town_in(messages[-1]['content']) if 'copy' in prompt else 'a town'}</answer>"
+            )
+        return (
+            searches(messages[-1]["content"])
+            if "search" in prompt
+            else says("<answer> unknown</answer>")
+        )
 
     return reply
 
@@ -57,9 +74,16 @@ def script() -> Reply:
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PromptTask:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROMPT_TEST_KEY", KEY)
-    texts = {f"d{number}": f"{person} was born in {town}." for number, (person, town) in enumerate(TOWNS.items())}
+    texts = {
+        f"d{number}": f"{person} was born in {town}."
+        for number, (person, town) in enumerate(TOWNS.items())
+    }
     chunks = [
-        Chunk(id=f"{id_}-0", contents=text, metadata=ChunkMetadata(doc_id=id_, doc_chunks=1, doc_chunk_id=0))
+        Chunk(
+            id=f"{id_}-0",
+            contents=text,
+            metadata=ChunkMetadata(doc_id=id_, doc_chunks=1, doc_chunk_id=0),
+        )
         for id_, text in texts.items()
     ]
     write_jsonl(tmp_path / "chunks.jsonl", chunks)
@@ -79,11 +103,19 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PromptTask:
         retrieval=RETRIEVAL,
         seed=0,
     )
-    return PromptTask(name="api", folder=tmp_path / "model", setting=setting, serving=ServingConfig(backend="cpu"))
+    return PromptTask(
+        name="api", folder=tmp_path / "model", setting=setting, serving=ServingConfig(backend="cpu")
+    )
 
 
-def config(chat: ChatEndpoint, task: PromptTask, rollouts: int = 60, **changes: object) -> OptimizePromptConfig:
-    endpoint = {"base_url": chat.endpoint.base_url, "model": "scripted", "api_key_variable": "PROMPT_TEST_KEY"}
+def config(
+    chat: ChatEndpoint, task: PromptTask, rollouts: int = 60, **changes: object
+) -> OptimizePromptConfig:
+    endpoint = {
+        "base_url": chat.endpoint.base_url,
+        "model": "scripted",
+        "api_key_variable": "PROMPT_TEST_KEY",
+    }
     write_json(task.folder / "endpoint.json", endpoint)
     values: dict[str, object] = {
         "models": {"api": str(task.folder)},
@@ -94,12 +126,19 @@ def config(chat: ChatEndpoint, task: PromptTask, rollouts: int = 60, **changes: 
         "temperature": 0.0,
         "rewards": {"f1": 1.0},
         "max_characters": 500,
-        "reflection": {"endpoint": endpoint, "temperature": 1.0, "max_tokens": 100, "timeout_s": 20},
+        "reflection": {
+            "endpoint": endpoint,
+            "temperature": 1.0,
+            "max_tokens": 100,
+            "timeout_s": 20,
+        },
     }
     return OptimizePromptConfig.model_validate(values | changes)
 
 
-def test_the_prompt_that_makes_the_policy_answer_is_found_among_nonsense(task: PromptTask, tmp_path: Path) -> None:
+def test_the_prompt_that_makes_the_policy_answer_is_found_among_nonsense(
+    task: PromptTask, tmp_path: Path
+) -> None:
     with serve_chat(script()) as chat:
         candidates = optimize_prompt(task, config(chat, task), tmp_path / "work", tmp_path / "out")
     assert candidates[0].prompt == "Answer."
@@ -123,7 +162,8 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_files_and_asks_nothing_twice
 
     def fails_at_times(body: dict[str, Any]) -> dict[str, Any] | int:
         nonlocal failed
-        is_down = 30 < len(chat.requests) < 55 or 80 < len(chat.requests) < 105  # longer than calls are retried
+        # Longer than calls are retried
+        is_down = 30 < len(chat.requests) < 55 or 80 < len(chat.requests) < 105
         failed += is_down
         return 500 if is_down else reply(body)
 
@@ -136,11 +176,20 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_files_and_asks_nothing_twice
         repeated = len(chat.requests) - failed - undisturbed
     assert runs > 1
     agent = task.setting.agent
-    assert repeated <= runs * agent.concurrency * agent.max_turns, "turns of rollouts that were cut off"
+    assert repeated <= runs * agent.concurrency * agent.max_turns, (
+        "turns of rollouts that were cut off"
+    )
     for name in (MADE_PROMPT, CANDIDATES, MANIFEST):
-        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+        assert (tmp_path / "resumed" / name).read_bytes() == (
+            tmp_path / "undisturbed" / name
+        ).read_bytes()
 
 
 def test_without_a_reflection_model_the_section_is_named(task: PromptTask, tmp_path: Path) -> None:
-    with serve_chat(script()) as chat, pytest.raises(ConfigError, match=r"optimize_prompt\.reflection"):
-        optimize_prompt(task, config(chat, task, reflection=None), tmp_path / "work", tmp_path / "out")
+    with (
+        serve_chat(script()) as chat,
+        pytest.raises(ConfigError, match=r"optimize_prompt\.reflection"),
+    ):
+        optimize_prompt(
+            task, config(chat, task, reflection=None), tmp_path / "work", tmp_path / "out"
+        )

@@ -43,7 +43,12 @@ def make_run(policy_folder: Path, smoke: Profile, tmp_path: Path) -> MakeRun:
             "dev": {"every": 2, "questions": 2, "samples": 1, "temperature": 0.7},
             "keep": {"last": 2, "every": 4},
         }
-        rl = {**smoke.section("rl", RlConfig).model_dump(), **fields, "steps": {"base": steps}, **changes}
+        rl = {
+            **smoke.section("rl", RlConfig).model_dump(),
+            **fields,
+            "steps": {"base": steps},
+            **changes,
+        }
         return RlRun(
             start_name="base",
             start=policy_folder,
@@ -86,10 +91,14 @@ NIGHT = pytest.mark.nightly
 def test_a_run_killed_at_random_moments_leaves_the_bytes_of_one_that_was_not(
     make_run: MakeRun, steps: int, kills: int, refills: int
 ) -> None:
-    undisturbed, killed = (make_run(name, steps, max_refills=refills) for name in ("undisturbed", "killed"))
+    undisturbed, killed = (
+        make_run(name, steps, max_refills=refills) for name in ("undisturbed", "killed")
+    )
     train(undisturbed)
     watch_loop(killed, kills, seconds=0.1 * kills)
-    assert len((killed.scratch / "starts").read_text()) > min(kills, 2), "it was killed in its steps"
+    assert len((killed.scratch / "starts").read_text()) > min(kills, 2), (
+        "it was killed in its steps"
+    )
     assert file_digests(killed.output) == file_digests(undisturbed.output)
     assert checkpoints(killed.scratch).keys() == checkpoints(undisturbed.scratch).keys()
 
@@ -104,7 +113,9 @@ def test_a_disk_that_gets_full_in_a_step_is_one_paragraph_and_with_more_space_th
     full.scratch.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", full.scratch], check=True)
     try:
-        with pytest.raises(DeepsearchError, match=r"^the disk is full \(.*\)\. Free some space") as caught:
+        with pytest.raises(
+            DeepsearchError, match=r"^the disk is full \(.*\)\. Free some space"
+        ) as caught:
             watch_loop(full, kills=0)
         assert "\n" not in str(caught.value)
         done = len((full.scratch / "train_log.jsonl").read_bytes().splitlines())
@@ -116,16 +127,22 @@ def test_a_disk_that_gets_full_in_a_step_is_one_paragraph_and_with_more_space_th
     assert file_digests(full.output) == file_digests(undisturbed.output)
 
 
-def test_a_fork_continues_as_the_run_would_have_whose_checkpoint_it_takes(make_run: MakeRun) -> None:
+def test_a_fork_continues_as_the_run_would_have_whose_checkpoint_it_takes(
+    make_run: MakeRun,
+) -> None:
     source, target = train(make_run("rl-base-1", 6)), make_run("rl-base-2", 8)
-    assert [*checkpoints(source.scratch)] == [2, 4, 5, 6], "the best, a multiple of four, the last two"
+    assert [*checkpoints(source.scratch)] == [2, 4, 5, 6], (
+        "the best, a multiple of four, the last two"
+    )
     before = file_digests(source.scratch)
     fork(run_name(source.scratch), source.scratch, 4, target)
     assert file_digests(source.scratch) == before
     assert [*checkpoints(target.scratch)] == [2, 4]
     straight = train(make_run("rl-base-3", 8))
     train(target)
-    assert (target.output / "train_log.jsonl").read_bytes() == (straight.output / "train_log.jsonl").read_bytes()
+    assert (target.output / "train_log.jsonl").read_bytes() == (
+        straight.output / "train_log.jsonl"
+    ).read_bytes()
     assert (target.output / "adapter").read_bytes() == (straight.output / "adapter").read_bytes()
     manifest, other = (read_json(run.output / "manifest.json") for run in (target, straight))
     assert manifest.pop("forked_from") == {"run": "base-rl-base-1", "step": 4}
@@ -148,9 +165,30 @@ def test_a_fork_chooses_among_the_checkpoints_that_it_has(make_run: MakeRun) -> 
     [
         (3, "rl-base-2", 8, {}, ArtifactError, r"no checkpoint of step 3; it has: 2, 4, 5, 6"),
         (4, "rl-base-1", 6, {}, ConfigError, "the stage continues base-rl-base-1 itself"),
-        (6, "rl-base-2", 6, {}, ConfigError, r"rl\.steps\.base is 6, so nothing is left after step 6"),
-        (4, "rl-base-2", 8, {"lora": {"rank": 3, "alpha": 1}}, ConfigError, r"with another rl\.lora"),
-        (6, "rl-base-2", 8, {"patience": 2}, ConfigError, r"train nothing: at step 6, 2 scores .* of step 2, and"),
+        (
+            6,
+            "rl-base-2",
+            6,
+            {},
+            ConfigError,
+            r"rl\.steps\.base is 6, so nothing is left after step 6",
+        ),
+        (
+            4,
+            "rl-base-2",
+            8,
+            {"lora": {"rank": 3, "alpha": 1}},
+            ConfigError,
+            r"with another rl\.lora",
+        ),
+        (
+            6,
+            "rl-base-2",
+            8,
+            {"patience": 2},
+            ConfigError,
+            r"train nothing: at step 6, 2 scores .* of step 2, and",
+        ),
     ],
 )
 def test_a_fork_that_could_not_be_trained_is_refused(
@@ -185,7 +223,9 @@ def test_a_fork_of_other_weights_or_over_a_run_is_refused(make_run: MakeRun) -> 
 
 
 @pytest.fixture
-def project(policy_folder: Path, root: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(
+    policy_folder: Path, root: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A folder in which the stage rl of the smoke profile could run, as far as files go."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "profiles" / "smoke"
@@ -205,8 +245,12 @@ def project(policy_folder: Path, root: Path, world: World, tmp_path: Path, monke
 
 
 def test_the_commands_list_runs_and_say_how_a_fork_is_trained(project: Path) -> None:
-    profile = load_profile(project / "profiles/smoke/params.yaml").with_overrides({"rl.keep.every": 1})
-    source = train(run_of(profile.with_overrides({"rl.steps.base": 3, "rl.epochs": 3}), "base", Path()))
+    profile = load_profile(project / "profiles/smoke/params.yaml").with_overrides(
+        {"rl.keep.every": 1}
+    )
+    source = train(
+        run_of(profile.with_overrides({"rl.steps.base": 3, "rl.epochs": 3}), "base", Path())
+    )
     listed = CliRunner().invoke(app, ["rl", "runs", "smoke"], catch_exceptions=False)
     assert f"base-{source.scratch.name}" in listed.output
     assert "1.000 (2)" in listed.output
@@ -215,10 +259,16 @@ def test_the_commands_list_runs_and_say_how_a_fork_is_trained(project: Path) -> 
     forked = CliRunner().invoke(
         app, ["rl", "fork", "base", "2", "--profile", "smoke", *changes], catch_exceptions=False
     )
-    target = run_of(profile.with_overrides({"rl.steps.base": 4, "rl.learning_rate": 0.0005}), "base", Path())
+    target = run_of(
+        profile.with_overrides({"rl.steps.base": 4, "rl.learning_rate": 0.0005}), "base", Path()
+    )
     assert [*checkpoints(target.scratch)] == [2]
-    assert f"base-{target.scratch.name} begins at step 2 of base-{source.scratch.name}" in forked.output
+    assert (
+        f"base-{target.scratch.name} begins at step 2 of base-{source.scratch.name}"
+        in forked.output
+    )
     assert (
         "dvc exp run -S profiles/smoke/params.yaml:rl.steps.base=4 "
-        "-S profiles/smoke/params.yaml:rl.learning_rate=5e-4 profiles/smoke/dvc.yaml:rl@base" in forked.output
+        "-S profiles/smoke/params.yaml:rl.learning_rate=5e-4 profiles/smoke/dvc.yaml:rl@base"
+        in forked.output
     )

@@ -16,7 +16,13 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from deepsearch_rl.agent.prompt_digests import PromptDigests
-from deepsearch_rl.errors import ArtifactError, CommandError, ConfigError, RecordError, UnavailableError
+from deepsearch_rl.errors import (
+    ArtifactError,
+    CommandError,
+    ConfigError,
+    RecordError,
+    UnavailableError,
+)
 from deepsearch_rl.files import read_jsonl, read_record, sha256_file, write_json
 from deepsearch_rl.serving.trained_with import chat_template, read_trained_with, served_with
 from deepsearch_rl.tracking.curves import line_digest, read_steps
@@ -38,7 +44,14 @@ from deepsearch_rl.training.sft import (
 )
 from deepsearch_rl.trajectories.convert import SwiftRow
 
-ENTRY = {"loss": 1.5, "grad_norm": 0.2, "learning_rate": 1e-3, "token_acc": 0.7, "epoch": 0.1, "step": 5}
+ENTRY = {
+    "loss": 1.5,
+    "grad_norm": 0.2,
+    "learning_rate": 1e-3,
+    "token_acc": 0.7,
+    "epoch": 0.1,
+    "step": 5,
+}
 SUMMARY = {"train_runtime": 3.0, "train_loss": 1.5, "epoch": 1.0, "step": 5}
 
 
@@ -51,7 +64,9 @@ def config(root: Path) -> SftConfig:
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     """Sixteen agent rows as the filter stage writes them."""
-    tools = json.dumps([{"type": "function", "function": {"name": "retrieve", "parameters": {"type": "object"}}}])
+    tools = json.dumps(
+        [{"type": "function", "function": {"name": "retrieve", "parameters": {"type": "object"}}}]
+    )
     call = json.dumps({"name": "retrieve", "arguments": {"query": "the film's director"}})
     path = tmp_path / "train.jsonl"
     with path.open("w") as out:
@@ -60,7 +75,10 @@ def rows(tmp_path: Path) -> Path:
                 {"role": "system", "content": "Search, then answer."},
                 {"role": "user", "content": f"Who directed film {number}?"},
                 {"role": "tool_call", "content": call},
-                {"role": "tool_response", "content": f"[1] Film {number}\nIts director is person {number}."},
+                {
+                    "role": "tool_response",
+                    "content": f"[1] Film {number}\nIts director is person {number}.",
+                },
                 {"role": "assistant", "content": f"<answer> person {number}</answer>"},
             ]
             out.write(json.dumps({"tools": tools, "messages": messages}) + "\n")
@@ -68,7 +86,10 @@ def rows(tmp_path: Path) -> Path:
 
 
 def flags_of(command: list[str]) -> dict[str, str]:
-    return {name.removeprefix("--"): value for name, value in zip(command[2::2], command[3::2], strict=True)}
+    return {
+        name.removeprefix("--"): value
+        for name, value in zip(command[2::2], command[3::2], strict=True)
+    }
 
 
 def test_rows_that_do_not_exist_or_are_empty_are_refused(
@@ -101,7 +122,9 @@ def test_rows_of_several_prompts_and_a_base_of_another_prompt_are_refused(
     base = shutil.copytree(policy_folder, tmp_path / "base")
     other = PromptDigests.of("Another prompt.", "[]").with_template(chat_template(base))
     write_json(base / "manifest.json", {"trained_with": other.model_dump()})
-    with pytest.raises(ConfigError, match=r"base was trained with another system prompt and tool .*train\.jsonl"):
+    with pytest.raises(
+        ConfigError, match=r"base was trained with another system prompt and tool .*train\.jsonl"
+    ):
         train_adapter(config, base, rows, 0, tmp_path / "work", tmp_path / "out")
 
     lines = rows.read_text().splitlines()
@@ -112,31 +135,50 @@ def test_rows_of_several_prompts_and_a_base_of_another_prompt_are_refused(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_training_on_a_gpu_that_is_not_there_stops_before_anything_is_read(config: SftConfig, tmp_path: Path) -> None:
-    gpu = config.model_copy(update={"device": "cuda", "attention": "flash_attn", "liger_kernel": True})
-    with pytest.raises(UnavailableError, match=r"'flash_attn' and the package 'liger_kernel' and a CUDA GPU"):
-        train_adapter(gpu, tmp_path / "missing", tmp_path / "missing", 0, tmp_path / "work", tmp_path / "out")
+def test_training_on_a_gpu_that_is_not_there_stops_before_anything_is_read(
+    config: SftConfig, tmp_path: Path
+) -> None:
+    gpu = config.model_copy(
+        update={"device": "cuda", "attention": "flash_attn", "liger_kernel": True}
+    )
+    with pytest.raises(
+        UnavailableError, match=r"'flash_attn' and the package 'liger_kernel' and a CUDA GPU"
+    ):
+        train_adapter(
+            gpu, tmp_path / "missing", tmp_path / "missing", 0, tmp_path / "work", tmp_path / "out"
+        )
     assert not (tmp_path / "work").exists()
 
 
 def test_a_flash_attention_that_does_not_load_stops_before_training_and_says_why(
     config: SftConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c105ErrorC2E')")
+    (tmp_path / "flash_attn.py").write_text(
+        "raise ImportError('undefined symbol: _ZN3c105ErrorC2E')"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnavailableError, match=r"'flash_attn' does not load: undefined symbol: _ZN3c105ErrorC2E"):
+    with pytest.raises(
+        UnavailableError, match=r"'flash_attn' does not load: undefined symbol: _ZN3c105ErrorC2E"
+    ):
         require_attention(config.model_copy(update={"attention": "flash_attn"}))
     require_attention(config)
 
 
-def test_float32_switches_both_kinds_of_mixed_precision_off(config: SftConfig, tmp_path: Path) -> None:
+def test_float32_switches_both_kinds_of_mixed_precision_off(
+    config: SftConfig, tmp_path: Path
+) -> None:
     flags = flags_of(swift_sft_command(config, tmp_path, tmp_path, tmp_path, 3))
     assert (flags["torch_dtype"], flags["fp16"], flags["bf16"]) == ("float32", "false", "false")
     assert (flags["seed"], flags["data_seed"]) == ("3", "3")
 
 
 def test_a_checkpoint_that_was_being_written_is_passed_over(tmp_path: Path) -> None:
-    for step, state in ((90, '{"global_step": 90}'), (100, '{"global_step": 100}'), (110, '{"global_st'), (120, None)):
+    for step, state in (
+        (90, '{"global_step": 90}'),
+        (100, '{"global_step": 100}'),
+        (110, '{"global_st'),
+        (120, None),
+    ):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         if state is not None:
@@ -169,26 +211,39 @@ def test_the_training_curve_leaves_out_the_closing_summary(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1e-4, 'global_step/max_steps': '7/9'}", "grad_norm nan"),
+        (
+            "{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1e-4, 'global_step/max_steps': '7/9'}",
+            "grad_norm nan",
+        ),
         ("{'loss': '0', 'grad_norm': 'nan', 'learning_rate': '1e-4'}", "grad_norm nan"),
         ("{'loss': inf, 'grad_norm': -inf}", "loss inf, grad_norm -inf"),
         ("{'eval_loss': nan, 'eval_runtime': 2.0}", "eval_loss nan"),
         ("{'loss': 0.5, 'grad_norm': 1.5, 'note': 'nan'}", ""),
     ],
 )
-def test_a_loss_or_gradient_that_is_no_number_is_read_from_what_the_trainer_prints(line: str, problem: str) -> None:
+def test_a_loss_or_gradient_that_is_no_number_is_read_from_what_the_trainer_prints(
+    line: str, problem: str
+) -> None:
     assert not_finite_metrics(line) == problem
 
 
 def test_training_stops_at_the_first_loss_that_is_no_number_and_keeps_no_checkpoint_from_there_on(
-    config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: SftConfig,
+    policy_folder: Path,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As ms-swift reports it: ``loss: 0.0, grad_norm: nan``. What it prints is read while it runs; its state after."""
     scratch = tmp_path / "work"
     bad = {**ENTRY, "loss": 0.0, "grad_norm": float("nan"), "step": 6}
 
     def swift(*arguments: Any) -> None:
-        for step, log_history in ((5, [ENTRY]), (6, [ENTRY, bad]), (7, [ENTRY, bad, {**ENTRY, "step": 7}])):
+        for step, log_history in (
+            (5, [ENTRY]),
+            (6, [ENTRY, bad]),
+            (7, [ENTRY, bad, {**ENTRY, "step": 7}]),
+        ):
             folder = scratch / f"checkpoint-{step}"
             folder.mkdir(parents=True)
             write_state(folder, global_step=step, max_steps=7, log_history=log_history)
@@ -197,7 +252,9 @@ def test_training_stops_at_the_first_loss_that_is_no_number_and_keeps_no_checkpo
 
     monkeypatch.setattr(sft, "run_swift", swift)
     for on_its_output in (False, True):
-        with pytest.raises(NotFiniteError, match=r"swift sft computed no number \(.*step .*: grad_norm nan"):
+        with pytest.raises(
+            NotFiniteError, match=r"swift sft computed no number \(.*step .*: grad_norm nan"
+        ):
             train_adapter(config, policy_folder, rows, 0, scratch, tmp_path / "out")
         assert remove_not_finite(scratch) == ("step 6: grad_norm nan" if on_its_output else "")
         assert [folder.name for folder in scratch.iterdir()] == ["checkpoint-5"]
@@ -208,13 +265,29 @@ def test_training_stops_at_the_first_loss_that_is_no_number_and_keeps_no_checkpo
 def test_with_liger_the_training_curve_has_no_token_accuracy(tmp_path: Path) -> None:
     """Entries of ms-swift 4.6 with ``use_liger_kernel``: training makes no logits, an evaluation does."""
     entry = {name: value for name, value in ENTRY.items() if name != "token_acc"}
-    evaluation = {"eval_loss": 1.25, "eval_token_acc": 0.7, "eval_runtime": 2.0, "epoch": 0.1, "step": 5}
-    state = read_record(write_state(tmp_path, log_history=[entry, evaluation, SUMMARY]), TrainerState)
-    assert [(line.loss, line.token_acc, line.eval_loss) for line in state.lines] == [(1.5, None, 1.25)]
+    evaluation = {
+        "eval_loss": 1.25,
+        "eval_token_acc": 0.7,
+        "eval_runtime": 2.0,
+        "epoch": 0.1,
+        "step": 5,
+    }
+    state = read_record(
+        write_state(tmp_path, log_history=[entry, evaluation, SUMMARY]), TrainerState
+    )
+    assert [(line.loss, line.token_acc, line.eval_loss) for line in state.lines] == [
+        (1.5, None, 1.25)
+    ]
 
 
-def test_the_training_curve_has_the_evaluation_loss_at_the_steps_that_have_one(tmp_path: Path) -> None:
-    log = [ENTRY, {"eval_loss": 1.25, "eval_runtime": 2.0, "epoch": 0.1, "step": 5}, {**ENTRY, "step": 6}]
+def test_the_training_curve_has_the_evaluation_loss_at_the_steps_that_have_one(
+    tmp_path: Path,
+) -> None:
+    log = [
+        ENTRY,
+        {"eval_loss": 1.25, "eval_runtime": 2.0, "epoch": 0.1, "step": 5},
+        {**ENTRY, "step": 6},
+    ]
     state = read_record(write_state(tmp_path, log_history=log, best_global_step=5), TrainerState)
     assert [(line.step, line.eval_loss) for line in state.lines] == [(5, 1.25), (6, None)]
 
@@ -229,7 +302,9 @@ def test_the_checkpoint_with_the_lowest_evaluation_loss_is_taken_and_its_absence
     state = read_record(write_state(newest), TrainerState)
     assert chosen_checkpoint(by_loss, newest, state) == newest
     state = read_record(write_state(newest, best_global_step=5), TrainerState)
-    with pytest.raises(ArtifactError, match="checkpoint-5, the checkpoint with the lowest evaluation loss, is gone"):
+    with pytest.raises(
+        ArtifactError, match="checkpoint-5, the checkpoint with the lowest evaluation loss, is gone"
+    ):
         chosen_checkpoint(by_loss, newest, state)
     assert chosen_checkpoint(config, newest, state) == newest
     (best / "adapter_model.safetensors").touch()
@@ -275,7 +350,11 @@ def test_swift_runs_unless_the_newest_checkpoint_has_the_last_step(
 
 
 def test_all_checkpoints_are_published_for_dev_to_choose_from_and_another_choice_of_a_killed_run_trains_nothing(
-    config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: SftConfig,
+    policy_folder: Path,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     commands: list[list[str]] = []
 
@@ -293,10 +372,15 @@ def test_all_checkpoints_are_published_for_dev_to_choose_from_and_another_choice
         chosen = config.model_copy(update={"checkpoint": rule})
         train_adapter(chosen, policy_folder, rows, 0, tmp_path / "work", tmp_path / rule)
     assert len(commands) == 1
-    names = sorted(path.relative_to(tmp_path / "dev").as_posix() for path in (tmp_path / "dev").rglob("*.safetensors"))
+    names = sorted(
+        path.relative_to(tmp_path / "dev").as_posix()
+        for path in (tmp_path / "dev").rglob("*.safetensors")
+    )
     assert names == [f"checkpoints/{step}/adapter_model.safetensors" for step in (2, 4, 5)]
     assert (tmp_path / "last" / "adapter_model.safetensors").read_text() == "weights of step 5"
-    manifests = [json.loads((tmp_path / rule / "manifest.json").read_text()) for rule in ("dev", "last")]
+    manifests = [
+        json.loads((tmp_path / rule / "manifest.json").read_text()) for rule in ("dev", "last")
+    ]
     assert [manifest.get("best_step") for manifest in manifests] == [None, 5]
 
 
@@ -318,19 +402,34 @@ def test_a_state_of_another_trainer_is_named_by_file_and_field(
 
 def test_the_curve_is_read_from_what_swift_prints_and_a_summary_is_no_step() -> None:
     step = (
-        "Train: | {'loss': 1.36021721, 'grad_norm': 1.3, 'learning_rate': 3e-07, 'token_acc': 0.75, 'epoch': 0.1} | 5s"
+        "Train: | {'loss': 1.36021721, 'grad_norm': 1.3, 'learning_rate': 3e-07, "
+        "'token_acc': 0.75, 'epoch': 0.1} | 5s"
     )
-    assert logged_metrics(step) == {"loss": 1.36021721, "grad_norm": 1.3, "learning_rate": 3e-07, "token_acc": 0.75}
-    assert logged_metrics("{'eval_loss': 1.5, 'eval_token_acc': 0.7, 'eval_runtime': 3.0, 'epoch': 0.1}") == {
+    assert logged_metrics(step) == {
+        "loss": 1.36021721,
+        "grad_norm": 1.3,
+        "learning_rate": 3e-07,
+        "token_acc": 0.75,
+    }
+    assert logged_metrics(
+        "{'eval_loss': 1.5, 'eval_token_acc': 0.7, 'eval_runtime': 3.0, 'epoch': 0.1}"
+    ) == {
         "eval_loss": 1.5,
         "eval_token_acc": 0.7,
     }
-    for line in ("{'train_loss': 0.9, 'token_acc': 0.8}", "{'loss': nan, 'epoch': 0.1}", "{'loss': 1.5", "no step"):
+    for line in (
+        "{'train_loss': 0.9, 'token_acc': 0.8}",
+        "{'loss': nan, 'epoch': 0.1}",
+        "{'loss': 1.5",
+        "no step",
+    ):
         assert logged_metrics(line) == {}
 
 
 @pytest.mark.nightly
-def test_a_failing_swift_publishes_nothing(config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path) -> None:
+def test_a_failing_swift_publishes_nothing(
+    config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path
+) -> None:
     config = config.model_copy(update={"model_type": "no_such_type"})
     with pytest.raises(CommandError, match=r"`swift sft` ended with exit code 1"):
         train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
@@ -342,21 +441,37 @@ def test_a_failing_swift_publishes_nothing(config: SftConfig, policy_folder: Pat
 def test_a_run_that_was_killed_ends_as_one_that_was_not(
     config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path
 ) -> None:
-    config = config.model_copy(update={"eval_share": 0.25, "checkpoint": "loss", "epochs": 2, "log_steps": 1})
+    config = config.model_copy(
+        update={"eval_share": 0.25, "checkpoint": "loss", "epochs": 2, "log_steps": 1}
+    )
     began_ms = time.time() * 1000
     with recorded_curve(curve_path(tmp_path, "sft-0123456789ab")):
-        train_adapter(config, policy_folder, rows, 0, tmp_path / "whole", tmp_path / "uninterrupted")
+        train_adapter(
+            config, policy_folder, rows, 0, tmp_path / "whole", tmp_path / "uninterrupted"
+        )
     times = {digest: time_ms for digest, (time_ms, _) in read_steps(tmp_path).items()}
     lines = read_record(next((tmp_path / "whole").rglob(TRAINER_STATE)), TrainerState).lines
-    assert all(began_ms - 1 < times[line_digest(line.model_dump())] < time.time() * 1000 for line in lines)
+    assert all(
+        began_ms - 1 < times[line_digest(line.model_dump())] < time.time() * 1000 for line in lines
+    )
     _train_until_first_checkpoint(config, policy_folder, rows, tmp_path / "work")
     train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "resumed")
 
-    for name in ("adapter_model.safetensors", "adapter_config.json", "train_log.jsonl", "manifest.json"):
-        assert sha256_file(tmp_path / "resumed" / name) == sha256_file(tmp_path / "uninterrupted" / name), name
+    for name in (
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "train_log.jsonl",
+        "manifest.json",
+    ):
+        assert sha256_file(tmp_path / "resumed" / name) == sha256_file(
+            tmp_path / "uninterrupted" / name
+        ), name
     manifest = json.loads((tmp_path / "resumed" / "manifest.json").read_text())
     assert (manifest["rows"], manifest["steps"], manifest["device"]) == (16, 6, "cpu")
-    log = [json.loads(line) for line in (tmp_path / "resumed" / "train_log.jsonl").read_text().splitlines()]
+    log = [
+        json.loads(line)
+        for line in (tmp_path / "resumed" / "train_log.jsonl").read_text().splitlines()
+    ]
     losses = {line["step"]: line["eval_loss"] for line in log if "eval_loss" in line}
     assert list(losses) == [2, 4, 6]
     assert losses[manifest["best_step"]] == min(losses.values())

@@ -27,13 +27,19 @@ from tests.settings import AGENT, RETRIEVAL, new_scratch
 from tests.worlds import World
 
 WEIGHTS = "adapter_model.safetensors"
-CPU = {"backend": "cpu", "cpu": {"slots": 8, "context_tokens": CONTEXT_TOKENS, "start_timeout_s": 120}}
+CPU = {
+    "backend": "cpu",
+    "cpu": {"slots": 8, "context_tokens": CONTEXT_TOKENS, "start_timeout_s": 120},
+}
 
 
 @pytest.fixture
 def rollouts(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> DevRollouts:
     monkeypatch.setenv("DEV_TEST_KEY", KEY)
-    questions = [Question(id=f"q{n}", question=f"Who is {n}?", golden_answers=(f"person {n}",)) for n in range(6)]
+    questions = [
+        Question(id=f"q{n}", question=f"Who is {n}?", golden_answers=(f"person {n}",))
+        for n in range(6)
+    ]
     write_jsonl(tmp_path / "dev.jsonl", questions)
     setting = RolloutSetting(
         questions=tmp_path,
@@ -55,7 +61,9 @@ def trained(tmp_path: Path, policy_folder: Path) -> Path:
     model = peft.get_peft_model(base, peft.LoraConfig(**settings, init_lora_weights=False))
     folder = tmp_path / "sft_adapter"
     for step in (2, 4, 5):
-        torch.nn.init.normal_(next(weights for name, weights in model.named_parameters() if "lora_B" in name))
+        torch.nn.init.normal_(
+            next(weights for name, weights in model.named_parameters() if "lora_B" in name)
+        )
         model.save_pretrained(str(folder / "checkpoints" / str(step)))
     lines = [{"step": step, "loss": 1.0 / step} for step in (2, 4)]
     write_jsonl(folder / "train_log.jsonl", map(TrainingStep.model_validate, lines))
@@ -66,7 +74,11 @@ def trained(tmp_path: Path, policy_folder: Path) -> Path:
 def describe_endpoints(folder: Path, base_url: str) -> None:
     """Have each checkpoint answered by a scripted server, under the model name of its step."""
     for checkpoint in (folder / "checkpoints").iterdir():
-        endpoint = {"base_url": base_url, "model": checkpoint.name, "api_key_variable": "DEV_TEST_KEY"}
+        endpoint = {
+            "base_url": base_url,
+            "model": checkpoint.name,
+            "api_key_variable": "DEV_TEST_KEY",
+        }
         write_json(checkpoint / "endpoint.json", endpoint)
 
 
@@ -77,8 +89,12 @@ def answers(right: dict[str, int]) -> Callable[[dict[str, Any]], dict[str, Any] 
         messages = body["messages"]
         if messages[-1]["role"] == "user":
             return searches("a person")
-        number = int(next(message["content"] for message in messages if message["role"] == "user")[7])
-        return says(f"<answer> person {number if number < right[body['model']] else 'nobody'}</answer>")
+        number = int(
+            next(message["content"] for message in messages if message["role"] == "user")[7]
+        )
+        return says(
+            f"<answer> person {number if number < right[body['model']] else 'nobody'}</answer>"
+        )
 
     return reply
 
@@ -97,7 +113,11 @@ def test_the_checkpoint_that_answers_best_is_left_and_all_scores_are_in_log_mani
     ]  # fmt: skip
     assert sha256_file(trained / WEIGHTS) == expected
     manifest = read_json(trained / "manifest.json")
-    assert manifest == {"steps": 5, "best_step": 4, "dev_f1": {"2": scores[2], "4": 1.0, "5": scores[5]}}
+    assert manifest == {
+        "steps": 5,
+        "best_step": 4,
+        "dev_f1": {"2": scores[2], "4": 1.0, "5": scores[5]},
+    }
     lines = [line.model_dump() for line in read_jsonl(trained / "train_log.jsonl", TrainingStep)]
     assert [(line["step"], line.get("loss"), line["eval_dev_f1"]) for line in lines] == [
         (2, 0.5, scores[2]), (4, 0.25, 1.0), (5, None, scores[5]),
@@ -136,6 +156,8 @@ def test_real_adapters_are_served_one_after_the_other_and_score(
     assert two.read_text() != four.read_text(), "another adapter writes something else"
 
 
-def test_another_choice_than_dev_is_refused_where_the_graph_asks_dev_questions(smoke: Profile, tmp_path: Path) -> None:
+def test_another_choice_than_dev_is_refused_where_the_graph_asks_dev_questions(
+    smoke: Profile, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"sft\.checkpoint is 'last', .* `make params deps`"):
         stage.main(smoke.with_overrides({"sft.checkpoint": "last"}), new_scratch(tmp_path))

@@ -19,7 +19,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-def test_output_goes_to_the_log_and_line_by_line_to_the_reader(program: Path, tmp_path: Path) -> None:
+def test_output_goes_to_the_log_and_line_by_line_to_the_reader(
+    program: Path, tmp_path: Path
+) -> None:
     (program / "hello.py").write_text(
         "import sys\nprint('one\\rtwo', *sys.argv[1:])\nprint('three', file=sys.stderr)\n"
     )
@@ -34,13 +36,17 @@ def test_with_processes_per_node_swifts_own_launcher_runs(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "2")
-    (program / "main.py").write_text(f"import os, sys\nprint('launcher', os.environ['{variable}'], *sys.argv[1:])\n")
+    (program / "main.py").write_text(
+        f"import os, sys\nprint('launcher', os.environ['{variable}'], *sys.argv[1:])\n"
+    )
     lines: list[str] = []
     run_swift(["fakeswift", "hello", "--flag", "x"], tmp_path / "swift.log", lines.append)
     assert lines == ["launcher 2 hello --flag x"]
 
 
-def test_a_failure_names_the_command_its_exit_code_its_log_and_its_last_lines(program: Path, tmp_path: Path) -> None:
+def test_a_failure_names_the_command_its_exit_code_its_log_and_its_last_lines(
+    program: Path, tmp_path: Path
+) -> None:
     (program / "boom.py").write_text("for i in range(99): print('line', i)\nraise SystemExit(7)\n")
     with pytest.raises(CommandError) as caught:
         run_swift(["fakeswift", "boom"], tmp_path / "swift.log", lambda _: None)

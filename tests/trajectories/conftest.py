@@ -10,7 +10,15 @@ from deepsearch_rl.training.pretrain.model import world_tokenizer
 from tests.agent.conftest import agent_config, chat_server, mcp_server, searches
 from tests.worlds import smoke, world, world_server
 
-__all__ = ["agent_config", "chat_server", "mcp_server", "searches", "smoke", "world", "world_server"]
+__all__ = [
+    "agent_config",
+    "chat_server",
+    "mcp_server",
+    "searches",
+    "smoke",
+    "world",
+    "world_server",
+]
 
 
 @pytest.fixture(scope="session")
@@ -19,5 +27,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     tokenizer = world_tokenizer(load_prompt("tiny"), 400, 2048)
     tokenizer.save_pretrained(folder)
-    Qwen3Config(vocab_size=len(tokenizer), architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
+    Qwen3Config(vocab_size=len(tokenizer), architectures=["Qwen3ForCausalLM"]).save_pretrained(
+        folder
+    )
     return folder

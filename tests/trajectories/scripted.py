@@ -19,7 +19,10 @@ def rollout_id(question_id: str, sample: int) -> str:
 
 
 def make_questions(count: int) -> list[Question]:
-    return [Question(id=f"q{number}", question="Who?", golden_answers=("Mary",)) for number in range(count)]
+    return [
+        Question(id=f"q{number}", question="Who?", golden_answers=("Mary",))
+        for number in range(count)
+    ]
 
 
 def make_trajectory(
@@ -49,7 +52,9 @@ def make_trajectory(
 class ScriptedAgent:
     """Answers by the given function and counts the questions that it was asked."""
 
-    def __init__(self, answer: Callable[[Question, int], Awaitable[Trajectory]] | None = None) -> None:
+    def __init__(
+        self, answer: Callable[[Question, int], Awaitable[Trajectory]] | None = None
+    ) -> None:
         self._answer, self.asked, self.running, self.most_running = answer, list[str](), 0, 0
 
     async def __aenter__(self) -> "ScriptedAgent":
@@ -64,18 +69,35 @@ class ScriptedAgent:
         self.most_running = max(self.most_running, self.running)
         await asyncio.sleep(0)
         self.running -= 1
-        return await self._answer(question, sample) if self._answer else make_trajectory(question, sample)
+        return (
+            await self._answer(question, sample)
+            if self._answer
+            else make_trajectory(question, sample)
+        )
 
 
 async def announced_answer(question: Question, sample: int) -> Trajectory:
     """Say on stdout which rollout begins, and finish it after others that began later."""
-    os.write(sys.stdout.fileno(), rollout_id(question.id, sample).encode().ljust(ANNOUNCEMENT_BYTES - 1) + b"\n")
+    os.write(
+        sys.stdout.fileno(),
+        rollout_id(question.id, sample).encode().ljust(ANNOUNCEMENT_BYTES - 1) + b"\n",
+    )
     number = int(question.id.removeprefix("q"))
     for _ in range(1 + (number * 7 + sample * 3) % 11):
         await asyncio.sleep(0)
-    return make_trajectory(question, sample, text=f"[1] Maß {number}\n" + "ünïcode 🐟 " * (number % 50))
+    return make_trajectory(
+        question, sample, text=f"[1] Maß {number}\n" + "ünïcode 🐟 " * (number % 50)
+    )
 
 
 if __name__ == "__main__":
     log, out, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    collect(make_questions(count), SAMPLES, lambda: ScriptedAgent(announced_answer), log, CONCURRENCY, "killed", out)
+    collect(
+        make_questions(count),
+        SAMPLES,
+        lambda: ScriptedAgent(announced_answer),
+        log,
+        CONCURRENCY,
+        "killed",
+        out,
+    )

@@ -28,8 +28,12 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "work" / "log.jsonl"
 
 
-def run(agent: ScriptedAgent, log: Path, questions: list[Question] = QUESTIONS, samples: int = 1) -> TrajectoryFile:
-    return collect(questions, samples, lambda: agent, log, 3, "test", log.parent.parent / "out.jsonl")
+def run(
+    agent: ScriptedAgent, log: Path, questions: list[Question] = QUESTIONS, samples: int = 1
+) -> TrajectoryFile:
+    return collect(
+        questions, samples, lambda: agent, log, 3, "test", log.parent.parent / "out.jsonl"
+    )
 
 
 def ends(reasons: dict[str, StopReason]) -> ScriptedAgent:
@@ -43,18 +47,25 @@ def ends(reasons: dict[str, StopReason]) -> ScriptedAgent:
 
 def write_log(log: Path, *trajectories: Trajectory) -> None:
     log.parent.mkdir(parents=True)
-    log.write_text("".join(one.model_dump_json(exclude_none=True) + "\n" for one in trajectories), encoding="utf-8")
+    log.write_text(
+        "".join(one.model_dump_json(exclude_none=True) + "\n" for one in trajectories),
+        encoding="utf-8",
+    )
 
 
 def test_every_question_is_answered_as_often_as_asked_with_bounded_concurrency(log: Path):
     agent = ScriptedAgent()
     found = run(agent, log, samples=2)
-    assert [trajectory.id for trajectory in found] == sorted(agent.asked, key=lambda id_: id_.split("#"))
+    assert [trajectory.id for trajectory in found] == sorted(
+        agent.asked, key=lambda id_: id_.split("#")
+    )
     assert len(agent.asked) == found.count == 40
     assert agent.most_running == 3
 
 
-def test_the_artifact_is_sorted_whatever_the_order_of_finishing_and_can_be_read_again_and_again(log: Path):
+def test_the_artifact_is_sorted_whatever_the_order_of_finishing_and_can_be_read_again_and_again(
+    log: Path,
+):
     finished: list[str] = []
 
     async def answer(question: Question, sample: int) -> Trajectory:
@@ -107,8 +118,14 @@ def test_more_samples_of_the_same_questions_keep_those_there_are(log: Path):
 
 
 def test_rollouts_that_a_server_ended_are_tried_again_and_those_a_model_ended_are_not(log: Path):
-    agent = ends({"q1": StopReason.MODEL_ERROR, "q2": StopReason.TURN_BUDGET, "q3": StopReason.TOOL_ERROR})
-    assert {trajectory.question_id for trajectory in run(agent, log) if trajectory.failed} == {"q1", "q2", "q3"}
+    agent = ends(
+        {"q1": StopReason.MODEL_ERROR, "q2": StopReason.TURN_BUDGET, "q3": StopReason.TOOL_ERROR}
+    )
+    assert {trajectory.question_id for trajectory in run(agent, log) if trajectory.failed} == {
+        "q1",
+        "q2",
+        "q3",
+    }
     again = ScriptedAgent()
     found = run(again, log)
     assert again.asked == ["q1#0", "q3#0"]
@@ -138,9 +155,12 @@ def test_a_server_that_is_gone_stops_the_run_with_its_error(log: Path):
     assert not (log.parent.parent / "out.jsonl").exists()
 
 
-def test_a_model_server_that_refuses_is_told_through_a_real_agent(log: Path, smoke: Profile, world_server: str):
+def test_a_model_server_that_refuses_is_told_through_a_real_agent(
+    log: Path, smoke: Profile, world_server: str
+):
     config = smoke.section("agent", AgentConfig)
-    no_model = Endpoint(f"{world_server}/v1", "none")  # refused at once, without the waits of a lost connection
+    # Refused at once, without the waits of a lost connection
+    no_model = Endpoint(f"{world_server}/v1", "none")
 
     def make_agent() -> SearchAgent:
         return SearchAgent(config, no_model, world_server, 0.7)
@@ -157,7 +177,9 @@ def test_a_full_disk_is_told_as_it_is(log: Path):
         run(ScriptedAgent(answer), log)
 
 
-def test_a_cut_last_line_is_told_and_only_its_rollout_is_made_again(log: Path, caplog: pytest.LogCaptureFixture):
+def test_a_cut_last_line_is_told_and_only_its_rollout_is_made_again(
+    log: Path, caplog: pytest.LogCaptureFixture
+):
     whole = list(run(ScriptedAgent(), log))
     written = log.read_bytes()
     last = Trajectory.model_validate_json(written.splitlines()[-1])
@@ -179,7 +201,9 @@ FIRST, SECOND = (make_trajectory(question, 0) for question in QUESTIONS[:2])
         ({**SECOND.model_dump(mode="json"), "schema_version": 99}, "schema_version"),
     ],
 )
-def test_a_log_line_that_cannot_be_is_refused_by_its_place(log: Path, second: dict[str, object], field: str) -> None:
+def test_a_log_line_that_cannot_be_is_refused_by_its_place(
+    log: Path, second: dict[str, object], field: str
+) -> None:
     line = {**FIRST.model_dump(mode="json", exclude_none=True), **second}
     log.parent.mkdir(parents=True)
     log.write_text(f"{FIRST.model_dump_json(exclude_none=True)}\n{json.dumps(line)}\n")
@@ -190,7 +214,12 @@ def test_a_log_line_that_cannot_be_is_refused_by_its_place(log: Path, second: di
 
 def test_rollouts_that_are_not_wanted_stay_out_of_the_artifact(log: Path):
     stranger = Question(id="other", question="Who?", golden_answers=("Mary",))
-    write_log(log, make_trajectory(stranger, 0), make_trajectory(QUESTIONS[0], 4), make_trajectory(QUESTIONS[0], 0))
+    write_log(
+        log,
+        make_trajectory(stranger, 0),
+        make_trajectory(QUESTIONS[0], 4),
+        make_trajectory(QUESTIONS[0], 0),
+    )
     agent = ScriptedAgent()
     assert [trajectory.id for trajectory in run(agent, log, QUESTIONS[:2])] == ["q0#0", "q1#0"]
     assert agent.asked == ["q1#0"]

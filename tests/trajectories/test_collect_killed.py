@@ -21,10 +21,19 @@ def start(root: Path, tmp_path: Path):
     """Starts a real ``collect`` in a process of its own, with the given log and artifact."""
 
     def run(log: Path, out: Path, questions: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.trajectories.scripted", str(log), str(out), str(questions)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.trajectories.scripted",
+            str(log),
+            str(out),
+            str(questions),
+        ]
         errors = (tmp_path / "errors.txt").open("ab")
         with errors:
-            return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=errors, pipesize=PIPE_BYTES)
+            return subprocess.Popen(
+                command, cwd=root, stdout=subprocess.PIPE, stderr=errors, pipesize=PIPE_BYTES
+            )
 
     return run
 
@@ -53,10 +62,16 @@ def test_a_run_killed_at_random_points_loses_nothing_repeats_nothing_and_ends_in
     start, tmp_path: Path, seed: int
 ):
     rng = random.Random(seed)
-    log, out, undisturbed = tmp_path / "work" / "log.jsonl", tmp_path / "out.jsonl", tmp_path / "undisturbed.jsonl"
+    log, out, undisturbed = (
+        tmp_path / "work" / "log.jsonl",
+        tmp_path / "out.jsonl",
+        tmp_path / "undisturbed.jsonl",
+    )
     questions = 400
     wanted = questions * SAMPLES
-    assert len(announced(start(tmp_path / "work" / "other.jsonl", undisturbed, questions))) == wanted
+    assert (
+        len(announced(start(tmp_path / "work" / "other.jsonl", undisturbed, questions))) == wanted
+    )
 
     begun = 0
     kills = 6
@@ -65,10 +80,13 @@ def test_a_run_killed_at_random_points_loses_nothing_repeats_nothing_and_ends_in
         made = announced(start(log, out, questions), kill_after=rng.randint(1, 60))
         assert kept.isdisjoint(made), "what was whole in the log is not made again"
         assert kept <= set(whole_lines(log)), "what was whole in the log stays"
-        assert len(set(made) - set(whole_lines(log))) <= CONCURRENCY, "only what was in flight is lost"
+        assert len(set(made) - set(whole_lines(log))) <= CONCURRENCY, (
+            "only what was in flight is lost"
+        )
         begun += len(made)
         assert not out.exists(), "an artifact is whole or not there"
-        if rng.random() < 0.5:  # as if the power, and not the process, had failed in the middle of a line
+        # As if the power, and not the process, had failed in the middle of a line
+        if rng.random() < 0.5:
             with log.open("ab") as file:
                 line = rng.choice(undisturbed.read_bytes().splitlines())
                 file.write(line[: rng.randrange(1, len(line))])
@@ -76,7 +94,9 @@ def test_a_run_killed_at_random_points_loses_nothing_repeats_nothing_and_ends_in
 
     assert len(set(whole_lines(log))) == len(whole_lines(log)) == wanted
     assert sorted(whole_lines(log)) == sorted(whole_lines(out))
-    assert wanted <= begun <= wanted + kills * CONCURRENCY, "at most what was in flight is made again"
+    assert wanted <= begun <= wanted + kills * CONCURRENCY, (
+        "at most what was in flight is made again"
+    )
     assert out.read_bytes() == undisturbed.read_bytes()
 
 

@@ -16,7 +16,9 @@ from tests.trajectories.conversations import conversation_of
 PASSAGES = '[1] Zoë\'s "Café"\nThe mayor of Northgate is Kaspar Granger.\n\n[2] B\n{"x": 1}'
 
 
-def conversation(*turns: tuple[str, Iterable[str]], answer: str = "<answer> Kaspar Granger</answer>") -> Trajectory:
+def conversation(
+    *turns: tuple[str, Iterable[str]], answer: str = "<answer> Kaspar Granger</answer>"
+) -> Trajectory:
     """A trajectory whose assistant turns have the given texts and queries, and then the answer."""
     searching = [(None, text, queries) for text, queries in turns]
     return conversation_of([*searching, (None, answer, ())], lambda _: PASSAGES)
@@ -30,7 +32,9 @@ CONVERSATIONS = [
     conversation(("", ["one", "two"]), ("", ["three"])),
     conversation(("", ["mayor"]), answer="<answer> yes</answer>\n"),
     conversation(("I look for the mayor.", ["mayor of Northgate"])),
-    conversation(("Two at once. ", ["one", "two"]), ("", ["three"]), ("and <think>more</think>", ["four"])),
+    conversation(
+        ("Two at once. ", ["one", "two"]), ("", ["three"]), ("and <think>more</think>", ["four"])
+    ),
 ]
 
 
@@ -46,7 +50,10 @@ def test_a_row_has_the_fields_that_ms_swift_reads_and_no_others():
         "messages": [
             {"role": "system", "content": "Search."},
             {"role": "user", "content": "Who is mayor?"},
-            {"role": "tool_call", "content": '{"name": "retrieve", "arguments": {"query": "mayor of Northgate"}}'},
+            {
+                "role": "tool_call",
+                "content": '{"name": "retrieve", "arguments": {"query": "mayor of Northgate"}}',
+            },
             {"role": "tool_response", "content": PASSAGES},
             {"role": "assistant", "content": "<answer> Kaspar Granger</answer>"},
         ]
@@ -58,7 +65,9 @@ def test_training_tokens_and_served_tokens_agree(proof: TokenProof, trajectory: 
     assert proof.check(trajectory, swift_row(trajectory)) > 150
 
 
-def test_exactly_the_assistant_turns_are_trained(proof: TokenProof, monkeypatch: pytest.MonkeyPatch):
+def test_exactly_the_assistant_turns_are_trained(
+    proof: TokenProof, monkeypatch: pytest.MonkeyPatch
+):
     compared = []
     monkeypatch.setattr(proof, "_compare", lambda *arguments: compared.append(arguments))
     proof.check(ONE_CALL, swift_row(ONE_CALL))
@@ -68,8 +77,12 @@ def test_exactly_the_assistant_turns_are_trained(proof: TokenProof, monkeypatch:
     assert trained == f"{call}<|im_end|>\n<answer> Kaspar Granger</answer><|im_end|>\n"
 
 
-@pytest.mark.parametrize(("template", "agent_template"), [("qwen3", "hermes"), ("qwen3_nothinking", "react_en")])
-def test_a_template_that_trains_other_tokens_is_refused(model_folder: Path, template: str, agent_template: str):
+@pytest.mark.parametrize(
+    ("template", "agent_template"), [("qwen3", "hermes"), ("qwen3_nothinking", "react_en")]
+)
+def test_a_template_that_trains_other_tokens_is_refused(
+    model_folder: Path, template: str, agent_template: str
+):
     proof = TokenProof(model_folder, template, agent_template, "default")
     with pytest.raises(CheckFailedError, match="training tokens differ"):
         proof.check(ONE_CALL, swift_row(ONE_CALL))
@@ -80,7 +93,9 @@ def test_a_row_that_is_not_its_trajectory_is_refused(proof: TokenProof):
         proof.check(ONE_CALL, swift_row(conversation(("", ["mayor of Southgate"]))))
 
 
-def test_a_mask_that_trains_more_than_assistant_turns_is_refused(model_folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_mask_that_trains_more_than_assistant_turns_is_refused(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     proof = TokenProof(model_folder, "qwen3_nothinking", "hermes", "default")
     monkeypatch.setattr(proof._training, "_loss_scale", "all")
     with pytest.raises(CheckFailedError, match="trained tokens differ"):

@@ -25,7 +25,9 @@ from deepsearch_rl.trajectories.results import UNKNOWN, import_results
 from tests.trajectories.test_convert import ONE_CALL, conversation
 
 SOURCE = {"dataset": "hotpotqa", "split": "train", "prompt": "multihoprag_nothink"}
-PARALLEL = conversation(("", ["one", 'two "quoted" Zoë']), ("I look.", ["three"])).model_copy(update={"id": "q#1"})
+PARALLEL = conversation(("", ["one", 'two "quoted" Zoë']), ("I look.", ["three"])).model_copy(
+    update={"id": "q#1"}
+)
 FAILED = ONE_CALL.model_copy(update={"id": "q#2", "stop_reason": StopReason.DEADLINE})
 QUESTIONS = [
     Question(id="q1", question="Who is mayor?", golden_answers=("Kaspar Granger", "K. Granger")),
@@ -50,12 +52,17 @@ def test_trl_renders_the_rows_as_the_server_renders_the_conversation(
 ) -> None:
     assert export_rows(trajectories, tmp_path / "out.jsonl", "trl", **SOURCE) == 2
     rows = datasets.load_dataset(
-        "json", data_files=str(tmp_path / "out.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+        "json",
+        data_files=str(tmp_path / "out.jsonl"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
     )
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     texts = [apply_chat_template(row, tokenizer, tools=row["tools"])["text"] for row in rows]
     served = [
-        tokenizer.apply_chat_template(chat_messages(one.messages), tools=[RETRIEVE_TOOL], tokenize=False)
+        tokenizer.apply_chat_template(
+            chat_messages(one.messages), tools=[RETRIEVE_TOOL], tokenize=False
+        )
         for one in (ONE_CALL, PARALLEL)
     ]
     assert texts == served
@@ -66,7 +73,12 @@ def test_trl_renders_the_rows_as_the_server_renders_the_conversation(
 def swift_rows(path: Path) -> list[dict[str, Any]]:
     """A file as ms-swift's own loader and preprocessor hand it to its templates; a row they refuse is an error."""
     rows, _ = swift.dataset.load_dataset(
-        str(path), strict=True, num_proc=1, load_from_cache_file=False, use_hf=True, split_dataset_ratio=0.0
+        str(path),
+        strict=True,
+        num_proc=1,
+        load_from_cache_file=False,
+        use_hf=True,
+        split_dataset_ratio=0.0,
     )
     return [{"messages": row["messages"], "tools": row["tools"]} for row in rows]
 
@@ -86,7 +98,9 @@ def test_ms_swifts_loader_reads_every_row_as_it_was_written(
         assert row["tools"] == json.loads(expected["tools"]) == [RETRIEVE_TOOL]
 
 
-def test_ms_swift_has_a_row_per_turn_where_it_is_asked_for(trajectories: Path, tmp_path: Path) -> None:
+def test_ms_swift_has_a_row_per_turn_where_it_is_asked_for(
+    trajectories: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out.jsonl"
     assert export_rows(trajectories, out, "ms-swift-turns", **SOURCE) == 2 + 3
     rows = list(read_jsonl(out, SwiftRow))
@@ -97,7 +111,9 @@ def test_ms_swift_has_a_row_per_turn_where_it_is_asked_for(trajectories: Path, t
 THINKING = ONE_CALL.model_copy(
     update={
         "messages": tuple(
-            message.model_copy(update={"reasoning": f"Turn {position}."}) if message.role == "assistant" else message
+            message.model_copy(update={"reasoning": f"Turn {position}."})
+            if message.role == "assistant"
+            else message
             for position, message in enumerate(ONE_CALL.messages)
         )
     }
@@ -108,9 +124,14 @@ def test_reasoning_goes_along_with_every_turn_of_a_trl_row(tmp_path: Path) -> No
     write_jsonl(tmp_path / "t.jsonl", [THINKING])
     export_rows(tmp_path / "t.jsonl", tmp_path / "out.jsonl", "trl", **SOURCE)
     [row] = datasets.load_dataset(
-        "json", data_files=str(tmp_path / "out.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+        "json",
+        data_files=str(tmp_path / "out.jsonl"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
     )
-    thoughts = [turn["reasoning_content"] for turn in row["messages"] if turn["role"] == "assistant"]
+    thoughts = [
+        turn["reasoning_content"] for turn in row["messages"] if turn["role"] == "assistant"
+    ]
     assert thoughts == ["Turn 2.", "Turn 4."]
 
 
@@ -124,13 +145,19 @@ def test_a_conversation_of_the_tag_protocol_is_refused_by_its_id(tmp_path: Path,
 
 
 @pytest.mark.parametrize("to", ["ms-swift", "trl"])
-def test_a_call_that_is_no_json_and_another_systems_result_are_refused_by_their_ids(tmp_path: Path, to: str) -> None:
+def test_a_call_that_is_no_json_and_another_systems_result_are_refused_by_their_ids(
+    tmp_path: Path, to: str
+) -> None:
     call = ToolCall(id="call_1", name="retrieve", arguments="mayor of Northgate")
     turns = tuple(
-        turn.model_copy(update={"tool_calls": (call,)}) if turn.tool_calls else turn for turn in ONE_CALL.messages
+        turn.model_copy(update={"tool_calls": (call,)}) if turn.tool_calls else turn
+        for turn in ONE_CALL.messages
     )
     for one, words in (
-        (ONE_CALL.model_copy(update={"messages": turns}), "call_1: its arguments are no JSON object"),
+        (
+            ONE_CALL.model_copy(update={"messages": turns}),
+            "call_1: its arguments are no JSON object",
+        ),
         (ONE_CALL.model_copy(update={"prompt": UNKNOWN}), "another system's result"),
     ):
         write_jsonl(tmp_path / "t.jsonl", [one])
@@ -143,10 +170,14 @@ def test_verl_reads_prompt_golden_answers_and_tool_arguments_as_its_dataset_does
 ) -> None:
     export_rows(questions, tmp_path / "verl.parquet", "verl", **SOURCE)
     cache = str(tmp_path / "cache")
-    rows = datasets.load_dataset("parquet", data_files=str(tmp_path / "verl.parquet"), cache_dir=cache)["train"]
+    rows = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "verl.parquet"), cache_dir=cache
+    )["train"]
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     for number, (row, question) in enumerate(zip(rows, QUESTIONS, strict=True)):
-        prompt = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        prompt = tokenizer.apply_chat_template(
+            row["prompt"], add_generation_prompt=True, tokenize=False
+        )
         assert prompt.endswith(f"{question.question}<|im_end|>\n<|im_start|>assistant\n")
         extra = row["extra_info"]
         assert (extra["index"], extra["need_tools_kwargs"]) == (number, True)
@@ -156,7 +187,9 @@ def test_verl_reads_prompt_golden_answers_and_tool_arguments_as_its_dataset_does
         assert row["reward_model"]["style"] == "rule"
 
 
-def test_search_r1_and_verl_rows_come_back_from_parquet_with_their_fields(questions: Path, tmp_path: Path) -> None:
+def test_search_r1_and_verl_rows_come_back_from_parquet_with_their_fields(
+    questions: Path, tmp_path: Path
+) -> None:
     for to in ("search-r1", "verl"):
         assert export_rows(questions, tmp_path / f"{to}.parquet", to, **SOURCE) == 2
     search_r1, verl = (pd.read_parquet(tmp_path / f"{to}.parquet") for to in ("search-r1", "verl"))
@@ -169,13 +202,20 @@ def test_search_r1_and_verl_rows_come_back_from_parquet_with_their_fields(questi
     second = verl.iloc[1]
     assert second.data_source == "searchR1_hotpotqa"
     assert [turn["role"] for turn in second.prompt] == ["system", "user"]
-    assert second.prompt[0]["content"] == load_prompt("multihoprag_nothink").replace("`retrieve`", "`search`")
+    assert second.prompt[0]["content"] == load_prompt("multihoprag_nothink").replace(
+        "`retrieve`", "`search`"
+    )
     assert "`search`" in second.prompt[0]["content"]
     created = second.extra_info["tools_kwargs"]["search"]["create_kwargs"]
-    assert (created["question"], created["data_source"]) == ("Wo liegt Zürich?", "searchR1_hotpotqa")
+    assert (created["question"], created["data_source"]) == (
+        "Wo liegt Zürich?",
+        "searchR1_hotpotqa",
+    )
 
 
-def test_search_r1_rows_begin_as_the_agents_conversations_of_its_protocol(questions: Path, tmp_path: Path) -> None:
+def test_search_r1_rows_begin_as_the_agents_conversations_of_its_protocol(
+    questions: Path, tmp_path: Path
+) -> None:
     export_rows(questions, tmp_path / "rows.parquet", "search-r1", **SOURCE | {"prompt": None})
     opening = SearchTags(load_prompt("search_tags")).opening(QUESTIONS[0].question)
     assert list(pd.read_parquet(tmp_path / "rows.parquet").prompt[0]) == [
@@ -193,7 +233,9 @@ def test_rlinf_lines_hold_the_message_that_says_how_to_search_and_the_solutions(
     assert json.loads(lines[1]) == {"prompt": prompt, "solutions": ["Switzerland"]}
 
 
-def test_rows_that_a_trainer_would_refuse_are_refused_before_the_file_appears(tmp_path: Path) -> None:
+def test_rows_that_a_trainer_would_refuse_are_refused_before_the_file_appears(
+    tmp_path: Path,
+) -> None:
     cut = ONE_CALL.model_copy(update={"messages": ONE_CALL.messages[:-1]})
     write_jsonl(tmp_path / "t.jsonl", [cut])
     with pytest.raises(CheckFailedError, match="ends in an assistant's answer"):
@@ -204,20 +246,39 @@ def test_rows_that_a_trainer_would_refuse_are_refused_before_the_file_appears(tm
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_an_unknown_format_is_answered_with_the_known_ones(trajectories: Path, tmp_path: Path) -> None:
+def test_an_unknown_format_is_answered_with_the_known_ones(
+    trajectories: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UnknownNameError, match="'verl'"):
         export_rows(trajectories, tmp_path / "out", "verll", **SOURCE)
 
 
 RESULTS = [
-    {"id": 7, "question": "A?", "golden_answers": ["x"], "output": {"answer": "So <answer>x</answer>", "pred": "x"}},
-    {"id": "b", "question": "B?", "golden_answers": ["x"], "output": {"answer": "", "pred": "x", "error": "timeout"}},
-    {"id": "c", "question": "C?", "golden_answers": ["x"], "output": {"pred": "x", "metric_score": {"em": 1.0}}},
+    {
+        "id": 7,
+        "question": "A?",
+        "golden_answers": ["x"],
+        "output": {"answer": "So <answer>x</answer>", "pred": "x"},
+    },
+    {
+        "id": "b",
+        "question": "B?",
+        "golden_answers": ["x"],
+        "output": {"answer": "", "pred": "x", "error": "timeout"},
+    },
+    {
+        "id": "c",
+        "question": "C?",
+        "golden_answers": ["x"],
+        "output": {"pred": "x", "metric_score": {"em": 1.0}},
+    },
 ]
 
 
 @pytest.mark.parametrize("array", [False, True])
-def test_results_of_other_systems_become_trajectories_and_their_errors_failures(tmp_path: Path, array: bool) -> None:
+def test_results_of_other_systems_become_trajectories_and_their_errors_failures(
+    tmp_path: Path, array: bool
+) -> None:
     path = tmp_path / "results.jsonl"
     lines = "\n".join(map(json.dumps, RESULTS))
     path.write_text(json.dumps(RESULTS) if array else lines)
@@ -248,10 +309,19 @@ def test_the_command_converts_there_and_back(questions: Path, tmp_path: Path) ->
     out = tmp_path / "out.jsonl"
     assert (
         "2 rows"
-        in CliRunner().invoke(app, ["trajectories", "convert", str(questions), str(out), "--to", "rlinf"]).stdout
+        in CliRunner()
+        .invoke(app, ["trajectories", "convert", str(questions), str(out), "--to", "rlinf"])
+        .stdout
     )
     (tmp_path / "results.jsonl").write_text(json.dumps(RESULTS[0]))
-    arguments = ["trajectories", "convert", str(tmp_path / "results.jsonl"), str(out), "--to", "trajectories"]
+    arguments = [
+        "trajectories",
+        "convert",
+        str(tmp_path / "results.jsonl"),
+        str(out),
+        "--to",
+        "trajectories",
+    ]
     assert "1 rows" in CliRunner().invoke(app, arguments).stdout
     assert "--model" in str(CliRunner().invoke(app, [*arguments, "--model", ""]).exception)
     onto_itself = [*arguments[:3], arguments[2], *arguments[4:]]

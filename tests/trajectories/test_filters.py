@@ -4,8 +4,21 @@ import pytest
 
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
-from deepsearch_rl.records import Message, Question, QuestionMetadata, Retrieval, StopReason, ToolCall, Trajectory
-from deepsearch_rl.trajectories.filters import PREDICATES, apply_predicates, best_per_question, find_predicates
+from deepsearch_rl.records import (
+    Message,
+    Question,
+    QuestionMetadata,
+    Retrieval,
+    StopReason,
+    ToolCall,
+    Trajectory,
+)
+from deepsearch_rl.trajectories.filters import (
+    PREDICATES,
+    apply_predicates,
+    best_per_question,
+    find_predicates,
+)
 
 FACT = "The mayor of Northgate is Kaspar Granger."
 EVIDENCE = {"question_type": "1_hop", "evidence_list": [{"fact": FACT}]}
@@ -19,7 +32,10 @@ def trajectory(
     queries: tuple[str, ...] = ("mayor of Northgate",),
     reason: StopReason = StopReason.ANSWERED,
 ) -> Trajectory:
-    calls = [ToolCall(id=f"call_{n}", name="retrieve", arguments=f'{{"query": "{q}"}}') for n, q in enumerate(queries)]
+    calls = [
+        ToolCall(id=f"call_{n}", name="retrieve", arguments=f'{{"query": "{q}"}}')
+        for n, q in enumerate(queries)
+    ]
     turns = [Message(role="assistant", tool_calls=(call,)) for call in calls]
     results = [Message(role="tool", content=passage, tool_call_id=call.id) for call in calls]
     searches = [message for pair in zip(turns, results, strict=True) for message in pair]
@@ -50,7 +66,9 @@ def trajectory(
         ("evidence_found", trajectory(passage="[1] Northgate\nThe winters are cold.")),
     ],
 )
-def test_each_predicate_drops_its_own_kind_and_keeps_a_good_trajectory(name: str, dropped: Trajectory):
+def test_each_predicate_drops_its_own_kind_and_keeps_a_good_trajectory(
+    name: str, dropped: Trajectory
+):
     assert PREDICATES[name](trajectory(), QUESTION)
     assert not PREDICATES[name](dropped, QUESTION)
 
@@ -62,9 +80,13 @@ def test_evidence_may_be_wrapped_over_lines_and_is_not_asked_of_unanswerable_que
 
 
 def test_evidence_that_is_known_by_title_is_asked_for_as_well():
-    question = QUESTION.model_copy(update={"metadata": QuestionMetadata(supporting_titles=["Northgate"])})
+    question = QUESTION.model_copy(
+        update={"metadata": QuestionMetadata(supporting_titles=["Northgate"])}
+    )
     assert PREDICATES["evidence_found"](trajectory(), question)
-    assert not PREDICATES["evidence_found"](trajectory(passage="[1] Southgate\nNorthgate is far."), question)
+    assert not PREDICATES["evidence_found"](
+        trajectory(passage="[1] Southgate\nNorthgate is far."), question
+    )
 
 
 def test_a_fact_is_found_within_one_result_and_not_across_two():
@@ -74,13 +96,18 @@ def test_a_fact_is_found_within_one_result_and_not_across_two():
         message.model_copy(update={"content": next(texts)}) if message.role == "tool" else message
         for message in halves.messages
     )
-    assert not PREDICATES["evidence_found"](halves.model_copy(update={"messages": messages}), QUESTION)
+    assert not PREDICATES["evidence_found"](
+        halves.model_copy(update={"messages": messages}), QUESTION
+    )
 
 
 def test_a_drop_counts_for_the_first_predicate_that_fails():
     both = trajectory(answer="Nobody", queries=())
     predicates = find_predicates(["searched", "success"])
-    assert apply_predicates([both, trajectory()], [QUESTION], predicates)[1] == {"searched": 1, "success": 0}
+    assert apply_predicates([both, trajectory()], [QUESTION], predicates)[1] == {
+        "searched": 1,
+        "success": 0,
+    }
     predicates = find_predicates(["success", "searched"])
     kept, dropped = apply_predicates([both, trajectory()], [QUESTION], predicates)
     assert dropped == {"success": 1, "searched": 0}
@@ -98,7 +125,10 @@ def test_a_trajectory_of_another_question_set_is_refused():
 
 
 def test_reasoned_wants_one_thought_in_every_turn_wherever_the_server_put_it():
-    turns = [Message(role="assistant", reasoning="a"), Message(role="assistant", content="<think>b</think>c")]
+    turns = [
+        Message(role="assistant", reasoning="a"),
+        Message(role="assistant", content="<think>b</think>c"),
+    ]
     reasoned = PREDICATES["reasoned"]
     assert reasoned(trajectory().model_copy(update={"messages": tuple(turns)}), QUESTION)
     for wrong in (
@@ -121,7 +151,10 @@ def test_the_best_samples_of_a_question_are_right_then_short_then_early():
     ]
     samples = [each.model_copy(update={"id": f"q#{n}", "sample": n}) for n, each in enumerate(made)]
     other = trajectory(answer="Granger").model_copy(update={"id": "r#0", "question_id": "r"})
-    chosen = {count: [each.id for each in best_per_question([*samples, other], count)] for count in (1, 2, 3, 9)}
+    chosen = {
+        count: [each.id for each in best_per_question([*samples, other], count)]
+        for count in (1, 2, 3, 9)
+    }
     assert chosen == {
         1: ["q#2", "r#0"],
         2: ["q#2", "q#4", "r#0"],

@@ -20,7 +20,13 @@ MODEL = "models/smoke/base"
 
 
 @pytest.fixture
-def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke: Profile, world: World, policy_folder: Path):
+def profile(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    smoke: Profile,
+    world: World,
+    policy_folder: Path,
+):
     """The smoke profile with an untrained model as its own teacher, in a folder with the stage's inputs."""
     monkeypatch.chdir(tmp_path)
     data = world.index.parents[1]
@@ -44,23 +50,33 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke: Profile, wor
     )
 
 
-def test_a_model_answers_each_question_as_often_as_asked_and_differently(profile: Profile, tmp_path: Path) -> None:
+def test_a_model_answers_each_question_as_often_as_asked_and_differently(
+    profile: Profile, tmp_path: Path
+) -> None:
     synthesize_self.main(profile, new_scratch(tmp_path))
-    trajectories = list(read_distinct(tmp_path / "data/smoke/trajectories/teacher.jsonl", Trajectory))
+    trajectories = list(
+        read_distinct(tmp_path / "data/smoke/trajectories/teacher.jsonl", Trajectory)
+    )
     assert [trajectory.sample for trajectory in trajectories] == [0, 1, 2] * 2
     assert {trajectory.temperature for trajectory in trajectories} == {1.0}
-    assert all(trajectory.completion_tokens for trajectory in trajectories), "a model has written them"
+    assert all(trajectory.completion_tokens for trajectory in trajectories), (
+        "a model has written them"
+    )
     assert len({trajectory.messages for trajectory in trajectories}) == 6
 
 
-def test_a_model_that_was_trained_with_another_prompt_does_not_teach(profile: Profile, tmp_path: Path) -> None:
+def test_a_model_that_was_trained_with_another_prompt_does_not_teach(
+    profile: Profile, tmp_path: Path
+) -> None:
     other = PromptDigests.of("Another prompt.", "[]").with_template("")
     write_json(tmp_path / MODEL / "manifest.json", {"trained_with": other.model_dump()})
     with pytest.raises(ConfigError, match=rf"{MODEL} was trained with another system prompt"):
         synthesize_self.main(profile, new_scratch(tmp_path))
 
 
-def test_each_program_of_the_stage_refuses_the_others_teacher(profile: Profile, smoke: Profile, tmp_path: Path) -> None:
+def test_each_program_of_the_stage_refuses_the_others_teacher(
+    profile: Profile, smoke: Profile, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="make params deps"):
         synthesize.main(profile, new_scratch(tmp_path))
     with pytest.raises(ConfigError, match=r"synthesize\.self null"):

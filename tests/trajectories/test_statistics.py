@@ -26,11 +26,16 @@ FACT = "The mayor of Northgate  is\nKaspar Granger."
 
 
 def usage(*calls: tuple[int, int]) -> tuple[TokenUsage, ...]:
-    return tuple(TokenUsage(prompt_tokens=prompt, completion_tokens=completion) for prompt, completion in calls)
+    return tuple(
+        TokenUsage(prompt_tokens=prompt, completion_tokens=completion)
+        for prompt, completion in calls
+    )
 
 
 def rollout(number: int, trajectory: Trajectory, **changes: object) -> Trajectory:
-    return trajectory.model_copy(update={"id": f"q{number}#0", "question_id": f"q{number}", **changes})
+    return trajectory.model_copy(
+        update={"id": f"q{number}#0", "question_id": f"q{number}", **changes}
+    )
 
 
 RIGHT = rollout(
@@ -38,7 +43,10 @@ RIGHT = rollout(
     conversation(("", ["mayor"]), ("", ["the mayor!"])),
     answer="Kaspar Granger",
     usage=usage((100, 10), (200, 20), (300, 7)),
-    retrievals=(Retrieval(query="mayor", chunk_ids=("a",)), Retrieval(query="The mayor!", chunk_ids=("a",))),
+    retrievals=(
+        Retrieval(query="mayor", chunk_ids=("a",)),
+        Retrieval(query="The mayor!", chunk_ids=("a",)),
+    ),
 )
 THOUGHT = Message(role="assistant", content="<answer>Stoke</answer>", reasoning="Stoke, no")
 WRONG = rollout(
@@ -67,36 +75,56 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "t.jsonl", tmp_path / "q.jsonl"
 
 
-def test_figures_are_means_and_deviations_of_all_of_successes_and_of_failures(files: tuple[Path, Path]) -> None:
+def test_figures_are_means_and_deviations_of_all_of_successes_and_of_failures(
+    files: tuple[Path, Path],
+) -> None:
     found = read_statistics(*files)
-    means = {name: {figure: one.mean for figure, one in group.figures.items()} for name, group in found.groups.items()}
-    assert {name: group.rollouts for name, group in found.groups.items()} == {"all": 3, "success": 1, "failure": 2}
+    means = {
+        name: {figure: one.mean for figure, one in group.figures.items()}
+        for name, group in found.groups.items()
+    }
+    assert {name: group.rollouts for name, group in found.groups.items()} == {
+        "all": 3,
+        "success": 1,
+        "failure": 2,
+    }
     assert means["success"]["rounds"] == 3
     assert means["failure"]["rounds"] == 2
     assert means["all"]["em"] == pytest.approx(1 / 3)
-    assert (means["success"]["last_prompt_tokens"], means["success"]["last_completion_tokens"]) == (300, 7)
+    assert (means["success"]["last_prompt_tokens"], means["success"]["last_completion_tokens"]) == (
+        300,
+        7,
+    )
     assert (means["success"]["prompt_tokens"], means["success"]["completion_tokens"]) == (600, 37)
     assert found.groups["all"].figures["prompt_tokens"].std == 150  # of 600 and 300
     assert found.groups["all"].rounds == {2: 2, 3: 1}
     assert found.groups["all"].tool_calls == {1: 2, 2: 1}
-    assert found.groups["all"].tokens == {200: 1, 300: 1}  # 205 and 307 in the last turn; the third was not counted
+    # 205 and 307 in the last turn; the third was not counted
+    assert found.groups["all"].tokens == {200: 1, 300: 1}
     assert found.outcomes == {"correct": 1, "deadline": 1, "wrong": 1}
 
 
-def test_a_rollout_without_counted_tokens_is_left_out_of_their_mean_alone(files: tuple[Path, Path]) -> None:
+def test_a_rollout_without_counted_tokens_is_left_out_of_their_mean_alone(
+    files: tuple[Path, Path],
+) -> None:
     figures = read_statistics(*files).groups["failure"].figures
     assert (figures["prompt_tokens"].n, figures["rounds"].n) == (1, 2)
 
 
-def test_repeated_queries_are_counted_whatever_their_case_and_punctuation(files: tuple[Path, Path]) -> None:
+def test_repeated_queries_are_counted_whatever_their_case_and_punctuation(
+    files: tuple[Path, Path],
+) -> None:
     assert read_statistics(*files).groups["success"].figures["repeated_queries"].mean == 1
 
 
-def test_evidence_counts_where_it_is_known_and_answers_without_it_are_told(files: tuple[Path, Path]) -> None:
+def test_evidence_counts_where_it_is_known_and_answers_without_it_are_told(
+    files: tuple[Path, Path],
+) -> None:
     groups = read_statistics(*files).groups
     assert groups["success"].figures["evidence_shown"].mean == 1
     assert groups["failure"].figures["evidence_shown"].mean == 0.5
-    assert groups["failure"].figures["evidence_shown"].n == 1  # the third question has no evidence
+    # The third question has no evidence
+    assert groups["failure"].figures["evidence_shown"].n == 1
     assert groups["success"].figures["answered_without_evidence"].mean == 0
     assert groups["failure"].figures["answered_without_evidence"].mean == 1
     assert "evidence_shown" not in read_statistics(files[0], None).groups["all"].figures
@@ -144,19 +172,25 @@ def test_running_deviations_keep_their_precision_far_from_zero() -> None:
     tally = Tally({})
     for tokens in (1_000_000_000_001, 1_000_000_000_002, 1_000_000_000_003):
         tally.add(rollout(tokens, ONE_CALL, usage=usage((tokens, 0))))
-    assert tally.statistics().groups["all"].figures["prompt_tokens"].std == pytest.approx((2 / 3) ** 0.5)
+    assert tally.statistics().groups["all"].figures["prompt_tokens"].std == pytest.approx(
+        (2 / 3) ** 0.5
+    )
 
 
 TAGGED = '\n\n<information>Doc 1(Title: B) x\nDoc 2(Title: "Zo (a)") Stoke</information>\n\n'
 
 
-@pytest.mark.parametrize(("passages", "share"), [(None, 0.5), (TAGGED, 0.5), (TAGGED + "[1] Stoke (b)\n", 1)])
+@pytest.mark.parametrize(
+    ("passages", "share"), [(None, 0.5), (TAGGED, 0.5), (TAGGED + "[1] Stoke (b)\n", 1)]
+)
 def test_evidence_known_by_title_is_shown_with_a_passage_of_that_title(
     passages: str | None, share: float, tmp_path: Path
 ) -> None:
     found = RIGHT
     if passages:
-        found = RIGHT.model_copy(update={"messages": (Message(role="tool", content=passages), *RIGHT.messages[-1:])})
+        found = RIGHT.model_copy(
+            update={"messages": (Message(role="tool", content=passages), *RIGHT.messages[-1:])}
+        )
     metadata = QuestionMetadata.model_validate({"supporting_titles": ["B", '"Stoke (b)"']})
     write_jsonl(tmp_path / "t.jsonl", [found])
     write_jsonl(tmp_path / "q.jsonl", [QUESTIONS[0].model_copy(update={"metadata": metadata})])
@@ -168,7 +202,13 @@ def test_evidence_known_by_title_is_shown_with_a_passage_of_that_title(
 def test_the_command_prints_tables_markdown_and_json(files: tuple[Path, Path]) -> None:
     arguments = ["trajectories", "stats", str(files[0]), "--questions", str(files[1])]
     printed = CliRunner().invoke(app, arguments, env={"COLUMNS": "150"}).stdout
-    for part in ("Rollouts of 3 questions", "success (1)", "Rollouts by rounds", "Rollouts by tool calls", "deadline"):
+    for part in (
+        "Rollouts of 3 questions",
+        "success (1)",
+        "Rollouts by rounds",
+        "Rollouts by tool calls",
+        "deadline",
+    ):
         assert part in printed
     markdown = CliRunner().invoke(app, [*arguments, "--markdown"]).stdout
     assert "| rounds | 2.333 ± 0.471 | 3.000 ± 0.000 | 2.000 ± 0.000 |" in markdown

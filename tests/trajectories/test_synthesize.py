@@ -23,15 +23,23 @@ Teach = Callable[..., list[Trajectory]]
 
 
 @pytest.fixture
-def teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke: Profile, world_server: str) -> Teach:
+def teach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke: Profile, world_server: str
+) -> Teach:
     """Synthesizes in an empty folder and returns the artifact's trajectories."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "serve_index", lambda *_: contextlib.nullcontext(world_server))
     setting = RolloutSetting.of(smoke, "multihoprag")
 
-    def run(source: World, out: Path = tmp_path / "teacher.jsonl", **changes: object) -> list[Trajectory]:
+    def run(
+        source: World, out: Path = tmp_path / "teacher.jsonl", **changes: object
+    ) -> list[Trajectory]:
         config = SynthesizeConfig(**(dict(smoke.section("synthesize", SynthesizeConfig)) | changes))
-        files = {"questions": source.questions.parent, "index": source.index, "chunks": source.chunks}
+        files = {
+            "questions": source.questions.parent,
+            "index": source.index,
+            "chunks": source.chunks,
+        }
         synthesize(config, setting.model_copy(update=files), out, tmp_path / "work" / out.stem)
         return list(read_distinct(out, Trajectory))
 
@@ -45,23 +53,40 @@ def test_two_runs_write_the_same_bytes_of_calls_and_one_answer_with_notes_of_wha
     teach(world, tmp_path / "second.jsonl")
     assert (tmp_path / "first.jsonl").read_bytes() == (tmp_path / "second.jsonl").read_bytes()
     assert len(trajectories) == 120
-    assert sum(f1(trajectory.answer, trajectory.golden_answers) >= SUCCESS_F1 for trajectory in trajectories) > 60
+    assert (
+        sum(
+            f1(trajectory.answer, trajectory.golden_answers) >= SUCCESS_F1
+            for trajectory in trajectories
+        )
+        > 60
+    )
     for trajectory in trajectories:
-        *searches, last = (message for message in trajectory.messages if message.role == "assistant")
+        *searches, last = (
+            message for message in trajectory.messages if message.role == "assistant"
+        )
         assert all(len(message.tool_calls) == 1 for message in searches)
         first, *others = (
-            message.content.split("\n")[0] for message in trajectory.messages if message.role == "assistant"
+            message.content.split("\n")[0]
+            for message in trajectory.messages
+            if message.role == "assistant"
         )
         assert first == ""
         assert all(note.startswith("found ") for note in others)
-        assert (last.content, last.tool_calls) == (f"{others[-1]}\n<answer> {trajectory.answer}</answer>", ())
+        assert (last.content, last.tool_calls) == (
+            f"{others[-1]}\n<answer> {trajectory.answer}</answer>",
+            (),
+        )
         assert len(trajectory.retrievals) == len(searches)
     require_made_with(tmp_path / "first.jsonl", smoke.section("agent", AgentConfig))
 
 
-def test_questions_without_a_plan_are_refused_before_any_answer(teach: Teach, world: World, tmp_path: Path):
+def test_questions_without_a_plan_are_refused_before_any_answer(
+    teach: Teach, world: World, tmp_path: Path
+):
     source = replace(world, questions=tmp_path / "train.jsonl")
-    write_jsonl(source.questions, [Question(id="real-1", question="Who?", golden_answers=("Mary",))])
+    write_jsonl(
+        source.questions, [Question(id="real-1", question="Who?", golden_answers=("Mary",))]
+    )
     with pytest.raises(ConfigError, match="real-1"):
         teach(source)
 
@@ -72,14 +97,18 @@ def test_an_empty_question_file_is_refused(teach: Teach, world: World, tmp_path:
         teach(replace(world, questions=tmp_path / "train.jsonl"))
 
 
-def test_an_endpoint_without_its_key_names_the_variable(teach: Teach, world: World, monkeypatch: pytest.MonkeyPatch):
+def test_an_endpoint_without_its_key_names_the_variable(
+    teach: Teach, world: World, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delenv("TEACHER_KEY", raising=False)
     remote = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_variable": "TEACHER_KEY"}
     with pytest.raises(ConfigError, match="TEACHER_KEY"):
         teach(world, teacher="endpoint", endpoint=remote)
 
 
-def test_a_teacher_without_settings_and_an_unknown_one_are_refused(teach: Teach, world: World, smoke: Profile):
+def test_a_teacher_without_settings_and_an_unknown_one_are_refused(
+    teach: Teach, world: World, smoke: Profile
+):
     with pytest.raises(ConfigError, match=r"synthesize\.scripted"):
         teach(world, scripted=None)
     with pytest.raises(ConfigError, match=r"synthesize\.endpoint"):
@@ -87,4 +116,6 @@ def test_a_teacher_without_settings_and_an_unknown_one_are_refused(teach: Teach,
     with pytest.raises(ConfigError, match=r"'self', but the graph's .* `make params deps`"):
         teach(world, teacher="self", self={"model": "models/smoke/base"})
     with pytest.raises(UnknownNameError, match="'scripted'"):
-        smoke.with_overrides({"synthesize.teacher": "script"}).section("synthesize", SynthesizeConfig)
+        smoke.with_overrides({"synthesize.teacher": "script"}).section(
+            "synthesize", SynthesizeConfig
+        )

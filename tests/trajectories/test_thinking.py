@@ -1,9 +1,10 @@
 """Rows of models that think, proved against templates that treat reasoning as Qwen3's do.
 
-``thinking``: the prompt opens the thought, as in the Thinking-2507 models; ``hybrid``: the model opens it, as in the
-first Qwen3 models. Both keep the reasoning of turns after the last user message, take it from ``reasoning_content`` or
-else from a block in the text, and write a block, if only an empty one, into the last turn. ``keeping``, as in Qwen3.6:
-like ``thinking``, with a block in every turn.
+``thinking``: the prompt opens the thought, as in the Thinking-2507 models; ``hybrid``: the model
+opens it, as in the first Qwen3 models. Both keep the reasoning of turns after the last user
+message, take it from ``reasoning_content`` or else from a block in the text, and write a block, if
+only an empty one, into the last turn. ``keeping``, as in Qwen3.6: like ``thinking``, with a block
+in every turn.
 """
 
 import asyncio
@@ -83,7 +84,9 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
             tokenizer.chat_template = thinking_template(str(tokenizer.chat_template), kind)
         made[kind] = tmp_path_factory.mktemp(kind)
         tokenizer.save_pretrained(made[kind])
-        Qwen3Config(vocab_size=len(tokenizer), architectures=["Qwen3ForCausalLM"]).save_pretrained(made[kind])
+        Qwen3Config(vocab_size=len(tokenizer), architectures=["Qwen3ForCausalLM"]).save_pretrained(
+            made[kind]
+        )
     return made.__getitem__
 
 
@@ -97,13 +100,19 @@ SEVERAL = rollout(
     ("Two at once. ", "I look for both.", ["spouse of Kaspar", "town of Zoe"]),
     (" Now I know.", ANSWER, ()),
 )
-AS_PARSERS_LEAVE_IT = rollout(("\nWhich town?\n", "\n\n", ["mayor"]), ("\nI know.\n", f"\n\n{ANSWER}", ()))
-IN_THE_TEXT = rollout(
-    (None, "<think>\nWhich town?\n</think>\n\n", ["mayor"]), (None, f"<think>\nI know.\n</think>\n\n{ANSWER}", ())
+AS_PARSERS_LEAVE_IT = rollout(
+    ("\nWhich town?\n", "\n\n", ["mayor"]), ("\nI know.\n", f"\n\n{ANSWER}", ())
 )
-WITHOUT_OPENING_TAG = rollout((None, "Which town?\n</think>\n\n", ["mayor"]), (None, f"I know.</think>{ANSWER}", ()))
+IN_THE_TEXT = rollout(
+    (None, "<think>\nWhich town?\n</think>\n\n", ["mayor"]),
+    (None, f"<think>\nI know.\n</think>\n\n{ANSWER}", ()),
+)
+WITHOUT_OPENING_TAG = rollout(
+    (None, "Which town?\n</think>\n\n", ["mayor"]), (None, f"I know.</think>{ANSWER}", ())
+)
 TWICE = rollout(
-    ("Which town?", "<think>Which town?</think>", ["mayor"]), ("I know.", f"<think>I know.</think>{ANSWER}", ())
+    ("Which town?", "<think>Which town?</think>", ["mayor"]),
+    ("I know.", f"<think>I know.</think>{ANSWER}", ()),
 )
 ONE_TURN = rollout(("I know.", ANSWER, ()))
 REASONED = [SEVERAL, AS_PARSERS_LEAVE_IT, IN_THE_TEXT, WITHOUT_OPENING_TAG, TWICE, ONE_TURN]
@@ -142,9 +151,15 @@ def test_rows_with_reasoning_are_what_a_thinking_model_is_served(
 def trained_texts(checked: TokenProof, trajectory: Trajectory, flatten: bool) -> list[list[str]]:
     """For every row the runs of text that carry loss."""
     decode = checked._chat_format.tokenizer.decode
-    rows = [swift_row(trajectory, target).model_dump() for target in row_targets(trajectory, flatten)]
+    rows = [
+        swift_row(trajectory, target).model_dump() for target in row_targets(trajectory, flatten)
+    ]
     return [
-        [str(decode(list(run))) for trained, run in groupby(labels, key=lambda label: label != IGNORED) if trained]
+        [
+            str(decode(list(run)))
+            for trained, run in groupby(labels, key=lambda label: label != IGNORED)
+            if trained
+        ]
         for labels in (checked._training.encode(row)["labels"] for row in rows)
     ]
 
@@ -160,7 +175,9 @@ def test_a_model_is_trained_to_write_what_it_would_have_generated(
     first = f"{opening}Which town?\n</think>\n\n{CALL}<|im_end|>\n"
     second = f"{opening}I know.\n</think>\n\n{ANSWER}<|im_end|>\n"
     masked = "" if opening else "+ignore_think_prefix"
-    flat, whole = (proof(folder_of(kind), "qwen3_thinking", flatten, masked) for flatten in (True, False))
+    flat, whole = (
+        proof(folder_of(kind), "qwen3_thinking", flatten, masked) for flatten in (True, False)
+    )
     assert trained_texts(flat, trajectory, True) == [[first], [second]]
     assert trained_texts(whole, trajectory, False) == [[first, second]]
 
@@ -176,7 +193,9 @@ def as_vllm_reads_it(message: dict[str, Any]) -> dict[str, Any]:
 
 async def answered(agent: SearchAgent) -> Trajectory:
     async with agent:
-        return await agent.answer(Question(id="q", question="Who is mayor?", golden_answers=("Kaspar Granger",)), 0)
+        return await agent.answer(
+            Question(id="q", question="Who is mayor?", golden_answers=("Kaspar Granger",)), 0
+        )
 
 
 @pytest.mark.parametrize("history_reasoning", [False, True])
@@ -201,7 +220,10 @@ def test_prompts_in_rows_are_those_of_the_requests_that_reached_the_server(
     for turn, request in zip(turns, chat_server.requests, strict=True):
         row = swift_row(trajectory, turn if flatten else None).model_dump()
         encoded = checked._training.encode(row)
-        for messages in (request["messages"], [as_vllm_reads_it(message) for message in request["messages"]]):
+        for messages in (
+            request["messages"],
+            [as_vllm_reads_it(message) for message in request["messages"]],
+        ):
             prompt = checked._chat_format.prompt_ids(messages, request["tools"])
             assert encoded["input_ids"][: len(prompt)] == prompt
             assert encoded["labels"][len(prompt) - 1] == IGNORED != encoded["labels"][len(prompt)]
@@ -212,7 +234,11 @@ def test_ms_swifts_own_loader_hands_the_proved_rows_to_its_template(
     folder_of: FolderOf, flatten: bool, tmp_path: Path
 ) -> None:
     checked = proof(folder_of("thinking"), "qwen3_thinking", flatten, "+ignore_think_prefix")
-    rows = [swift_row(one, target) for one in (SEVERAL, IN_THE_TEXT) for target in row_targets(one, flatten)]
+    rows = [
+        swift_row(one, target)
+        for one in (SEVERAL, IN_THE_TEXT)
+        for target in row_targets(one, flatten)
+    ]
     write_jsonl(tmp_path / "train.jsonl", rows)
     loaded, _ = load_dataset([str(tmp_path / "train.jsonl")], num_proc=1)
     for row, read in zip(rows, loaded, strict=True):
@@ -228,33 +254,83 @@ FORGOT = rollout(("Which town?", "", ["mayor"]), (None, "", ["town"]), ("I know.
 def test_rows_without_reasoning_are_what_a_model_that_does_not_think_is_served(
     folder_of: FolderOf, flatten: bool
 ) -> None:
-    assert prove(proof(folder_of("plain"), "qwen3_nothinking", flatten), PLAIN, flatten) == (2 if flatten else 1)
+    assert prove(proof(folder_of("plain"), "qwen3_nothinking", flatten), PLAIN, flatten) == (
+        2 if flatten else 1
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "template", "scale", "trajectory", "flatten", "differs"),
     [
-        ("plain", "qwen3_nothinking", "default", SEVERAL, False, "training tokens"),  # reasoning is not rendered
+        # Reasoning is not rendered
+        ("plain", "qwen3_nothinking", "default", SEVERAL, False, "training tokens"),
         ("plain", "qwen3_nothinking", "last_round", SEVERAL, True, "training tokens"),
-        ("thinking", "qwen3_thinking", "default", SEVERAL, False, "trained tokens"),  # <think> is the prompt's
-        ("hybrid", "qwen3", "default+ignore_think_prefix", SEVERAL, False, "trained tokens"),  # <think> is the model's
-        ("hybrid", "qwen3_thinking", "default", SEVERAL, True, "trained tokens"),  # history would be trained
-        ("hybrid", "qwen3", "last_round", SEVERAL, False, "trained tokens"),  # earlier turns would not
-        ("hybrid", "qwen3", "default", PLAIN, False, "training tokens"),  # ms-swift adds empty thoughts to all turns
-        ("hybrid", "qwen3_nothinking", "default", PLAIN, False, "training tokens"),  # the model's to the last
-        ("thinking", "qwen3_thinking", "default+ignore_think_prefix", FORGOT, False, "tokens before a turn"),
-        ("thinking", "qwen3_thinking", "last_round+ignore_think_prefix", FORGOT, True, "training tokens"),
-        ("keeping", "qwen3_thinking", "last_round+ignore_think_prefix", SEVERAL, True, "training tokens"),
+        # <think> is the prompt's
+        ("thinking", "qwen3_thinking", "default", SEVERAL, False, "trained tokens"),
+        # <think> is the model's
+        ("hybrid", "qwen3", "default+ignore_think_prefix", SEVERAL, False, "trained tokens"),
+        # History would be trained
+        ("hybrid", "qwen3_thinking", "default", SEVERAL, True, "trained tokens"),
+        # Earlier turns would not
+        ("hybrid", "qwen3", "last_round", SEVERAL, False, "trained tokens"),
+        # ms-swift adds empty thoughts to all turns
+        ("hybrid", "qwen3", "default", PLAIN, False, "training tokens"),
+        # The model's to the last
+        ("hybrid", "qwen3_nothinking", "default", PLAIN, False, "training tokens"),
+        (
+            "thinking",
+            "qwen3_thinking",
+            "default+ignore_think_prefix",
+            FORGOT,
+            False,
+            "tokens before a turn",
+        ),
+        (
+            "thinking",
+            "qwen3_thinking",
+            "last_round+ignore_think_prefix",
+            FORGOT,
+            True,
+            "training tokens",
+        ),
+        (
+            "keeping",
+            "qwen3_thinking",
+            "last_round+ignore_think_prefix",
+            SEVERAL,
+            True,
+            "training tokens",
+        ),
     ],
 )
 def test_rows_that_are_not_what_is_served_are_refused(
-    folder_of: FolderOf, kind: str, template: str, scale: str, trajectory: Trajectory, flatten: bool, differs: str
+    folder_of: FolderOf,
+    kind: str,
+    template: str,
+    scale: str,
+    trajectory: Trajectory,
+    flatten: bool,
+    differs: str,
 ) -> None:
     with pytest.raises(CheckFailedError, match=f"{differs} differ"):
         prove(TokenProof(folder_of(kind), template, "hermes", scale), trajectory, flatten)
 
 
-PIECES = ["Which", " town?", " ", "\n", "  \n", "\t", "é", '"', "\\", "{", "<tool_call>", "<answer>", "<tool_response>"]
+PIECES = [
+    "Which",
+    " town?",
+    " ",
+    "\n",
+    "  \n",
+    "\t",
+    "é",
+    '"',
+    "\\",
+    "{",
+    "<tool_call>",
+    "<answer>",
+    "<tool_response>",
+]
 WRITTEN = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 RETURNED: list[Callable[[str, str], tuple[str | None, str]]] = [
     lambda thought, text: (thought, text),
@@ -271,16 +347,28 @@ TURNS = st.lists(st.tuples(WRITTEN, WRITTEN, st.sampled_from(RETURNED)), min_siz
 @given(turns=TURNS, flatten=st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_whatever_is_thought_and_written_rows_are_what_is_served(
-    folder_of: FolderOf, kind: str, masked: str, turns: list[tuple[str, str, Callable[..., Any]]], flatten: bool
+    folder_of: FolderOf,
+    kind: str,
+    masked: str,
+    turns: list[tuple[str, str, Callable[..., Any]]],
+    flatten: bool,
 ) -> None:
     returned = [as_returned(f"Thought {thought}", text) for thought, text, as_returned in turns]
     searching = [(*turn, ["mayor"]) for turn in returned[:-1]]
-    prove(proof(folder_of(kind), "qwen3_thinking", flatten, masked), rollout(*searching, (*returned[-1], ())), flatten)
+    prove(
+        proof(folder_of(kind), "qwen3_thinking", flatten, masked),
+        rollout(*searching, (*returned[-1], ())),
+        flatten,
+    )
 
 
 @pytest.mark.parametrize(
     ("template", "agent_template", "scale"),
-    [("qwen_3", "hermes", "default"), ("qwen3", "hermez", "default"), ("qwen3", "hermes", "last_turn")],
+    [
+        ("qwen_3", "hermes", "default"),
+        ("qwen3", "hermez", "default"),
+        ("qwen3", "hermes", "last_turn"),
+    ],
 )
 def test_names_that_ms_swift_does_not_know_are_refused(
     folder_of: FolderOf, template: str, agent_template: str, scale: str

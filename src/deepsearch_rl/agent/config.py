@@ -16,19 +16,31 @@ FUNCTION_CALLING: Final = "function_calling"
 class AgentConfig(Record):
     """Section ``agent``; an unknown prompt raises UnknownNameError."""
 
-    protocol: ProtocolName = Field(description="how the model asks for searches: function_calling | search_tags")
-    prompt: str = Field(description="path of a text file or of a folder that a stage made; in commands, also a name")
-    history_reasoning: bool = Field(description="send a turn's reasoning back with the conversation")
-    max_searches: int = Field(ge=0, description="searches per question; one more is answered with a notice")
+    protocol: ProtocolName = Field(
+        description="how the model asks for searches: function_calling | search_tags"
+    )
+    prompt: str = Field(
+        description="path of a text file or of a folder that a stage made; in commands, also a name"
+    )
+    history_reasoning: bool = Field(
+        description="send a turn's reasoning back with the conversation"
+    )
+    max_searches: int = Field(
+        ge=0, description="searches per question; one more is answered with a notice"
+    )
     max_turns: int = Field(ge=1, description="model calls per question")
     max_tokens: int = Field(ge=1, description="completion tokens per model call")
     answer_tokens: int = Field(
-        ge=1, description="if fewer than max_tokens fit, but at least these, the model is asked to answer now"
+        ge=1,
+        description="if fewer than max_tokens fit, but at least these, the model is asked to answer now",
     )
     max_observation_tokens: int | None = Field(
-        ge=1, description="tokens of one search's passages; the last that do not fit are left out; null: no limit"
+        ge=1,
+        description="tokens of one search's passages; the last that do not fit are left out; null: no limit",
     )
-    context_tokens: int = Field(ge=1, description="prompt and completion tokens of one model call together")
+    context_tokens: int = Field(
+        ge=1, description="prompt and completion tokens of one model call together"
+    )
     timeout_s: float = Field(gt=0, description="seconds per question")
     call_timeout_s: float = Field(
         gt=0, description="seconds per model call or search; one that takes longer is retried"
@@ -54,11 +66,23 @@ class AgentConfig(Record):
     def _settings_fit(self) -> Self:
         prompt_path(self.prompt)  # refuses an unknown name
         if self.max_tokens >= self.context_tokens:
-            raise ValueError(f"max_tokens {self.max_tokens} leaves no room for a prompt in {self.context_tokens}")
+            raise ValueError(
+                f"max_tokens {self.max_tokens} leaves no room for a prompt in {self.context_tokens}"
+            )
+
         if self.call_timeout_s > self.timeout_s:
-            raise ValueError(f"call_timeout_s {self.call_timeout_s:g} is more than timeout_s {self.timeout_s:g}")
+            raise ValueError(
+                f"call_timeout_s {self.call_timeout_s:g} is more than timeout_s {self.timeout_s:g}"
+            )
+
         if self.answer_tokens > self.max_tokens:
-            raise ValueError(f"answer_tokens {self.answer_tokens} is more than max_tokens {self.max_tokens}")
+            raise ValueError(
+                f"answer_tokens {self.answer_tokens} is more than max_tokens {self.max_tokens}"
+            )
+
         if self.history_reasoning and self.protocol == "search_tags":
-            raise ValueError("history_reasoning is for function_calling: search_tags always sends all text back")
+            raise ValueError(
+                "history_reasoning is for function_calling: search_tags always sends all text back"
+            )
+
         return self

@@ -1,9 +1,9 @@
 """A model server: its address, its client, and the fields of its chat completions that the agent uses.
 
-The fields are checked here, because the OpenAI client accepts whatever a server sends. A reply of status 200 can be a
-failure, too: a generation that an error, a filter or a lost connection ended is no answer of the model. It is asked for
-again, and then it is an error with the provider's reason. What an error means is decided in
-:mod:`deepsearch_rl.agent.model_failures`.
+The fields are checked here, because the OpenAI client accepts whatever a server sends. A reply of
+status 200 can be a failure, too: a generation that an error, a filter or a lost connection ended is
+no answer of the model. It is asked for again, and then it is an error with the provider's reason.
+What an error means is decided in :mod:`deepsearch_rl.agent.model_failures`.
 """
 
 import base64
@@ -17,7 +17,7 @@ import httpx
 import openai
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from deepsearch_rl.agent.model_failures import failure_in
 from deepsearch_rl.agent.pacing import call_in_turn
@@ -37,7 +37,17 @@ CONNECT_TIMEOUT_S = 10.0
 FIRST_WAIT_S = 0.5
 """Wait before a failed generation is asked for again; it doubles with each further attempt."""
 ENDED_BY_MODEL = frozenset(
-    {"stop", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence", "end_turn", "tool_use", "complete"}
+    {
+        "stop",
+        "tool_calls",
+        "function_call",
+        "eos",
+        "eos_token",
+        "stop_sequence",
+        "end_turn",
+        "tool_use",
+        "complete",
+    }
 )
 """Finish reasons, in lower case, of a turn that the model ended (TGI, Anthropic, Cohere and Gemini have their own)."""
 ENDED_BY_LIMIT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
@@ -82,9 +92,9 @@ def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
 async def _keep_what_is_final(response: httpx.Response) -> None:
     """Keep the client from repeating a request whose status 5xx is about the request or about the model's own turn.
 
-    Ollama and llama.cpp report a malformed call of the model and a prompt that does not fit in that way. Another
-    attempt would draw another turn in place of the model's own. Status 429 is waited for in
-    :mod:`deepsearch_rl.agent.pacing`, with more patience than the client has.
+    Ollama and llama.cpp report a malformed call of the model and a prompt that does not fit in that
+    way. Another attempt would draw another turn in place of the model's own. Status 429 is waited
+    for in :mod:`deepsearch_rl.agent.pacing`, with more patience than the client has.
     """
     if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
         response.headers["x-should-retry"] = "false"
@@ -118,6 +128,23 @@ class _ToolCall(_ServerRecord):
     function: _CalledFunction
 
 
+def _text_of(content: object) -> str | None:
+    """Return a text, or the text of a list of parts that are all texts; None for anything else."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    texts: list[str] = []
+
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            return None
+        texts.append(text)
+
+    return "".join(texts)
+
+
 class AssistantMessage(_ServerRecord):
     """What a model wrote in one turn."""
 
@@ -126,6 +153,25 @@ class AssistantMessage(_ServerRecord):
     reasoning: StorableText | None = None
     reasoning_content: StorableText | None = None
     tool_calls: list[_ToolCall] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _join_parts(cls, message: Any) -> Any:
+        """Put the parts of a content into one text, and those that are thoughts into the reasoning (Mistral's form)."""
+        parts = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(parts, list):
+            return message
+        thoughts = [
+            part for part in parts if isinstance(part, dict) and part.get("type") == "thinking"
+        ]
+        others = [part for part in parts if part not in thoughts]
+        text = _text_of(others)
+        thought = "".join(_text_of(part.get("thinking")) or "" for part in thoughts)
+        return (
+            message
+            if text is None
+            else message | {"content": text, "reasoning": message.get("reasoning") or thought}
+        )
 
     @property
     def text(self) -> str:
@@ -174,7 +220,9 @@ class Completion(_ServerRecord):
         usage = self.reported_usage
         if not usage or not (usage.prompt_tokens or usage.completion_tokens):
             return None
-        return TokenUsage(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)
+        return TokenUsage(
+            prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0
+        )
 
     @property
     def stop_string(self) -> str | None:
@@ -185,25 +233,30 @@ class Completion(_ServerRecord):
     def truncated(self, max_tokens: int) -> bool:
         """Return whether the limit of tokens ended the turn.
 
-        A server that parses tool calls may report ``tool_calls`` for a truncated turn, and some report nothing; the
-        token count then decides. It does not for a turn that ended by itself: some servers count hidden reasoning.
+        A server that parses tool calls may report ``tool_calls`` for a truncated turn, and some
+        report nothing; the token count then decides. It does not for a turn that ended by itself:
+        some servers count hidden reasoning.
         """
         ending = self.choices[0].ending
         completion_tokens = self.usage.completion_tokens if self.usage else 0
-        return ending in ENDED_BY_LIMIT or (ending in {"", "tool_calls"} and completion_tokens >= max_tokens)
+        return ending in ENDED_BY_LIMIT or (
+            ending in {"", "tool_calls"} and completion_tokens >= max_tokens
+        )
 
     @property
     def failure(self) -> str | None:
         """Why the provider generated no whole turn, in its own words; None for a turn that the model wrote.
 
-        A turn without a character is one that the model wrote only where the server counted a token of it.
+        A turn without a character is one that the model wrote only where the server counted a token
+        of it.
         """
         choice = self.choices[0]
-        if choice.error is not None:
+        if choice.error:
             return _error_text(choice.error)
         if choice.ending and choice.ending not in ENDED_BY_MODEL | ENDED_BY_LIMIT:
             native = choice.native_finish_reason
             return f"finish_reason {choice.finish_reason!r}" + (f", {native}" if native else "")
+
         message = self.message
         is_empty = not (message.text or message.thought or message.tool_calls)
         has_tokens = self.usage is not None and self.usage.completion_tokens > 0
@@ -212,12 +265,32 @@ class Completion(_ServerRecord):
         return None
 
 
+def _error_beside(fields: dict[str, Any]) -> JsonValue:
+    """Return the error that stands in a response in place of choices, or beside them; None where there is none.
+
+    MiniMax reports one in ``base_resp``, DashScope and FastChat report it without an object around
+    it.
+    """
+    # Some write an empty text or object where there is none
+    error = fields.get("error") or None
+    if error is not None or fields.get("choices"):
+        return error
+    base = fields.get("base_resp")
+    if isinstance(base, dict) and base.get("status_code"):
+        return {"message": base.get("status_msg"), "code": base["status_code"]}
+    message = fields.get("message") or fields.get("detail")
+    return {"message": message, "code": fields.get("code")} if isinstance(message, str) else None
+
+
 def _error_text(error: JsonValue) -> str:
     """Return an error object in one line: the message, and the code where there is one."""
     if not isinstance(error, dict):
         return str(error)
-    message, code = error.get("message"), error.get("code")
-    text = message if isinstance(message, str) and message else json.dumps(error, ensure_ascii=False)
+    message = error.get("message")
+    code = error.get("code")
+    text = (
+        message if isinstance(message, str) and message else json.dumps(error, ensure_ascii=False)
+    )
     return text if code is None else f"{text} (code {code})"
 
 
@@ -225,35 +298,46 @@ def read_completion(response: ChatCompletion) -> Completion:
     """Return the checked fields of a server's response.
 
     Raises:
-        FailedGenerationError: the response reports that the generation failed, which another attempt may mend.
-        EndpointError: it is no chat completion, or it reports an error that another attempt would repeat.
+        FailedGenerationError: the response reports that the generation failed, which another
+            attempt may mend.
+        EndpointError: it is no chat completion, or it reports an error that another attempt would
+            repeat.
     """
-    if not isinstance(response, ChatCompletion):  # the client returns a body that is no JSON as text
+    # The client returns a body that is no JSON as text
+    if not isinstance(response, ChatCompletion):
         raise EndpointError("the endpoint's response is not JSON")
     fields = response.model_dump(warnings=False)
-    error = fields.get("error")
+    error = _error_beside(fields)
+    if error is None and fields.get("choices") in (None, []):
+        error = "nothing was generated, the response has no choices"
     if error is None:
         try:
             completion = Completion.model_validate(fields)
         except ValidationError as invalid:
             field, problem = first_problem(invalid)
-            raise EndpointError(f"the endpoint's response is not a chat completion ({field}: {problem})") from invalid
+            raise EndpointError(
+                f"the endpoint's response is not a chat completion ({field}: {problem})"
+            ) from invalid
+
         failure = completion.failure
         if failure is None:
             return completion
     else:
         failure = _error_text(error)
+
     text = f"the provider failed under status 200: {failure}"
     if failure_in(failure) is not StopReason.MODEL_ERROR:
         raise EndpointError(text)
     raise FailedGenerationError(text)
 
 
-async def complete(client: openai.AsyncOpenAI, options: RequestOptions = USUAL, **request: Any) -> Completion:
+async def complete(
+    client: openai.AsyncOpenAI, options: RequestOptions = USUAL, **request: Any
+) -> Completion:
     """Return the completion of a request; a failed generation is asked for as often as the client repeats a call.
 
-    ``options`` say how the model takes requests, and how many. Raises openai.APIError after all attempts, and as
-    :func:`read_completion`.
+    ``options`` say how the model takes requests, and how many. Raises openai.APIError after all
+    attempts, and as :func:`read_completion`.
     """
     arguments = options.arguments(request)
 
@@ -261,7 +345,11 @@ async def complete(client: openai.AsyncOpenAI, options: RequestOptions = USUAL, 
         _LOG.debug("attempt %d: %s", attempt, error)
 
     async def ask() -> ChatCompletion:
-        return await (_receive(client, arguments) if options.stream else client.chat.completions.create(**arguments))
+        return await (
+            _receive(client, arguments)
+            if options.stream
+            else client.chat.completions.create(**arguments)
+        )
 
     @retry(client.max_retries + 1, FIRST_WAIT_S, FailedGenerationError, log)
     async def ask_in_turn() -> Completion:
@@ -276,10 +364,12 @@ async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> Cha
     async with await client.chat.completions.create(**arguments) as stream:
         async for chunk in stream:
             pieces.handle_chunk(chunk)
+
     try:
         completion = pieces.current_completion_snapshot
     except AssertionError as error:  # the library's way of saying that nothing came
         raise FailedGenerationError("the provider's stream ended without an answer") from error
+
     if not completion.choices or not completion.choices[0].finish_reason:
         raise FailedGenerationError("the provider's stream ended before the answer did")
     return completion

@@ -1,6 +1,7 @@
 """Waiting for a model server that takes no more requests now: the limits that params name, and status 429.
 
-Such a wait is nobody's failure. It takes nothing from a question's time: the deadline of the rollout stands still.
+Such a wait is nobody's failure. It takes nothing from a question's time: the deadline of the
+rollout stands still.
 """
 
 import asyncio
@@ -15,13 +16,11 @@ import openai
 
 from deepsearch_rl.agent.request_options import RequestOptions
 from deepsearch_rl.rate_limits import rate_limits
-from deepsearch_rl.retries import retry_after_s, wait_for_capacity
+from deepsearch_rl.retries import is_quota_spent, retry_after_s, wait_for_capacity
 
 ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger(__name__)
 _CHARACTERS_PER_TOKEN = 4
-_OUT_OF_MONEY = frozenset({"insufficient_quota", "billing_hard_limit_reached", "insufficient_balance"})
-"""Codes of a status 429 that no wait changes."""
 _deadline: ContextVar[asyncio.Timeout | None] = ContextVar("deadline", default=None)
 
 
@@ -42,9 +41,11 @@ def _paused_deadline() -> Iterator[None]:
     if deadline is None or end is None:
         yield
         return
+
     loop = asyncio.get_running_loop()
     left_s = end - loop.time()
     deadline.reschedule(None)
+
     try:
         yield
     finally:
@@ -68,10 +69,13 @@ async def call_in_turn(
 ) -> ResultT:
     """Make a call when the limits allow it, and again while the server answers 429.
 
-    Raises openai.RateLimitError after ``rate_limit_wait_s``, or at once where the account is out of money.
+    Raises openai.RateLimitError after ``rate_limit_wait_s``, or at once where money or a day's
+    quota is out.
     """
     limits = rate_limits(
-        f"{client.base_url} {request.get('model')}", options.requests_per_minute, options.tokens_per_minute
+        f"{client.base_url} {request.get('model')}",
+        options.requests_per_minute,
+        options.tokens_per_minute,
     )
 
     def log(error: BaseException, attempt: int) -> None:
@@ -88,9 +92,10 @@ async def call_in_turn(
         try:
             return await call()
         except openai.RateLimitError as error:
-            if error.code in _OUT_OF_MONEY or error.type in _OUT_OF_MONEY:
+            full = _FullError(error)
+            if is_quota_spent(error.response.text, full.wait_s):
                 raise
-            raise _FullError(error) from error
+            raise full from error
 
     try:
         return await take_turn()

@@ -1,7 +1,8 @@
 """Digests of the texts that stand around every question: system prompt, tool schema and chat template.
 
-A model learns with these very texts and is served with them. So rollouts and trained models carry their digests, and
-whoever reads them compares: an edited prompt is another prompt, whatever its name.
+A model learns with these very texts and is served with them. So rollouts and trained models carry
+their digests, and whoever reads them compares: an edited prompt is another prompt, whatever its
+name.
 """
 
 import hashlib
@@ -35,7 +36,9 @@ class PromptDigests(Record):
     """What rollouts were made with."""
 
     prompt: str = Field(description="SHA-256 of the system prompt, without surrounding white space")
-    tool: str = Field(description="SHA-256 of the tools as JSON text; of an empty list where no tool is offered")
+    tool: str = Field(
+        description="SHA-256 of the tools as JSON text; of an empty list where no tool is offered"
+    )
 
     @classmethod
     def of(cls, prompt: str, tools: str) -> Self:
@@ -48,14 +51,21 @@ class PromptDigests(Record):
 
     def other_parts(self, other: "PromptDigests") -> tuple[PromptPart, ...]:
         """Return the parts that both have and that differ."""
-        ours, theirs = self.model_dump(), other.model_dump()
-        return tuple(part for part in PART_NAMES if part in ours and part in theirs and ours[part] != theirs[part])
+        ours = self.model_dump()
+        theirs = other.model_dump()
+        return tuple(
+            part
+            for part in PART_NAMES
+            if part in ours and part in theirs and ours[part] != theirs[part]
+        )
 
 
 class TrainedWith(PromptDigests):
     """What a model was trained with: ``trained_with`` in the manifest of its folder."""
 
-    template: str = Field(description="SHA-256 of the chat template that rendered the conversations")
+    template: str = Field(
+        description="SHA-256 of the chat template that rendered the conversations"
+    )
 
 
 def parts_text(parts: tuple[PromptPart, ...]) -> str:

@@ -2,8 +2,8 @@
 
 ``function_calling`` has native tool calls, several in one turn if the model likes.
 
-``search_tags`` has Search-R1's tags (Jin et al. 2025; docs/contracts.md, section 4): one text that model and search
-engine write.
+``search_tags`` has Search-R1's tags (Jin et al. 2025; docs/contracts.md, section 4): one text that
+model and search engine write.
 
     <think> ... </think> <search> query </search>
 
@@ -12,16 +12,18 @@ engine write.
 
     <think> ... </think> <answer> ... </answer>
 
-The instruction and the question are one user message; everything after it is one assistant message that grows. A
-request asks the server to continue it (``continue_final_message``, known to vLLM, SGLang and our own server) up to a
-closing tag; what a server writes after that is cut off. The first ``<search>`` or ``<answer>`` of a turn is its action;
-after a turn without one the model reads a correction. A turn has one search: there are no parallel calls.
+The instruction and the question are one user message; everything after it is one assistant message
+that grows. A request asks the server to continue it (``continue_final_message``, known to vLLM,
+SGLang and our own server) up to a closing tag; what a server writes after that is cut off. The
+first ``<search>`` or ``<answer>`` of a turn is its action; after a turn without one the model reads
+a correction. A turn has one search: there are no parallel calls.
 
-Every protocol records a rollout in the same form: an assistant message with the calls that were read from it, then a
-tool message per call. What the model saw is the content of the messages, character for character.
+Every protocol records a rollout in the same form: an assistant message with the calls that were
+read from it, then a tool message per call. What the model saw is the content of the messages,
+character for character.
 
-Calls of an endpoint are plain, non-streaming ``chat.completions`` through ``AsyncOpenAI``, so that libraries which
-capture rollouts there (openpipe-art does) see every call.
+Calls of an endpoint are plain, non-streaming ``chat.completions`` through ``AsyncOpenAI``, so that
+libraries which capture rollouts there (openpipe-art does) see every call.
 """
 
 import itertools
@@ -85,7 +87,10 @@ class FunctionCalling:
 
     def opening(self, question: str) -> list[Message]:
         """Return the messages that a conversation begins with."""
-        return [Message(role="system", content=self.instruction), Message(role="user", content=question)]
+        return [
+            Message(role="system", content=self.instruction),
+            Message(role="user", content=question),
+        ]
 
     def request(self, messages: Sequence[Message]) -> dict[str, Any]:
         """Return the protocol's arguments of a chat completion: ``messages``, and tools or stop strings."""
@@ -98,24 +103,43 @@ class FunctionCalling:
         for message in chat_messages(messages, with_reasoning=self.history_reasoning):
             texts.append(f"{message['content']}{message.get('reasoning', '')}")
         texts += [call.name + call.arguments for message in messages for call in message.tool_calls]
-        return _SCHEMA_CHARACTERS * self.offer_tool + sum(_MESSAGE_CHARACTERS + len(text) for text in texts)
+        return _SCHEMA_CHARACTERS * self.offer_tool + sum(
+            _MESSAGE_CHARACTERS + len(text) for text in texts
+        )
 
     def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:
         """Return the model's reply to a conversation; its calls have ids that are new to the conversation."""
         message = completion.message
         content = message.text
+
         if message.tool_calls:
-            content = _RAW_CALL.sub("", content)  # some servers repeat the calls; a template would render them twice
-            content = content.removesuffix("\n")  # the template writes the newline between a text and its calls
+            # Some servers repeat the calls; a template would render them twice
+            content = _RAW_CALL.sub("", content)
+            # The template writes the newline between a text and its calls
+            content = content.removesuffix("\n")
+
         used_ids = {call.id for earlier in messages for call in earlier.tool_calls}
         calls: list[ToolCall] = []
+
         for call in message.tool_calls or ():
             id_ = call.id
             if not id_ or id_ in used_ids:
-                id_ = next(name for name in map("call_{}".format, itertools.count(1)) if name not in used_ids)
+                id_ = next(
+                    name
+                    for name in map("call_{}".format, itertools.count(1))
+                    if name not in used_ids
+                )
+
             used_ids.add(id_)
-            calls.append(ToolCall(id=id_, name=call.function.name, arguments=_compact(call.function.arguments)))
-        return assistant_turn(content, message.thought, tuple(calls), begins_in_thought=self.begins_in_thought)
+            calls.append(
+                ToolCall(
+                    id=id_, name=call.function.name, arguments=_compact(call.function.arguments)
+                )
+            )
+
+        return assistant_turn(
+            content, message.thought, tuple(calls), begins_in_thought=self.begins_in_thought
+        )
 
     def search(self, query: str) -> Message:
         """Return a turn that searches, as a model would write it."""
@@ -131,7 +155,10 @@ class FunctionCalling:
         if turn.tool_calls or has_answer_tags(text):
             return
         if "<tool_call>" in text:
-            raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse")
+            raise RolloutStopped(
+                StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse"
+            )
+
         if not split_thought(turn).closed:
             raise RolloutStopped(StopReason.NO_ANSWER_TAG, "a thought that was never closed")
         if not text.strip() and turn.reasoning:
@@ -151,7 +178,8 @@ class FunctionCalling:
 def _all_reasoning(reasoning: str) -> str:
     """Return what to do about a turn that a server returned in its reasoning field alone; an answer in it is warned of.
 
-    vLLM does so with thoughts that never end, and with a parser that does not fit the model or its template.
+    vLLM does so with thoughts that never end, and with a parser that does not fit the model or its
+    template.
     """
     if not has_answer_tags(reasoning):
         return f"a turn without a text: all {len(reasoning)} characters are in the reasoning field"
@@ -171,6 +199,7 @@ def _compact(arguments: str) -> str:
         compact.encode()
     except (ValueError, RecursionError):
         return arguments
+
     return compact
 
 
@@ -198,9 +227,12 @@ class SearchTags:
         text = completion.message.text
         if end := re.search("|".join(_STOPS), text):
             text = text[: end.end()]
-        elif (stop := completion.stop_string) in _STOPS:  # the server stopped at it and left it out
+        elif (stop := completion.stop_string) in _STOPS:
+            # The server stopped at it and left it out
             text += stop
-        if thought := completion.message.thought:  # a server's reasoning parser took it out of the text
+
+        # A server's reasoning parser took it out of the text
+        if thought := completion.message.thought:
             text = f"<think>{thought}</think>{text}"
         action = _ACTION.search(text)
         query = action[2].strip() if action and action[1] == "search" else ""
@@ -223,6 +255,7 @@ class SearchTags:
         for rank, passage in enumerate(passages, 1):
             title, _, text = passage.contents.partition("\n")
             documents.append(f"Doc {rank}(Title: {title}) {text}")
+
         return self.notice("\n".join(documents) or NO_PASSAGES)
 
     def notice(self, text: str, observation: str = "") -> str:  # noqa: D102
@@ -232,7 +265,9 @@ class SearchTags:
 AgentProtocol: TypeAlias = FunctionCalling | SearchTags
 
 
-def open_protocol(config: AgentConfig, *, offer_tool: bool = True, begins_in_thought: bool = False) -> AgentProtocol:
+def open_protocol(
+    config: AgentConfig, *, offer_tool: bool = True, begins_in_thought: bool = False
+) -> AgentProtocol:
     """Return the protocol that the settings name, with their prompt."""
     instruction = load_prompt(config.prompt)
     if config.protocol == FUNCTION_CALLING:

@@ -1,10 +1,12 @@
 """The agent loop: one question answered by one model.
 
-Teachers, trained models and reinforcement learning use the same loop, the OpenAI Agents SDK's. This module gives it one
-model, one tool and hard limits, and turns every failure into a :class:`Trajectory` with a stop reason: a bad rollout is
-data, scores zero and stays in the denominator.
+Teachers, trained models and reinforcement learning use the same loop, the OpenAI Agents SDK's. This
+module gives it one model, one tool and hard limits, and turns every failure into a
+:class:`Trajectory` with a stop reason: a bad rollout is data, scores zero and stays in the
+denominator.
 
-The limits of a rollout and the notices that the model reads are in :mod:`deepsearch_rl.agent.steps`.
+The limits of a rollout and the notices that the model reads are in
+:mod:`deepsearch_rl.agent.steps`.
 """
 
 import asyncio
@@ -19,7 +21,11 @@ from typing import Any, Self, TypeAlias
 import openai
 from agents import Agent, Model, ModelResponse, RunConfig, Runner, Usage
 from agents.items import TResponseOutputItem, TResponseStreamEvent
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+from openai.types.responses import (
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+)
 
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint, open_client, replace_lone_surrogates
@@ -60,15 +66,22 @@ class RolloutModel(Model):
                 reply = await self._ask(max_tokens)
             if self._steps.end_turn(reply):
                 break
+
         output: list[TResponseOutputItem] = [
-            ResponseFunctionToolCall(call_id=call.id, name=call.name, arguments=call.arguments, type="function_call")
+            ResponseFunctionToolCall(
+                call_id=call.id, name=call.name, arguments=call.arguments, type="function_call"
+            )
             for call in reply.turn.tool_calls
         ]
+
         if not output:
             text = ResponseOutputText(text=reply.turn.content, type="output_text", annotations=[])
             output.append(
-                ResponseOutputMessage(id="", content=[text], role="assistant", status="completed", type="message")
+                ResponseOutputMessage(
+                    id="", content=[text], role="assistant", status="completed", type="message"
+                )
             )
+
         return ModelResponse(output=output, usage=Usage(), response_id=None)
 
     def ending(self) -> StopReason:
@@ -89,18 +102,29 @@ class RolloutModel(Model):
             fewer = self._steps.make_more_room(max_tokens)
             if fewer is None:
                 raise
+
         return await self._policy.reply(self._transcript.messages, fewer)
 
 
-async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcript) -> tuple[StopReason, str | None]:
+async def run_rollout(
+    model: RolloutModel, tool: SearchTool, transcript: Transcript
+) -> tuple[StopReason, str | None]:
     """Let model and tool take turns until the rollout ends; return why it ended, and the error if there was one."""
     agent = Agent[Transcript]("search agent", tools=[tool.for_agent()])
     run_config = RunConfig(model=model, tracing_disabled=True)
-    question, limit = transcript.question, asyncio.timeout(tool.config.timeout_s)
+    question = transcript.question
+    limit = asyncio.timeout(tool.config.timeout_s)
+
     try:
         async with limit:
             with pausable(limit):
-                await Runner.run(agent, question.question, context=transcript, max_turns=None, run_config=run_config)
+                await Runner.run(
+                    agent,
+                    question.question,
+                    context=transcript,
+                    max_turns=None,
+                    run_config=run_config,
+                )
     except RolloutStopped as stop:
         return stop.reason, stop.detail
     except (openai.APIError, EndpointError) as error:
@@ -110,6 +134,7 @@ async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcr
             return _overtime(transcript, tool.config.timeout_s)
         _LOG.debug("rollout of %s failed", question.id, exc_info=True)
         return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}"
+
     return model.ending(), None
 
 
@@ -127,7 +152,9 @@ def _overtime(transcript: Transcript, timeout_s: float) -> tuple[StopReason, str
     return StopReason.TOOL_ERROR, f"{detail}: a search hangs"
 
 
-def _failed_call(error: openai.APIError | EndpointError, transcript: Transcript) -> tuple[StopReason, str]:
+def _failed_call(
+    error: openai.APIError | EndpointError, transcript: Transcript
+) -> tuple[StopReason, str]:
     """Return what a model call's last error means; a turn that the server wrote into it belongs to the transcript."""
     if turn := failed_generation(error):
         transcript.messages.append(Message(role="assistant", content=replace_lone_surrogates(turn)))
@@ -139,9 +166,10 @@ def _failed_call(error: openai.APIError | EndpointError, transcript: Transcript)
 class SearchAgent:
     """Answers questions with one model and one MCP session; use as an async context manager.
 
-    ``model`` is an endpoint, or makes the policy of each rollout. ``logprobs`` asks for those of the drawn tokens.
-    Trajectories name ``model_name``, or else the endpoint's. A rollout's seed is drawn from ``seed``, the question and
-    the sample's number; None leaves it to the server. ``backoff_s``: wait before a failing search's second attempt.
+    ``model`` is an endpoint, or makes the policy of each rollout. ``logprobs`` asks for those of
+    the drawn tokens. Trajectories name ``model_name``, or else the endpoint's. A rollout's seed is
+    drawn from ``seed``, the question and the sample's number; None leaves it to the server.
+    ``backoff_s``: wait before a failing search's second attempt.
     """
 
     config: AgentConfig
@@ -156,9 +184,14 @@ class SearchAgent:
     observer: Observer | None = None
 
     def __post_init__(self) -> None:
-        config, model = self.config, self.model
+        config = self.config
+        model = self.model
+
         if not isinstance(model, Endpoint) and config.protocol != FUNCTION_CALLING:
-            raise ConfigError(f"a scripted model knows no {config.protocol}; set agent.protocol: {FUNCTION_CALLING}.")
+            raise ConfigError(
+                f"a scripted model knows no {config.protocol}; set agent.protocol: {FUNCTION_CALLING}."
+            )
+
         name = self.model_name or (model.model if isinstance(model, Endpoint) else "scripted")
         self._key = RolloutKey(name, config.prompt_title, self.temperature, config.protocol)
         begins_in_thought = isinstance(model, Endpoint) and model.begins_in_thought
@@ -172,6 +205,7 @@ class SearchAgent:
                 self._client = await opening.enter_async_context(open_client(self.model, timeout_s))
             session = await opening.enter_async_context(open_session(self.retrieval_url, timeout_s))
             self._open = opening.pop_all()
+
         search = partial(search_over_mcp, session, self.backoff_s)
         self._tool = SearchTool(search, self.config, self._protocol)
         return self

@@ -1,17 +1,18 @@
 """The search tool of the agent loop, and the MCP session that all rollouts of an agent search through.
 
-A search that fails is an error of the rollout, never "no results": a model that reads an empty result from a broken
-server learns that the corpus holds nothing.
+A search that fails is an error of the rollout, never "no results": a model that reads an empty
+result from a broken server learns that the corpus holds nothing.
 
-The retrieval server's MCP tool answers twice: ``result.content[0].text`` is what any MCP client's model reads;
-``result.structured_content["result"]`` is a list of ``{"chunk": contents, "chunk_id": id, "score": float}``, best
-first, which the agent writes in the form of its protocol and records by id. A failed search has ``is_error`` set and no
-structured content, and its text is the error.
+The retrieval server's MCP tool answers twice: ``result.content[0].text`` is what any MCP client's
+model reads; ``result.structured_content["result"]`` is a list of ``{"chunk": contents, "chunk_id":
+id, "score": float}``, best first, which the agent writes in the form of its protocol and records by
+id. A failed search has ``is_error`` set and no structured content, and its text is the error.
 
-The session is MCP's own client, because the Agents SDK's sends the calls of a session one after the other: a hundred
-rollouts would wait for each other, and the server would never see two queries at once. A broken connection must cost
-one search, not the session. MCP's client raises such an error in the task that opened the session, which ends every
-rollout in it. So a broken connection becomes a response of status 503, which is an error of that one call.
+The session is MCP's own client, because the Agents SDK's sends the calls of a session one after the
+other: a hundred rollouts would wait for each other, and the server would never see two queries at
+once. A broken connection must cost one search, not the session. MCP's client raises such an error
+in the task that opened the session, which ends every rollout in it. So a broken connection becomes
+a response of status 503, which is an error of that one call.
 """
 
 import logging
@@ -71,7 +72,10 @@ class _SearchArguments(Record):
 def parse_search(call: ToolCall) -> str:
     """Return the query of a call; raise RolloutStopped if it names another tool or does not fit the schema."""
     if call.name != RETRIEVE_TOOL_NAME:
-        raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, f"there is no tool named {call.name!r}")
+        raise RolloutStopped(
+            StopReason.TOOL_CALL_UNPARSABLE, f"there is no tool named {call.name!r}"
+        )
+
     try:
         return _SearchArguments.model_validate_json(call.arguments).query
     except ValidationError as error:
@@ -113,17 +117,23 @@ class SearchTool:
         if transcript.searches >= self.config.max_searches:
             text = self.protocol.notice(NO_SEARCHES_LEFT)
         else:
-            transcript.searches += 1  # before the first await: calls of one turn count in their order
+            # Before the first await: calls of one turn count in their order
+            transcript.searches += 1
             query = parse_search(call)
             ids = [message_call.id for message_call in transcript.messages[-1].tool_calls]
             with timed("search", len(transcript.messages) + ids.index(call.id)):
                 passages = await self.search(query, transcript.question)
-            limit, tokens_of = self.config.max_observation_tokens, transcript.prompt_count.of
+            limit = self.config.max_observation_tokens
+            tokens_of = transcript.prompt_count.of
             text = self.protocol.observation(passages)
             while limit is not None and len(passages) > 1 and tokens_of(len(text)) > limit:
                 passages = passages[:-1]
                 text = self.protocol.observation(passages)
-            retrieval = Retrieval(query=query, chunk_ids=tuple(passage.chunk_id for passage in passages))
+
+            retrieval = Retrieval(
+                query=query, chunk_ids=tuple(passage.chunk_id for passage in passages)
+            )
+
         transcript.keep(call, text, retrieval)
         return text
 
@@ -138,18 +148,22 @@ async def search_over_mcp(
         if result.is_error:
             text = "".join(part.text for part in result.content if isinstance(part, TextContent))
             raise EndpointError(text or "the search tool failed without saying why")
+
         try:
             return _SearchResult.model_validate(result.structured_content).result
         except ValidationError as error:
             field, problem = first_problem(error)
-            raise EndpointError(f"the search tool does not say which chunks it found ({field}: {problem})") from error
+            raise EndpointError(
+                f"the search tool does not say which chunks it found ({field}: {problem})"
+            ) from error
 
     def warn(error: BaseException, attempt: int) -> None:
         _LOG.warning("search failed (%s), attempt %d of %d", error, attempt, ATTEMPTS)
 
     try:
         return await retry(ATTEMPTS, backoff_s, Exception, warn)(search)()
-    except Exception as error:  # MCP's client raises its own, and those of the streams that it is made of
+    except Exception as error:
+        # MCP's client raises its own, and those of the streams that it is made of
         raise RolloutStopped(StopReason.TOOL_ERROR, f"{type(error).__name__}: {error}") from error
 
 
@@ -158,18 +172,32 @@ async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Cl
     """Open a session with a retrieval server, with a time-out per call; raise EndpointError without a search tool."""
     url = f"{retrieval_url.rstrip('/')}/mcp"
     # ``agent.concurrency`` and the calls of one turn limit the searches at once.
-    transport = _ErrorsAsResponses(limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None))
-    async with httpx2.AsyncClient(transport=transport, timeout=timeout_s) as http, AsyncExitStack() as opened:
-        session = Client(streamable_http_client(url, http_client=http), read_timeout_seconds=timeout_s)
+    transport = _ErrorsAsResponses(
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    )
+    async with (
+        httpx2.AsyncClient(transport=transport, timeout=timeout_s) as http,
+        AsyncExitStack() as opened,
+    ):
+        session = Client(
+            streamable_http_client(url, http_client=http), read_timeout_seconds=timeout_s
+        )
         try:
             await session.__aenter__()
             opened.push_async_callback(session.__aexit__, None, None, None)
-            # The client reads the list of tools here instead of in the first search of every rollout.
+            # The client reads the list of tools here instead of in the first search of every
+            # rollout.
             tools = {tool.name for tool in (await session.list_tools()).tools}
         except Exception as error:
-            raise EndpointError(f"the retrieval server's MCP endpoint ({url}) does not answer: {error}") from error
+            raise EndpointError(
+                f"the retrieval server's MCP endpoint ({url}) does not answer: {error}"
+            ) from error
+
         if RETRIEVE_TOOL_NAME not in tools:
-            raise EndpointError(f"the MCP server at {url} has no tool named {RETRIEVE_TOOL_NAME!r}.")
+            raise EndpointError(
+                f"the MCP server at {url} has no tool named {RETRIEVE_TOOL_NAME!r}."
+            )
+
         yield session
 
 
@@ -184,4 +212,5 @@ class _ErrorsAsResponses(httpx2.AsyncHTTPTransport):
                 await response.aread()
         except httpx2.TransportError as error:
             return httpx2.Response(503, text=f"{type(error).__name__}: {error}")
+
         return response

@@ -1,13 +1,15 @@
 """The rules of a rollout, turn by turn, whoever asks the model.
 
-:class:`RolloutSteps` says how many tokens the next turn may have, which notices the model reads before it, and whether
-a turn that the model wrote is carried out, corrected or the end. It asks no model and knows no loop: the agent's own
-loop (:mod:`deepsearch_rl.agent.rollout`) and the environment that trainers step
-(:mod:`deepsearch_rl.environment`) both go through it, so that a limit means the same in both.
+:class:`RolloutSteps` says how many tokens the next turn may have, which notices the model reads
+before it, and whether a turn that the model wrote is carried out, corrected or the end. It asks no
+model and knows no loop: the agent's own loop (:mod:`deepsearch_rl.agent.rollout`) and the
+environment that trainers step (:mod:`deepsearch_rl.environment`) both go through it, so that a
+limit means the same in both.
 
-Before each turn the prompt's tokens are estimated. If a whole turn of ``max_tokens`` does not fit the context, the
-model is told to answer now and gets the room that is left; if not even ``answer_tokens`` fit, the last passages are
-dropped first. Another search after that ends the rollout, and so does one after the notice that no searches are left.
+Before each turn the prompt's tokens are estimated. If a whole turn of ``max_tokens`` does not fit
+the context, the model is told to answer now and gets the room that is left; if not even
+``answer_tokens`` fit, the last passages are dropped first. Another search after that ends the
+rollout, and so does one after the notice that no searches are left.
 """
 
 from dataclasses import dataclass
@@ -53,9 +55,13 @@ class RolloutSteps:
         """
         transcript = self.transcript
         transcript.generation.end(reply.usage.completion_tokens if reply.usage else 0)
+
         if reply.usage is not None:
-            transcript.prompt_count = PromptCount(reply.usage.prompt_tokens, self._characters, counted=True)
+            transcript.prompt_count = PromptCount(
+                reply.usage.prompt_tokens, self._characters, counted=True
+            )
             transcript.usage.append(reply.usage)
+
         transcript.messages.append(reply.turn)
         transcript.show()
         self._check(reply)
@@ -77,6 +83,7 @@ class RolloutSteps:
             self._tell_to_answer(drop_passages=True)
         elif max_tokens <= answer_tokens:
             return None
+
         return min(max_tokens, answer_tokens)
 
     def ending(self) -> StopReason:
@@ -86,29 +93,41 @@ class RolloutSteps:
 
     def _make_room(self) -> int:
         """Return the tokens that the next turn may have."""
-        config, has_passages = self.config, bool(self.transcript.unanswered)
+        config = self.config
+        has_passages = bool(self.transcript.unanswered)
         if has_passages and self._room() < config.max_tokens:
             self._tell_to_answer(drop_passages=False)
         if has_passages and self._room() < config.answer_tokens:
             self._tell_to_answer(drop_passages=True)
         room = self._room()
+
         if room < config.answer_tokens and self.transcript.prompt_count.counted:
-            detail = f"about {config.context_tokens - room} prompt tokens leave no room to answer in"
+            detail = (
+                f"about {config.context_tokens - room} prompt tokens leave no room to answer in"
+            )
             raise RolloutStopped(StopReason.TOKEN_BUDGET, f"{detail} {config.context_tokens}")
-        return max(config.answer_tokens, min(room, config.max_tokens))  # the server decides where this is a guess
+
+        # The server decides where this is a guess
+        return max(config.answer_tokens, min(room, config.max_tokens))
 
     def _tell_to_answer(self, *, drop_passages: bool) -> None:
         """Write the request for an answer after the last observation, or in place of all of the last turn."""
-        messages, unanswered = self.transcript.messages, self.transcript.unanswered
+        messages = self.transcript.messages
+        unanswered = self.transcript.unanswered
+
         for place in unanswered if drop_passages else unanswered[-1:]:
-            text = self.protocol.notice(NO_ROOM_LEFT, "" if drop_passages else messages[place].content)
+            text = self.protocol.notice(
+                NO_ROOM_LEFT, "" if drop_passages else messages[place].content
+            )
             messages[place] = messages[place].model_copy(update={"content": text})
+
         if drop_passages:
             self.transcript.forget_passages()
         self.transcript.told_to_answer = StopReason.TOKEN_BUDGET
 
     def _room(self) -> int:
-        count, characters = self.transcript.prompt_count, self.protocol.characters(self.transcript.messages)
+        count = self.transcript.prompt_count
+        characters = self.protocol.characters(self.transcript.messages)
         return self.config.context_tokens - count.tokens - count.of(characters - count.characters)
 
     def _check(self, reply: Reply) -> None:
@@ -126,4 +145,6 @@ class RolloutSteps:
         """End the rollout if no turn is left to read what comes next."""
         turns = sum(message.role == "assistant" for message in self.transcript.messages)
         if turns >= self.config.max_turns:
-            raise RolloutStopped(StopReason.TURN_BUDGET, f"no answer after {self.config.max_turns} turns")
+            raise RolloutStopped(
+                StopReason.TURN_BUDGET, f"no answer after {self.config.max_turns} turns"
+            )

@@ -1,7 +1,8 @@
 """How long a rollout, its model calls and its searches took.
 
-Trajectories are equal from run to run, so no clock enters them. The :func:`timed` blocks of a task that starts a
-:class:`Stopwatch`, and of those that it starts, report to it. Without a stopwatch nothing is measured.
+Trajectories are equal from run to run, so no clock enters them. The :func:`timed` blocks of a task
+that starts a :class:`Stopwatch`, and of those that it starts, report to it. Without a stopwatch
+nothing is measured.
 """
 
 import hashlib
@@ -20,7 +21,9 @@ class TimedStep(Record):
     """A model call or a search of a rollout."""
 
     kind: Literal["model_call", "search"]
-    message: int = Field(ge=0, description="position in the conversation of the message that the step wrote")
+    message: int = Field(
+        ge=0, description="position in the conversation of the message that the step wrote"
+    )
     start_ns: int = Field(ge=0, description="from the rollout's start on")
     duration_ns: int = Field(ge=0)
 
@@ -40,7 +43,8 @@ class Stopwatch:
     """Measures a rollout from now on, in this task and those that it starts."""
 
     def __init__(self) -> None:
-        self.start_ns, self._origin_ns = time.time_ns(), time.perf_counter_ns()
+        self.start_ns = time.time_ns()
+        self._origin_ns = time.perf_counter_ns()
         self.steps: list[TimedStep] = []
         _STOPWATCH.set(self)
 
@@ -68,12 +72,15 @@ def timed(kind: Literal["model_call", "search"], message: int) -> Iterator[None]
     """Report to the task's stopwatch, if there is one, how long the block takes; it also counts if it fails."""
     stopwatch = _STOPWATCH.get()
     start_ns = stopwatch.elapsed_ns() if stopwatch else 0
+
     try:
         yield
     finally:
         if stopwatch:
             duration_ns = stopwatch.elapsed_ns() - start_ns
-            stopwatch.steps.append(TimedStep(kind=kind, message=message, start_ns=start_ns, duration_ns=duration_ns))
+            stopwatch.steps.append(
+                TimedStep(kind=kind, message=message, start_ns=start_ns, duration_ns=duration_ns)
+            )
 
 
 def trajectory_digest(trajectory: Trajectory) -> str:

@@ -1,6 +1,7 @@
 """Record of a running rollout: messages, searches, tokens.
 
-Each request is built from it, so that a stored trajectory holds exactly the messages that the model saw.
+Each request is built from it, so that a stored trajectory holds exactly the messages that the model
+saw.
 """
 
 import math
@@ -35,7 +36,8 @@ class RolloutStopped(AgentsException):
 
     def __init__(self, reason: StopReason, detail: str) -> None:
         super().__init__(detail)
-        self.reason, self.detail = reason, detail
+        self.reason = reason
+        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ class PromptCount:
 
     def of(self, characters: int) -> int:
         """Return the tokens of a text of so many characters."""
-        per_character = self.tokens / max(1, self.characters) if self.counted else GUESSED_TOKENS_PER_CHARACTER
+        per_character = (
+            self.tokens / max(1, self.characters) if self.counted else GUESSED_TOKENS_PER_CHARACTER
+        )
         return math.ceil(characters * per_character)
 
 
@@ -92,8 +96,9 @@ class GenerationTime:
     def total_s(self) -> float:
         """The seconds until now.
 
-        A turn that has not come counts while it is no longer than its limit of tokens would take at the speed of the
-        turns before it; after that, or where no turn came before, the server hangs.
+        A turn that has not come counts while it is no longer than its limit of tokens would take at
+        the speed of the turns before it; after that, or where no turn came before, the server
+        hangs.
         """
         if self._began is None or not self.tokens:
             return self.seconds
@@ -135,6 +140,7 @@ class Transcript:
         for call in self.messages[-1].tool_calls:
             text, retrieval = self._waiting.pop(call.id)
             self.messages.append(Message(role="tool", content=text, tool_call_id=call.id))
+
             if retrieval is None:
                 self.told_to_answer = StopReason.SEARCH_BUDGET
             else:
@@ -158,15 +164,20 @@ class Transcript:
         if self.observer is not None:
             for message in self.messages[self._observed :]:
                 self.observer(message)
+
         self._observed = len(self.messages)
 
-    def finish(self, sample: int, key: RolloutKey, reason: StopReason, error: str | None) -> Trajectory:
+    def finish(
+        self, sample: int, key: RolloutKey, reason: StopReason, error: str | None
+    ) -> Trajectory:
         """Return the record of the rollout; calls are numbered from 1, because servers draw their ids at random."""
         self.show()
-        for call in self.messages[-1].tool_calls:  # searches that were executed, but whose passages no turn has read
+        # Searches that were executed, but whose passages no turn has read
+        for call in self.messages[-1].tool_calls:
             _, retrieval = self._waiting.pop(call.id, ("", None))
             if retrieval is not None:
                 self.retrievals.append(_without_chunks(retrieval))
+
         question = self.question
         calls = [call.id for message in self.messages for call in message.tool_calls]
         names = {id_: f"call_{number}" for number, id_ in enumerate(calls, 1)}
@@ -180,7 +191,9 @@ class Transcript:
             **asdict(key),
             messages=tuple(_with_call_ids(message, names) for message in self.messages),
             retrievals=tuple(self.retrievals),
-            answer=extract_answer(spoken_text(self.messages[-1])) if reason is StopReason.ANSWERED else "",
+            answer=extract_answer(spoken_text(self.messages[-1]))
+            if reason is StopReason.ANSWERED
+            else "",
             stop_reason=reason,
             error=error and replace_lone_surrogates(error),
             usage=tuple(self.usage),

@@ -4,8 +4,9 @@ import asyncio
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 from typer import Option
 
-from deepsearch_rl.commands.defaults import with_options
+from deepsearch_rl.commands.defaults import RequestOption, named_values, with_options
 from deepsearch_rl.errors import ConfigError, look_up
 from deepsearch_rl.profile import Profile, find_profile
 from deepsearch_rl.records import Message, Question, Trajectory
@@ -32,18 +33,28 @@ def ask(
     temperature: float,
     retrieval_url: str | None,
     observer: Callable[[Message], None],
+    request: Mapping[str, object] | None = None,
 ) -> Trajectory:
-    """Answer one question; ``observer`` is shown every message, ``retrieval_url`` replaces the index of ``dataset``."""
+    """Answer one question; ``observer`` is shown every message, ``retrieval_url`` replaces the index of ``dataset``.
+
+    ``request`` holds options of the endpoint's requests that take the place of its own.
+    """
     from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - the agent's libraries take a second
     from deepsearch_rl.retrieval.server.launch import serve_index  # noqa: PLC0415
     from deepsearch_rl.serving.launch import ServingConfig, serve_model  # noqa: PLC0415 - torch
     from deepsearch_rl.trajectories.rollout_setting import RolloutSetting  # noqa: PLC0415 - FAISS
 
-    setting, serving = RolloutSetting.of(settings, dataset), settings.section("serving", ServingConfig)
+    setting = RolloutSetting.of(settings, dataset)
+    serving = settings.section("serving", ServingConfig)
     record = Question(id="ask", question=question, golden_answers=("",))
+
     with ExitStack() as servers:
-        url = retrieval_url or servers.enter_context(serve_index(setting.index, setting.chunks, setting.retrieval))
+        url = retrieval_url or servers.enter_context(
+            serve_index(setting.index, setting.chunks, setting.retrieval)
+        )
         endpoint = servers.enter_context(serve_model(model, serving))
+        if request:
+            endpoint = replace(endpoint, options=endpoint.options.changed(request))
         agent = SearchAgent(setting.agent, endpoint, url, temperature, observer=observer)
 
         async def answer() -> Trajectory:
@@ -56,39 +67,73 @@ def ask(
 def ask_command(
     question: Annotated[str, typer.Argument(help="What you want to know.", show_default=False)],
     profile: Annotated[str, Option(help="Whose models, corpora and settings.")] = "tiny",
-    model: Annotated[str | None, Option(help="One of the profile's (its last if not given), or a folder.")] = None,
-    dataset: Annotated[str | None, Option(help="Search this set's corpus (the first if not given).")] = None,
-    retrieval_url: Annotated[str | None, Option(help="A running server in place of the profile's index.")] = None,
+    model: Annotated[
+        str | None, Option(help="One of the profile's (its last if not given), or a folder.")
+    ] = None,
+    dataset: Annotated[
+        str | None, Option(help="Search this set's corpus (the first if not given).")
+    ] = None,
+    retrieval_url: Annotated[
+        str | None, Option(help="A running server in place of the profile's index.")
+    ] = None,
     prompt: Annotated[str | None, Option(help="Another prompt of agent/prompts.")] = None,
-    protocol: Annotated[str | None, Option(help="function_calling, or search_tags for Search-R1's models.")] = None,
+    protocol: Annotated[
+        str | None, Option(help="function_calling, or search_tags for Search-R1's models.")
+    ] = None,
     top_k: Annotated[int | None, Option(min=1, help="Passages per search.")] = None,
     temperature: Annotated[float, Option(min=0, max=2, help="Of sampling.")] = 0.0,
-    as_json: Annotated[bool, Option("--json", help="Print the whole trajectory as JSON instead.")] = False,
+    request: RequestOption = None,
+    as_json: Annotated[
+        bool, Option("--json", help="Print the whole trajectory as JSON instead.")
+    ] = False,
 ) -> None:
     """Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.
 
-    A model's folder may hold an endpoint.json instead of weights: an API's model (profile multihoprag has one).
-    Exits with status 1 where there is no answer.
+    A model's folder may hold an endpoint.json instead of weights: an API's model (profile
+    multihoprag has one). Exits with status 1 where there is no answer.
 
         deepsearch ask "Who is the mayor of the birthplace of the director of Silent Harbor?"
         deepsearch ask "..." --model sft --temperature 0.7
         OPENAI_BASE_URL=https://... OPENAI_MODEL=... OPENAI_API_KEY=... deepsearch ask "..." --profile multihoprag
     """
     if retrieval_url and top_k:
-        raise ConfigError("--top-k is decided by the server at --retrieval-url; leave one of them out.")
+        raise ConfigError(
+            "--top-k is decided by the server at --retrieval-url; leave one of them out."
+        )
+
     options = {"agent.prompt": prompt, "agent.protocol": protocol, "retrieval.top_k": top_k}
     settings = with_options(find_profile(Path(), profile), options)
     models = settings.mapping("models", Path)
     name = model or list(models)[-1]
-    folder = Path(name) if name not in models and Path(name).is_dir() else look_up("model", name, models)
+    folder = (
+        Path(name) if name not in models and Path(name).is_dir() else look_up("model", name, models)
+    )
     settings = settings.with_values(settings.value("model_settings").get(name, {}))
     dataset = dataset or next(iter(settings.value("datasets")))
     observer = (lambda _: None) if as_json else _show
-    trajectory = ask(question, settings, folder, dataset, temperature, retrieval_url, observer)
+    options_of_requests = named_values("--request", request or ())
+
+    if options_of_requests and not (folder / "endpoint.json").is_file():
+        raise ConfigError(
+            f"--request is for a model behind an endpoint, and {folder} holds weights; leave it out."
+        )
+
+    trajectory = ask(
+        question,
+        settings,
+        folder,
+        dataset,
+        temperature,
+        retrieval_url,
+        observer,
+        options_of_requests,
+    )
+
     if as_json:
         typer.echo(trajectory.model_dump_json(indent=2, exclude_none=True))
     else:
         _show_end(trajectory)
+
     sys.exit(1 if trajectory.failed else 0)
 
 
@@ -110,15 +155,22 @@ def _show(message: Message) -> None:
 def _show_end(trajectory: Trajectory) -> None:
     """Show the answer, or why there is none, and what it took."""
     if trajectory.failed:
-        _line("no answer", f"{trajectory.stop_reason}: {trajectory.error or 'no answer tag'}", "red")
+        _line(
+            "no answer", f"{trajectory.stop_reason}: {trajectory.error or 'no answer tag'}", "red"
+        )
     else:
         _line("answer", trajectory.answer or "(blank)", "bold green")
+
     counts = f"{trajectory.prompt_tokens} + {trajectory.completion_tokens} tokens"
     tokens = counts if trajectory.usage else "tokens not counted"
-    chunk_ids = {chunk_id for retrieval in trajectory.retrievals for chunk_id in retrieval.chunk_ids}
+    chunk_ids = {
+        chunk_id for retrieval in trajectory.retrievals for chunk_id in retrieval.chunk_ids
+    }
     took = f"{len(trajectory.retrievals)} searches, {len(chunk_ids)} passages, {trajectory.rounds} turns, {tokens}"
     Console(highlight=False).print(Text(took, "dim"))
 
 
 def _line(label: str, text: str, style: str) -> None:
-    Console(highlight=False).print(Text(f"{label:>9}  ", "dim"), Text(text, style), sep="", soft_wrap=True)
+    Console(highlight=False).print(
+        Text(f"{label:>9}  ", "dim"), Text(text, style), sep="", soft_wrap=True
+    )

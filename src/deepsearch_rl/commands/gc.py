@@ -29,21 +29,30 @@ GIB = 2**30
 
 
 def gc_command(
-    yes: Annotated[bool, Option("--yes", help="Remove it, instead of saying what would be removed.")] = False,
-    remote: Annotated[bool, Option("--remote", help="The same in DVC's default remote, too.")] = False,
+    yes: Annotated[
+        bool, Option("--yes", help="Remove it, instead of saying what would be removed.")
+    ] = False,
+    remote: Annotated[
+        bool, Option("--remote", help="The same in DVC's default remote, too.")
+    ] = False,
     also: Annotated[
-        list[Path] | None, Option(help="Another clone that uses this cache or remote; repeat it.", show_default="none")
+        list[Path] | None,
+        Option(
+            help="Another clone that uses this cache or remote; repeat it.", show_default="none"
+        ),
     ] = None,
 ) -> None:
     """Free the disk of results that nothing leads to any more: say how much, and with `--yes` do it.
 
-    Kept is what any `dvc.lock` names: of every profile in this folder, in other worktrees, in the clones of runs with
-    other params (`work/checkouts/`), in the copies in which queued experiments work; of every branch, tag, stash,
-    experiment and entry of the queue. The run cache keeps the runs whose results are kept. Results of params that were
-    tried and are in none of these are removed.
+    Kept is what any `dvc.lock` names: of every profile in this folder, in other worktrees, in the
+    clones of runs with other params (`work/checkouts/`), in the copies in which queued experiments
+    work; of every branch, tag, stash, experiment and entry of the queue. The run cache keeps the
+    runs whose results are kept. Results of params that were tried and are in none of these are
+    removed.
 
-    `--remote` knows only this clone and those of `--also`. Fetch the branches and experiments of other machines before
-    (`git fetch origin --tags 'refs/exps/*:refs/exps/*'`), and run it while nobody pushes.
+    `--remote` knows only this clone and those of `--also`. Fetch the branches and experiments of
+    other machines before (`git fetch origin --tags 'refs/exps/*:refs/exps/*'`), and run it while
+    nobody pushes.
 
         deepsearch gc
         deepsearch gc --yes
@@ -55,25 +64,32 @@ def collect(project: Path, others: Sequence[Path], is_real: bool, with_remote: b
     """Remove what nothing leads to, or with ``is_real`` false only look, and return what to tell about it.
 
     Raises:
-        ConfigError: the working directory is no project of DVC, or another project may use its cache.
-        ArtifactError: what is in use is not known, because a lock file, a folder object or git cannot be read.
+        ConfigError: the working directory is no project of DVC, or another project may use its
+            cache.
+        ArtifactError: what is in use is not known, because a lock file, a folder object or git
+            cannot be read.
         CommandError: DVC failed.
     """
     cache = _cache_folder(project)
     objects = list_objects(cache)  # first: what comes later is not looked at
     users = find_users(project, others)
     _require_own_cache(cache, users, bool(others))
+
     with held_still(users.folders):
         users = find_users(project, others)
         recorded = recorded_objects(users)
         garbage = find_garbage(cache, objects, recorded)
         if is_real:
             remove(garbage)
+
     texts = [describe(cache, users, garbage, is_real)]
     if with_remote:
         texts.append(_collect_remote(recorded, is_real))
     if not is_real:
-        texts.append(f"Nothing was removed. `deepsearch gc --yes{' --remote' if with_remote else ''}` does it.")
+        texts.append(
+            f"Nothing was removed. `deepsearch gc --yes{' --remote' if with_remote else ''}` does it."
+        )
+
     return "\n".join(texts)
 
 
@@ -98,17 +114,28 @@ def describe(cache: Path, users: Users, garbage: Garbage, is_done: bool) -> str:
 def _kind(ref: str) -> str:
     if "stash" in ref or ref.startswith("refs/exps/celery/"):
         return "stashes and the queue"
-    names = {"refs/exps/": "experiments", "refs/tags/": "tags", "refs/remotes/": "the remote's branches"}
-    return next((name for prefix, name in names.items() if ref.startswith(prefix)), "branches and worktrees")
+    names = {
+        "refs/exps/": "experiments",
+        "refs/tags/": "tags",
+        "refs/remotes/": "the remote's branches",
+    }
+    return next(
+        (name for prefix, name in names.items() if ref.startswith(prefix)), "branches and worktrees"
+    )
 
 
 def _size(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / 2**20:.1f} MiB"
+    return (
+        f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / 2**20:.1f} MiB"
+    )
 
 
 def _cache_folder(project: Path) -> Path:
     if not (project / ".dvc").is_dir():
-        raise ConfigError(f"{project.resolve()} is no project of DVC; run this in the top folder of a clone.")
+        raise ConfigError(
+            f"{project.resolve()} is no project of DVC; run this in the top folder of a clone."
+        )
+
     return Path(_run(["-m", "dvc", "cache", "dir"]).strip()).resolve()
 
 
@@ -117,7 +144,10 @@ def _require_own_cache(cache: Path, users: Users, has_others: bool) -> None:
     if has_others or any(cache.is_relative_to(folder / ".dvc") for folder in users.folders):
         return
     if cache.parent.name == ".dvc":
-        raise ConfigError(f"this clone uses the cache of {cache.parent.parent}: run `deepsearch gc` there.")
+        raise ConfigError(
+            f"this clone uses the cache of {cache.parent.parent}: run `deepsearch gc` there."
+        )
+
     raise ConfigError(
         f"DVC's cache is {cache}, outside of this project, so other clones may use it. Name all of them, or this one "
         "if there is none: `deepsearch gc --also FOLDER`."

@@ -24,22 +24,31 @@ def live_command(
     profile: ProfileName = "tiny",
     to: Annotated[str | None, STORE_HELP] = None,
     timeout_s: Annotated[float, Option(min=1, help="Seconds for one request to a server.")] = 30,
-    follow: Annotated[bool, Option("--follow", help="Go on with what training appends, until Ctrl-C.")] = False,
-    stage: Annotated[str, Option(hidden=True, help="Follow the curves of a running stage, until SIGTERM.")] = "",
-    tag: Annotated[list[str] | None, Option(hidden=True, help="NAME=VALUE for the runs of that stage.")] = None,
+    follow: Annotated[
+        bool, Option("--follow", help="Go on with what training appends, until Ctrl-C.")
+    ] = False,
+    stage: Annotated[
+        str, Option(hidden=True, help="Follow the curves of a running stage, until SIGTERM.")
+    ] = "",
+    tag: Annotated[
+        list[str] | None, Option(hidden=True, help="NAME=VALUE for the runs of that stage.")
+    ] = None,
 ) -> None:
     """Send the curves of training runs to MLflow and TensorBoard: those that a server missed, or as they grow.
 
-    Stages that train do so by themselves. This command is for what a server missed while it was down, and for other
-    servers. Every step is sent once, however often training or this command is killed.
+    Stages that train do so by themselves. This command is for what a server missed while it was
+    down, and for other servers. Every step is sent once, however often training or this command is
+    killed.
 
-    The runs are in MLflow's experiment `<track.experiment>-live`, the event files in `work/<profile>/tensorboard/`.
+    The runs are in MLflow's experiment `<track.experiment>-live`, the event files in
+    `work/<profile>/tensorboard/`.
 
         deepsearch live
         deepsearch live gpu --follow
         tensorboard --logdir work/tiny/tensorboard
     """
-    ending, notify = threading.Event(), _once()
+    ending = threading.Event()
+    notify = _once()
     if stage:
         _end_on_sigterm(ending, notify)
     from deepsearch_rl.tracking.live import LiveFigures  # noqa: PLC0415 - mlflow takes seconds to load
@@ -48,16 +57,23 @@ def live_command(
     from deepsearch_rl.tracking.store import public_uri  # noqa: PLC0415
 
     found = find_profile(Path(), profile)
-    uri, tags = to or local_store(Path("mlruns")), dict(text.split("=", 1) for text in tag or ())
+    uri = to or local_store(Path("mlruns"))
+    tags = dict(text.split("=", 1) for text in tag or ())
     if stage and (changes := describe_changes(found.values, committed_params(found.path))):
         tags[CHANGES_TAG] = changes
-    figures = LiveFigures(found.work, f"{found.value('track')['experiment']}", uri, timeout_s, stage, tags)
+    figures = LiveFigures(
+        found.work, f"{found.value('track')['experiment']}", uri, timeout_s, stage, tags
+    )
     if stage or follow:
         follow_figures(figures, ending, notify)
         return
+
     figures.write_events()
+
     for name, lines in figures.send().items():
-        typer.echo(f"{profile} {name}: {f'{lines} lines sent to' if lines else 'already at'} {public_uri(uri)}")
+        typer.echo(
+            f"{profile} {name}: {f'{lines} lines sent to' if lines else 'already at'} {public_uri(uri)}"
+        )
 
 
 def _once() -> Callable[[str], None]:
@@ -76,7 +92,9 @@ def _end_on_sigterm(ending: threading.Event, notify: Callable[[str], None]) -> N
     """Have SIGTERM end a follower: it sends what is left, and if that takes longer than :data:`END_S`, leaves it."""
 
     def give_up(*_: object) -> None:
-        notify("LIVE FIGURES WAIT: MLflow took too long for the last of them: `deepsearch live` sends them.")
+        notify(
+            "LIVE FIGURES WAIT: MLflow took too long for the last of them: `deepsearch live` sends them."
+        )
         os._exit(0)
 
     def end(*_: object) -> None:

@@ -22,28 +22,44 @@ LOGINS = {  # what lets this machine in, by kind of remote
 }
 NAME = "storage"
 
-app = typer.Typer(help="Share what stages make with other machines, by DVC's remote.", no_args_is_help=True)
+app = typer.Typer(
+    help="Share what stages make with other machines, by DVC's remote.", no_args_is_help=True
+)
 
 
 @app.command("set")
 def set_command(
-    url: Annotated[str, Argument(help="s3://bucket/prefix, gs://bucket/prefix, ssh://host/folder, or a folder.")],
-    endpoint: Annotated[str | None, Option(help="Address of an S3 store other than Amazon's.")] = None,
-    local: Annotated[bool, Option("--local", help="For this clone alone: in .dvc/config.local.")] = False,
+    url: Annotated[
+        str,
+        Argument(help="s3://bucket/prefix, gs://bucket/prefix, ssh://host/folder, or a folder."),
+    ],
+    endpoint: Annotated[
+        str | None, Option(help="Address of an S3 store other than Amazon's.")
+    ] = None,
+    local: Annotated[
+        bool, Option("--local", help="For this clone alone: in .dvc/config.local.")
+    ] = False,
 ) -> None:
     """Set DVC's default remote, and write a small file there as a check; `dvc remote list` shows it.
 
-    Commit .dvc/config, so that every clone has it. Keys belong into .env, or into `dvc remote modify --local storage`.
+    Commit .dvc/config, so that every clone has it. Keys belong into .env, or into `dvc remote
+    modify --local storage`.
 
         deepsearch remote set s3://bucket/deepsearch --endpoint http://store:9000
     """
     kind = url.partition("://")[0] if "://" in url else ""
     for parts in map(split_address, filter(None, [kind and url, endpoint])):
         if parts is None or parts.password:
-            raise ConfigError("the address cannot be read or holds a password, which .dvc/config would show to all.")
+            raise ConfigError(
+                "the address cannot be read or holds a password, which .dvc/config would show to all."
+            )
+
     if kind and look_up("kind of remote", kind, LOGINS) and not installed_version(f"dvc-{kind}"):
         command = f"make environment EXTRAS='--extra {kind}'"
-        raise UnavailableError(f"{kind}:// needs the package dvc-{kind}, which is not installed; run `{command}`.")
+        raise UnavailableError(
+            f"{kind}:// needs the package dvc-{kind}, which is not installed; run `{command}`."
+        )
+
     level = ["--local"] if local else []
     _dvc("remote", "add", *level, "--force", "--default", NAME, url)
     if endpoint:
@@ -52,14 +68,21 @@ def set_command(
         _write_file() if kind else Path(url).mkdir(parents=True, exist_ok=True)
     except CommandError as error:
         fix = f"Check the address, the network and {LOGINS[kind]}; then run this command again."
-        raise CommandError(f"the remote is set, but nothing can be written there ({error}). {fix}") from error
+        raise CommandError(
+            f"the remote is set, but nothing can be written there ({error}). {fix}"
+        ) from error
+
     typer.echo(f"DVC's remote is {url}. `make flow` and workers fetch from it and push to it.")
 
 
 def _write_file() -> None:
     """Push a file, always the same, from a DVC project with this one's remote."""
     with TemporaryDirectory() as folder:
-        shutil.copytree(".dvc", Path(folder, ".dvc"), ignore=lambda _, names: {*names} - {"config", "config.local"})
+        shutil.copytree(
+            ".dvc",
+            Path(folder, ".dvc"),
+            ignore=lambda _, names: {*names} - {"config", "config.local"},
+        )
         Path(folder, "check").write_text("deepsearch remote set\n", encoding="utf-8")
         for command in (["config", "--local", "core.no_scm", "true"], ["add", "check"], ["push"]):
             _dvc(*command, folder=folder)
@@ -67,8 +90,16 @@ def _write_file() -> None:
 
 def _dvc(*arguments: str, folder: str = ".") -> None:
     """Run a command of DVC; raise CommandError with its own first error, secrets masked."""
-    command, wide = [sys.executable, "-m", "dvc", *arguments], {**os.environ, "COLUMNS": "999"}  # it wraps its lines
-    result = subprocess.run(command, cwd=folder, env=wide, capture_output=True, text=True, check=False)
+    command, wide = (
+        [sys.executable, "-m", "dvc", *arguments],
+        {**os.environ, "COLUMNS": "999"},
+    )  # it wraps its lines
+    result = subprocess.run(
+        command, cwd=folder, env=wide, capture_output=True, text=True, check=False
+    )
+
     if result.returncode:
-        errors = [line[7:] for line in result.stderr.splitlines() if line.startswith("ERROR: ")] or [result.stderr]
+        errors = [
+            line[7:] for line in result.stderr.splitlines() if line.startswith("ERROR: ")
+        ] or [result.stderr]
         raise CommandError(redact(errors[0], environment_secrets(os.environ)))

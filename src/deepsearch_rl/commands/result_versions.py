@@ -1,8 +1,8 @@
 """Results of a profile that were made with other versions of packages than the locked ones, for ``deepsearch doctor``.
 
-dvc.lock holds, with every result, the versions of the packages that its stage imports (``packages.json``, see
-:mod:`deepsearch_rl.installed`). DVC calls such a result changed once packages.json is written anew, and ``dvc repro``
-makes it again.
+dvc.lock holds, with every result, the versions of the packages that its stage imports
+(``packages.json``, see :mod:`deepsearch_rl.installed`). DVC calls such a result changed once
+packages.json is written anew, and ``dvc repro`` makes it again.
 """
 
 from collections import defaultdict
@@ -32,10 +32,16 @@ def results_of_other_versions(root: Path, profile: Profile) -> list[str]:
         differences = ", ".join(_differences(root, profile, name, stage))
         if differences:
             groups[differences].append(name)
-    return [f"{', '.join(_short(names, stages))}: {differences}" for differences, names in groups.items()]
+
+    return [
+        f"{', '.join(_short(names, stages))}: {differences}"
+        for differences, names in groups.items()
+    ]
 
 
-def _differences(root: Path, profile: Profile, name: str, stage: Mapping[str, Any]) -> Iterator[str]:
+def _differences(
+    root: Path, profile: Profile, name: str, stage: Mapping[str, Any]
+) -> Iterator[str]:
     """Yield the packages of a stage's result whose locked version is another one now."""
     recorded = stage.get("params", {}).get(profile.values.get("packages"), {})
     for family, versions in recorded.get(_family(name), {}).items():

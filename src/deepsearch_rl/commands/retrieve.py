@@ -41,45 +41,92 @@ _Index = Annotated[Path, Option(help="Folder that `retrieve build` wrote.")]
 _Chunks = Annotated[Path | None, Option(help="The passage file, if it was moved since the build.")]
 _SEARCH_FIELDS = {
     "retriever": FieldOption("retrieval.retriever", RetrieverName, "Which ranking."),
-    "reranker": FieldOption("reranker.model", Path | None, "Cross-encoder folder for the best hits."),
-    "rerank_depth": FieldOption("reranker.depth", int, "Hits that the reranker puts in order.", min=1),
+    "reranker": FieldOption(
+        "reranker.model", Path | None, "Cross-encoder folder for the best hits."
+    ),
+    "rerank_depth": FieldOption(
+        "reranker.depth", int, "Hits that the reranker puts in order.", min=1
+    ),
 }
 _SERVE_FIELDS = {
     **_SEARCH_FIELDS,
-    "online": FieldOption("retrieval.online", Path | None, "YAML file of a search endpoint, instead of an index."),
-    "pages": FieldOption("retrieval.pages", Path | None, "JSON Lines of {url, contents, ...} for /access."),
-    "rerank_tokens": FieldOption("reranker.max_tokens", int, "Tokens of query and passage that it reads.", min=8),
-    "rerank_batch_tokens": FieldOption("reranker.batch_tokens", int, "Tokens of its batches, padding counted.", min=1),
+    "online": FieldOption(
+        "retrieval.online", Path | None, "YAML file of a search endpoint, instead of an index."
+    ),
+    "pages": FieldOption(
+        "retrieval.pages", Path | None, "JSON Lines of {url, contents, ...} for /access."
+    ),
+    "rerank_tokens": FieldOption(
+        "reranker.max_tokens", int, "Tokens of query and passage that it reads.", min=8
+    ),
+    "rerank_batch_tokens": FieldOption(
+        "reranker.batch_tokens", int, "Tokens of its batches, padding counted.", min=1
+    ),
     "rerank_device": FieldOption("reranker.device", str, "Where it runs: cpu or cuda."),
     "rerank_dtype": FieldOption("reranker.dtype", str, "float32, float16 or bfloat16."),
-    "top_k": FieldOption("retrieval.top_k", int, "Passages per query where a request does not say.", min=1),
-    "window_ms": FieldOption("retrieval.window_ms", float, "How long a search waits for others to share it.", min=0),
-    "max_batch": FieldOption("retrieval.max_batch", int, "Queries that share a search at most.", min=1),
-    "max_pending": FieldOption("retrieval.max_pending", int, "Queries that may wait; more are answered 503.", min=1),
-    "search_timeout_s": FieldOption("retrieval.search_timeout_s", float, "Longest search; then 503.", min=0.001),
-    "cache_entries": FieldOption("retrieval.cache_entries", int, "Answers kept for repeated queries; 0: none.", min=0),
+    "top_k": FieldOption(
+        "retrieval.top_k", int, "Passages per query where a request does not say.", min=1
+    ),
+    "window_ms": FieldOption(
+        "retrieval.window_ms", float, "How long a search waits for others to share it.", min=0
+    ),
+    "max_batch": FieldOption(
+        "retrieval.max_batch", int, "Queries that share a search at most.", min=1
+    ),
+    "max_pending": FieldOption(
+        "retrieval.max_pending", int, "Queries that may wait; more are answered 503.", min=1
+    ),
+    "search_timeout_s": FieldOption(
+        "retrieval.search_timeout_s", float, "Longest search; then 503.", min=0.001
+    ),
+    "cache_entries": FieldOption(
+        "retrieval.cache_entries", int, "Answers kept for repeated queries; 0: none.", min=0
+    ),
 }
 _FOLDERS = {"show_default": "the folder's"}
 _BUILD_FIELDS = {
     "revision": FieldOption(
-        "index.encoder.revision", str | None, "Commit of a hub's repository that --encoder names.", show_default="none"
+        "index.encoder.revision",
+        str | None,
+        "Commit of a hub's repository that --encoder names.",
+        show_default="none",
     ),
     "query_prefix": FieldOption(
-        "index.encoder.query_prefix", str | None, "Before every query, e.g. 'query: ' for e5.", **_FOLDERS
+        "index.encoder.query_prefix",
+        str | None,
+        "Before every query, e.g. 'query: ' for e5.",
+        **_FOLDERS,
     ),
     "passage_prefix": FieldOption(
-        "index.encoder.passage_prefix", str | None, "Before every passage, e.g. 'passage: '.", **_FOLDERS
+        "index.encoder.passage_prefix",
+        str | None,
+        "Before every passage, e.g. 'passage: '.",
+        **_FOLDERS,
     ),
     "pooling": FieldOption("index.encoder.pooling", str | None, "mean or cls.", **_FOLDERS),
-    "max_tokens": FieldOption("index.encoder.max_tokens", int | None, "Longer passages are cut.", min=3, **_FOLDERS),
-    "device": FieldOption("index.encoder.device", Device, "Where the encoder runs; in float16 on cuda."),
-    "nlist": FieldOption("vectors.ivf_pq.nlist", int, "ivf: cells, 1 to 8 times the root of the passages.", min=1),
+    "max_tokens": FieldOption(
+        "index.encoder.max_tokens", int | None, "Longer passages are cut.", min=3, **_FOLDERS
+    ),
+    "device": FieldOption(
+        "index.encoder.device", Device, "Where the encoder runs; in float16 on cuda."
+    ),
+    "nlist": FieldOption(
+        "vectors.ivf_pq.nlist", int, "ivf: cells, 1 to 8 times the root of the passages.", min=1
+    ),
     "nprobe": FieldOption("vectors.ivf_pq.nprobe", int, "ivf: cells visited per query.", min=1),
-    "m": FieldOption("vectors.ivf_pq.m", int, "ivf_pq: codes per vector; divides the dimension.", min=1),
+    "m": FieldOption(
+        "vectors.ivf_pq.m", int, "ivf_pq: codes per vector; divides the dimension.", min=1
+    ),
     "nbits": FieldOption("vectors.ivf_pq.nbits", int, "ivf_pq: bits of a code.", min=1, max=16),
-    "train_rows": FieldOption("vectors.ivf_pq.train_rows", int, "ivf: vectors that cells are learnt from.", min=1),
-    "k1": FieldOption("index.bm25.k1", float, "BM25: how slowly repeated terms saturate.", min=0.01),
-    "b": FieldOption("index.bm25.b", float, "BM25: how strongly long passages are discounted.", min=0, max=1),
+    "train_rows": FieldOption(
+        "vectors.ivf_pq.train_rows", int, "ivf: vectors that cells are learnt from.", min=1
+    ),
+    "k1": FieldOption(
+        "index.bm25.k1", float, "BM25: how slowly repeated terms saturate.", min=0.01
+    ),
+    "b": FieldOption(
+        "index.bm25.b", float, "BM25: how strongly long passages are discounted.", min=0, max=1
+    ),
 }
 
 
@@ -88,9 +135,14 @@ _BUILD_FIELDS = {
 def build_command(
     corpus: Annotated[Path, Option(help="Passages, JSON Lines.")],
     out: Annotated[Path, Option(help="Index folder to write; an index that is there is replaced.")],
-    params: Annotated[Path | None, Option(help="Take all settings below from `index` of this file instead.")] = None,
+    params: Annotated[
+        Path | None, Option(help="Take all settings below from `index` of this file instead.")
+    ] = None,
     corpus_name: Annotated[
-        str, Option(help="With --params: the corpus, where `corpus_vectors` has settings of its own for it.")
+        str,
+        Option(
+            help="With --params: the corpus, where `corpus_vectors` has settings of its own for it."
+        ),
     ] = "",
     encoder: Annotated[
         str,
@@ -99,13 +151,19 @@ def build_command(
             "--revision the name of a hub's repository."
         ),
     ] = _INDEX["encoder"]["name"],
-    dimension: Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)] = _INDEX["encoder"]["dimension"],
-    vectors: Annotated[VectorsKind, Option(help="`retrieve frontier` helps to choose.")] = _INDEX["vectors"]["kind"],
+    dimension: Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)] = _INDEX[
+        "encoder"
+    ]["dimension"],
+    vectors: Annotated[VectorsKind, Option(help="`retrieve frontier` helps to choose.")] = _INDEX[
+        "vectors"
+    ]["kind"],
     *,
     fields: Fields,
     only: Annotated[
         IndexHalf | None,
-        Option(help="Build one half alone: bm25 or dense.", show_default="both, and the hybrid of them"),
+        Option(
+            help="Build one half alone: bm25 or dense.", show_default="both, and the hybrid of them"
+        ),
     ] = None,
     half: Annotated[bool, Option("--half", help="Keep vectors in float16: half the disk.")] = False,
     field: Annotated[
@@ -116,16 +174,25 @@ def build_command(
             show_default="contents=1",
         ),
     ] = None,
-    questions: Annotated[Path | None, Option(help="Questions with gold evidence: the hybrid learns from them.")] = None,
-    work: Annotated[
-        Path | None, Option(help="Where a killed build finds its vectors.", show_default="a hidden folder beside --out")
+    questions: Annotated[
+        Path | None, Option(help="Questions with gold evidence: the hybrid learns from them.")
     ] = None,
-    seed: Annotated[int, Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)] = _PRESET.value("seed"),
+    work: Annotated[
+        Path | None,
+        Option(
+            help="Where a killed build finds its vectors.",
+            show_default="a hidden folder beside --out",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)
+    ] = _PRESET.value("seed"),
 ) -> None:
     """Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
 
-    The folder appears when the index is complete; a build that was stopped goes on with the vectors that it has. The
-    passages stay where they are: searching reads them from there. Memory does not grow with the corpus.
+    The folder appears when the index is complete; a build that was stopped goes on with the vectors
+    that it has. The passages stay where they are: searching reads them from there. Memory does not
+    grow with the corpus.
 
         deepsearch retrieve build --corpus corpus.jsonl --out index
         deepsearch retrieve build --corpus corpus.jsonl --out index --only bm25
@@ -137,20 +204,31 @@ def build_command(
     from deepsearch_rl.retrieval.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
     shared = {"index.encoding.dtype": "float16"} if half else {}
-    shared |= {"index.bm25.fields": named_numbers("--field", field, "NAME=WEIGHT, e.g. title=2")} if field else {}
+    shared |= (
+        {"index.bm25.fields": named_numbers("--field", field, "NAME=WEIGHT, e.g. title=2")}
+        if field
+        else {}
+    )
+
     if params:
         settings = Profile(params, read_values(params))
     else:
         settings = _build_settings(encoder, dimension, vectors, fields, shared)
+
     known = list(read_questions(questions)) if questions else []
     if only:
         settings = settings.with_overrides({"index.corpus_only": {corpus_name: only}})
-    index = build_index(corpus, out, settings.section("index", IndexSection).of(corpus_name), seed, work, known)
+    index = build_index(
+        corpus, out, settings.section("index", IndexSection).of(corpus_name), seed, work, known
+    )
     size_mb = sum(index.sizes_bytes.values()) / 1e6
     vectors_text = f"{index.dimension}-d vectors" if index.dimension else "no vectors"
     typer.echo(f"{out}: {index.rows} passages, {vectors_text}, {size_mb:.1f} MB")
+
     if weights := index.fusion_weights:
-        held_out = ", ".join(f"{name} {scores['mrr@10']:.3f}" for name, scores in weights.held_out.items())
+        held_out = ", ".join(
+            f"{name} {scores['mrr@10']:.3f}" for name, scores in weights.held_out.items()
+        )
         counted = f"MRR@10 on {weights.questions} held-out questions"
         typer.echo(f"the hybrid ranks by {weights.ranking}; {counted}: {held_out}")
     elif questions:
@@ -159,13 +237,16 @@ def build_command(
 
 @app.command("convert")
 def convert_command(
-    source: Annotated[Path, typer.Argument(help="Passages or documents in any layout that is read.")],
+    source: Annotated[
+        Path, typer.Argument(help="Passages or documents in any layout that is read.")
+    ],
     out: Annotated[Path, typer.Argument(help="JSON Lines file to write.")],
 ) -> None:
     """Write passages of another layout as JSON Lines, which an index is built over.
 
-    Read are JSON Lines, a JSON array, CSV and TSV with a header, Parquet and Arrow, plain or compressed by gzip, bzip2,
-    xz or zip, with the keys or columns `id` (or BEIR's `_id`), `contents`, `title` and `text`.
+    Read are JSON Lines, a JSON array, CSV and TSV with a header, Parquet and Arrow, plain or
+    compressed by gzip, bzip2, xz or zip, with the keys or columns `id` (or BEIR's `_id`),
+    `contents`, `title` and `text`.
 
         deepsearch retrieve convert psgs_w100.tsv.gz corpus.jsonl
     """
@@ -175,15 +256,23 @@ def convert_command(
     typer.echo(f"{count} documents in {out}")
 
 
-def _build_settings(encoder: str, dimension: int, vectors: VectorsKind, fields: Fields, shared: Fields) -> Profile:
+def _build_settings(
+    encoder: str, dimension: int, vectors: VectorsKind, fields: Fields, shared: Fields
+) -> Profile:
     """Return the preset of an encoder with the options of ``build`` and with ``shared``, options of every encoder."""
 
     def of(prefix: str) -> Fields:
         """Return the options for fields below a prefix that were given."""
-        return {name: value for name, value in fields.items() if name.startswith(prefix) and value is not None}
+        return {
+            name: value
+            for name, value in fields.items()
+            if name.startswith(prefix) and value is not None
+        }
 
     cells = {name.rpartition(".")[2]: value for name, value in of("vectors.").items()}
-    of_kind = {name: cells.get(name, value) for name, value in _PRESET.value("vectors")[vectors].items()}
+    of_kind = {
+        name: cells.get(name, value) for name, value in _PRESET.value("vectors")[vectors].items()
+    }
     options = {**of("index.bm25."), "index.vectors": of_kind, **shared}
     if encoder == _INDEX["encoder"]["name"]:
         return _PRESET.with_overrides({**options, "index.encoder.dimension": dimension})
@@ -201,19 +290,27 @@ def search_command(
     index: _Index,
     query: Annotated[str, typer.Argument(help="The words to search for.")],
     top_k: Annotated[int, Option(help="Passages to show, at most.", min=1)] = 5,
-    source: Annotated[str | None, Option(help="Only passages of this source, exactly as written there.")] = None,
-    after: Annotated[datetime | None, Option(help="Published on this day or later.", formats=["%Y-%m-%d"])] = None,
-    before: Annotated[datetime | None, Option(help="Published on this day or earlier.", formats=["%Y-%m-%d"])] = None,
+    source: Annotated[
+        str | None, Option(help="Only passages of this source, exactly as written there.")
+    ] = None,
+    after: Annotated[
+        datetime | None, Option(help="Published on this day or later.", formats=["%Y-%m-%d"])
+    ] = None,
+    before: Annotated[
+        datetime | None, Option(help="Published on this day or earlier.", formats=["%Y-%m-%d"])
+    ] = None,
     chunks: _Chunks = None,
     *,
     fields: Fields,
-    as_json: Annotated[bool, Option("--json", help="A JSON list of {id, score, contents, metadata}.")] = False,
+    as_json: Annotated[
+        bool, Option("--json", help="A JSON list of {id, score, contents, metadata}.")
+    ] = False,
 ) -> None:
     """Print the best passages for a query, numbered, with their scores.
 
-    A passage without a source or a date is not found by a search that filters on it. The passage file is read when
-    it is first searched, and again after a change, to prove that it is the one that was indexed: seconds for many
-    gigabytes.
+    A passage without a source or a date is not found by a search that filters on it. The passage
+    file is read when it is first searched, and again after a change, to prove that it is the one
+    that was indexed: seconds for many gigabytes.
     """
     from deepsearch_rl.retrieval import rerank  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.rows import Filter  # noqa: PLC0415
@@ -222,17 +319,27 @@ def search_command(
     try:
         where = Filter(source=source, after=after and after.date(), before=before and before.date())
     except ValidationError as error:
-        raise ConfigError(f"these filters contradict each other: {error.errors()[0]['msg']}.") from error
+        raise ConfigError(
+            f"these filters contradict each other: {error.errors()[0]['msg']}."
+        ) from error
+
     searcher = open_index(index, chunks, fields["retrieval.retriever"])
     if fields["reranker.model"]:
         config = _PRESET.with_overrides(fields).section("reranker", rerank.RerankerConfig)
         searcher = rerank.RerankedSearcher(searcher, rerank.CrossEncoder(config), config.depth)
+
     [hits] = searcher.search([query], top_k, where)
+
     if as_json:
-        rows = [{"id": hit.chunk.id, "score": hit.score, **hit.chunk.model_dump(mode="json")} for hit in hits]
+        rows = [
+            {"id": hit.chunk.id, "score": hit.score, **hit.chunk.model_dump(mode="json")}
+            for hit in hits
+        ]
         typer.echo(json.dumps(rows, ensure_ascii=False, indent=2))
     else:
-        passages = [f"[{rank}] {hit.score:.4f}  {hit.chunk.contents}" for rank, hit in enumerate(hits, 1)]
+        passages = [
+            f"[{rank}] {hit.score:.4f}  {hit.chunk.contents}" for rank, hit in enumerate(hits, 1)
+        ]
         typer.echo("\n\n".join(passages) or "No passages found.")
 
 
@@ -244,10 +351,15 @@ def serve_command(
     *,
     fields: Fields,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
-    public: Annotated[bool, Option("--public", help="Allow an address that other machines can reach.")] = False,
+    port: Annotated[
+        int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8000,
+    public: Annotated[
+        bool, Option("--public", help="Allow an address that other machines can reach.")
+    ] = False,
     token_variable: Annotated[
-        str | None, Option(help="Environment variable with a token that clients must send as `Bearer`.")
+        str | None,
+        Option(help="Environment variable with a token that clients must send as `Bearer`."),
     ] = None,
     no_token: Annotated[
         bool, Option("--no-token", help="Let everybody search who reaches a --public address.")
@@ -255,8 +367,9 @@ def serve_command(
 ) -> None:
     """Serve an index to any trainer: Search-R1, veRL, RLinf, ASearcher, and agents over MCP.
 
-    One process answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp (streamable HTTP) and
-    /sse. It stops on Ctrl-C or SIGTERM, after it has answered the requests that it has accepted.
+    One process answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp
+    (streamable HTTP) and /sse. It stops on Ctrl-C or SIGTERM, after it has answered the requests
+    that it has accepted.
 
         deepsearch retrieve serve --index index --port 8000
     """
@@ -265,10 +378,17 @@ def serve_command(
     from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
 
     if (index is None) == (fields["retrieval.online"] is None):
-        raise ConfigError("say what to serve: --index with an index folder, or --online with a search endpoint.")
+        raise ConfigError(
+            "say what to serve: --index with an index folder, or --online with a search endpoint."
+        )
+
     settings = _PRESET.with_overrides(fields)
+
     if fields["reranker.model"]:
-        settings = settings.with_overrides({"retrieval.reranker": settings.section("reranker", RerankerConfig)})
+        settings = settings.with_overrides(
+            {"retrieval.reranker": settings.section("reranker", RerankerConfig)}
+        )
+
     config = ServerConfig(
         retrieval=settings.section("retrieval", RetrievalConfig),
         index=index,

@@ -21,7 +21,9 @@ UNITS_MB = {"kb": 1e-3, "mb": 1.0, "gb": 1e3, "tb": 1e6}
 
 def eval_command(
     index: Annotated[Path, Option("--index", help="Folder that `retrieve build` wrote.")],
-    questions: Annotated[Path, Option(help="Questions with gold evidence, in any layout that is read.")],
+    questions: Annotated[
+        Path, Option(help="Questions with gold evidence, in any layout that is read.")
+    ],
     retriever: Annotated[
         list[str] | None, Option(help="bm25, dense, rrf or hybrid.", show_default="all that it has")
     ] = None,
@@ -33,20 +35,27 @@ def eval_command(
             "the latter is honest only for questions that it was not built with.",
         ),
     ] = True,
-    folds: Annotated[int, Option(help="Parts that the questions are dealt into.", min=2)] = _LEARNING["folds"],
-    ridge: Annotated[float, Option(help="Penalty on squared weights.", min=1e-9)] = _LEARNING["ridge"],
+    folds: Annotated[
+        int, Option(help="Parts that the questions are dealt into.", min=2)
+    ] = _LEARNING["folds"],
+    ridge: Annotated[float, Option(help="Penalty on squared weights.", min=1e-9)] = _LEARNING[
+        "ridge"
+    ],
     cutoffs: Annotated[str, Option(help="The k of hits@k and evidence recall@k.")] = "4,10",
-    chunks: Annotated[Path | None, Option(help="The passage file, if it was moved since the build.")] = None,
+    chunks: Annotated[
+        Path | None, Option(help="The passage file, if it was moved since the build.")
+    ] = None,
     seed: Annotated[int, Option(help="Of folds and resamples.", min=0, max=2**31 - 1)] = 0,
     draws: Annotated[int, Option(help="Bootstrap resamples.", min=0)] = 1000,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Score an index's retrievers over questions with gold evidence, with 95 % intervals.
 
-    A question is `{"id", "question", "golden_answers", "metadata"}`; its metadata says which passages are gold:
-    `"evidence_list"` (those that contain a `"fact"`; MultiHop-RAG's official scores), otherwise `"supporting_doc_ids"`
-    or `"supporting_titles"` (those of such a document, however its title is spelled). Questions with none of these are
-    left out. Titles and documents that the index does not have are counted and listed.
+    A question is `{"id", "question", "golden_answers", "metadata"}`; its metadata says which
+    passages are gold: `"evidence_list"` (those that contain a `"fact"`; MultiHop-RAG's official
+    scores), otherwise `"supporting_doc_ids"` or `"supporting_titles"` (those of such a document,
+    however its title is spelled). Questions with none of these are left out. Titles and documents
+    that the index does not have are counted and listed.
 
         deepsearch retrieve eval --index index --questions questions.jsonl
     """
@@ -57,13 +66,24 @@ def eval_command(
 
     depths = [part.strip() for part in cutoffs.split(",")]
     if not all(re.fullmatch("[1-9][0-9]{0,5}", depth) for depth in depths):
-        raise ConfigError(f"--cutoffs {cutoffs!r} should be numbers from 1 to 999999 with commas between, e.g. 4,10.")
+        raise ConfigError(
+            f"--cutoffs {cutoffs!r} should be numbers from 1 to 999999 with commas between, e.g. 4,10."
+        )
+
     rows = list(read_questions(questions))
     learning = None
+
     if cross_validate:
-        learning = LearningConfig(split="given", questions=max(len(rows), 1), ridge=ridge, folds=folds)
-    searcher, names = open_index(index, chunks), retriever or []
-    comparison = compare_retrievers(searcher, index, rows, names, list(map(int, depths)), learning, seed, draws)
+        learning = LearningConfig(
+            split="given", questions=max(len(rows), 1), ridge=ridge, folds=folds
+        )
+
+    searcher = open_index(index, chunks)
+    names = retriever or []
+    comparison = compare_retrievers(
+        searcher, index, rows, names, list(map(int, depths)), learning, seed, draws
+    )
+
     if as_json:
         typer.echo(comparison.model_dump_json(indent=2))
     else:
@@ -78,7 +98,10 @@ def _print(comparison: "Comparison", weights: str) -> None:
     if comparison.hybrid_minus_better_half:
         columns["hybrid minus\nbetter half"] = comparison.hybrid_minus_better_half, "+.3f"
     metrics = next(iter(comparison.scores.values()))
-    rows = [[metric, *(_cell(scores[metric], form) for scores, form in columns.values())] for metric in metrics]
+    rows = [
+        [metric, *(_cell(scores[metric], form) for scores, form in columns.values())]
+        for metric in metrics
+    ]
     print_table("", ["", *columns], rows, is_ruled=True)
     length = comparison.chunk_length
     kinds = ", ".join(f"{count} by {kind}" for kind, count in comparison.gold.items())
@@ -96,35 +119,55 @@ def _cell(interval: "Interval", form: str) -> str:
 
 def frontier_command(
     out: Annotated[Path, Option(help="Folder for frontier.csv.")],
-    vectors: Annotated[Path | None, Option(help="Vectors to index, an N x D .npy file of unit rows.")] = None,
+    vectors: Annotated[
+        Path | None, Option(help="Vectors to index, an N x D .npy file of unit rows.")
+    ] = None,
     index: Annotated[Path | None, Option(help="Or an index folder that keeps its vectors.")] = None,
     queries: Annotated[Path | None, Option(help="Query vectors, a .npy file.")] = None,
     sample_queries: Annotated[
         int,
-        Option(help="Without --queries: this many of the vectors, which do not count as hits of themselves.", min=1),
+        Option(
+            help="Without --queries: this many of the vectors, which do not count as hits of themselves.",
+            min=1,
+        ),
     ] = 500,
-    memory_budget: Annotated[str, Option(help="Memory that an index may take, e.g. 2GB or 300MB.")] = "2GB",
+    memory_budget: Annotated[
+        str, Option(help="Memory that an index may take, e.g. 2GB or 300MB.")
+    ] = "2GB",
     target: Annotated[
-        float, Option(help="Recall@5 to reach; of the settings that do, the fastest is recommended.", min=0, max=1)
+        float,
+        Option(
+            help="Recall@5 to reach; of the settings that do, the fastest is recommended.",
+            min=0,
+            max=1,
+        ),
     ] = 0.95,
-    kinds: Annotated[str, Option(help="With commas between.")] = "flat,ivf_flat,ivf_pq,ivf_pq_refine,hnsw",
-    nlist: Annotated[int | None, Option(help="Cells; without it the square root of the rows.", min=1)] = None,
+    kinds: Annotated[
+        str, Option(help="With commas between.")
+    ] = "flat,ivf_flat,ivf_pq,ivf_pq_refine,hnsw",
+    nlist: Annotated[
+        int | None, Option(help="Cells; without it the square root of the rows.", min=1)
+    ] = None,
     batch: Annotated[int, Option(help="Queries searched together.", min=1)] = 64,
     seed: Annotated[int, Option(help="Seed of all random choices.", min=0, max=2**31 - 1)] = 0,
 ) -> None:
     """Measure recall@5, speed and memory over the kinds of vector index, and recommend one for a memory budget.
 
-    Every kind is built over these vectors in turn and removed again. Queries/s are of one core with all files in the
-    page cache. HNSW takes longest to build: leave it out of --kinds where there are millions of vectors.
+    Every kind is built over these vectors in turn and removed again. Queries/s are of one core with
+    all files in the page cache. HNSW takes longest to build: leave it out of --kinds where there
+    are millions of vectors.
     """
     from deepsearch_rl.retrieval.measurement import frontier  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.vectors.flat import open_vector_file  # noqa: PLC0415
 
-    budget_mb, path = megabytes_of(memory_budget), vectors_of(vectors, index)
+    budget_mb = megabytes_of(memory_budget)
+    path = vectors_of(vectors, index)
     file = open_vector_file(path)
     out.mkdir(parents=True, exist_ok=True)
     frontier.require_room(path, out)
-    settings = frontier.sweeps(file.rows, file.dimension, [kind.strip() for kind in kinds.split(",")], nlist)
+    settings = frontier.sweeps(
+        file.rows, file.dimension, [kind.strip() for kind in kinds.split(",")], nlist
+    )
     sample = frontier.prepare_queries(file, queries, sample_queries, out / "queries.npy", seed)
     points = frontier.measure_frontier(path, sample, settings, batch, out, seed)
     best = frontier.recommend(points, budget_mb, target)
@@ -134,7 +177,10 @@ def frontier_command(
     if best is None:
         least_mb = min(point.memory_mb for point in points)
         raise ConfigError(f"no index fits {memory_budget}; the smallest takes {least_mb:.1f} MB.")
-    typer.echo(f"For {memory_budget}, {frontier.described(best)}:\n\n  {frontier.snippet(best.config)}")
+
+    typer.echo(
+        f"For {memory_budget}, {frontier.described(best)}:\n\n  {frontier.snippet(best.config)}"
+    )
 
 
 def vectors_of(vectors: Path | None, index: Path | None) -> Path:
@@ -144,11 +190,13 @@ def vectors_of(vectors: Path | None, index: Path | None) -> Path:
     if index is None or vectors is not None:
         raise ConfigError("give either --vectors FILE.npy or --index DIR.")
     path = index / "dense" / "vectors.npy"
+
     if not path.is_file():
         raise ArtifactError(
             f"{path} does not exist: the index is missing, or of a kind that keeps no vectors file. Give --vectors, "
             f"or build the index with kind flat or ivf_pq_refine."
         )
+
     return path
 
 
@@ -156,5 +204,8 @@ def megabytes_of(text: str) -> float:
     """Return a size such as ``2GB`` in 10^6 bytes; raise ConfigError for any other text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]b)\s*", text.lower())
     if match is None:
-        raise ConfigError(f"--memory-budget {text!r} is not a size; write for example 2GB or 300MB.")
+        raise ConfigError(
+            f"--memory-budget {text!r} is not a size; write for example 2GB or 300MB."
+        )
+
     return float(match[1]) * UNITS_MB[match[2]]

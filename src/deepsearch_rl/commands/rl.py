@@ -12,7 +12,10 @@ from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.profile import PARAMS, dvc_file, find_profile, require_profile
 
-app = typer.Typer(no_args_is_help=True, help="Runs of RL, their checkpoints, and new runs that begin at one of them.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Runs of RL, their checkpoints, and new runs that begin at one of them.",
+)
 app.command("compare")(compare_command)
 
 
@@ -22,8 +25,9 @@ def runs_command(
 ) -> None:
     """List what has trained: steps, the best score on dev, and the steps whose checkpoints are kept.
 
-    Finished runs are kept in `work/<profile>/rl_runs/`, and those that were cut off in the scratch folders of the
-    stage; the one that trained last comes first. `deepsearch clean --runs` removes those that nobody wants to fork.
+    Finished runs are kept in `work/<profile>/rl_runs/`, and those that were cut off in the scratch
+    folders of the stage; the one that trained last comes first. `deepsearch clean --runs` removes
+    those that nobody wants to fork.
 
         deepsearch rl runs
     """
@@ -35,28 +39,44 @@ def runs_command(
 
     require_profile(Path(), profile)
     rows = []
+
     for name, run in find_runs(Path("work", profile)).items():
         lines = list(read_jsonl(run / TRAIN_LOG, TrainingStep))
         size_mb = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) / 1e6
         best = best_line(lines)
         kept = " ".join(map(str, checkpoints(run)))
-        rows.append([name, str(lines[-1].step), f"{best.dev_f1:.3f} ({best.step})", kept, f"{size_mb:.0f} MB"])
+        rows.append(
+            [
+                name,
+                str(lines[-1].step),
+                f"{best.dev_f1:.3f} ({best.step})",
+                kept,
+                f"{size_mb:.0f} MB",
+            ]
+        )
+
     print_table("", ["run", "steps", "best dev F1 (step)", "checkpoints", "size"], rows)
 
 
 @app.command("fork")
 def fork_command(
-    run: Annotated[str, Argument(help="A run of `deepsearch rl runs`, or a start for the newest run from it.")],
+    run: Annotated[
+        str, Argument(help="A run of `deepsearch rl runs`, or a start for the newest run from it.")
+    ],
     step: Annotated[int, Argument(min=0, help="A step whose checkpoint is kept.")],
-    profile: Annotated[str, Option(help="`tiny` (the root params.yaml) or a folder of profiles/.")] = "tiny",
+    profile: Annotated[
+        str, Option(help="`tiny` (the root params.yaml) or a folder of profiles/.")
+    ] = "tiny",
     changes: Annotated[
-        list[str] | None, Option("--set-param", "-S", help="field=value, as for `dvc exp run`.", show_default="none")
+        list[str] | None,
+        Option("--set-param", "-S", help="field=value, as for `dvc exp run`.", show_default="none"),
     ] = None,
 ) -> None:
     """Have the next run of the stage rl with other params begin at a checkpoint of an earlier run.
 
-    The params are those of the profile with the changes of -S. They get a folder of their own with weights, optimizer
-    and log up to the step; the command that then trains is printed. The model's manifest says where it was forked from.
+    The params are those of the profile with the changes of -S. They get a folder of their own with
+    weights, optimizer and log up to the step; the command that then trains is printed. The model's
+    manifest says where it was forked from.
 
         deepsearch rl fork sft 20 -S rl.learning_rate=5e-4
         deepsearch rl fork sft-0123456789ab 40 -S rl.steps.sft=80
@@ -65,7 +85,9 @@ def fork_command(
 
     settings = find_profile(Path(), profile).with_overrides(dict(map(changed_field, changes or [])))
     source, target = fork_run(settings, run, step, Path())
-    typer.echo(f"{target.start_name}-{target.scratch.name} begins at step {step} of {source}. Train it with:\n")
+    typer.echo(
+        f"{target.start_name}-{target.scratch.name} begins at step {step} of {source}. Train it with:\n"
+    )
     typer.echo(f"    {_train_command(profile, target.start_name, changes or [])}")
 
 

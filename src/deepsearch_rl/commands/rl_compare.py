@@ -21,7 +21,16 @@ from deepsearch_rl.stage_state import code_digests, read_state
 if TYPE_CHECKING:
     from deepsearch_rl.evaluation.plan import Evaluation
 
-COLUMNS = ("sampled_f1", "greedy_f1", "tool_calls", "entropy", "kl", "clip_fraction", "trained_tokens", "cpu_s")
+COLUMNS = (
+    "sampled_f1",
+    "greedy_f1",
+    "tool_calls",
+    "entropy",
+    "kl",
+    "clip_fraction",
+    "trained_tokens",
+    "cpu_s",
+)
 
 
 class TrainedRun(Record):
@@ -32,7 +41,9 @@ class TrainedRun(Record):
     sampled_f1: float
     greedy_f1: float
     tool_calls: float = Field(description="per sampled rollout")
-    cpu_s: float = Field(description="CPU seconds of training, all processes; of this start alone where it was resumed")
+    cpu_s: float = Field(
+        description="CPU seconds of training, all processes; of this start alone where it was resumed"
+    )
     steps: dict[str, float] = Field(description="mean of each metric of train_log.jsonl")
 
     def figure(self, name: str) -> float | None:
@@ -41,23 +52,33 @@ class TrainedRun(Record):
 
 
 def compare_command(
-    settings: Annotated[list[str], Argument(help="field=value of params; several of one setting with spaces between.")],
-    profile: Annotated[str, Option(help="`tiny` (the root params.yaml) or a folder of profiles/.")] = "tiny",
+    settings: Annotated[
+        list[str],
+        Argument(help="field=value of params; several of one setting with spaces between."),
+    ],
+    profile: Annotated[
+        str, Option(help="`tiny` (the root params.yaml) or a folder of profiles/.")
+    ] = "tiny",
     start: Annotated[str, Option(help="The model that every run starts from.")] = "sft",
-    seeds: Annotated[int, Option(min=1, help="Runs of each setting: with the profile's seed and those after it.")] = 2,
+    seeds: Annotated[
+        int, Option(min=1, help="Runs of each setting: with the profile's seed and those after it.")
+    ] = 2,
     samples: Annotated[int, Option(min=1, help="Sampled answers per dev question.")] = 3,
 ) -> None:
     """Train with several settings from one start, with equal questions and rollouts, and score them on dev.
 
-    Every run is kept in `work/<profile>/compare/` and is not made again while code, params and data are what they were;
-    one that was cut off goes on. The table is also `work/<profile>/compare/table.json`. `val` is not looked at.
+    Every run is kept in `work/<profile>/compare/` and is not made again while code, params and data
+    are what they were; one that was cut off goes on. The table is also
+    `work/<profile>/compare/table.json`. `val` is not looked at.
 
         deepsearch rl compare rl.loss.algorithm=grpo rl.loss.algorithm=gspo rl.loss.algorithm=rloo
         deepsearch rl compare rl.loss.kl_penalty=0 'rl.loss.kl_penalty=0.05 rl.learning_rate=5e-4' --seeds 3
     """
     runs = compare_settings(find_profile(Path(), profile), settings, start, seeds, samples)
     header = ["setting", "runs", *(name.replace("_", " ") for name in COLUMNS)]
-    print_table(f"RL from {start}, means over seeds ± standard deviation; F1 on dev", header, _lines(runs))
+    print_table(
+        f"RL from {start}, means over seeds ± standard deviation; F1 on dev", header, _lines(runs)
+    )
 
 
 def compare_settings(
@@ -66,14 +87,22 @@ def compare_settings(
     """Return the runs of each setting, by seed from the profile's own on; raises as the stages rl and evaluate."""
     from deepsearch_rl.files import write_json  # noqa: PLC0415
 
-    changed = {text: profile.with_overrides(dict(map(changed_field, text.split()))) for text in settings}
+    changed = {
+        text: profile.with_overrides(dict(map(changed_field, text.split()))) for text in settings
+    }
     runs: dict[str, list[TrainedRun]] = {name: [] for name in changed}
+
     for seed in range(profile.value("seed"), profile.value("seed") + seeds):
-        for name, setting in changed.items():  # a round of all settings, so that a table cut short still compares
+        # A round of all settings, so that a table cut short still compares
+        for name, setting in changed.items():
             typer.echo(f"{name}, seed {seed}", err=True)
             runs[name].append(_trained(setting.with_overrides({"seed": seed}), start, samples))
-            values = {text: [run.model_dump(mode="json") for run in of_seeds] for text, of_seeds in runs.items()}
+            values = {
+                text: [run.model_dump(mode="json") for run in of_seeds]
+                for text, of_seeds in runs.items()
+            }
             write_json(profile.work / "compare" / "table.json", values)
+
     return runs
 
 
@@ -92,14 +121,19 @@ def _trained(profile: Profile, start: str, samples: int) -> TrainedRun:
     scoring = _scoring(profile, run.rl.dataset, samples)
     code = code_digests(family_sources(profile, "evaluate", Path()), Path())
     scored_by = sha256_json([scoring.digest(), code])
-    known = read_record(folder / "run.json", TrainedRun) if (folder / "run.json").is_file() else None
+    known = (
+        read_record(folder / "run.json", TrainedRun) if (folder / "run.json").is_file() else None
+    )
+
     if known is None or known.scoring != scored_by:
         before = _children_cpu_s()
         if known is None:
             train_watched(run.model_copy(update={"output": folder / "model"}))
         cpu_s = known.cpu_s if known else _children_cpu_s() - before
         logs = folder / "logs" / scored_by[:DIGITS]
-        evaluation = evaluate_model("policy", folder / "model", scoring, profile.data, folder / "dev", logs)
+        evaluation = evaluate_model(
+            "policy", folder / "model", scoring, profile.data, folder / "dev", logs
+        )
         sampled, greedy = sorted(evaluation.rows, key=lambda row: not row.main)
         lines = list(read_jsonl(folder / "model" / TRAIN_LOG, TrainingStep))
         known = TrainedRun(
@@ -112,6 +146,7 @@ def _trained(profile: Profile, start: str, samples: int) -> TrainedRun:
             steps=_means([line.metrics for line in lines[1:]]),
         )
         write_json(folder / "run.json", known.model_dump(mode="json"))
+
     return known
 
 
@@ -120,7 +155,11 @@ def _scoring(profile: Profile, dataset: str, samples: int) -> "Evaluation":
     from deepsearch_rl.evaluation.plan import Evaluation, SetPlan  # noqa: PLC0415
 
     plan = SetPlan(questions=None, samples=samples, greedy=2**31, controls=0)
-    changes = {"evaluate.split": "dev", "evaluate.sets": {dataset: plan.model_dump()}, "evaluate.variants": {}}
+    changes = {
+        "evaluate.split": "dev",
+        "evaluate.sets": {dataset: plan.model_dump()},
+        "evaluate.variants": {},
+    }
     return Evaluation.of(profile.with_overrides(changes))
 
 
@@ -136,13 +175,15 @@ def _means(steps: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
         for name, value in step.items():
             if value is not None:
                 values.setdefault(name, []).append(value)
+
     return {name: fmean(of_steps) for name, of_steps in sorted(values.items())}
 
 
 def _lines(runs: Mapping[str, Sequence[TrainedRun]]) -> list[list[str]]:
     """Return a line per setting: its number of runs and the columns."""
     return [
-        [name, str(len(of_seeds)), *(_cell(of_seeds, column) for column in COLUMNS)] for name, of_seeds in runs.items()
+        [name, str(len(of_seeds)), *(_cell(of_seeds, column) for column in COLUMNS)]
+        for name, of_seeds in runs.items()
     ]
 
 

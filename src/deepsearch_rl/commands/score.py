@@ -23,10 +23,14 @@ from deepsearch_rl.evaluation.scoring.score import (
 )
 from deepsearch_rl.records import Record
 
-Predictions = Annotated[Path, typer.Argument(help="JSON Lines of predictions, or of trajectories.", show_default=False)]
+Predictions = Annotated[
+    Path, typer.Argument(help="JSON Lines of predictions, or of trajectories.", show_default=False)
+]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 Draws = Annotated[int, Option(min=0, help="Bootstrap resamples; 0 leaves the intervals out.")]
-ComparisonDraws = Annotated[int, Option(min=1, help="Bootstrap resamples, and random sign patterns of the test.")]
+ComparisonDraws = Annotated[
+    int, Option(min=1, help="Bootstrap resamples, and random sign patterns of the test.")
+]
 Seed = Annotated[int, Option(min=0, help="Of the resamples.")]
 
 
@@ -35,15 +39,23 @@ class ScoreGroup(Record):
 
     n: int = Field(ge=1, description="questions")
     metrics: dict[str, float]
-    intervals: dict[str, tuple[float, float]] | None = Field(description="95 % bootstrap intervals; null: no resamples")
-    constant: ConstantScore = Field(description="the best that one answer to every question can reach")
+    intervals: dict[str, tuple[float, float]] | None = Field(
+        description="95 % bootstrap intervals; null: no resamples"
+    )
+    constant: ConstantScore = Field(
+        description="the best that one answer to every question can reach"
+    )
 
 
 class ScoreReport(ScoreGroup):
     """Scores of a file."""
 
-    rows: int = Field(ge=1, description="answers; more than questions where questions were answered several times")
-    failures: dict[str, int] = Field(description="answers that are none, by kind; they stay in the denominator")
+    rows: int = Field(
+        ge=1, description="answers; more than questions where questions were answered several times"
+    )
+    failures: dict[str, int] = Field(
+        description="answers that are none, by kind; they stay in the denominator"
+    )
     types: dict[str, ScoreGroup] = Field(description="by question type, where types are known")
 
 
@@ -60,15 +72,18 @@ class ComparisonReport(ComparisonGroup):
     types: dict[str, ComparisonGroup]
 
 
-def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draws = 1000, seed: Seed = 0) -> None:
+def score_command(
+    predictions: Predictions, as_json: AsJson = False, draws: Draws = 1000, seed: Seed = 0
+) -> None:
     """Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.
 
-    A row is {"id", "question", "golden_answers": [...], "pred"}, with "sample" where a question was answered several
-    times (it then counts once, with the mean of its answers), "question_type" where types are known, and "failed": true
-    or an "error" where there is no answer (it scores zero). A "pred" that is null or missing counts as an empty answer.
-    Failures are counted by kind. Files of trajectories (data/<profile>/evaluate/<model>/*.jsonl) work as they are; a
-    failed rollout scores zero. The last columns are the best that one constant answer can reach: a model below it has
-    learnt nothing else.
+    A row is {"id", "question", "golden_answers": [...], "pred"}, with "sample" where a question was
+    answered several times (it then counts once, with the mean of its answers), "question_type"
+    where types are known, and "failed": true or an "error" where there is no answer (it scores
+    zero). A "pred" that is null or missing counts as an empty answer. Failures are counted by kind.
+    Files of trajectories (data/<profile>/evaluate/<model>/*.jsonl) work as they are; a failed
+    rollout scores zero. The last columns are the best that one constant answer can reach: a model
+    below it has learnt nothing else.
 
         deepsearch score predictions.jsonl
         deepsearch score predictions.jsonl --json | jq .metrics.f1
@@ -78,21 +93,45 @@ def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draw
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
         return
+
     rows = []
+
     for name, group in {"all": report, **report.types}.items():
-        intervals = {metric: f" [{low:.3f}, {high:.3f}]" for metric, (low, high) in (group.intervals or {}).items()}
-        cells = [f"{value:.3f}{intervals.get(metric, '')}" for metric, value in group.metrics.items()]
+        intervals = {
+            metric: f" [{low:.3f}, {high:.3f}]"
+            for metric, (low, high) in (group.intervals or {}).items()
+        }
+        cells = [
+            f"{value:.3f}{intervals.get(metric, '')}" for metric, value in group.metrics.items()
+        ]
         constant = group.constant
-        rows.append([name, str(group.n), *cells, constant.answer, f"{constant.f1:.3f}", f"{constant.em:.3f}"])
+        rows.append(
+            [
+                name,
+                str(group.n),
+                *cells,
+                constant.answer,
+                f"{constant.f1:.3f}",
+                f"{constant.em:.3f}",
+            ]
+        )
+
     header = ["questions", "n", *report.metrics, "constant answer", "its f1", "its em"]
     print_table(str(predictions), header, rows)
+
     if report.failures:
         kinds = ", ".join(f"{kind} {count}" for kind, count in report.failures.items())
-        typer.echo(f"{sum(report.failures.values())} of {report.rows} answers are failures: {kinds}")
+        typer.echo(
+            f"{sum(report.failures.values())} of {report.rows} answers are failures: {kinds}"
+        )
 
 
 def compare_command(
-    first: Predictions, second: Predictions, as_json: AsJson = False, draws: ComparisonDraws = 10_000, seed: Seed = 0
+    first: Predictions,
+    second: Predictions,
+    as_json: AsJson = False,
+    draws: ComparisonDraws = 10_000,
+    seed: Seed = 0,
 ) -> None:
     """First minus second, question by question, with 95 % intervals and permutation p-values.
 
@@ -104,12 +143,28 @@ def compare_command(
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
         return
+
     rows = []
+
     for name, group in {"all": report, **report.types}.items():
         for metric, difference in group.differences.items():
             interval = f"[{difference.low:+.3f}, {difference.high:+.3f}]"
-            rows.append([name, str(group.n), metric, f"{difference.mean:+.3f}", interval, f"{difference.p_value:.4f}"])
-    print_table(f"{first} minus {second}", ["questions", "n", "metric", "difference", "95 % interval", "p"], rows)
+            rows.append(
+                [
+                    name,
+                    str(group.n),
+                    metric,
+                    f"{difference.mean:+.3f}",
+                    interval,
+                    f"{difference.p_value:.4f}",
+                ]
+            )
+
+    print_table(
+        f"{first} minus {second}",
+        ["questions", "n", "metric", "difference", "95 % interval", "p"],
+        rows,
+    )
 
 
 def report_scores(scored: ScoredFile, seed: int, draws: int) -> ScoreReport:
@@ -121,15 +176,21 @@ def report_scores(scored: ScoredFile, seed: int, draws: int) -> ScoreReport:
         for kind in scored.scores.type_names
     }
     everything = _group(scored.scores, constants.best(), seed, draws)
-    return ScoreReport(**everything.model_dump(), rows=scored.rows, failures=scored.failures, types=types)
+    return ScoreReport(
+        **everything.model_dump(), rows=scored.rows, failures=scored.failures, types=types
+    )
 
 
 def _group(scores: QuestionScores, constant: ConstantScore, seed: int, draws: int) -> ScoreGroup:
     values_QM = np.stack([scores.metrics[name] for name in answers.METRICS], axis=1)
     intervals = None
+
     if draws:
         bounds = bootstrap_intervals(values_QM, seed, draws)
-        intervals = {name: (each.low, each.high) for name, each in zip(answers.METRICS, bounds, strict=True)}
+        intervals = {
+            name: (each.low, each.high) for name, each in zip(answers.METRICS, bounds, strict=True)
+        }
+
     return ScoreGroup(
         n=len(values_QM),
         metrics={name: scores.mean(name) for name in answers.METRICS},
@@ -138,29 +199,45 @@ def _group(scores: QuestionScores, constant: ConstantScore, seed: int, draws: in
     )
 
 
-def report_comparison(run: ScoredFile, other: ScoredFile, seed: int, draws: int) -> ComparisonReport:
+def report_comparison(
+    run: ScoredFile, other: ScoredFile, seed: int, draws: int
+) -> ComparisonReport:
     """Return ``run`` minus ``other``, also by the types of ``run``; raise CheckFailedError if the questions differ."""
-    first_ids, second_ids = set(run.scores.question_ids), set(other.scores.question_ids)
+    first_ids = set(run.scores.question_ids)
+    second_ids = set(other.scores.question_ids)
+
     if first_ids != second_ids:
         raise CheckFailedError(
             f"{run.path} and {other.path} answer different questions, so they cannot be compared question by question: "
             f"{_count(first_ids - second_ids)} only in the first, {_count(second_ids - first_ids)} only in the second."
         )
+
     golds = zip(run.scores.question_ids, run.golds.spelled, other.golds.spelled, strict=True)
+
     if differing := [name for name, first, second in golds if set(first) != set(second)]:
-        raise CheckFailedError(f"{run.path} and {other.path} have other golden answers for {_count(differing)}.")
+        raise CheckFailedError(
+            f"{run.path} and {other.path} have other golden answers for {_count(differing)}."
+        )
 
     def group(first: QuestionScores, second: QuestionScores) -> ComparisonGroup:
         differences = paired_differences(first, second, seed, draws, answers.METRICS)
         return ComparisonGroup(n=len(first.question_ids), differences=differences)
 
     # The first file's types decide for both: the second may not know them.
-    typed = QuestionScores(other.scores.question_ids, run.scores.question_types, other.scores.metrics)
-    types = {kind: group(run.scores.of_type(kind), typed.of_type(kind)) for kind in run.scores.type_names}
+    typed = QuestionScores(
+        other.scores.question_ids, run.scores.question_types, other.scores.metrics
+    )
+    types = {
+        kind: group(run.scores.of_type(kind), typed.of_type(kind)) for kind in run.scores.type_names
+    }
     everything = group(run.scores, other.scores)
     return ComparisonReport(n=everything.n, differences=everything.differences, types=types)
 
 
 def _count(ids: Iterable[str]) -> str:
     names = sorted(ids)
-    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else "none"
+    return (
+        f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        if names
+        else "none"
+    )

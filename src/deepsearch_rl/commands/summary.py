@@ -15,8 +15,12 @@ from deepsearch_rl.records import ForeignRecord
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.outbox import outbox_folder, waiting_reports
 
-ProfileName = Annotated[str, typer.Argument(help="`tiny` (the root params.yaml) or a folder of profiles/.")]
-STORE_HELP = Option(envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here")
+ProfileName = Annotated[
+    str, typer.Argument(help="`tiny` (the root params.yaml) or a folder of profiles/.")
+]
+STORE_HELP = Option(
+    envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here"
+)
 TIMINGS = Path("work", "timings.jsonl")
 LONGEST_PAUSE_S = 60.0  # between two stages of one run
 TIMELINE_WIDTH = 40
@@ -29,7 +33,9 @@ class StageRun(ForeignRecord):
     stage: str = Field(description="name as DVC gives it, e.g. rl@sft")
     started: float = Field(default=0.0, description="seconds since 1970; 0: not known")
     seconds: float = Field(ge=0, description="wall time, imports left out")
-    peak_mb: int = Field(ge=0, description="peak resident memory of the stage's process and its largest child, MiB")
+    peak_mb: int = Field(
+        ge=0, description="peak resident memory of the stage's process and its largest child, MiB"
+    )
 
 
 def table_command(profile: ProfileName = "tiny") -> None:
@@ -49,9 +55,10 @@ def track_command(
 ) -> None:
     """Send a profile's report to MLflow, and with it every earlier one that a server did not take.
 
-    The stage `track` does so by itself. This command is for the reports that it had to keep, for those that come
-    without that stage (`dvc pull`, `dvc exp apply`, a stage that DVC restores), and for other servers. `make repro` and
-    `make flow` call it. A report that the server has is not sent again; one that was sent in part is replaced.
+    The stage `track` does so by itself. This command is for the reports that it had to keep, for
+    those that come without that stage (`dvc pull`, `dvc exp apply`, a stage that DVC restores), and
+    for other servers. `make repro` and `make flow` call it. A report that the server has is not
+    sent again; one that was sent in part is replaced.
 
         deepsearch track
         MLFLOW_TRACKING_URI=http://tracking:5000 deepsearch track gpu
@@ -61,13 +68,19 @@ def track_command(
 
     require_profile(Path(), profile)
     uri = to or local_store(Path("mlruns"))
-    outcomes = upload_all(Path("data", profile, "track"), outbox_folder(Path(), profile), uri, timeout_s)
+    outcomes = upload_all(
+        Path("data", profile, "track"), outbox_folder(Path(), profile), uri, timeout_s
+    )
     failures: list[str] = []
+
     for outcome in outcomes:
         if isinstance(outcome, Uploaded):
-            typer.echo(f"{outcome.name}: {'sent to' if outcome.now else 'already at'} {public_uri(uri)}")
+            typer.echo(
+                f"{outcome.name}: {'sent to' if outcome.now else 'already at'} {public_uri(uri)}"
+            )
         else:
             failures.append(f"{outcome.folder} was not sent: {outcome.error}")
+
     if failures:
         raise DeepsearchError("\n".join(failures))
 
@@ -76,8 +89,12 @@ def read_table(root: Path, profile: str) -> str:
     """Return the F1 table of a profile in Markdown; raise ArtifactError if it has no report yet."""
     require_profile(root, profile)
     table = root / "reports" / profile / "f1_table.md"
+
     if not table.is_file():
-        raise ArtifactError(f"{table} does not exist yet; `dvc repro {dvc_file(profile)}` makes it.")
+        raise ArtifactError(
+            f"{table} does not exist yet; `dvc repro {dvc_file(profile)}` makes it."
+        )
+
     return table.read_text(encoding="utf-8").rstrip()
 
 
@@ -86,10 +103,12 @@ def latest_runs(root: Path, profile: str) -> list[StageRun]:
     if not (root / TIMINGS).is_file():
         return []
     latest: dict[str, StageRun] = {}
+
     for run in read_jsonl(root / TIMINGS, StageRun):
         if run.profile == profile:
             latest.pop(run.stage, None)
             latest[run.stage] = run
+
     return list(latest.values())
 
 
@@ -97,8 +116,12 @@ def last_whole_run(runs: Sequence[StageRun]) -> list[StageRun]:
     """Return the stages of the newest run, the last to end first; those that are left out ended long before it."""
     newest: list[StageRun] = []
     for run in sorted(runs, key=lambda run: run.started + run.seconds, reverse=True):
-        if not newest or run.started + run.seconds > min(other.started for other in newest) - LONGEST_PAUSE_S:
+        if (
+            not newest
+            or run.started + run.seconds > min(other.started for other in newest) - LONGEST_PAUSE_S
+        ):
             newest.append(run)
+
     return newest
 
 
@@ -110,12 +133,17 @@ def wall_s(runs: Sequence[StageRun]) -> float:
 def _timeline(runs: Sequence[StageRun]) -> Iterator[str]:
     """Yield a line per stage, with a bar for those of the newest run: when it ran, from the run's start to its end."""
     newest = last_whole_run(runs)
-    first, scale = min(run.started for run in newest), TIMELINE_WIDTH / max(wall_s(newest), 1.0)
+    first = min(run.started for run in newest)
+    scale = TIMELINE_WIDTH / max(wall_s(newest), 1.0)
+
     for run in runs:
-        start, length = int((run.started - first) * scale), max(int(run.seconds * scale), 1)
+        start = int((run.started - first) * scale)
+        length = max(int(run.seconds * scale), 1)
         bar = f"  {' ' * start}{'=' * length}" if run in newest and run.started else ""
         yield f"{run.stage:<22}{run.seconds:>9.1f} s{run.peak_mb:>8,} MiB{bar}"
-    total, peak_mb = sum(run.seconds for run in runs), max(run.peak_mb for run in runs)
+
+    total = sum(run.seconds for run in runs)
+    peak_mb = max(run.peak_mb for run in runs)
     yield f"{'total / highest':<22}{total:>9.1f} s{peak_mb:>8,} MiB"
     if first:
         yield f"{'from start to end':<22}{wall_s(newest):>9.1f} s"
@@ -125,16 +153,25 @@ def render(root: Path, profile: str) -> str:
     """Return what `make repro` prints at its end."""
     parts = [read_table(root, profile)]
     if runs := latest_runs(root, profile):
-        parts.append("\n".join(["Where the time went (last run of each stage):", "", *_timeline(runs)]))
+        parts.append(
+            "\n".join(["Where the time went (last run of each stage):", "", *_timeline(runs)])
+        )
+
     dvc_yaml = dvc_file(profile)
     waiting = len(waiting_reports(outbox_folder(root, profile)))
     hints = {
-        f"deepsearch track {profile}": f"send {waiting} waiting reports to MLflow" if waiting else "",
+        f"deepsearch track {profile}": f"send {waiting} waiting reports to MLflow"
+        if waiting
+        else "",
         f"reports/{profile}/index.html": "the report with its plots and rollouts, in a browser",
         "make ui": "runs and figures in Prefect and MLflow",
         f"dvc dag {dvc_yaml}": "the graph",
         f"dvc status {dvc_yaml}": "what would run again",
         "deepsearch doctor": "what the other profiles need",
     }
-    lines = [f"  {command:<{max(map(len, hints))}}   {meaning}" for command, meaning in hints.items() if meaning]
+    lines = [
+        f"  {command:<{max(map(len, hints))}}   {meaning}"
+        for command, meaning in hints.items()
+        if meaning
+    ]
     return "\n\n".join([*parts, "\n".join(["Where to look next:", *lines])])

@@ -10,7 +10,9 @@ from rich.text import Text
 PIPE_WIDTH = 240  # characters: nothing is cut where no terminal limits a line
 
 
-def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], is_ruled: bool = False) -> None:
+def print_table(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], is_ruled: bool = False
+) -> None:
     """Print a table, ``is_ruled`` with a line below every row. Brackets in a text are brackets, not markup."""
     table = Table(title=Text(title) if title else None, title_justify="left", show_lines=is_ruled)
     for name in header:

@@ -13,12 +13,16 @@ from deepsearch_rl.trajectories.statistics import Spread, TrajectoryStatistics, 
 
 Table = tuple[str, list[str], list[list[str]]]
 """Title, header, rows."""
-app = typer.Typer(no_args_is_help=True, help="What became of rollouts, and files for other trainers.")
+app = typer.Typer(
+    no_args_is_help=True, help="What became of rollouts, and files for other trainers."
+)
 
 
 @app.command("convert")
 def convert_command(
-    source: Annotated[Path, typer.Argument(help="Trajectories, questions, or another system's results.")],
+    source: Annotated[
+        Path, typer.Argument(help="Trajectories, questions, or another system's results.")
+    ],
     out: Annotated[Path, typer.Argument(help="File to write.")],
     to: Annotated[
         str,
@@ -37,16 +41,21 @@ def convert_command(
     split: Annotated[str, Option(help="search-r1, verl: split of the questions.")] = "train",
     prompt: Annotated[
         str | None,
-        Option(help="A file of agent/prompts.", show_default="verl: multihoprag_nothink; else search_tags"),
+        Option(
+            help="A file of agent/prompts.",
+            show_default="verl: multihoprag_nothink; else search_tags",
+        ),
     ] = None,
-    model: Annotated[str, Option(help="trajectories: the model that made the results.")] = "imported",
+    model: Annotated[
+        str, Option(help="trajectories: the model that made the results.")
+    ] = "imported",
 ) -> None:
     """Write rows for another trainer, or read FlashRAG's and DeepSearch-RL's results back as trajectories.
 
-    Questions are read in any layout, Search-R1's own training rows among them. Rows are checked before the file gets
-    its name. Failed rollouts are left out of training rows. ms-swift and trl have a row per trajectory, with the
-    reasoning of all its turns; ms-swift-turns has a row per turn, with the reasoning of that turn alone, for models
-    whose history is sent back without it.
+    Questions are read in any layout, Search-R1's own training rows among them. Rows are checked
+    before the file gets its name. Failed rollouts are left out of training rows. ms-swift and trl
+    have a row per trajectory, with the reasoning of all its turns; ms-swift-turns has a row per
+    turn, with the reasoning of that turn alone, for models whose history is sent back without it.
 
         deepsearch trajectories convert data/tiny/trajectories/teacher.jsonl rows.jsonl --to trl
         deepsearch trajectories convert data/tiny/questions/multihoprag/train.jsonl train.parquet --to verl --dataset nq
@@ -61,23 +70,27 @@ def convert_command(
         count = import_results(source, out, model)
     else:
         count = export_rows(source, out, to, dataset=dataset, split=split, prompt=prompt)
+
     typer.echo(f"{count} rows in {out}")
 
 
 @app.command("stats")
 def stats_command(
     trajectories: Annotated[Path, typer.Argument(help="JSON Lines of trajectories.")],
-    questions: Annotated[Path | None, Option(help="Their questions, for the figures on gold evidence.")] = None,
+    questions: Annotated[
+        Path | None, Option(help="Their questions, for the figures on gold evidence.")
+    ] = None,
     as_markdown: Annotated[bool, Option("--markdown", help="Print Markdown tables.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show rounds, tool calls, tokens, evidence and outcomes of all rollouts, of the successes, and of the failures.
 
-    A success has an F1 of 0.8 or more; a failure is anything else, a wrong answer as well as no answer. Cells are mean
-    ± standard deviation over the rollouts that have the figure. `last_..._tokens` are those of the last model call, the
-    other tokens those of all calls of a rollout together; `answered_without_evidence` is the share that gave an answer
-    although some gold evidence had not been shown. Results of other systems hold the last text alone: what they cannot
-    know, such as searches, is left out.
+    A success has an F1 of 0.8 or more; a failure is anything else, a wrong answer as well as no
+    answer. Cells are mean ± standard deviation over the rollouts that have the figure.
+    `last_..._tokens` are those of the last model call, the other tokens those of all calls of a
+    rollout together; `answered_without_evidence` is the share that gave an answer although some
+    gold evidence had not been shown. Results of other systems hold the last text alone: what they
+    cannot know, such as searches, is left out.
 
         deepsearch trajectories stats data/tiny/trajectories/teacher.jsonl
         deepsearch trajectories stats teacher.jsonl --questions data/tiny/questions/multihoprag/train.jsonl --markdown
@@ -86,6 +99,7 @@ def stats_command(
     if as_json:
         typer.echo(statistics.model_dump_json(indent=2))
         return
+
     for title, header, rows in _tables(statistics):
         if as_markdown:
             lines = [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
@@ -95,22 +109,32 @@ def stats_command(
 
 
 def _tables(statistics: TrajectoryStatistics) -> Iterator[Table]:
-    groups, total = statistics.groups, statistics.groups["all"].rollouts
+    groups = statistics.groups
+    total = statistics.groups["all"].rollouts
     names = [f"{name} ({group.rollouts})" for name, group in groups.items()]
     figures = [
-        [figure, *(_spread(group.figures.get(figure)) for group in groups.values())] for figure in groups["all"].figures
+        [figure, *(_spread(group.figures.get(figure)) for group in groups.values())]
+        for figure in groups["all"].figures
     ]
     yield f"Rollouts of {statistics.questions} questions", ["mean ± std", *names], figures
+
     for counted in ("rounds", "tool_calls"):
         if not getattr(statistics.groups["all"], counted):
             continue  # results of other systems do not say
         label = counted.replace("_", " ")
         counts = {name: getattr(group, counted) for name, group in groups.items()}
         rows = [
-            [str(value), *(_share(counts[name].get(value, 0), group.rollouts) for name, group in groups.items())]
+            [
+                str(value),
+                *(
+                    _share(counts[name].get(value, 0), group.rollouts)
+                    for name, group in groups.items()
+                ),
+            ]
             for value in counts["all"]
         ]
         yield f"Rollouts by {label}", [label, *names], rows
+
     outcomes = [[name, _share(count, total)] for name, count in statistics.outcomes.items()]
     yield "How rollouts ended", ["outcome", "rollouts"], outcomes
 

@@ -22,7 +22,9 @@ class DatasetCard(Record):
         description="paths in the repository that the readers read; empty where they were not seen there"
     )
     licence: NonEmpty
-    sample: dict[str, JsonValue] = Field(description="a row in the form that the files have, shortened if it is long")
+    sample: dict[str, JsonValue] = Field(
+        description="a row in the form that the files have, shortened if it is long"
+    )
 
 
 CARDS: Mapping[str, DatasetCard] = TypeAdapter(dict[str, DatasetCard]).validate_python(

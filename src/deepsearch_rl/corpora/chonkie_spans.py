@@ -1,7 +1,8 @@
 """chonkie's token and recursive chunkers over our tokenizers.
 
-chonkie counts offsets in the text that its tokenizer decodes, which many tokenizers change. Here a token is a piece of
-the text itself, up to the next token, so that offsets are exact with every tokenizer.
+chonkie counts offsets in the text that its tokenizer decodes, which many tokenizers change. Here a
+token is a piece of the text itself, up to the next token, so that offsets are exact with every
+tokenizer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,10 +29,15 @@ class PieceTokenizer(Tokenizer):
     def __repr__(self) -> str:  # abstract in chonkie
         return f"PieceTokenizer({self._counter!r})"
 
-    def encode(self, text: str) -> list[Any]:  # chonkie's type is int, but it only slices and counts tokens
+    # chonkie's type is int, but it only slices and counts tokens
+    def encode(self, text: str) -> list[Any]:
         """Return the pieces of a text; white space before the first token belongs to it."""
         starts = [start for start, _ in self._counter.spans(text)][1:]
-        return [text[start:end] for start, end in pairwise([0, *starts, len(text)])] if text.strip() else []
+        return (
+            [text[start:end] for start, end in pairwise([0, *starts, len(text)])]
+            if text.strip()
+            else []
+        )
 
     def decode(self, tokens: Sequence[Any]) -> str:
         """Return the text that pieces make up."""
@@ -47,12 +53,15 @@ class PieceTokenizer(Tokenizer):
 def span_chunker(name: str, counter: TokenCounter, chunk_size: int, overlap: int) -> SpanChunker:
     """Return one of chonkie's chunkers.
 
-    ``chonkie_token``: every chunk has ``chunk_size`` tokens and repeats the last ``overlap``. ``chonkie_recursive``
-    cuts at paragraphs, else sentences, marks, blanks, tokens; its chunks do not overlap.
+    ``chonkie_token``: every chunk has ``chunk_size`` tokens and repeats the last ``overlap``.
+    ``chonkie_recursive`` cuts at paragraphs, else sentences, marks, blanks, tokens; its chunks do
+    not overlap.
     """
     chunker: TokenChunker | RecursiveChunker
     if name == "chonkie_token":
-        chunker = TokenChunker(PieceTokenizer(counter), chunk_size=chunk_size, chunk_overlap=overlap)
+        chunker = TokenChunker(
+            PieceTokenizer(counter), chunk_size=chunk_size, chunk_overlap=overlap
+        )
     else:
         chunker = RecursiveChunker(PieceTokenizer(counter), chunk_size=chunk_size)
 

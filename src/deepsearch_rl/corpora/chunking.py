@@ -1,8 +1,9 @@
 """Documents cut into chunks of a limited number of tokens.
 
-Every chunk is a verbatim slice of its document below the document's title, which does not count as tokens.
-``sentences`` packs sentences in order until the next one would not fit, and cuts a sentence longer than a chunk at
-tokens; ``chonkie_token`` and ``chonkie_recursive`` are the library chonkie's (:mod:`.chonkie_spans`).
+Every chunk is a verbatim slice of its document below the document's title, which does not count as
+tokens. ``sentences`` packs sentences in order until the next one would not fit, and cuts a sentence
+longer than a chunk at tokens; ``chonkie_token`` and ``chonkie_recursive`` are the library chonkie's
+(:mod:`.chonkie_spans`).
 """
 
 import itertools
@@ -32,14 +33,19 @@ class Cutting(Record):
 
     chunker: Chunker = Field(description="sentences | chonkie_token | chonkie_recursive")
     chunk_size: int = Field(ge=1, description="tokens of a chunk at most, its title not counted")
-    overlap: int = Field(ge=0, description="tokens that a chunk repeats from the end of the one before at most")
+    overlap: int = Field(
+        ge=0, description="tokens that a chunk repeats from the end of the one before at most"
+    )
 
     @model_validator(mode="after")
     def _check_overlap(self) -> Self:
         if self.overlap >= self.chunk_size:
             raise ValueError(f"overlap {self.overlap} must be below chunk_size {self.chunk_size}")
         if self.overlap and self.chunker == "chonkie_recursive":
-            raise ValueError(f"overlap {self.overlap}: chunks of chonkie_recursive do not overlap; set it to 0")
+            raise ValueError(
+                f"overlap {self.overlap}: chunks of chonkie_recursive do not overlap; set it to 0"
+            )
+
         return self
 
 
@@ -52,9 +58,15 @@ class ChunkVariant(Cutting):
 class ChunkConfig(Cutting):
     """Section ``chunk``: how documents are cut, and what counts tokens."""
 
-    tokenizer: str = Field(description="what counts tokens: `words`, or `hf:<folder or repository[@revision]>`")
-    passages: tuple[str, ...] = Field(description="corpora whose documents are passages already: one chunk each")
-    variants: dict[str, ChunkVariant] = Field(description="further corpora, by the name that datasets and index use")
+    tokenizer: str = Field(
+        description="what counts tokens: `words`, or `hf:<folder or repository[@revision]>`"
+    )
+    passages: tuple[str, ...] = Field(
+        description="corpora whose documents are passages already: one chunk each"
+    )
+    variants: dict[str, ChunkVariant] = Field(
+        description="further corpora, by the name that datasets and index use"
+    )
 
     def size_of(self, corpus: str) -> int:
         """Return the chunk size of a corpus, in tokens; 0 where its documents are passages that are never cut."""
@@ -74,19 +86,31 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
     """
     counter = load_tokenizer(config.tokenizer)
     paths = {path.stem: path for path in sorted(corpora.glob("*.jsonl"))}
+
     if not paths:
-        raise ArtifactError(f"{corpora} holds no corpus (*.jsonl); run the stage that makes it (`dvc repro download`).")
+        raise ArtifactError(
+            f"{corpora} holds no corpus (*.jsonl); run the stage that makes it (`dvc repro download`)."
+        )
+
     _check_names(config, paths)
     cuttings: dict[str, Cutting] = {**dict.fromkeys(paths, config), **config.variants}
     counts: dict[str, int] = {}
+
     for name, cutting in cuttings.items():
         path = paths[cutting.corpus if isinstance(cutting, ChunkVariant) else name]
         with path.open("rb") as lines:
             total = sum(block.count(b"\n") for block in iter(lambda: lines.read(1 << 20), b""))
-        read = at_least_one(read_distinct(path, Document), f"{path} is an empty corpus: it holds no documents.")
+        read = at_least_one(
+            read_distinct(path, Document), f"{path} is an empty corpus: it holds no documents."
+        )
         documents = track(read, f"chunk {name}", total, "documents")
-        cut = _wholes(documents) if name in config.passages else cut_documents(documents, counter, cutting)
+        cut = (
+            _wholes(documents)
+            if name in config.passages
+            else cut_documents(documents, counter, cutting)
+        )
         counts[name] = write_jsonl(chunks / f"{name}.jsonl", cut)
+
     return counts
 
 
@@ -98,10 +122,14 @@ def _check_names(config: ChunkConfig, corpora: Mapping[str, Path]) -> None:
         if name in corpora:
             raise ConfigError(f"chunk.variants.{name} cannot be made: there is a corpus {name!r}.")
         if variant.corpus in config.passages:
-            raise ConfigError(f"chunk.variants.{name} cannot be made: {variant.corpus!r} is passages already.")
+            raise ConfigError(
+                f"chunk.variants.{name} cannot be made: {variant.corpus!r} is passages already."
+            )
 
 
-def cut_documents(documents: Iterable[Document], counter: TokenCounter, cutting: Cutting) -> Iterator[Chunk]:
+def cut_documents(
+    documents: Iterable[Document], counter: TokenCounter, cutting: Cutting
+) -> Iterator[Chunk]:
     """Yield the chunks of documents, in order; a document without text gives one chunk with its title alone."""
     if cutting.chunker == "sentences":
         return _cut_at_sentences(documents, counter, cutting)
@@ -111,26 +139,36 @@ def cut_documents(documents: Iterable[Document], counter: TokenCounter, cutting:
         raise UnavailableError(
             f"chunk.chunker {cutting.chunker!r} needs the package chonkie: `pip install 'deepsearch-rl[chonkie]'`."
         ) from error
+
     spans = span_chunker(cutting.chunker, counter, cutting.chunk_size, cutting.overlap)
     return (
         chunk
         for document in documents
         # Offsets of the text below the title are counted from its first character.
-        for chunk in _slices(document, [*itertools.chain(*spans(document.text))], -_title_chars(document) - 1)
+        for chunk in _slices(
+            document, [*itertools.chain(*spans(document.text))], -_title_chars(document) - 1
+        )
     )
 
 
-def _cut_at_sentences(documents: Iterable[Document], counter: TokenCounter, cutting: Cutting) -> Iterator[Chunk]:
+def _cut_at_sentences(
+    documents: Iterable[Document], counter: TokenCounter, cutting: Cutting
+) -> Iterator[Chunk]:
     """Yield the chunks of documents; short documents are cut together, a long one block by block."""
     for batch in _batches(documents):
-        # No sentence crosses a newline, so documents joined by newlines have the same sentences as alone.
+        # No sentence crosses a newline, so documents joined by newlines have the same sentences as
+        # alone.
         text = "\n".join(document.contents for document in batch)
-        blocks: Iterable[Units] = (_units(text, block, counter, cutting) for block in sentence_blocks(text))
+        blocks: Iterable[Units] = (
+            _units(text, block, counter, cutting) for block in sentence_blocks(text)
+        )
         if len(batch) > 1:
             blocks = list(blocks)  # one, which all of them are cut from
         start = 0
+
         for document in batch:
-            body, end = start + _title_chars(document), start + len(document.contents)
+            body = start + _title_chars(document)
+            end = start + len(document.contents)
             units = (block.between(body, end) for block in blocks)
             bounds = array("q", itertools.chain.from_iterable(_pack(units, cutting)))
             yield from _slices(document, bounds, start)
@@ -141,13 +179,17 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Yield neighbouring documents, together no longer than a block, or one that is longer."""
     batch: list[Document] = []
     chars = 0
+
     for document in documents:
         length = len(document.contents) + 1
         if batch and chars + length > BLOCK_CHARS:
             yield batch
-            batch, chars = [], 0
+            batch = []
+            chars = 0
+
         batch.append(document)
         chars += length
+
     if batch:
         yield batch
 
@@ -164,9 +206,14 @@ def _slices(document: Document, bounds: Sequence[int], start: int) -> Iterator[C
     title = contents[: _title_chars(document)]
     count = max(1, len(bounds) // 2)
     ends = zip(bounds[::2], bounds[1::2], strict=True) if bounds else [(start, start)]
+
     for number, (first, last) in enumerate(ends):
         passage = f"{title}\n{contents[first - start : last - start]}"
-        yield Chunk(id=f"{document.id}-{number}", contents=passage, metadata=ChunkMetadata.of(document, count, number))
+        yield Chunk(
+            id=f"{document.id}-{number}",
+            contents=passage,
+            metadata=ChunkMetadata.of(document, count, number),
+        )
 
 
 def _wholes(documents: Iterable[Document]) -> Iterator[Chunk]:
@@ -178,8 +225,8 @@ def _wholes(documents: Iterable[Document]) -> Iterator[Chunk]:
 class Units:
     """Neighbouring spans to pack chunks from, none with more tokens than a chunk.
 
-    A unit is a sentence, or a slice of a sentence that is too long. A slice is as long as the overlap (as a chunk,
-    where chunks do not overlap), so that such chunks overlap too.
+    A unit is a sentence, or a slice of a sentence that is too long. A slice is as long as the
+    overlap (as a chunk, where chunks do not overlap), so that such chunks overlap too.
     """
 
     starts: list[int]
@@ -196,6 +243,7 @@ def _units(text: str, sentences: Sentences, counter: TokenCounter, cutting: Cutt
     tokens_N = counter.counts(text, sentences)
     units = Units(sentences.starts_N.tolist(), sentences.ends_N.tolist(), tokens_N.tolist())
     length = cutting.overlap or cutting.chunk_size
+
     for number in reversed(np.flatnonzero(tokens_N > cutting.chunk_size).tolist()):
         start = units.starts[number]
         spans = list(counter.spans(text[start : units.ends[number]]))
@@ -204,6 +252,7 @@ def _units(text: str, sentences: Sentences, counter: TokenCounter, cutting: Cutt
         units.starts[place] = [start + piece[0][0] for piece in slices]
         units.ends[place] = [start + piece[-1][1] for piece in slices]
         units.tokens[place] = map(len, slices)
+
     return units
 
 
@@ -212,15 +261,23 @@ def _pack(blocks: Iterable[Units], cutting: Cutting) -> Iterator[Span]:
     starts: list[int] = []
     ends: list[int] = []
     before = [0]  # tokens before each unit, and before the one to come
+
     for block in blocks:
         starts += block.starts
         ends += block.ends
         before += itertools.islice(itertools.accumulate(block.tokens, initial=before[-1]), 1, None)
         first = 0
-        while (behind := bisect_right(before, before[first] + cutting.chunk_size) - 1) < len(starts):
+
+        while (behind := bisect_right(before, before[first] + cutting.chunk_size) - 1) < len(
+            starts
+        ):
             yield starts[first], ends[behind - 1]
-            min_tokens = max(before[behind] - cutting.overlap, before[behind + 1] - cutting.chunk_size)
+            min_tokens = max(
+                before[behind] - cutting.overlap, before[behind + 1] - cutting.chunk_size
+            )
             first = bisect_left(before, min_tokens, first, behind)
+
         del starts[:first], ends[:first], before[:first]
+
     if starts:
         yield starts[0], ends[-1]

@@ -26,14 +26,18 @@ RecordT = TypeVar("RecordT", Document, Question)
 class CorpusSource(Record):
     """One corpus."""
 
-    format: str = Field(description="a key of CORPUS_FORMATS or QUESTION_FORMATS; `deepsearch datasets` lists them")
+    format: str = Field(
+        description="a key of CORPUS_FORMATS or QUESTION_FORMATS; `deepsearch datasets` lists them"
+    )
     path: Path = Field(description="file (multihoprag: folder) below the root")
 
 
 class QuestionSource(CorpusSource):
     """Splits cut from one file of questions."""
 
-    shuffle_seed: int | None = Field(description="seed of a shuffle before splitting; null keeps the file's order")
+    shuffle_seed: int | None = Field(
+        description="seed of a shuffle before splitting; null keeps the file's order"
+    )
     splits: dict[str, Annotated[int, Field(ge=1)] | None] = Field(
         description="split -> number of questions, cut one after the other; null, in the last place, takes the rest"
     )
@@ -44,13 +48,17 @@ class FolderConfig(Record):
 
     root: Path = Field(description="folder that the paths start from")
     corpora: dict[str, CorpusSource] = Field(description="corpus -> its source")
-    questions: dict[str, tuple[QuestionSource, ...]] = Field(description="question set -> the sources of its splits")
+    questions: dict[str, tuple[QuestionSource, ...]] = Field(
+        description="question set -> the sources of its splits"
+    )
 
 
 class DownloadConfig(Record):
     """Where corpora and questions come from; only the sections of the chosen source are needed."""
 
-    source: Literal["world", "folder", "hub"] = Field(description="generated, files at hand, or fetched to the folder")
+    source: Literal["world", "folder", "hub"] = Field(
+        description="generated, files at hand, or fetched to the folder"
+    )
     world: WorldConfig | None = None
     folder: FolderConfig | None = None
     hub: HubConfig | None = None
@@ -68,10 +76,13 @@ def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) 
     if config.source == "world":
         world = generate(_section(config.world, "world", config.source), seed)
         return _write(corpora, world.corpora) | _write(questions, _by_split(world.questions))
+
     folder = _section(config.folder, "folder", config.source)
     if config.source == "hub":
         fetch(_section(config.hub, "hub", config.source), folder.root)
-    return _write(corpora, open_corpora(folder)) | _write(questions, _by_split(read_question_sets(folder)))
+    return _write(corpora, open_corpora(folder)) | _write(
+        questions, _by_split(read_question_sets(folder))
+    )
 
 
 def _section(section: SectionT | None, name: str, source: str) -> SectionT:
@@ -80,15 +91,24 @@ def _section(section: SectionT | None, name: str, source: str) -> SectionT:
     return section
 
 
-def _by_split(sets: Mapping[str, Mapping[str, Iterable[Question]]]) -> dict[str, Iterable[Question]]:
-    return {f"{dataset}/{split}": each for dataset, splits in sets.items() for split, each in splits.items()}
+def _by_split(
+    sets: Mapping[str, Mapping[str, Iterable[Question]]],
+) -> dict[str, Iterable[Question]]:
+    return {
+        f"{dataset}/{split}": each
+        for dataset, splits in sets.items()
+        for split, each in splits.items()
+    }
 
 
 def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name, records in records_by_name.items():
         path = folder / f"{name}.jsonl"
-        counts[name] = write_jsonl(path, at_least_one(records, f"{path} was not written: its source holds no record."))
+        counts[name] = write_jsonl(
+            path, at_least_one(records, f"{path} was not written: its source holds no record.")
+        )
+
     return counts
 
 
@@ -107,20 +127,29 @@ def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Questio
         for source in sources:
             for split, questions in _read_splits(config.root, source):
                 if split in sets[name]:
-                    raise ConfigError(f"download.folder.questions.{name}: two sources give the split {split!r}.")
+                    raise ConfigError(
+                        f"download.folder.questions.{name}: two sources give the split {split!r}."
+                    )
+
                 sets[name][split] = questions
+
     return sets
 
 
 def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list[Question]]]:
     path = root / source.path
     questions = list(look_up("question format", source.format, QUESTION_FORMATS)(path))
+
     for first, second in itertools.pairwise(sorted(question.id for question in questions)):
         if first == second:
-            raise ArtifactError(f"{path}: two questions have the id {first!r}; ids must differ within a file.")
+            raise ArtifactError(
+                f"{path}: two questions have the id {first!r}; ids must differ within a file."
+            )
+
     if source.shuffle_seed is not None:
         random.Random(source.shuffle_seed).shuffle(questions)
     start = 0
+
     for split, count in source.splits.items():
         end = len(questions) if count is None else start + count
         if end > len(questions) or end == start:
@@ -128,5 +157,6 @@ def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list
                 f"{path} has {len(questions)} questions, {start} of them taken by earlier splits: "
                 f"the split {split!r} cannot have {'the rest' if count is None else count}."
             )
+
         yield split, questions[start:end]
         start = end

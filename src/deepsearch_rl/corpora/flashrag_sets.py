@@ -1,23 +1,32 @@
 """The public question sets, in FlashRAG's layout and in that of their official files.
 
-Gold evidence counts as not known: the sentences of HotpotQA and 2WikiMultihopQA come from Wikipedia dumps of their own,
-the paragraphs of MuSiQue are its own, and neither stands word for word in another corpus. The titles of the supporting
-articles are kept. Other keys of rows without such titles are kept as they are.
+Gold evidence counts as not known: the sentences of HotpotQA and 2WikiMultihopQA come from Wikipedia
+dumps of their own, the paragraphs of MuSiQue are its own, and neither stands word for word in
+another corpus. The titles of the supporting articles are kept. Other keys of rows without such
+titles are kept as they are.
 
-The rows of three sets hold paragraphs, which make a small corpus for their questions: the ten of HotpotQA (as its
-full-wiki retriever found them, so that some gold ones are missing) and of 2WikiMultihopQA, and of MuSiQue the gold ones
-or, in its official files, all twenty.
+The rows of three sets hold paragraphs, which make a small corpus for their questions: the ten of
+HotpotQA (as its full-wiki retriever found them, so that some gold ones are missing) and of
+2WikiMultihopQA, and of MuSiQue the gold ones or, in its official files, all twenty.
 """
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Self
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.flashrag import QuestionRow, read_rows
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.records import Document, ForeignRecord, Question, QuestionMetadata, RequiredText, Text
+from deepsearch_rl.records import (
+    Document,
+    ForeignRecord,
+    Question,
+    QuestionMetadata,
+    RequiredText,
+    Text,
+)
 
 
 class SupportingFacts(ForeignRecord):
@@ -30,7 +39,18 @@ class Context(ForeignRecord):
     """Parallel lists: the titles of paragraphs and their sentences, which HotpotQA and 2WikiMultihopQA name unlike."""
 
     title: tuple[Text, ...]
-    sentences: tuple[tuple[Text, ...], ...] = Field(validation_alias=AliasChoices("sentences", "content"))
+    sentences: tuple[tuple[Text, ...], ...] = Field(
+        validation_alias=AliasChoices("sentences", "content")
+    )
+
+    @model_validator(mode="after")
+    def _are_parallel(self) -> Self:
+        if len(self.title) != len(self.sentences):
+            raise ValueError(
+                f"{len(self.title)} titles for the sentences of {len(self.sentences)} paragraphs"
+            )
+
+        return self
 
 
 class HotpotDetails(QuestionMetadata):
@@ -43,7 +63,9 @@ class HotpotDetails(QuestionMetadata):
     def gold_titles(self) -> tuple[str, ...]:
         """The titles of the supporting articles, each once."""
         facts = self.supporting_facts
-        titles = facts.title if isinstance(facts, SupportingFacts) else [title for title, _ in facts]
+        titles = (
+            facts.title if isinstance(facts, SupportingFacts) else [title for title, _ in facts]
+        )
         return tuple(dict.fromkeys(titles)) or self.supporting_titles or ()
 
 
@@ -55,7 +77,11 @@ class HotpotContext(HotpotDetails):
     def paragraphs(self) -> Iterator[tuple[str, str]]:
         """Yield titles and texts."""
         context = self.context
-        pairs = zip(context.title, context.sentences, strict=True) if isinstance(context, Context) else context
+        pairs = (
+            zip(context.title, context.sentences, strict=True)
+            if isinstance(context, Context)
+            else context
+        )
         for title, sentences in pairs:
             yield title, " ".join(map(str.strip, sentences))
 
@@ -64,7 +90,9 @@ def read_hotpotqa(path: Path) -> Iterator[Question]:
     """Yield the questions of a HotpotQA or 2WikiMultihopQA file; ``question_type`` is the set's own ``type``."""
     for row in read_rows(path, QuestionRow[HotpotDetails]):
         details = row.metadata
-        yield row.record(QuestionMetadata(question_type=details.type, supporting_titles=details.gold_titles))
+        yield row.record(
+            QuestionMetadata(question_type=details.type, supporting_titles=details.gold_titles)
+        )
 
 
 def read_hotpotqa_paragraphs(path: Path) -> Iterator[Document]:
@@ -76,7 +104,10 @@ def read_hotpotqa_paragraphs(path: Path) -> Iterator[Document]:
 def _paragraphs(path: Path, paragraphs: Iterable[tuple[str, str]]) -> Iterator[Document]:
     distinct = dict.fromkeys(f"{title}\n{text}" for title, text in paragraphs if text.strip())
     if not distinct:
-        raise ArtifactError(f"the questions of {path} come without paragraphs, so they make no corpus.")
+        raise ArtifactError(
+            f"the questions of {path} come without paragraphs, so they make no corpus."
+        )
+
     for number, contents in enumerate(distinct):
         yield Document(id=str(number), contents=contents)
 
@@ -107,41 +138,63 @@ class MusiqueDetails(QuestionMetadata):
     @property
     def gold_paragraphs(self) -> list[Paragraph]:
         """The gold paragraphs in the order of the steps."""
-        given = [hop.support_paragraph for hop in self.question_decomposition if hop.support_paragraph]
-        by_number = {paragraph.idx: paragraph for paragraph in self.paragraphs if paragraph.idx is not None}
+        given = [
+            hop.support_paragraph for hop in self.question_decomposition if hop.support_paragraph
+        ]
+        by_number = {
+            paragraph.idx: paragraph for paragraph in self.paragraphs if paragraph.idx is not None
+        }
         numbers = [hop.paragraph_support_idx for hop in self.question_decomposition]
-        named = [by_number[number] for number in numbers if number is not None and number in by_number]
-        return given or named or [paragraph for paragraph in self.paragraphs if paragraph.is_supporting]
+        named = [
+            by_number[number] for number in numbers if number is not None and number in by_number
+        ]
+        return (
+            given
+            or named
+            or [paragraph for paragraph in self.paragraphs if paragraph.is_supporting]
+        )
 
     @property
     def gold_titles(self) -> tuple[str, ...]:
         """The titles of the gold paragraphs, each once."""
-        titles = dict.fromkeys(paragraph.title for paragraph in self.gold_paragraphs if paragraph.title)
+        titles = dict.fromkeys(
+            paragraph.title for paragraph in self.gold_paragraphs if paragraph.title
+        )
         return tuple(titles) or self.supporting_titles or ()
 
 
 def read_musique(path: Path) -> Iterator[Question]:
     """Yield the questions of a file; ``question_type`` is "2_hop", "3_hop" or "4_hop" where the steps are given.
 
-    A question of MuSiQue-Full that its paragraphs do not answer has no evidence and the golden answer of unanswerable
-    questions; its id ends in ``-unanswerable``, because its answerable twin has the same.
+    A question of MuSiQue-Full that its paragraphs do not answer has no evidence and the golden
+    answer of unanswerable questions; its id ends in ``-unanswerable``, because its answerable twin
+    has the same.
     """
     for row in read_rows(path, QuestionRow[MusiqueDetails]):
         details = row.metadata
         hops = details.question_decomposition
         question_type = f"{len(hops)}_hop" if hops else ""
+
         if details.answerable:
-            yield row.record(QuestionMetadata(question_type=question_type, supporting_titles=details.gold_titles))
+            yield row.record(
+                QuestionMetadata(question_type=question_type, supporting_titles=details.gold_titles)
+            )
         else:
-            twin = row.model_copy(update={"id": f"{row.id}-unanswerable", "golden_answers": (INSUFFICIENT,)})
+            twin = row.model_copy(
+                update={"id": f"{row.id}-unanswerable", "golden_answers": (INSUFFICIENT,)}
+            )
             yield twin.record(QuestionMetadata(question_type=question_type, evidence_list=()))
 
 
 def read_musique_paragraphs(path: Path) -> Iterator[Document]:
     """Yield the paragraphs of a file's questions, each once; raise ArtifactError where there are none."""
     details = (row.metadata for row in read_rows(path, QuestionRow[MusiqueDetails]))
-    paragraphs = (paragraph for each in details for paragraph in each.paragraphs or each.gold_paragraphs)
-    return _paragraphs(path, ((paragraph.title, paragraph.paragraph_text) for paragraph in paragraphs))
+    paragraphs = (
+        paragraph for each in details for paragraph in each.paragraphs or each.gold_paragraphs
+    )
+    return _paragraphs(
+        path, ((paragraph.title, paragraph.paragraph_text) for paragraph in paragraphs)
+    )
 
 
 def read_typed(question_type: str, path: Path) -> Iterator[Question]:

@@ -1,7 +1,8 @@
 """GraphRAG-Bench: a medical handbook and twenty novels (arXiv 2506.05690).
 
-Answers are sentences, not spans, so that token F1 is low for every system and comparable only between systems. The gold
-evidence is paraphrased in nearly every row, so it counts as unknown; ``evidence`` keeps it as the source has it.
+Answers are sentences, not spans, so that token F1 is low for every system and comparable only
+between systems. The gold evidence is paraphrased in nearly every row, so it counts as unknown;
+``evidence`` keeps it as the source has it.
 """
 
 from collections import Counter
@@ -44,5 +45,10 @@ def read_questions(path: Path) -> Iterator[Question]:
         uses[row.id] += 1
         id_ = row.id if uses[row.id] == 1 else f"{row.id}-{uses[row.id]}"
         metadata = {"question_type": row.question_type, "source": row.source, **row.metadata}
-        question = {"id": id_, "question": row.question, "golden_answers": [row.answer], "metadata": metadata}
+        question = {
+            "id": id_,
+            "question": row.question,
+            "golden_answers": [row.answer],
+            "metadata": metadata,
+        }
         yield Question.model_validate(question)

@@ -1,7 +1,8 @@
 """IFEval (Zhou et al. 2023, arXiv 2311.07911): prompts whose instructions a program can check.
 
-These are no questions with answers: the stage ifeval sends the prompts and applies the checkers. ``kwargs[i]`` are the
-arguments of ``instruction_id_list[i]``; some copies hold a null for every argument of every other checker.
+These are no questions with answers: the stage ifeval sends the prompts and applies the checkers.
+``kwargs[i]`` are the arguments of ``instruction_id_list[i]``; some copies hold a null for every
+argument of every other checker.
 """
 
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -19,8 +20,13 @@ class IfevalRow(Record):
 
     @field_validator("kwargs")
     @classmethod
-    def _without_nulls(cls, kwargs: tuple[dict[str, JsonValue], ...]) -> tuple[dict[str, JsonValue], ...]:
-        return tuple({name: value for name, value in arguments.items() if value is not None} for arguments in kwargs)
+    def _without_nulls(
+        cls, kwargs: tuple[dict[str, JsonValue], ...]
+    ) -> tuple[dict[str, JsonValue], ...]:
+        return tuple(
+            {name: value for name, value in arguments.items() if value is not None}
+            for arguments in kwargs
+        )
 
     @model_validator(mode="after")
     def _paired(self) -> "IfevalRow":

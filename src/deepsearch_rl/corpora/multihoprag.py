@@ -1,7 +1,7 @@
 """MultiHop-RAG (Tang & Yang 2024, arXiv 2401.15391): news articles and questions with evidence.
 
-Read with the ``datasets`` library from a folder laid out as the repository ``yixuantt/MultiHopRAG`` is. Ids are
-positions in its files, as in the splits of the published runs.
+Read with the ``datasets`` library from a folder laid out as the repository ``yixuantt/MultiHopRAG``
+is. Ids are positions in its files, as in the splits of the published runs.
 """
 
 import datetime
@@ -40,7 +40,11 @@ class Query(ForeignRecord):
 def read_documents(folder: Path) -> Iterator[Document]:
     """Yield the articles, in the order of the file."""
     for number, article in enumerate(_load(folder, "corpus", Article)):
-        yield Document(id=str(number), contents=f"{article.title}\n{article.body}", metadata=article.model_extra or {})
+        yield Document(
+            id=str(number),
+            contents=f"{article.title}\n{article.body}",
+            metadata=article.model_extra or {},
+        )
 
 
 def read_questions(folder: Path) -> Iterator[Question]:
@@ -48,10 +52,16 @@ def read_questions(folder: Path) -> Iterator[Question]:
     ids = {title_key(document.title): document.id for document in read_documents(folder)}
     for number, query in enumerate(_load(folder, "MultiHopRAG", Query)):
         evidence = query.evidence_list and [
-            fact | {"doc_id": ids.get(title_key(str(fact.get("title"))))} for fact in query.evidence_list
+            fact | {"doc_id": ids.get(title_key(str(fact.get("title"))))}
+            for fact in query.evidence_list
         ]
         metadata = {"question_type": query.question_type, "evidence_list": evidence}
-        question = {"id": str(number), "question": query.query, "golden_answers": [query.answer], "metadata": metadata}
+        question = {
+            "id": str(number),
+            "question": query.query,
+            "golden_answers": [query.answer],
+            "metadata": metadata,
+        }
         yield Question.model_validate(question)
 
 
@@ -61,8 +71,12 @@ def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[Mod
     from datasets.exceptions import DatasetGenerationError  # noqa: PLC0415
 
     if not folder.is_dir():
-        raise ArtifactError(f"{folder} does not exist; it should hold a copy of the repository yixuantt/MultiHopRAG.")
+        raise ArtifactError(
+            f"{folder} does not exist; it should hold a copy of the repository yixuantt/MultiHopRAG."
+        )
+
     disable_progress_bars()
+
     with tempfile.TemporaryDirectory() as cache:
         try:
             rows = load_dataset(str(folder), configuration, split="train", cache_dir=cache)
@@ -70,9 +84,12 @@ def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[Mod
             raise ArtifactError(
                 f"{folder} cannot be read as configuration {configuration!r} of yixuantt/MultiHopRAG: {error}."
             ) from error
+
         for number, row in enumerate(rows, 1):
             text = json.dumps(row, default=_time_text)
-            yield parse_record(model, text, f"{folder / configuration}.json (counted in rows)", number)
+            yield parse_record(
+                model, text, f"{folder / configuration}.json (counted in rows)", number
+            )
 
 
 def _time_text(time: datetime.datetime) -> str:

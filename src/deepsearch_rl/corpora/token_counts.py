@@ -43,8 +43,13 @@ class HfCounter:
         spans = zip(sentences.starts_N.tolist(), sentences.ends_N.tolist(), strict=True)
         texts = [text[start:end] for start, end in spans]
         encode = self._tokenizer.encode_batch_fast
-        batches = (texts[start : start + SENTENCES_AT_ONCE] for start in range(0, len(texts), SENTENCES_AT_ONCE))
-        encodings = chain.from_iterable(encode(batch, add_special_tokens=False) for batch in batches)
+        batches = (
+            texts[start : start + SENTENCES_AT_ONCE]
+            for start in range(0, len(texts), SENTENCES_AT_ONCE)
+        )
+        encodings = chain.from_iterable(
+            encode(batch, add_special_tokens=False) for batch in batches
+        )
         return np.fromiter(map(len, encodings), np.int64, len(texts))
 
     def spans(self, text: str) -> Iterable[Span]:
@@ -66,11 +71,13 @@ def load_tokenizer(name: str) -> TokenCounter:
 
     repository, _, revision = source.partition("@")
     file = Path(source, "tokenizer.json")
+
     try:
         if file.is_file():
             return HfCounter(Tokenizer.from_file(str(file)))
         return HfCounter(Tokenizer.from_pretrained(repository, revision=revision or "main"))
-    except Exception as error:  # the library raises bare Exception for whatever goes wrong
+    except Exception as error:
+        # The library raises bare Exception for whatever goes wrong
         raise UnavailableError(
             f"no tokenizer at {source!r}: there is no {file}, and the hub did not give one ({error}). "
             "Check the name, or give a folder with a tokenizer.json."

@@ -19,24 +19,31 @@ ResultT = TypeVar("ResultT")
 class BlockingEnvironment:
     """Runs an environment in a thread of its own; use as a context manager.
 
-    ``connect`` opens the environment inside that thread, e.g. ``partial(open_environment, params, ...)``.
+    ``connect`` opens the environment inside that thread, e.g. ``partial(open_environment, params,
+    ...)``.
     """
 
-    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[SearchEnvironment]]) -> None:
+    def __init__(
+        self, connect: Callable[[], AbstractAsyncContextManager[SearchEnvironment]]
+    ) -> None:
         self._connect = connect
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="search-environment", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="search-environment", daemon=True
+        )
         self._closing = asyncio.Event()
 
     def __enter__(self) -> Self:
         self._thread.start()
         opened = self._loop.create_future()
         self._session = asyncio.run_coroutine_threadsafe(self._hold(opened), self._loop)
+
         try:
             self.environment = self._run(_result(opened))
         except BaseException:
             self._stop()
             raise
+
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -58,8 +58,8 @@ class Step:
 class Episode:
     """A running rollout of one question; :meth:`SearchEnvironment.open` makes it.
 
-    Before each turn :attr:`messages` and :attr:`tools` are the conversation, :attr:`prompt_ids` its tokens, and
-    :attr:`max_tokens` what the turn may have.
+    Before each turn :attr:`messages` and :attr:`tools` are the conversation, :attr:`prompt_ids` its
+    tokens, and :attr:`max_tokens` what the turn may have.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Episode:
         self._sample = sample
         self.max_tokens = 0
         self.outcome: Outcome | None = None
+
         try:
             self._begin_turn()
         except RolloutStopped as stop:
@@ -113,6 +114,7 @@ class Episode:
                 "the model wrote before, and this trainer takes one: set agent.history_reasoning: true, or use a chat "
                 "template that keeps earlier turns as they are."
             )
+
         return self._tokens.rows[0]
 
     async def step(
@@ -124,10 +126,12 @@ class Episode:
     ) -> Step:
         """Take the model's turn, as text or as token ids with the end token, and carry it out.
 
-        Tokens beyond :attr:`max_tokens`, after the turn's end or after its stop string do not count. ``truncated``: the
-        sampler's limit ended the turn; None reads it from the ids. ``logprobs`` has one number for each token id.
+        Tokens beyond :attr:`max_tokens`, after the turn's end or after its stop string do not
+        count. ``truncated``: the sampler's limit ended the turn; None reads it from the ids.
+        ``logprobs`` has one number for each token id.
 
-        Raises ValueError after the end of the episode, and where the log-probabilities are not those of the tokens.
+        Raises ValueError after the end of the episode, and where the log-probabilities are not
+        those of the tokens.
         """
         if self.outcome is not None:
             raise ValueError(f"the episode is over ({self.outcome.stop_reason}); open another one")
@@ -139,6 +143,7 @@ class Episode:
             await self._carry_out(written, logprobs, truncated)
         except RolloutStopped as stop:
             self._end(stop.reason, stop.detail)
+
         observations = self._steps.transcript.messages[read_until:]
         return Step(() if self.outcome else tuple(observations), self.outcome)
 
@@ -160,17 +165,23 @@ class Episode:
         completion = turn_tokens.completion
         turn = protocol.turn(completion, transcript.messages)
         was_cut = completion.truncated(self.max_tokens) and not protocol.complete(turn)
+
         if self._steps.end_turn(Reply(turn, completion.usage, was_cut)):
             if not turn.tool_calls:
                 self._end(self._steps.ending(), None)
                 return
+
             await self._search(turn)
             transcript.settle()
+
         self._begin_turn()
 
     async def _search(self, turn: Message) -> None:
         """Carry out the calls of a turn at once, as the agent does; the first failure ends the others."""
-        calls = [asyncio.create_task(self._tool.carry_out(call, self._steps.transcript)) for call in turn.tool_calls]
+        calls = [
+            asyncio.create_task(self._tool.carry_out(call, self._steps.transcript))
+            for call in turn.tool_calls
+        ]
         try:
             await asyncio.gather(*calls)
         finally:
@@ -187,11 +198,13 @@ class Episode:
         messages = self._steps.transcript.messages
         max_tokens = self._steps.begin_turn()
         prompt = self._tokens.prompt(messages)
+
         if len(prompt) + max_tokens > context_tokens:
             fewer = self._steps.make_more_room(max_tokens)
             if fewer is not None:
                 max_tokens = fewer
                 prompt = self._tokens.prompt(messages)
+
         if len(prompt) + max_tokens > context_tokens:
             detail = f"{len(prompt)} prompt tokens leave no room to answer in {context_tokens}"
             raise RolloutStopped(StopReason.TOKEN_BUDGET, detail)
@@ -202,5 +215,7 @@ class Episode:
     def _end(self, reason: StopReason, detail: str | None) -> None:
         transcript = self._steps.transcript
         trajectory = transcript.finish(self._sample, self._key, reason, detail)
-        parts = reward_parts(self._rewards.weights, trajectory, transcript.question, self._rewards.policy)
+        parts = reward_parts(
+            self._rewards.weights, trajectory, transcript.question, self._rewards.policy
+        )
         self.outcome = Outcome(trajectory, sum(parts.values()), parts)

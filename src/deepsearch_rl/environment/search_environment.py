@@ -1,7 +1,7 @@
 """The search agent as an environment: the same prompts, limits, notices, searches and rewards for every trainer.
 
-The project's own loop asks a model server for turns. A trainer that owns its loop asks its own sampler and hands each
-turn to an :class:`Episode` instead:
+The project's own loop asks a model server for turns. A trainer that owns its loop asks its own
+sampler and hands each turn to an :class:`Episode` instead:
 
     async with open_environment(Path("params.yaml"), model=Path("models/tiny/sft"), retrieval_url=URL) as environment:
         episode = environment.open(question)
@@ -10,12 +10,13 @@ turn to an :class:`Episode` instead:
             await episode.step(token_ids)
         train_on(episode.row, episode.outcome.reward)
 
-Both loops step through :class:`~deepsearch_rl.agent.steps.RolloutSteps` and search with the same tool. So an episode
-ends for the same reason with the same trajectory as a rollout in which the model wrote the same turns, and it records
-the tokens that the model server would have read (:mod:`deepsearch_rl.environment.tokens`).
+Both loops step through :class:`~deepsearch_rl.agent.steps.RolloutSteps` and search with the same
+tool. So an episode ends for the same reason with the same trajectory as a rollout in which the
+model wrote the same turns, and it records the tokens that the model server would have read
+(:mod:`deepsearch_rl.environment.tokens`).
 
-One limit of the agent has no meaning here: ``agent.timeout_s``, a question's time, which the trainer's batches decide.
-``agent.call_timeout_s`` ends a search that hangs.
+One limit of the agent has no meaning here: ``agent.timeout_s``, a question's time, which the
+trainer's batches decide. ``agent.call_timeout_s`` ends a search that hangs.
 """
 
 from collections.abc import AsyncIterator
@@ -42,9 +43,9 @@ from deepsearch_rl.training.rl.trainer import RlConfig
 class SearchEnvironment:
     """Opens questions for a model whose turns somebody else samples.
 
-    ``chat_format`` is the model's tokenizer and template, ``end_ids`` are the tokens that end its turns, ``search``
-    finds passages, ``rewards`` score an episode.
-    Trajectories name ``model_name`` and ``temperature``. ``observer`` is called with every message of every episode.
+    ``chat_format`` is the model's tokenizer and template, ``end_ids`` are the tokens that end its
+    turns, ``search`` finds passages, ``rewards`` score an episode. Trajectories name ``model_name``
+    and ``temperature``. ``observer`` is called with every message of every episode.
     """
 
     config: AgentConfig
@@ -61,7 +62,9 @@ class SearchEnvironment:
         opens_thought = self.rewards.policy.opens_thought
         self._protocol = open_protocol(self.config, begins_in_thought=opens_thought)
         self._tool = SearchTool(self.search, self.config, self._protocol)
-        self._key = RolloutKey(self.model_name, self.config.prompt_title, self.temperature, self.config.protocol)
+        self._key = RolloutKey(
+            self.model_name, self.config.prompt_title, self.temperature, self.config.protocol
+        )
 
     def open(self, question: Question, sample: int = 0) -> Episode:
         """Begin an episode; it is over at once where the question does not fit the context."""
@@ -84,11 +87,14 @@ def reward_setting(config: RlConfig, chat_format: ChatFormat) -> RewardSetting:
 
 
 @asynccontextmanager
-async def open_environment(params: Path, *, model: Path, retrieval_url: str) -> AsyncIterator[SearchEnvironment]:
+async def open_environment(
+    params: Path, *, model: Path, retrieval_url: str
+) -> AsyncIterator[SearchEnvironment]:
     """Open the environment that a params file describes, for a model folder and a running retrieval server.
 
-    It reads the sections ``agent`` and ``rl`` (rewards, think_length, temperature). Raises ConfigError for their
-    values, ArtifactError for a folder without a chat template, EndpointError where the server does not answer.
+    It reads the sections ``agent`` and ``rl`` (rewards, think_length, temperature). Raises
+    ConfigError for their values, ArtifactError for a folder without a chat template, EndpointError
+    where the server does not answer.
     """
     profile = load_profile(params)
     agent = profile.section("agent", AgentConfig)

@@ -1,15 +1,17 @@
 """The tokens of an episode: what the model read, what it wrote, and which of them carry loss.
 
-A prompt is rendered from the agent's request as the model server renders it. What the model wrote is never rendered
-again: its own token ids stay in the row, and the tokens that the chat template puts after them are added behind. Where
-the server's rendering of the conversation begins with the tokens of the row, which is always so for a model that was
-trained on that template, the two are the same tokens.
+A prompt is rendered from the agent's request as the model server renders it. What the model wrote
+is never rendered again: its own token ids stay in the row, and the tokens that the chat template
+puts after them are added behind. Where the server's rendering of the conversation begins with the
+tokens of the row, which is always so for a model that was trained on that template, the two are the
+same tokens.
 
-One row is one sequence to train on. An episode is one row, except where the agent's next prompt does not repeat what
-the model wrote. With ``agent.history_reasoning: false``, or a chat template that shows no earlier thoughts, a thought
-is dropped from the conversation, and the next turn begins a new row. So it does where a template rewrites what came
-before. In Search-R1's tags, a text that grows, the row keeps the tokens as they were sampled; a server that reads the
-text anew may join two of them at a seam.
+One row is one sequence to train on. An episode is one row, except where the agent's next prompt
+does not repeat what the model wrote. With ``agent.history_reasoning: false``, or a chat template
+that shows no earlier thoughts, a thought is dropped from the conversation, and the next turn begins
+a new row. So it does where a template rewrites what came before. In Search-R1's tags, a text that
+grows, the row keeps the tokens as they were sampled; a server that reads the text anew may join two
+of them at a seam.
 """
 
 from collections.abc import Sequence
@@ -34,7 +36,8 @@ from deepsearch_rl.serving.chat_request import ChatCompletionRequest
 class TokenRow:
     """A sequence: the first ``prompt_tokens`` of the ids are the first prompt, and the mask is 1 where the model wrote.
 
-    ``logprobs`` are those of the sampler, 0 for tokens that the model did not write; None where none were given.
+    ``logprobs`` are those of the sampler, 0 for tokens that the model did not write; None where
+    none were given.
     """
 
     prompt_tokens: int
@@ -79,8 +82,12 @@ def end_ids(folder: Path, chat_format: ChatFormat) -> tuple[int, ...]:
     if (folder / GENERATION_CONFIG_NAME).is_file():
         others = GenerationConfig.from_pretrained(folder).eos_token_id
         ends += others if isinstance(others, list) else [] if others is None else [others]
+
     if not ends:
-        raise ArtifactError(f"{folder} names no end token, so nothing says where a turn of its model ends.")
+        raise ArtifactError(
+            f"{folder} names no end token, so nothing says where a turn of its model ends."
+        )
+
     return tuple(dict.fromkeys(ends))
 
 
@@ -107,6 +114,7 @@ class TokenRecord:
         if isinstance(self.protocol, SearchTags):
             text = "".join(message.content for message in unread)
             return ids + self.chat_format.tokenizer.encode(text, add_special_tokens=False)
+
         read_next = self._after_turn(messages[: -len(unread)], rendered)
         return rendered if read_next is None else ids + read_next
 
@@ -116,6 +124,7 @@ class TokenRecord:
         if not ids or prompt[: len(ids)] != ids:
             self.rows.append(TokenRow(len(prompt), list(prompt), [0] * len(prompt)))
             return
+
         row = self.rows[-1]
         added = len(prompt) - len(ids)
         row.ids = list(prompt)
@@ -124,11 +133,16 @@ class TokenRecord:
             row.logprobs = [*row.logprobs[: len(ids)], *[0.0] * added]
 
     def read(
-        self, written: str | Sequence[int], messages: Sequence[Message], max_tokens: int, truncated: bool | None
+        self,
+        written: str | Sequence[int],
+        messages: Sequence[Message],
+        max_tokens: int,
+        truncated: bool | None,
     ) -> Written:
         """Return a turn of at most ``max_tokens`` tokens; what comes after its end or its stop string is left out.
 
-        ``truncated`` says whether the limit ended it; None: it did if no end token and no stop string is there.
+        ``truncated`` says whether the limit ended it; None: it did if no end token and no stop
+        string is there.
         """
         request = self._request(messages)
         last = request.messages[-1].content if request.continue_final_message else ""
@@ -140,17 +154,25 @@ class TokenRecord:
             may_call=bool(request.tools),  # as vLLM: where no tool is offered, a call is a text
         )
         ids = self._ids_of(written, ended=not truncated)[:max_tokens]
+
         for number, token in enumerate(ids, 1):
             if text.add(token) or token in self.end_ids:
                 ids = ids[:number]
                 break
+
         text.finish(ids)
 
         ended = bool(ids) and (ids[-1] in self.end_ids or text.stop_string is not None)
         was_cut = not ended if truncated is None else truncated
         message = text.message()
-        finish_reason = "length" if was_cut else "tool_calls" if message.get("tool_calls") else "stop"
-        choice = {"message": message, "finish_reason": finish_reason, "stop_reason": text.stop_string}
+        finish_reason = (
+            "length" if was_cut else "tool_calls" if message.get("tool_calls") else "stop"
+        )
+        choice = {
+            "message": message,
+            "finish_reason": finish_reason,
+            "stop_reason": text.stop_string,
+        }
         usage = {"prompt_tokens": len(self.rows[-1].ids), "completion_tokens": len(ids)}
         return Written(ids, Completion.model_validate({"choices": [choice], "usage": usage}))
 
@@ -158,17 +180,22 @@ class TokenRecord:
         """Record the tokens of a turn, and their log-probabilities where the sampler gave them."""
         row = self.rows[-1]
         if any(row.mask) and (row.logprobs is None) != (logprobs is None):
-            raise ValueError("either all turns of an episode have log-probabilities, or none of them has")
+            raise ValueError(
+                "either all turns of an episode have log-probabilities, or none of them has"
+            )
+
         if logprobs is not None:
             before = [0.0] * len(row.ids) if row.logprobs is None else row.logprobs
             row.logprobs = [*before, *logprobs[: len(ids)]]
+
         row.ids = [*row.ids, *ids]
         row.mask = [*row.mask, *[1] * len(ids)]
 
     def _open_ids(self) -> list[int]:
         """Return the last row's tokens, which the next prompt continues.
 
-        A text that grows (Search-R1's tags) has no end token in its middle: the server's prompt has none either.
+        A text that grows (Search-R1's tags) has no end token in its middle: the server's prompt has
+        none either.
         """
         ids = self.rows[-1].ids
         grows = isinstance(self.protocol, SearchTags)
@@ -188,12 +215,15 @@ class TokenRecord:
 
     def _render(self, request: ChatCompletionRequest) -> list[int]:
         messages = [message.for_template() for message in request.messages]
-        return self.chat_format.prompt_ids(messages, request.tools, bool(request.continue_final_message))
+        return self.chat_format.prompt_ids(
+            messages, request.tools, bool(request.continue_final_message)
+        )
 
     def _after_turn(self, messages: Sequence[Message], rendered: list[int]) -> list[int] | None:
         """Return the tokens that the template writes after the last turn; None where it rewrites what came before.
 
-        The end of a turn is its end token. The model wrote it, or else the template's own belongs to what comes next.
+        The end of a turn is its end token. The model wrote it, or else the template's own belongs
+        to what comes next.
         """
         through = self._render_closed(messages)
         if not self._keeps_thought(messages, through):

@@ -1,12 +1,13 @@
 """Controls beside every F1: the model without search, and with the gold passages.
 
-**No search**: system prompt and question as always, no tool offered; the single answer is scored. Right answers come
-from the model's weights or from guessing.
+**No search**: system prompt and question as always, no tool offered; the single answer is scored.
+Right answers come from the model's weights or from guessing.
 
-**Gold passages**: the agent's conversation with another search. Before its first turn the model sees a call that it did
-not write, ``retrieve`` with the question as its query, and as its result the chunks that hold the gold facts, in the
-order of the question's evidence. The tool stays offered, so that the prompt is the one of training; every further
-search returns the same passages. Wrong answers are not the retriever's fault. The inserted turn is not counted.
+**Gold passages**: the agent's conversation with another search. Before its first turn the model
+sees a call that it did not write, ``retrieve`` with the question as its query, and as its result
+the chunks that hold the gold facts, in the order of the question's evidence. The tool stays
+offered, so that the prompt is the one of training; every further search returns the same passages.
+Wrong answers are not the retriever's fault. The inserted turn is not counted.
 """
 
 from collections.abc import Iterable
@@ -39,14 +40,20 @@ class ControlAgent:
         gold_passages: "GoldPassages | None",
         seed: int,
     ) -> None:
-        self._endpoint, self._seed, self._gold_passages = endpoint, seed, gold_passages
+        self._endpoint = endpoint
+        self._seed = seed
+        self._gold_passages = gold_passages
         self._key = RolloutKey(model_name, config.prompt_title, temperature, config.protocol)
         self._protocol = open_protocol(
-            config, offer_tool=gold_passages is not None, begins_in_thought=endpoint.begins_in_thought
+            config,
+            offer_tool=gold_passages is not None,
+            begins_in_thought=endpoint.begins_in_thought,
         )
         inserted_turn = {"max_turns": config.max_turns + 1}
         single_answer = {"max_searches": 0, "max_turns": 1}
-        self._config = config.model_copy(update=single_answer if gold_passages is None else inserted_turn)
+        self._config = config.model_copy(
+            update=single_answer if gold_passages is None else inserted_turn
+        )
         self._tool = SearchTool(self._search, self._config, self._protocol)
 
     async def __aenter__(self) -> Self:
@@ -59,21 +66,32 @@ class ControlAgent:
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Answer one question; a failure is the trajectory's stop reason and error, nothing is raised."""
         transcript = Transcript(question, self._protocol.opening(question.question))
-        if self._gold_passages is not None:  # begin with a search that the model did not write
+        # Begin with a search that the model did not write
+        if self._gold_passages is not None:
             passages = await self._search(question.question, question)
-            retrieval = Retrieval(query=question.question, chunk_ids=tuple(passage.chunk_id for passage in passages))
+            retrieval = Retrieval(
+                query=question.question, chunk_ids=tuple(passage.chunk_id for passage in passages)
+            )
             search = self._protocol.search(question.question)
             transcript.messages.append(search)
             transcript.keep(search.tool_calls[0], self._protocol.observation(passages), retrieval)
+
         seed = rollout_seed(self._seed, question, sample)
         endpoint = self._endpoint
         temperature = self._key.temperature
         policy = EndpointPolicy(
-            self._client, endpoint.model, self._protocol, temperature, seed, options=endpoint.options
+            self._client,
+            endpoint.model,
+            self._protocol,
+            temperature,
+            seed,
+            options=endpoint.options,
         )
         model = RolloutModel(policy, RolloutSteps(self._protocol, self._config, transcript))
         reason, detail = await run_rollout(model, self._tool, transcript)
-        return transcript.finish(sample, self._key, reason, detail and self._endpoint.redact(detail))
+        return transcript.finish(
+            sample, self._key, reason, detail and self._endpoint.redact(detail)
+        )
 
     async def _search(self, query: str, question: Question) -> tuple[ShownPassage, ...]:  # noqa: ARG002 - the same for all
         chunks = self._gold_passages(question) if self._gold_passages else ()
@@ -83,28 +101,42 @@ class ControlAgent:
 class GoldPassages:
     """Finds the chunks that hold a question's gold facts.
 
-    A fact belongs to the chunk of its document that contains it (ignoring white space). A fact that no chunk contains,
-    because a chunk's end cut it or the source words it differently, belongs to all chunks of its document. Documents
-    are named by id, or by title where the source gives no id. Only chunks of documents that ``questions`` name stay in
-    memory.
+    A fact belongs to the chunk of its document that contains it (ignoring white space). A fact that
+    no chunk contains, because a chunk's end cut it or the source words it differently, belongs to
+    all chunks of its document. Documents are named by id, or by title where the source gives no id.
+    Only chunks of documents that ``questions`` name stay in memory.
     """
 
     def __init__(self, chunks: Iterable[Chunk], questions: Iterable[Question]) -> None:
-        evidence = [fact for question in questions for fact in question.metadata.evidence_list or ()]
+        evidence = [
+            fact for question in questions for fact in question.metadata.evidence_list or ()
+        ]
         ids = {fact.doc_id for fact in evidence}
         titles = {title_key(fact.title) for fact in evidence if fact.doc_id is None and fact.title}
         self._by_document: dict[str, list[Chunk]] = {}
         for chunk in chunks if evidence else ():
             if chunk.metadata.doc_id in ids or chunk_title_key(chunk) in titles:
                 self._by_document.setdefault(chunk.metadata.doc_id, []).append(chunk)
-        self._id_of_title = {chunk_title_key(chunks[0]): doc_id for doc_id, chunks in self._by_document.items()}
+
+        self._id_of_title = {
+            chunk_title_key(chunks[0]): doc_id for doc_id, chunks in self._by_document.items()
+        }
 
     def __call__(self, question: Question) -> tuple[Chunk, ...]:
         """Return the gold passages of ``question``."""
         passages: dict[str, Chunk] = {}
         for evidence in question.metadata.evidence_list or ():
-            doc_id = evidence.doc_id or (evidence.title and self._id_of_title.get(title_key(evidence.title))) or ""
-            chunks, fact = self._by_document.get(doc_id, []), without_space(evidence.fact)
-            for chunk in [each for each in chunks if fact in without_space(each.contents)] or chunks:
+            doc_id = (
+                evidence.doc_id
+                or (evidence.title and self._id_of_title.get(title_key(evidence.title)))
+                or ""
+            )
+            chunks = self._by_document.get(doc_id, [])
+            fact = without_space(evidence.fact)
+
+            for chunk in [
+                each for each in chunks if fact in without_space(each.contents)
+            ] or chunks:
                 passages.setdefault(chunk.id, chunk)
+
         return tuple(passages.values())

@@ -20,7 +20,10 @@ from deepsearch_rl.serving.launch import ServingConfig
 
 def _not_reserved(name: str) -> str:
     if name == "greedy":
-        raise ValueError(f"{name!r} is what the row at temperature 0 is called; give the variant another name")
+        raise ValueError(
+            f"{name!r} is what the row at temperature 0 is called; give the variant another name"
+        )
+
     return name
 
 
@@ -54,9 +57,15 @@ class EvaluateConfig(Record):
 
     split: NonEmpty = Field(description="questions of this split are answered")
     temperature: float = Field(gt=0, description="of the main figure")
-    agent: dict[str, JsonValue] = Field(description="fields of section agent that have other values in evaluation")
-    sets: dict[str, SetPlan] = Field(min_length=1, description="question sets, by the name they have in datasets")
-    variants: dict[VariantName, VariantPlan] = Field(description="rows beside the main ones, by their name")
+    agent: dict[str, JsonValue] = Field(
+        description="fields of section agent that have other values in evaluation"
+    )
+    sets: dict[str, SetPlan] = Field(
+        min_length=1, description="question sets, by the name they have in datasets"
+    )
+    variants: dict[VariantName, VariantPlan] = Field(
+        description="rows beside the main ones, by their name"
+    )
     draws: int = Field(ge=100, description="bootstrap resamples per interval")
 
 
@@ -64,8 +73,8 @@ class EvaluateConfig(Record):
 class Evaluation:
     """Everything that decides how a model is evaluated: the params sections of these names.
 
-    ``agent`` has the values that ``evaluate.agent`` gives it. ``variant`` is the name of a variant, empty for the
-    profile's own setting.
+    ``agent`` has the values that ``evaluate.agent`` gives it. ``variant`` is the name of a variant,
+    empty for the profile's own setting.
     """
 
     evaluate: EvaluateConfig
@@ -81,7 +90,9 @@ class Evaluation:
     def of(cls, profile: Profile) -> "Evaluation":
         """Read the sections of a profile; :class:`ConfigError` if one is missing or does not fit."""
         evaluate = profile.section("evaluate", EvaluateConfig)
-        changed = profile.with_overrides({f"agent.{name}": value for name, value in evaluate.agent.items()})
+        changed = profile.with_overrides(
+            {f"agent.{name}": value for name, value in evaluate.agent.items()}
+        )
         return cls(
             evaluate=evaluate,
             agent=changed.section("agent", AgentConfig),
@@ -94,16 +105,29 @@ class Evaluation:
 
     def digest(self) -> str:
         """Return the SHA-256 of all settings."""
-        sections = (self.evaluate, self.agent, self.retrieval, self.serving, self.chunk, *self.datasets.values())
+        sections = (
+            self.evaluate,
+            self.agent,
+            self.retrieval,
+            self.serving,
+            self.chunk,
+            *self.datasets.values(),
+        )
         return sha256_json(
-            [list(self.datasets), self.seed, self.variant, *(section.model_dump(mode="json") for section in sections)]
+            [
+                list(self.datasets),
+                self.seed,
+                self.variant,
+                *(section.model_dump(mode="json") for section in sections),
+            ]
         )
 
     def rollout_fingerprint(self, dataset: str, served_here: bool) -> str:
         """Return the SHA-256 of the settings that decide a rollout on a set, given model, questions, chunks and index.
 
-        The number of questions, the concurrency and the scoring are not among them, so that finished rollouts stay
-        valid when those change. Section ``serving`` counts where the model is ``served_here``, from weights.
+        The number of questions, the concurrency and the scoring are not among them, so that
+        finished rollouts stay valid when those change. Section ``serving`` counts where the model
+        is ``served_here``, from weights.
         """
         served = self.serving.digest_of_answers() if served_here else None
         search = self.retrieval.for_dataset(dataset, self.datasets).search_fingerprint()
@@ -121,6 +145,7 @@ def settings_of(setting: Evaluation, model: str) -> Iterator[Evaluation]:
     """
     own = replace(setting, evaluate=setting.evaluate.model_copy(update={"variants": {}}))
     yield own
+
     for name, plan in setting.evaluate.variants.items():
         if plan.models is not None and model not in plan.models:
             continue
@@ -130,9 +155,12 @@ def settings_of(setting: Evaluation, model: str) -> Iterator[Evaluation]:
         yield replace(
             own,
             evaluate=own.evaluate.model_copy(update={"sets": {plan.dataset: set_plan}}),
-            agent=AgentConfig.model_validate(own.agent.model_dump() | prompt),  # a copy would not check the prompt
+            # A copy would not check the prompt
+            agent=AgentConfig.model_validate(own.agent.model_dump() | prompt),
             retrieval=retrieval.model_copy(update={"top_k": plan.top_k or own.retrieval.top_k}),
-            datasets={plan.dataset: DatasetConfig(corpus=plan.corpus or own.corpus_of(plan.dataset))},
+            datasets={
+                plan.dataset: DatasetConfig(corpus=plan.corpus or own.corpus_of(plan.dataset))
+            },
             variant=name,
         )
 

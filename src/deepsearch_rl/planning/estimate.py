@@ -1,7 +1,7 @@
 """The work of every stage of a profile, from the sizes in its params, and what it takes by the slopes.
 
-A stage's seconds are a sum of amounts times slopes. Nothing of the profile needs to have run. Horizons and counts are
-upper bounds: runs that stop early, and rollouts that end early, take less.
+A stage's seconds are a sum of amounts times slopes. Nothing of the profile needs to have run.
+Horizons and counts are upper bounds: runs that stop early, and rollouts that end early, take less.
 """
 
 import re
@@ -15,6 +15,7 @@ from deepsearch_rl.errors import ConfigError, look_up
 from deepsearch_rl.files import read_json
 from deepsearch_rl.planning.slopes import Slope, SlopeFile, read_slopes, slopes_for
 from deepsearch_rl.profile import Profile
+from deepsearch_rl.records import IndexHalf
 from deepsearch_rl.retrieval.server.requests import is_loopback
 
 GIB = 2**30
@@ -52,24 +53,31 @@ class Plan:
     @property
     def hours(self) -> float:
         """The time of a run: of all stages together, less what is saved where two run side by side."""
-        return self.slopes["side_by_side"].value * sum(work.seconds(self.slopes) for work in self.stages) / 3600
+        return (
+            self.slopes["side_by_side"].value
+            * sum(work.seconds(self.slopes) for work in self.stages)
+            / 3600
+        )
 
     def cost(self, work: StageWork) -> float | None:
         """Return the list price of what a stage's API reads and writes; None where the price is not known."""
-        price, (read, written) = self.file.prices.get(work.api), work.tokens
+        price = self.file.prices.get(work.api)
+        (read, written) = work.tokens
         return None if price is None else (read * price.prompt + written * price.completion) / 1e6
 
 
 def make_plan(profile: Profile, given: Mapping[str, float]) -> Plan:
     """Return the plan of a profile, with the values of slopes that are ``given``.
 
-    Raise ConfigError where the profile lacks a field, UnknownNameError for a split or set that it lacks, and as
-    :func:`slopes_for`.
+    Raise ConfigError where the profile lacks a field, UnknownNameError for a split or set that it
+    lacks, and as :func:`slopes_for`.
     """
     file = read_slopes()
     try:
         machine, slopes = slopes_for(profile, file, given)
-        return Plan(profile.name, machine, tuple(_Sizes(profile, slopes, file).stages()), slopes, file)
+        return Plan(
+            profile.name, machine, tuple(_Sizes(profile, slopes, file).stages()), slopes, file
+        )
     except KeyError as error:
         raise ConfigError(
             f"{profile.path} has no field {error}, so it cannot be planned; run `make params`."
@@ -102,8 +110,12 @@ class _Sizes:
         """Yield the stages that a run of the profile has, in the order of the graph."""
         models: Mapping[str, str] = self.profile.value("models")
         yield from self._corpora()
-        if any(folder.startswith(f"{self.profile.models.as_posix()}/") for folder in models.values()):
+
+        if any(
+            folder.startswith(f"{self.profile.models.as_posix()}/") for folder in models.values()
+        ):
             yield from self._training()
+
         rollouts = {model: self._evaluated(model) for model in models}
         endpoints = {model: _endpoint(folder) for model, folder in models.items()}
         prompts = self.profile.value("optimize_prompt")
@@ -116,44 +128,81 @@ class _Sizes:
             count = self.file.sizes.ifeval if ifeval["prompts"] == "real" else ifeval["count"]
             for model, endpoint in endpoints.items():
                 yield self._answers(f"ifeval@{model}", endpoint, count, is_ifeval=True)
+
         for stage in ("report", "track"):
             yield self._stage(stage, {"report_rollout_s": sum(rollouts.values())})
 
     def _corpora(self) -> Iterator[StageWork]:
-        download, passages = self.profile.value("download"), self._passages()
+        download = self.profile.value("download")
+        index = self.profile.value("index")
+        sizes = self._passages()
+        passages = sum(sizes.values())
+
         gigabytes = self.file.sizes.download_gb
-        hub = sum(gigabytes.get(name, 0.1) for name in download["hub"]["repositories"]) if download.get("hub") else 0.0
-        encoder = self.profile.value("index")["encoder"] or {"name": None}
-        encodes = encoder["name"] in ("transformers", "onnx")
+        hub = (
+            sum(gigabytes.get(name, 0.1) for name in download["hub"]["repositories"])
+            if download.get("hub")
+            else 0.0
+        )
         disk_gib = self._disk_gib(passages * self._of("passage_bytes"))
         yield self._stage("download", {"download_gb_s": hub}, disk_gib=hub + disk_gib / 5)
         yield self._stage("chunk", {"chunk_passage_s": passages}, disk_gib=disk_gib / 5)
+
+        without_bm25 = sum(
+            size for corpus, size in sizes.items() if not _builds(index, corpus, "bm25")
+        )
+        without_vectors = sum(
+            size for corpus, size in sizes.items() if not _builds(index, corpus, "dense")
+        )
+        missing_bytes = without_bm25 * self._of("bm25_bytes") + without_vectors * self._of(
+            "vector_bytes"
+        )
+        has_transformer = bool(index["encoder"]) and index["encoder"]["name"] in (
+            "transformers",
+            "onnx",
+        )
+        encoded = passages - without_vectors if has_transformer else 0
         yield self._stage(
             "index",
-            {"index_passage_s": passages, "encode_passage_s": passages if encodes else 0},
-            disk_gib=disk_gib * 3 / 5,
+            {"index_passage_s": passages, "encode_passage_s": encoded},
+            disk_gib=disk_gib * 3 / 5 - self._disk_gib(missing_bytes),
             host_gib=passages * self._of("index_memory_bytes") / GIB,
-            gpu_gib=self._of("process_gib") if encodes else 0.0,
+            gpu_gib=self._of("process_gib") if encoded else 0.0,
         )
 
     def _training(self) -> Iterator[StageWork]:
         value = self.profile.value
-        model, teacher, sft, starts = value("prepare_model"), value("synthesize"), value("sft"), value("rl")["starts"]
-        tokens = sum(level["tokens"] for level in model["pretrain"]["curriculum"]) if model.get("pretrain") else 0
+        model = value("prepare_model")
+        teacher = value("synthesize")
+        sft = value("sft")
+        starts = value("rl")["starts"]
+        tokens = (
+            sum(level["tokens"] for level in model["pretrain"]["curriculum"])
+            if model.get("pretrain")
+            else 0
+        )
         work = {"pretrain_token_s": tokens, "download_gb_s": 2 * self._billions}
         yield self._stage("prepare_model", work, disk_gib=self._weights_gib * self._of("copies"))
-        rollouts = self._questions(teacher["dataset"], teacher["split"], teacher["questions"]) * teacher["samples"]
+        rollouts = (
+            self._questions(teacher["dataset"], teacher["split"], teacher["questions"])
+            * teacher["samples"]
+        )
+
         if teacher["teacher"] == "scripted":
             yield self._stage("synthesize", {"scripted_rollout_s": rollouts}, rollouts)
         else:
             server = teacher["endpoint"] if teacher["teacher"] == "endpoint" else None
             yield self._answers("synthesize", server, rollouts)
+
         yield self._stage("filter", {"filter_row_s": rollouts}, rollouts)
         tokens = rollouts * self._of("success_share") * self._of("row_tokens") * sft["epochs"]
         work = {"swift_start_s": 1, "sft_token_s": tokens * self._size}
+
         if sft["checkpoint"] == "dev":
-            answers, kept = sft["dev"]["questions"] * sft["dev"]["samples"], sft["kept_checkpoints"]
+            answers = sft["dev"]["questions"] * sft["dev"]["samples"]
+            kept = sft["kept_checkpoints"]
             work |= {"serve_start_s": kept, _rollout_slope(self._vllm): kept * answers * self._size}
+
         yield self._trains("sft", work, self._update_gib(sft["max_length"]))
         yield self._merges("merge", "merge_s")
         for start in starts:
@@ -163,51 +212,79 @@ class _Sizes:
 
     def _rl(self, start: str) -> StageWork:
         rl = self.profile.value("rl")
-        steps, dev = rl["steps"][start], rl["dev"]
+        steps = rl["steps"][start]
+        dev = rl["dev"]
+        gate = rl["gate"]
         trained = steps * rl["groups_per_step"] * rl["group_size"]
         tokens = trained * rl["update_epochs"] * self._of("trained_share") * self._of("row_tokens")
         rollouts = trained * (1 + rl["max_refills"])  # at most
         checks = (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
-        sampler_gib = rl["sampler"]["gpu_memory_utilization"] * self.profile.value("requires")["gpu_memory_gib"]
-        update_gib = self._update_gib(rl["max_batch_tokens"]) + sampler_gib * (not rl["sampler"]["sleep"])
+        checks += gate["questions"] * gate["samples"]
+        sampler_gib = (
+            rl["sampler"]["gpu_memory_utilization"]
+            * self.profile.value("requires")["gpu_memory_gib"]
+        )
+        update_gib = self._update_gib(rl["max_batch_tokens"]) + sampler_gib * (
+            not rl["sampler"]["sleep"]
+        )
         work = {
             "serve_start_s": 1,
             _rollout_slope(rl["sampler"]): (rollouts + checks) * self._size,
             "rl_token_s": tokens * self._size,
             "rl_step_s": steps,
         }
-        return self._trains(f"rl@{start}", work, max(update_gib, self._weights_gib + sampler_gib), rollouts + checks)
+        return self._trains(
+            f"rl@{start}", work, max(update_gib, self._weights_gib + sampler_gib), rollouts + checks
+        )
 
     def _update_gib(self, tokens: int) -> float:
         return self._weights_gib + tokens * self._of("gpu_token_gib")
 
-    def _trains(self, stage: str, work: Mapping[str, float], gpu_gib: float, rollouts: int = 0) -> StageWork:
+    def _trains(
+        self, stage: str, work: Mapping[str, float], gpu_gib: float, rollouts: int = 0
+    ) -> StageWork:
         host_gib = self._weights_gib + self._of("training_gib")
         return self._stage(stage, work, rollouts, host_gib=host_gib, gpu_gib=gpu_gib)
 
     def _merges(self, stage: str, slope: str) -> StageWork:
         gib = self._weights_gib
-        return self._stage(stage, {slope: 1}, disk_gib=gib * self._of("copies"), host_gib=gib, gpu_gib=gib)
+        return self._stage(
+            stage, {slope: 1}, disk_gib=gib * self._of("copies"), host_gib=gib, gpu_gib=gib
+        )
 
-    def _answers(self, stage: str, server: Mapping[str, str] | None, count: int, is_ifeval: bool = False) -> StageWork:
+    def _answers(
+        self, stage: str, server: Mapping[str, str] | None, count: int, is_ifeval: bool = False
+    ) -> StageWork:
         """Return the work of so many rollouts or prompts, by a model on this machine or by that of an API's server."""
         if server and not is_loopback(urlsplit(server["base_url"]).hostname or ""):
             return self._asks(stage, server["model"], count, is_ifeval)
         slope = "ifeval_prompt_s" if is_ifeval else _rollout_slope(self._vllm)
         work = {"serve_start_s": 1, slope: count * self._size}
-        share = self._vllm.get("gpu_memory_utilization", 0.0) * self.profile.value("requires")["gpu_memory_gib"]
-        return self._stage(stage, work, 0 if is_ifeval else count, host_gib=self._weights_gib, gpu_gib=share)
+        share = (
+            self._vllm.get("gpu_memory_utilization", 0.0)
+            * self.profile.value("requires")["gpu_memory_gib"]
+        )
+        return self._stage(
+            stage, work, 0 if is_ifeval else count, host_gib=self._weights_gib, gpu_gib=share
+        )
 
     def _asks(self, stage: str, model: str, count: int, is_ifeval: bool = False) -> StageWork:
         if is_ifeval:
             calls = count / self.profile.value("ifeval")["concurrency"]
             tokens = (0.0, count * self._of("ifeval_tokens"))
         else:
-            calls = count * self._of("calls_per_rollout") / self.profile.value("agent")["concurrency"]
+            calls = (
+                count * self._of("calls_per_rollout") / self.profile.value("agent")["concurrency"]
+            )
             tokens = (count * self._of("prompt_tokens"), count * self._of("completion_tokens"))
-        return self._stage(stage, {"api_call_s": calls}, 0 if is_ifeval else count, api=model, tokens=tokens)
 
-    def _stage(self, stage: str, work: Mapping[str, float], rollouts: int = 0, **other: Any) -> StageWork:
+        return self._stage(
+            stage, {"api_call_s": calls}, 0 if is_ifeval else count, api=model, tokens=tokens
+        )
+
+    def _stage(
+        self, stage: str, work: Mapping[str, float], rollouts: int = 0, **other: Any
+    ) -> StageWork:
         disk_gib = other.pop("disk_gib", 0.0) + self._disk_gib(rollouts * self._of("rollout_bytes"))
         host_gib = other.pop("host_gib", 0.0) + self._of("process_gib")
         return StageWork(stage, {"start_s": 1, **work}, disk_gib, host_gib, **other)
@@ -216,13 +293,20 @@ class _Sizes:
         """Return the rollouts of one model's evaluation: samples, greedy answers, two controls and variants."""
         section = self.profile.value("evaluate")
         rollouts = 0
+
         for name, plan in section["sets"].items():
             count = self._questions(name, section["split"], plan["questions"])
-            rollouts += count * plan["samples"] + min(count, plan["greedy"]) + 2 * min(count, plan["controls"])
+            rollouts += (
+                count * plan["samples"]
+                + min(count, plan["greedy"])
+                + 2 * min(count, plan["controls"])
+            )
+
         for variant in section["variants"].values():
             if variant["models"] is None or model in variant["models"]:
                 count = self._questions(variant["dataset"], section["split"], variant["questions"])
                 rollouts += count * variant["samples"]
+
         return rollouts
 
     def _questions(self, dataset: str, split: str, at_most: int | None) -> int:
@@ -230,19 +314,37 @@ class _Sizes:
         if download["source"] == "world":
             in_domain = dataset == self.profile.value("synthesize")["dataset"]
             world = download["world"]
-            count = look_up("split", split, world["questions"]) if in_domain else world["out_of_domain_questions"]
+            count = (
+                look_up("split", split, world["questions"])
+                if in_domain
+                else world["out_of_domain_questions"]
+            )
             return min(count, at_most or count)
-        sources = look_up("question set of download.folder", dataset, download["folder"]["questions"])
-        source = look_up("split", split, {name: source for source in sources for name in source["splits"]})
+
+        sources = look_up(
+            "question set of download.folder", dataset, download["folder"]["questions"]
+        )
+        source = look_up(
+            "split", split, {name: source for source in sources for name in source["splits"]}
+        )
         cut = sum(count for count in source["splits"].values() if count)
-        count = source["splits"][split] or self.file.sizes.questions.get(source["format"], cut) - cut
+        count = (
+            source["splits"][split] or self.file.sizes.questions.get(source["format"], cut) - cut
+        )
         return min(count, at_most or count)
 
-    def _passages(self) -> int:
-        download, sizes = self.profile.value("download"), self.file.sizes.passages
+    def _passages(self) -> dict[str, int]:
+        """Return the number of passages of every corpus."""
+        download = self.profile.value("download")
+        sizes = self.file.sizes.passages
         if download["source"] == "world":
-            return sum(sum(download["world"][name].values()) for name in ("in_domain", "out_of_domain"))
-        return sum(sizes.get(corpus["format"], sizes["other"]) for corpus in download["folder"]["corpora"].values())
+            names = {"world": "in_domain", "outworld": "out_of_domain"}
+            return {corpus: sum(download["world"][name].values()) for corpus, name in names.items()}
+
+        corpora = download["folder"]["corpora"]
+        return {
+            name: sizes.get(corpus["format"], sizes["other"]) for name, corpus in corpora.items()
+        }
 
     @property
     def _billions(self) -> float:
@@ -270,6 +372,12 @@ class _Sizes:
 
     def _of(self, slope: str) -> float:
         return self.slopes[slope].value
+
+
+def _builds(index: Mapping[str, Any], corpus: str, half: IndexHalf) -> bool:
+    """Return whether section ``index`` has a half built for a corpus."""
+    is_described = index["encoder" if half == "dense" else half] is not None
+    return is_described and index["corpus_only"].get(corpus, half) == half
 
 
 def _endpoint(folder: str) -> Mapping[str, str] | None:

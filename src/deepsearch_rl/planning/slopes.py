@@ -1,7 +1,7 @@
 """The slopes of ``slopes.yaml`` for the machine that a profile needs, what preflight measured, and what a user says.
 
-A slope is what one unit of work takes. Those of a machine without a GPU are scaled to this machine by a matrix product
-of the tiny model's shape, whose time stands beside them.
+A slope is what one unit of work takes. Those of a machine without a GPU are scaled to this machine
+by a matrix product of the tiny model's shape, whose time stands beside them.
 """
 
 import time
@@ -26,7 +26,9 @@ class Slope(Record):
     """What one unit takes, and where the figure is from."""
 
     value: float = Field(ge=0)
-    fixed: bool = Field(default=False, description="the same on a slower machine: a network, an API, a count")
+    fixed: bool = Field(
+        default=False, description="the same on a slower machine: a network, an API, a count"
+    )
     source: NonEmpty
 
 
@@ -34,7 +36,9 @@ class MachineKind(Record):
     """The slopes of one kind of machine; ``like`` and ``slower`` take them from another."""
 
     gpu_memory_gib: float = Field(ge=0)
-    calibration_s: float | None = Field(description="time of the matrix product there; null: no scaling")
+    calibration_s: float | None = Field(
+        description="time of the matrix product there; null: no scaling"
+    )
     like: str | None = None
     slower: float = Field(default=1, gt=0)
     slopes: dict[str, Slope]
@@ -71,7 +75,10 @@ class SlopeFile(Record):
     def kind_for(self, gpu_memory_gib: float) -> str:
         """Return the smallest kind of machine with that much GPU memory, or else the largest."""
         kinds = sorted(self.machines, key=lambda name: self.machines[name].gpu_memory_gib)
-        return next((name for name in kinds if self.machines[name].gpu_memory_gib >= gpu_memory_gib), kinds[-1])
+        return next(
+            (name for name in kinds if self.machines[name].gpu_memory_gib >= gpu_memory_gib),
+            kinds[-1],
+        )
 
 
 def read_slopes() -> SlopeFile:
@@ -79,33 +86,41 @@ def read_slopes() -> SlopeFile:
     return SlopeFile.model_validate(yaml.load(SLOPES.read_text(encoding="utf-8"), yaml.CSafeLoader))
 
 
-def slopes_for(profile: Profile, file: SlopeFile, given: Mapping[str, float]) -> tuple[str, dict[str, Slope]]:
+def slopes_for(
+    profile: Profile, file: SlopeFile, given: Mapping[str, float]
+) -> tuple[str, dict[str, Slope]]:
     """Return the kind of machine and its slopes: what is ``given`` first, then preflight's, then those of the file.
 
-    Preflight writes ``work/<profile>/preflight/slopes.json``, ``{name: value}``. Raise UnknownNameError for a slope
-    that there is not, ArtifactError where preflight's file holds anything else.
+    Preflight writes ``work/<profile>/preflight/slopes.json``, ``{name: value}``. Raise
+    UnknownNameError for a slope that there is not, ArtifactError where preflight's file holds
+    anything else.
     """
     name = file.kind_for(profile.value("requires")["gpu_memory_gib"])
     kind = file.machines[name]
     slopes = file.machines[kind.like or name].slopes | kind.slopes
     factor = kind.slower if kind.calibration_s is None else calibrate() / kind.calibration_s
+
     if factor != 1:
         slopes = {
             name: slope if slope.fixed else slope.model_copy(update={"value": slope.value * factor})
             for name, slope in slopes.items()
         }
+
     path = profile.work / "preflight" / "slopes.json"
     measured = read_record(path, MeasuredSlopes).root if path.is_file() else {}
+
     for source, values in ((path.as_posix(), measured), ("--slope", given)):
         for slope, value in values.items():
             look_up("slope", slope, slopes)
             slopes = slopes | {slope: Slope(value=value, source=source)}
+
     return name, slopes
 
 
 def calibrate() -> float:
     """Return the seconds of a matrix product of the tiny model's shape on one thread: the best of five runs."""
-    rows, weights = np.ones((512, 128), np.float32), np.ones((128, 256), np.float32)
+    rows = np.ones((512, 128), np.float32)
+    weights = np.ones((128, 256), np.float32)
     with threadpool_limits(1):
         products = Timer(lambda: np.maximum(rows @ weights, 0) @ weights.T, timer=time.process_time)
         return min(products.repeat(repeat=5, number=100))

@@ -1,7 +1,7 @@
 """Packaged presets: whole or partial params files that a profile or a command extends.
 
-A file with ``extends: NAME`` holds the fields that differ from that preset. Mappings are merged; one with the tag
-``!replace`` takes the place of the preset's: ``sets: !replace {...}``.
+A file with ``extends: NAME`` holds the fields that differ from that preset. Mappings are merged;
+one with the tag ``!replace`` takes the place of the preset's: ``sets: !replace {...}``.
 """
 
 from functools import cache
@@ -23,7 +23,9 @@ class _Loader(yaml.CSafeLoader):
 
 
 def _replacement(loader: _Loader, node: yaml.MappingNode) -> _Replacement:
-    return _Replacement({str(key): value for key, value in loader.construct_mapping(node, deep=True).items()})
+    return _Replacement(
+        {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
+    )
 
 
 _Loader.add_constructor("!replace", _replacement)
@@ -38,7 +40,9 @@ def load_preset(name: str) -> Profile:
 
 def preset_file(name: str) -> Path:
     """Return the path of a packaged preset; raise UnknownNameError, with the nearest names, if there is none."""
-    return look_up("preset", name, {path.stem: path for path in Path(__file__).parent.glob("*.yaml")})
+    return look_up(
+        "preset", name, {path.stem: path for path in Path(__file__).parent.glob("*.yaml")}
+    )
 
 
 def extended_values(path: Path) -> dict[str, Any]:

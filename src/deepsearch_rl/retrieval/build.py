@@ -1,7 +1,8 @@
 """Build an index folder from a chunk file.
 
-Every part streams the file or reads a bounded sample of it, so that memory does not grow with the corpus. Encoding,
-which takes hours, keeps its progress in a work folder and continues there after a kill; the rest is done again.
+Every part streams the file or reads a bounded sample of it, so that memory does not grow with the
+corpus. Encoding, which takes hours, keeps its progress in a work folder and continues there after a
+kill; the rest is done again.
 """
 
 import os
@@ -18,7 +19,12 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, full_disk_named, lo
 from deepsearch_rl.files import atomic_directory, only_writer, sha256_file
 from deepsearch_rl.records import IndexHalf, Question
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.encoders.encoding import EncodingJob, encode_to_file, prepare_encoder, remove_work
+from deepsearch_rl.retrieval.encoders.encoding import (
+    EncodingJob,
+    encode_to_file,
+    prepare_encoder,
+    remove_work,
+)
 from deepsearch_rl.retrieval.gold import with_gold
 from deepsearch_rl.retrieval.hybrid.learning import learn_fusion
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
@@ -40,7 +46,8 @@ LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
 class IndexSection(IndexConfig):
     """Section ``index``: indexes over every corpus's chunks, and how they are measured."""
 
-    corpus_vectors: dict[str, VectorsConfig]  # instead of ``vectors``, for the corpora named here
+    # Instead of ``vectors``, for the corpora named here
+    corpus_vectors: dict[str, VectorsConfig]
     corpus_only: dict[str, IndexHalf] = Field(
         default_factory=dict, description="corpora of which one half alone is built"
     )
@@ -53,12 +60,14 @@ class IndexSection(IndexConfig):
                 raise ValueError(
                     f"corpus_only.{corpus} is {half}, and {'encoder' if half == 'dense' else half} is null"
                 )
+
         return self
 
     def of(self, corpus: str) -> IndexConfig:
         """Return the configuration of one corpus's index."""
         fields = {name: getattr(self, name) for name in IndexConfig.model_fields}
         fields["vectors"] = self.corpus_vectors.get(corpus, self.vectors)
+
         match self.corpus_only.get(corpus):
             case "bm25":
                 fields["encoder"] = None
@@ -66,6 +75,7 @@ class IndexSection(IndexConfig):
                 fields["bm25"] = None
             case None:
                 pass
+
         return IndexConfig(**fields)
 
 
@@ -86,13 +96,18 @@ def build_indexes(
     """
     corpora = {path.stem: path for path in sorted(chunks_root.glob("*.jsonl"))}
     if not corpora:
-        raise ArtifactError(f"{chunks_root} holds no chunk files; run the chunk stage first (`dvc repro`).")
+        raise ArtifactError(
+            f"{chunks_root} holds no chunk files; run the chunk stage first (`dvc repro`)."
+        )
+
     for name in (*section.corpus_vectors, *section.corpus_only):
         look_up("corpus", name, corpora)
     for name in corpora:
         _require_device(section.of(name))
     for name, path in corpora.items():
-        build_index(path, index_root / name, section.of(name), seed, work / name, questions.get(name, ()))
+        build_index(
+            path, index_root / name, section.of(name), seed, work / name, questions.get(name, ())
+        )
 
 
 def build_index(
@@ -105,36 +120,51 @@ def build_index(
 ) -> IndexManifest:
     """Index a chunk file, or a corpus in FlashRAG's layout, into ``index_dir``, replacing an index there.
 
-    Searching will read the passages from ``chunks_path``. ``index_dir`` appears, or changes, in one moment at the end.
-    ``work``, by default a hidden folder beside it, keeps the progress of encoding until then. The hybrid learns from
-    those of ``questions`` that have gold evidence; ``seed`` is for random samples.
+    Searching will read the passages from ``chunks_path``. ``index_dir`` appears, or changes, in one
+    moment at the end. ``work``, by default a hidden folder beside it, keeps the progress of
+    encoding until then. The hybrid learns from those of ``questions`` that have gold evidence;
+    ``seed`` is for random samples.
 
     Raises:
         ArtifactError: the chunk file is missing, empty, or changed meanwhile; or the disk is full.
         RecordError: a line of it is neither a chunk nor a FlashRAG document.
-        ConfigError: another process builds this folder, or works in ``work``; ``index_dir`` holds files that no build
-            wrote; or a parameter does not fit the corpus.
+        ConfigError: another process builds this folder, or works in ``work``; ``index_dir`` holds
+            files that no build wrote; or a parameter does not fit the corpus.
     """
     _require_device(config)  # before the vectors, which can take hours
     index_dir = index_dir.resolve()
+
     if chunks_path.resolve().is_relative_to(index_dir):
-        raise ConfigError(f"{chunks_path} lies in {index_dir}, which the index would replace; name another folder.")
+        raise ConfigError(
+            f"{chunks_path} lies in {index_dir}, which the index would replace; name another folder."
+        )
+
     is_index = (index_dir / manifest.FILE).is_file() and (index_dir / manifest.ROWS_FOLDER).is_dir()
     is_empty = not index_dir.exists() or (index_dir.is_dir() and not any(index_dir.iterdir()))
+
     if not is_index and not is_empty:
         raise ConfigError(
             f"{index_dir} is neither an index nor an empty folder, so it is not replaced; name another folder, or "
             f"remove this one."
         )
+
     work = (work or index_dir.with_name(f".{index_dir.name}.work")).resolve()
+
     if work.is_relative_to(index_dir) or work.is_file():
-        raise ConfigError(f"the work folder {work} is a file, or lies in the index folder, which is replaced.")
+        raise ConfigError(
+            f"the work folder {work} is a file, or lies in the index folder, which is replaced."
+        )
+
     with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
         with atomic_directory(index_dir) as folder:
             built = _write_parts(folder, chunks_path, config, seed, work, questions)
-            built = built.model_copy(update={"chunks": os.path.relpath(chunks_path.resolve(), index_dir)})
+            built = built.model_copy(
+                update={"chunks": os.path.relpath(chunks_path.resolve(), index_dir)}
+            )
             manifest.write_manifest(folder, built)
+
         remove_work(work)
+
     return built
 
 
@@ -152,22 +182,33 @@ def _write_vectors(
     encoder = folder / manifest.ENCODER_FOLDER
     vectors = folder / manifest.DENSE_FOLDER / VECTORS_FILE
     prepare_encoder(chunks, config.encoder, encoder, seed)
-    encode_to_file(EncodingJob(config.encoder, encoder, chunks, config.encoding), chunks_sha256, vectors, work)
+    encode_to_file(
+        EncodingJob(config.encoder, encoder, chunks, config.encoding), chunks_sha256, vectors, work
+    )
     dimension = open_vector_file(vectors).dimension
     build_vector_index(vectors, vectors.parent, config.vectors, seed)
     return dimension
 
 
 def _write_parts(
-    folder: Path, chunks_path: Path, config: IndexConfig, seed: int, work: Path, questions: Sequence[Question]
+    folder: Path,
+    chunks_path: Path,
+    config: IndexConfig,
+    seed: int,
+    work: Path,
+    questions: Sequence[Question],
 ) -> IndexManifest:
     """Write every file but the manifest, and return that, with the chunk file's path as it is given here."""
     if not chunks_path.is_file():
-        raise ArtifactError(f"{chunks_path} does not exist; it should hold the passages to index.")
-    before, sha256 = chunks_path.stat(), sha256_file(chunks_path)
+        problem = "is a folder; name one file in it" if chunks_path.is_dir() else "does not exist"
+        raise ArtifactError(f"{chunks_path} {problem}; it should hold the passages to index.")
+
+    before = chunks_path.stat()
+    sha256 = sha256_file(chunks_path)
     if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
         raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
     chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
+
     match config.bm25:
         case Bm25Config():
             Bm25Index.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
@@ -175,18 +216,30 @@ def _write_parts(
             LuceneIndex.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
         case None:
             pass
+
     dimension = _write_vectors(folder, chunks, config, sha256, seed, work)
-    weights, learning = None, config.fusion.learning
+    weights = None
+    learning = config.fusion.learning
+
     if learning is not None and questions and len(config.halves) > 1:
-        warn_of_missing(chunks, [gold for _, gold in with_gold(questions)], "the questions to learn from")
+        warn_of_missing(
+            chunks, [gold for _, gold in with_gold(questions)], "the questions to learn from"
+        )
         terms = folder / manifest.TERMS_FOLDER
         write_sentence_terms(chunks, terms)
-        weights = learn_fusion(open_finder(folder, config, terms), chunks, questions, learning, seed)
+        weights = learn_fusion(
+            open_finder(folder, config, terms), chunks, questions, learning, seed
+        )
         if weights is None or weights.ranking != "learned":
             shutil.rmtree(terms)  # searching will not use them
+
     after = chunks_path.stat()
+
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise ArtifactError(f"{chunks_path} was changed while it was being indexed; run this again.")
+        raise ArtifactError(
+            f"{chunks_path} was changed while it was being indexed; run this again."
+        )
+
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return IndexManifest(
         chunks=str(chunks_path),
@@ -198,5 +251,8 @@ def _write_parts(
         fusion_weights=weights,
         seed=seed,
         sizes_bytes={str(path.relative_to(folder)): path.stat().st_size for path in files},
-        versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
+        versions={
+            "faiss": faiss.__version__,
+            **{library: version(library) for library in LIBRARIES},
+        },
     )

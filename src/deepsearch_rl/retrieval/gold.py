@@ -6,8 +6,9 @@
     titles      ``metadata.supporting_titles``: likewise by title, for sets that name documents no other way; titles are
                 compared by :func:`title_key`
 
-The first of these that a question has counts; each fact, document or title is an item. Scores are those of
-MultiHop-RAG's official script (Tang and Yang 2024), and evidence recall, the share of the items that the top k hold.
+The first of these that a question has counts; each fact, document or title is an item. Scores are
+those of MultiHop-RAG's official script (Tang and Yang 2024), and evidence recall, the share of the
+items that the top k hold.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,8 @@ from deepsearch_rl.records import Chunk, Question
 from deepsearch_rl.retrieval.ranking import Retriever
 
 RANKED = 10  # depth of MRR@10 and MAP@10
-MRR, MAP = f"mrr@{RANKED}", f"map@{RANKED}"
+MRR = f"mrr@{RANKED}"
+MAP = f"map@{RANKED}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,10 @@ class Gold:
                 name = chunk.metadata.doc_id
             case "titles":
                 name = chunk_title_key(chunk)
-                return {position for position, item in enumerate(self.items) if title_key(item) == name}
+                return {
+                    position for position, item in enumerate(self.items) if title_key(item) == name
+                }
+
         return {position for position, item in enumerate(self.items) if item == name}
 
 
@@ -54,7 +59,9 @@ def gold_evidence(question: Question) -> Gold | None:
     documents = tuple(dict.fromkeys(question.metadata.supporting_doc_ids or ()))
     if documents:
         return Gold("documents", documents)
-    titles = {title_key(title): title for title in reversed(question.metadata.supporting_titles or ())}
+    titles = {
+        title_key(title): title for title in reversed(question.metadata.supporting_titles or ())
+    }
     titles.pop("", None)
     return Gold("titles", tuple(reversed(titles.values()))) if titles else None
 
@@ -67,7 +74,9 @@ def chunk_title_key(chunk: Chunk) -> str:
 
 def with_gold(questions: Iterable[Question]) -> list[tuple[str, Gold]]:
     """Return the texts and gold evidence of the questions that have any."""
-    return [(question.question, gold) for question in questions if (gold := gold_evidence(question))]
+    return [
+        (question.question, gold) for question in questions if (gold := gold_evidence(question))
+    ]
 
 
 def without_space(text: str) -> str:
@@ -76,12 +85,19 @@ def without_space(text: str) -> str:
 
 
 def score_retriever(
-    retriever: Retriever, chunks: Sequence[Chunk], questions: Sequence[tuple[str, Gold]], cutoffs: Sequence[int] = ()
+    retriever: Retriever,
+    chunks: Sequence[Chunk],
+    questions: Sequence[tuple[str, Gold]],
+    cutoffs: Sequence[int] = (),
 ) -> list[dict[str, float]]:
     """Return the scores of every question (:func:`score_facts`) as a retriever ranks."""
     rankings = retriever.search([text for text, _ in questions], max((*cutoffs, RANKED)))
     return [
-        score_facts([gold.found_in(chunks[row]) for row in ranking.rows_K.tolist()], len(gold.items), cutoffs)
+        score_facts(
+            [gold.found_in(chunks[row]) for row in ranking.rows_K.tolist()],
+            len(gold.items),
+            cutoffs,
+        )
         for ranking, (_, gold) in zip(rankings, questions, strict=True)
     ]
 
@@ -91,17 +107,22 @@ def mean_scores(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: round(fmean(row[name] for row in rows), 4) for name in rows[0]}
 
 
-def score_facts(found_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence[int]) -> dict[str, float]:
+def score_facts(
+    found_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence[int]
+) -> dict[str, float]:
     """Return the scores of a question whose ranked chunks hold the given items (by position, of ``facts`` in all).
 
-    MAP@10 is the sum over ranks of newly found items / rank, divided by min(facts, 10). All scores are in [0, 1], but
-    this one can pass 1 where a question has more than 10 items and a chunk holds several.
+    MAP@10 is the sum over ranks of newly found items / rank, divided by min(facts, 10). All scores
+    are in [0, 1], but this one can pass 1 where a question has more than 10 items and a chunk holds
+    several.
     """
     ranks = list(enumerate(found_by_rank[:RANKED], 1))
-    earlier, gain = set[int](), 0.0
+    earlier = set[int]()
+    gain = 0.0
     for rank, items in ranks:
         gain += len(items - earlier) / rank
         earlier |= items
+
     held = {cutoff: set().union(*found_by_rank[:cutoff]) for cutoff in sorted(cutoffs)}
     return {
         MRR: next((1 / rank for rank, items in ranks if items), 0.0),

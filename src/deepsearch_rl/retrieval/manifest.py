@@ -21,7 +21,9 @@ BM25_FOLDER = "bm25"
 DENSE_FOLDER = "dense"
 ENCODER_FOLDER = "dense/encoder"
 TERMS_FOLDER = "terms"
-BUILD_IT = "Build it with `deepsearch retrieve build`, or with `dvc repro` if it belongs to the graph."
+BUILD_IT = (
+    "Build it with `deepsearch retrieve build`, or with `dvc repro` if it belongs to the graph."
+)
 
 
 class IndexConfig(Record):
@@ -30,7 +32,9 @@ class IndexConfig(Record):
     bm25: Annotated[Bm25Config | LuceneConfig, Field(discriminator="engine")] | None = Field(
         description="null: no lexical index, dense search alone"
     )
-    encoder: EncoderConfig | None = Field(description="null: no vectors, BM25 alone; encoding and vectors are not read")
+    encoder: EncoderConfig | None = Field(
+        description="null: no vectors, BM25 alone; encoding and vectors are not read"
+    )
     encoding: EncodingConfig
     vectors: VectorsConfig
     fusion: FusionConfig
@@ -43,7 +47,10 @@ class IndexConfig(Record):
     @model_validator(mode="after")
     def _has_a_half(self) -> Self:
         if not self.halves:
-            raise ValueError("bm25 and encoder are both null, so there is nothing to build; give one of them")
+            raise ValueError(
+                "bm25 and encoder are both null, so there is nothing to build; give one of them"
+            )
+
         return self
 
 
@@ -54,11 +61,14 @@ class IndexManifest(Record):
     chunks: NonEmpty  # the chunk file, relative to the index folder
     chunks_bytes: int = Field(ge=1)
     chunks_sha256: str
-    rows: int  # chunks in the index; row N is line N of the chunk file, from 0, blank lines not counted
+    # Chunks in the index; row N is line N of the chunk file, from 0, blank lines not counted
+    rows: int
     config: IndexConfig
-    dimension: int | None  # of the vectors, which can be lower than configured where the corpus is small; null: none
+    # Of the vectors, which can be lower than configured where the corpus is small; null: none
+    dimension: int | None
     metric: Literal["inner_product"] = "inner_product"
-    fusion_weights: FusionWeights | None  # learnt from training questions; null where nothing was learnt
+    # Learnt from training questions; null where nothing was learnt
+    fusion_weights: FusionWeights | None
     seed: int
     sizes_bytes: dict[str, int]  # every other file of the folder
     versions: dict[str, str]  # of the libraries that wrote the files
@@ -71,7 +81,9 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
 
 def digest_index(folder: Path) -> str:
     """Return the SHA-256 of all in a manifest that decides which passages are found; raise as :func:`read_manifest`."""
-    return sha256_json(read_manifest(folder).model_dump(mode="json", exclude={"chunks", "versions"}))
+    return sha256_json(
+        read_manifest(folder).model_dump(mode="json", exclude={"chunks", "versions"})
+    )
 
 
 def read_manifest(folder: Path) -> IndexManifest:
@@ -81,10 +93,13 @@ def read_manifest(folder: Path) -> IndexManifest:
         raise ArtifactError(
             f"{path} does not exist: there is no index in {folder}, or its build did not end. {BUILD_IT}"
         )
+
     values = read_json(path)
     version = values.get("schema_version") if isinstance(values, dict) else None
+
     if isinstance(version, int) and version != SCHEMA_VERSION:
         raise ArtifactError(
             f"the index in {folder} has format {version}, and this version reads {SCHEMA_VERSION}. {BUILD_IT}"
         )
+
     return read_record(path, IndexManifest)

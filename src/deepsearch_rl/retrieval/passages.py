@@ -1,13 +1,14 @@
 """Write passages for a model to read.
 
-The text is plain, ``[1] Title`` and the passage below it, because a model that reads escaped JSON pays for every
-quote and newline twice and copies the escapes into its answers.
+The text is plain, ``[1] Title`` and the passage below it, because a model that reads escaped JSON
+pays for every quote and newline twice and copies the escapes into its answers.
 """
 
 from collections.abc import Iterable
 from typing import Protocol
 
-NO_PASSAGES = "No passages found."  # the text for a model when a search succeeded without a hit
+# The text for a model when a search succeeded without a hit
+NO_PASSAGES = "No passages found."
 
 
 class Found(Protocol):
@@ -21,4 +22,7 @@ class Found(Protocol):
 
 def format_passages(chunks: Iterable[Found]) -> str:
     """Write chunks, best first, as ``[rank] Title`` and text; a blank line stands between two passages."""
-    return "\n\n".join(f"[{rank}] {chunk.contents}" for rank, chunk in enumerate(chunks, 1)) or NO_PASSAGES
+    return (
+        "\n\n".join(f"[{rank}] {chunk.contents}" for rank, chunk in enumerate(chunks, 1))
+        or NO_PASSAGES
+    )

@@ -18,8 +18,12 @@ from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index, r
 class QualityConfig(Record):
     """What is measured after an index is built."""
 
-    split: NonEmpty = Field(description="questions of this split are searched for, one file per dataset")
-    cutoffs: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, description="the k of hits@k and recall@k")
+    split: NonEmpty = Field(
+        description="questions of this split are searched for, one file per dataset"
+    )
+    cutoffs: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        min_length=1, description="the k of hits@k and recall@k"
+    )
 
 
 class DatasetConfig(Record):
@@ -28,21 +32,28 @@ class DatasetConfig(Record):
     corpus: NonEmpty = Field(description="the corpus that the questions are answered from")
 
 
-def measure(searcher: Searcher, questions: Sequence[tuple[str, Gold]], cutoffs: Sequence[int]) -> dict[str, float]:
+def measure(
+    searcher: Searcher, questions: Sequence[tuple[str, Gold]], cutoffs: Sequence[int]
+) -> dict[str, float]:
     """Return the mean scores over at least one question, and their number ``n``."""
     scores = score_retriever(searcher.retriever, searcher.chunks, questions, cutoffs)
     return {"n": len(scores), **mean_scores(scores)}
 
 
 def measure_datasets(
-    index_root: Path, chunks_root: Path, questions_root: Path, datasets: dict[str, DatasetConfig], config: QualityConfig
+    index_root: Path,
+    chunks_root: Path,
+    questions_root: Path,
+    datasets: dict[str, DatasetConfig],
+    config: QualityConfig,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return scores by dataset and retriever, each dataset searched in its corpus's index.
 
     Retrievers that need a half which the index was built without are left out.
     """
 
-    @cache  # an index is opened once, and only where a question has evidence to look for
+    # An index is opened once, and only where a question has evidence to look for
+    @cache
     def searcher(corpus: str, retriever: str) -> Searcher:
         return open_index(index_root / corpus, chunks_root / f"{corpus}.jsonl", retriever)
 
@@ -52,6 +63,7 @@ def measure_datasets(
         if not questions:
             scores[name] = {retriever: {"n": 0} for retriever in RETRIEVERS}
             continue
+
         retrievers = retrievers_of(read_manifest(index_root / dataset.corpus), RETRIEVERS)
         chunks = searcher(dataset.corpus, retrievers[0]).chunks
         warn_of_missing(chunks, [gold for _, gold in questions], f"{name}, {config.split}")
@@ -59,6 +71,7 @@ def measure_datasets(
             retriever: measure(searcher(dataset.corpus, retriever), questions, config.cutoffs)
             for retriever in retrievers
         }
+
     return scores
 
 
@@ -71,4 +84,5 @@ def training_questions(
         path = questions_root / name / f"{split}.jsonl"
         if path.is_file():
             by_corpus.setdefault(dataset.corpus, []).extend(read_jsonl(path, Question))
+
     return by_corpus

@@ -5,9 +5,9 @@
     rows/day.npy         int32 N: days from 1970-01-01 to ``published_at``, the smallest int32 where that is unknown
     rows/sources.json    the sources in the order in which they first occur
 
-Lines of a chunk file are this project's chunks or documents (docs/contracts.md, section 2), which become one chunk
-each. They are read with ``pread``: a file that was cut off meanwhile is an error instead of a bus error. A filter
-is a mask over rows, which retrievers are given before they rank.
+Lines of a chunk file are this project's chunks or documents (docs/contracts.md, section 2), which
+become one chunk each. They are read with ``pread``: a file that was cut off meanwhile is an error
+instead of a bus error. A filter is a mask over rows, which retrievers are given before they rank.
 """
 
 import contextlib
@@ -47,8 +47,8 @@ EPOCH = date(1970, 1, 1)
 class GrowingArray:
     """Appends scalars to a column whose length is known only at the last row; use as a context manager.
 
-    The header, to which NumPy gives one size whatever the length, is a placeholder until the block ends without an
-    error.
+    The header, to which NumPy gives one size whatever the length, is a placeholder until the block
+    ends without an error.
     """
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
@@ -68,7 +68,11 @@ class GrowingArray:
                 self._write_header()
 
     def _write_header(self) -> None:
-        header = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self._rows,)}
+        header = {
+            "descr": npy.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (self._rows,),
+        }
         npy.write_array_header_1_0(self._file, header)
 
     def append(self, value: int) -> None:
@@ -89,6 +93,7 @@ def open_column(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:
         column_N = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}); build the index again.") from error
+
     if column_N.dtype != np.dtype(dtype) or column_N.ndim != 1:
         raise ArtifactError(f"{path} is not a column of {np.dtype(dtype)}; build the index again.")
     return np.asarray(column_N)  # because slices of np.memmap cost microseconds each
@@ -102,12 +107,17 @@ class ChunkStore(Sequence[Chunk]):
 
     def __init__(self, path: Path, rows_folder: Path) -> None:
         """Open a chunk file with its offsets; raise ArtifactError where one of them is missing or damaged."""
-        self.path, self._rows_folder = path, rows_folder
+        self.path = path
+        self._rows_folder = rows_folder
         self._offsets_N: NDArray[np.int64] = open_column(rows_folder / OFFSETS_FILE, np.int64)
+
         try:
             self._file = os.open(path, os.O_RDONLY)
         except OSError as error:
-            raise ArtifactError(f"the chunk file {path} cannot be opened ({error.strerror}).") from error
+            raise ArtifactError(
+                f"the chunk file {path} cannot be opened ({error.strerror})."
+            ) from error
+
         weakref.finalize(self, os.close, self._file)
 
     def __reduce__(self) -> tuple[type["ChunkStore"], tuple[Path, Path]]:
@@ -122,6 +132,7 @@ class ChunkStore(Sequence[Chunk]):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = range(len(self))[index]
         start, end = self._offsets_N[row : row + 2].tolist()
+
         try:
             return parse_chunk(os.pread(self._file, end - start, start), self.path, row + 1)
         except RecordError as error:
@@ -150,6 +161,7 @@ def _numbered_chunks(path: Path) -> Iterator[tuple[int, int, int, Chunk]]:
         raise ArtifactError(missing(path))
     _require_lines(path)
     start = 0
+
     with path.open("rb", buffering=STREAM_BUFFER_BYTES) as lines:
         for number, line in enumerate(lines, 1):
             end = start + len(line)
@@ -162,7 +174,10 @@ def _require_lines(path: Path) -> None:
     """Raise ArtifactError with what to do where a file is not plain JSON Lines."""
     layout = layout_of(path)
     if layout == GZIP:
-        raise ArtifactError(f"{path} is gzipped; unpack it (`gunzip -k`): its lines are read by position.")
+        raise ArtifactError(
+            f"{path} is gzipped; unpack it (`gunzip -k`): its lines are read by position."
+        )
+
     if layout != LINES:
         raise ArtifactError(
             f"{path} is {layout}, and passages are read by their position in JSON Lines; write them so with "
@@ -173,11 +188,14 @@ def _require_lines(path: Path) -> None:
 def parse_chunk(line: bytes, path: Path, number: int) -> Chunk:
     """Return a line of a chunk file, or a document, as a chunk; a RecordError names file, line and field."""
     line = line.removeprefix(BOM)
-    # Inside a JSON string the quotes would be escaped, so this finds the key (or an equal value) and nothing else.
+    # Inside a JSON string the quotes would be escaped, so this finds the key (or an equal value)
+    # and nothing else.
     if b'"doc_chunk_id"' in line and _is_chunk(line):
         return parse_record(Chunk, line, path, number)
     document = parse_record(DocumentRow, line, path, number).document()
-    return Chunk(id=document.id, contents=document.contents, metadata=ChunkMetadata.of(document, 1, 0))
+    return Chunk(
+        id=document.id, contents=document.contents, metadata=ChunkMetadata.of(document, 1, 0)
+    )
 
 
 def _is_chunk(line: bytes) -> bool:
@@ -186,8 +204,11 @@ def _is_chunk(line: bytes) -> bool:
         values = from_json(line)
     except ValueError:
         return False  # the reader of documents says what is wrong
+
     metadata = values.get("metadata") if isinstance(values, dict) else None
-    return isinstance(metadata, dict) and len(ChunkMetadata.model_fields.keys() & metadata.keys()) > 1
+    return (
+        isinstance(metadata, dict) and len(ChunkMetadata.model_fields.keys() & metadata.keys()) > 1
+    )
 
 
 class Filter(Record):
@@ -200,7 +221,10 @@ class Filter(Record):
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         if self.after and self.before and self.after > self.before:
-            raise ValueError(f"after ({self.after}) is later than before ({self.before}), so nothing could match")
+            raise ValueError(
+                f"after ({self.after}) is later than before ({self.before}), so nothing could match"
+            )
+
         return self
 
 
@@ -216,7 +240,9 @@ class RowTable:
     def open(cls, folder: Path) -> Self:
         """Open what :func:`write_rows` wrote; raise ArtifactError where a file is missing or damaged."""
         sources = tuple(str(source) for source in read_json(folder / "sources.json"))
-        source_N, day_N = (open_column(folder / name, np.int32) for name in ("source.npy", "day.npy"))
+        source_N, day_N = (
+            open_column(folder / name, np.int32) for name in ("source.npy", "day.npy")
+        )
         if len(source_N) != len(day_N):
             raise ArtifactError(f"the columns in {folder} differ in length; build the index again.")
         return cls(source_N, sources, day_N)
@@ -228,6 +254,7 @@ class RowTable:
             # -2 is no row's: a source that the corpus does not have.
             code = self.sources.index(where.source) if where.source in self.sources else -2
             allowed_N &= self.source_N == code
+
         if where.after is not None:
             allowed_N &= self.day_N >= (where.after - EPOCH).days
         if where.before is not None:
@@ -245,6 +272,7 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
     size_bytes = chunks_path.stat().st_size if chunks_path.is_file() else 0
     ids = DistinctIds()
     end = 0
+
     with (
         ProgressBar("read chunks", size_bytes, "bytes") as bar,
         GrowingArray(folder / OFFSETS_FILE, np.int64) as offsets,
@@ -257,13 +285,21 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
             metadata = chunk.metadata.model_extra or {}
             source = metadata.get("source")
             sources.append(
-                codes.setdefault(source, len(codes)) if isinstance(source, str) and source else UNKNOWN_SOURCE
+                codes.setdefault(source, len(codes))
+                if isinstance(source, str) and source
+                else UNKNOWN_SOURCE
             )
             days.append(parse_day(metadata.get("published_at")))
             bar.advance(end - start)
+
         offsets.append(end)
-    (folder / "sources.json").write_text(json.dumps(list(codes), ensure_ascii=False) + "\n", encoding="utf-8")
-    ids.check(((number, chunk.id) for number, _, _, chunk in _numbered_chunks(chunks_path)), chunks_path)
+
+    (folder / "sources.json").write_text(
+        json.dumps(list(codes), ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    ids.check(
+        ((number, chunk.id) for number, _, _, chunk in _numbered_chunks(chunks_path)), chunks_path
+    )
     return len(ids)
 
 
@@ -272,4 +308,5 @@ def parse_day(published_at: JsonValue) -> int:
     with contextlib.suppress(ValueError):
         if isinstance(published_at, str):
             return (datetime.fromisoformat(published_at).date() - EPOCH).days
+
     return UNKNOWN_DAY

@@ -41,16 +41,21 @@ class QueriesFailedError(EndpointError):
     def __init__(self, outcomes: Sequence[list[Hit] | EndpointError]) -> None:
         self.outcomes = tuple(outcomes)
         failures = [outcome for outcome in outcomes if isinstance(outcome, EndpointError)]
-        super().__init__(f"{len(failures)} of {len(outcomes)} queries failed, the first one because {failures[0]}")
+        super().__init__(
+            f"{len(failures)} of {len(outcomes)} queries failed, the first one because {failures[0]}"
+        )
 
 
 class SearchesChunks(Protocol):
     """Whatever turns queries into chunks: an index's searcher, one with a reranker behind it, an online search."""
 
-    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+    def search(
+        self, queries: Sequence[str], top_k: int, where: Filter | None = None
+    ) -> list[list[Hit]]:
         """Return at most ``top_k`` hits per query, best first; fewer where fewer match, none for a blank query.
 
-        With ``where``, only chunks that it matches are found. Raise QueriesFailedError where some queries failed alone.
+        With ``where``, only chunks that it matches are found. Raise QueriesFailedError where some
+        queries failed alone.
         """
         ...
 
@@ -63,7 +68,9 @@ class Searcher:
     chunks: Sequence[Chunk]
     rows: RowTable
 
-    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+    def search(
+        self, queries: Sequence[str], top_k: int, where: Filter | None = None
+    ) -> list[list[Hit]]:
         """Return what :class:`SearchesChunks` promises; raise ValueError for a ``top_k`` below 1."""
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {top_k}")
@@ -72,16 +79,20 @@ class Searcher:
         for ranking in self.retriever.search(queries, top_k, allowed_N):
             pairs = zip(ranking.rows_K.tolist(), ranking.scores_K.tolist(), strict=True)
             results.append([Hit(row, score, self.chunks[row]) for row, score in pairs])
+
         return results
 
 
-def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str | None = None) -> Searcher:
+def open_index(
+    index_dir: Path, chunks_path: Path | None = None, retriever: str | None = None
+) -> Searcher:
     """Open one retriever of an index, by default its first half, together with the chunks that it was built from.
 
     ``chunks_path`` is the chunk file if it is no longer where the manifest says.
 
     Raises:
-        ArtifactError: the index is missing or incomplete, of another format, or was built from another chunk file.
+        ArtifactError: the index is missing or incomplete, of another format, or was built from
+            another chunk file.
         ConfigError: it was built without a half that the retriever needs.
         UnknownNameError: there is no such retriever.
     """
@@ -89,25 +100,32 @@ def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str 
         look_up("retriever", retriever, dict.fromkeys(RETRIEVERS))
     built = read_manifest(index_dir)
     path = chunks_path or Path(os.path.normpath(index_dir.resolve() / built.chunks))
+
     if not path.is_file():
         raise ArtifactError(
             f"{path} does not exist; it is the chunk file of the index in {index_dir}. If it was moved, say where to."
         )
+
     if path.stat().st_size != built.chunks_bytes or remembered_sha256(path) != built.chunks_sha256:
         raise ArtifactError(
             f"the index in {index_dir} was built from other chunks than {path}, so its rows would name the "
             f"wrong passages; build it again from this file (`dvc repro` does)."
         )
+
     rows_folder = index_dir / manifest.ROWS_FOLDER
-    ranked_by = open_retriever(index_dir, built.config, built.fusion_weights, retriever or built.config.halves[0])
+    ranked_by = open_retriever(
+        index_dir, built.config, built.fusion_weights, retriever or built.config.halves[0]
+    )
     return Searcher(ranked_by, ChunkStore(path, rows_folder), RowTable.open(rows_folder))
 
 
-def open_retriever(folder: Path, config: IndexConfig, weights: FusionWeights | None, name: str) -> Retriever:
+def open_retriever(
+    folder: Path, config: IndexConfig, weights: FusionWeights | None, name: str
+) -> Retriever:
     """Open ``bm25``, ``dense``, ``reciprocal_ranks`` or ``hybrid``.
 
-    The hybrid is the learnt one, the better half where learning did not help, or what ``fusion.unlearned`` says where
-    nothing was learnt.
+    The hybrid is the learnt one, the better half where learning did not help, or what
+    ``fusion.unlearned`` says where nothing was learnt.
 
     Raises:
         ArtifactError: a file is missing or damaged.
@@ -121,17 +139,27 @@ def open_retriever(folder: Path, config: IndexConfig, weights: FusionWeights | N
                 f"{config.halves[0]} alone. Choose the retriever {config.halves[0]} (--retriever, "
                 "retrieval.retriever), or build the index again with both halves (index.bm25 and index.encoder)."
             )
+
     if name == "bm25":
         bm25 = folder / manifest.BM25_FOLDER
         assert config.bm25 is not None
-        return Bm25Index.open(bm25) if isinstance(config.bm25, Bm25Config) else LuceneIndex.open(bm25, config.bm25)
+        return (
+            Bm25Index.open(bm25)
+            if isinstance(config.bm25, Bm25Config)
+            else LuceneIndex.open(bm25, config.bm25)
+        )
+
     if name == "dense":
         assert config.encoder is not None
         encoder = open_encoder(config.encoder, folder / manifest.ENCODER_FOLDER)
-        return DenseRetriever(encoder, open_vector_index(folder / manifest.DENSE_FOLDER, config.vectors))
+        return DenseRetriever(
+            encoder, open_vector_index(folder / manifest.DENSE_FOLDER, config.vectors)
+        )
+
     if weights is None or name == "reciprocal_ranks":
         bm25, dense = (open_retriever(folder, config, None, half) for half in ("bm25", "dense"))
         return ReciprocalRankFusion(bm25, dense, config.fusion)
+
     weights_F = np.array([weights.weights[feature] for feature in FEATURES])
     return HybridRetriever(open_finder(folder, config, folder / manifest.TERMS_FOLDER), weights_F)
 
@@ -143,6 +171,7 @@ def retrievers_of(built: IndexManifest, names: Iterable[str]) -> list[str]:
         needed = _halves_of(_ranking(built.config, built.fusion_weights, name))
         if set(needed) <= set(built.config.halves):
             available.append(name)
+
     return available
 
 
@@ -160,5 +189,6 @@ def _halves_of(ranking: str) -> Sequence[str]:
 def open_finder(folder: Path, config: IndexConfig, terms_folder: Path) -> CandidateFinder:
     """Open the finder of the hybrid's candidates; ``terms_folder`` is usually that of the index."""
     bm25, dense = (open_retriever(folder, config, None, half) for half in ("bm25", "dense"))
-    terms, table = SentenceTerms.open(terms_folder), RowTable.open(folder / manifest.ROWS_FOLDER)
+    terms = SentenceTerms.open(terms_folder)
+    table = RowTable.open(folder / manifest.ROWS_FOLDER)
     return CandidateFinder(bm25, dense, terms, table, SourceNames.of(table.sources), config.fusion)

@@ -1,8 +1,9 @@
 """LoRA adapters that are served beside their base, without a merge.
 
-A model folder may hold an adapter as PEFT writes it, in place of whole weights: its ``adapter_config.json`` names the
-folder of the base, relative to the working directory. vLLM loads both and adds the adapter to every product; the CPU
-engine's server adds it to the weights when it starts. Prompts and templates are the base's.
+A model folder may hold an adapter as PEFT writes it, in place of whole weights: its
+``adapter_config.json`` names the folder of the base, relative to the working directory. vLLM loads
+both and adds the adapter to every product; the CPU engine's server adds it to the weights when it
+starts. Prompts and templates are the base's.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import file_digests, read_json, sha256_json
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT's, before a base's own names
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as --max-lora-rank (``MaxLoRARanks`` in its config/lora.py)."""
@@ -39,25 +41,31 @@ def served_rank(rank: int, name: str) -> int:
             f"{name} is of rank {rank}, and vLLM serves adapters up to rank {SERVED_RANKS[-1]}; train one of a lower "
             "rank, or evaluate this one merged into its base (unsloth_merge)."
         )
+
     return served
 
 
 def read_adapter(folder: Path) -> Adapter | None:
     """Return the adapter of a folder that holds one, None for any other folder.
 
-    Raises ArtifactError where its weights or its base are missing, or the weights are those of another model.
+    Raises ArtifactError where its weights or its base are missing, or the weights are those of
+    another model.
     """
     if not (folder / CONFIG).is_file():
         return None
     config = read_json(folder / CONFIG)
     base = Path(config.get("base_model_name_or_path") or "")
+
     for path in (folder / WEIGHTS, base / "config.json"):
         if not path.is_file():
             raise ArtifactError(
                 f"{folder} holds an adapter of the base {str(base)!r} (base_model_name_or_path in {CONFIG}), and "
                 f"{path} does not exist; run the stage that makes it, or correct the base's folder."
             )
-    adapter = Adapter(folder, base, max([config["r"], *(config.get("rank_pattern") or {}).values()]))
+
+    adapter = Adapter(
+        folder, base, max([config["r"], *(config.get("rank_pattern") or {}).values()])
+    )
     _require_fit(adapter)
     return adapter
 
@@ -70,20 +78,27 @@ def tokenizer_folder(folder: Path) -> Path:
 
 def digest_weights(folder: Path) -> str:
     """Return the SHA-256 of a model folder, and of an adapter's base with it; raises as :func:`read_adapter`."""
-    adapter, files = read_adapter(folder), file_digests(folder)
+    adapter = read_adapter(folder)
+    files = file_digests(folder)
     return sha256_json([files, file_digests(adapter.base)] if adapter else files)
 
 
 def _require_fit(adapter: Adapter) -> None:
     """Compare the shape of every low-rank pair with that of the base's matrix."""
-    base = {name: shape for path in sorted(adapter.base.glob("*.safetensors")) for name, shape in _shapes(path).items()}
+    base = {
+        name: shape
+        for path in sorted(adapter.base.glob("*.safetensors"))
+        for name, shape in _shapes(path).items()
+    }
     pairs = _shapes(adapter.folder / WEIGHTS)
+
     for name, down in pairs.items():
         if not name.endswith(".lora_A.weight"):
             continue
         module = name.removesuffix(".lora_A.weight")
         matrix = f"{module.removeprefix(PREFIX)}.weight"
         expected = [pairs.get(f"{module}.lora_B.weight", [0])[0], down[-1]]
+
         if base.get(matrix) != expected:
             raise ArtifactError(
                 f"the adapter in {adapter.folder} does not fit the weights in {adapter.base}: {matrix} is "

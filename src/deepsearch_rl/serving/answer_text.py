@@ -31,7 +31,9 @@ class AnswerText:
     """The stop string that ended the answer."""
     text: str = field(default="", init=False)
     _sent: int = field(default=0, init=False)
-    _decoder: DecodeStream = field(default_factory=lambda: DecodeStream(skip_special_tokens=True), init=False)
+    _decoder: DecodeStream = field(
+        default_factory=lambda: DecodeStream(skip_special_tokens=True), init=False
+    )
 
     def add(self, token: int) -> bool:
         """Add a token; return whether a stop string ends the answer with it."""
@@ -47,6 +49,7 @@ class AnswerText:
             place = self.text.find(stop, max(0, before - len(stop) + 1))
             if place >= 0:
                 found.append((place, number, stop))
+
         if not found:
             return False
         place, _, self.stop_string = min(found)

@@ -1,7 +1,8 @@
 """What a Chat Completions request may ask of our server, and the refusal of everything else.
 
-A server that ignores a field answers another question than it was asked. So each field is read, or has no effect on an
-answer, or is refused by its name. ``null`` is the same as a missing field everywhere.
+A server that ignores a field answers another question than it was asked. So each field is read, or
+has no effect on an answer, or is refused by its name. ``null`` is the same as a missing field
+everywhere.
 """
 
 from collections.abc import Sequence
@@ -73,12 +74,18 @@ def _join_parts(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     texts: list[str] = []
+
     for number, value in enumerate(content):
         part = _Part.model_validate(value)
         text = {"text": part.text, "refusal": part.refusal}.get(part.type)
+
         if text is None:
-            raise ValueError(f"part {number} is {part.type!r}: this server reads parts of type 'text' with a text")
+            raise ValueError(
+                f"part {number} is {part.type!r}: this server reads parts of type 'text' with a text"
+            )
+
         texts.append(text)
+
     return PART_SEPARATOR.join(texts)
 
 
@@ -122,6 +129,7 @@ class ChatMessage(_Wire):
         for field, value in optional.items():
             if value is not None:
                 message[field] = value
+
         return message
 
 
@@ -161,13 +169,23 @@ class ChatCompletionRequest(_Wire):
     tools: list[Annotated[dict[str, JsonValue], AfterValidator(_check_tool)]] | None = None
     tool_choice: JsonValue = None
     temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="1 if not given")
-    max_tokens: int | None = Field(default=None, ge=1, description="all that the context has left if not given")
-    max_completion_tokens: int | None = Field(default=None, ge=1, description="the newer name of max_tokens")
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="all that the context has left if not given"
+    )
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, description="the newer name of max_tokens"
+    )
     seed: int | None = Field(default=None, ge=0, description="drawn at random if not given")
     stop: Annotated[Stops | None, BeforeValidator(_listed)] = None
-    include_stop_str_in_output: bool | None = Field(default=None, description="vLLM's: the text keeps the stop string")
-    continue_final_message: bool | None = Field(default=None, description="the answer continues the last message")
-    add_generation_prompt: bool | None = Field(default=None, description="the opposite of continue_final_message")
+    include_stop_str_in_output: bool | None = Field(
+        default=None, description="vLLM's: the text keeps the stop string"
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="the answer continues the last message"
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None, description="the opposite of continue_final_message"
+    )
     logprobs: bool | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -195,12 +213,23 @@ def check_support(request: ChatCompletionRequest) -> None:
     for number, message in enumerate(request.messages):
         _check_message(message, f"messages.{number}")
     if request.tool_choice not in (None, "auto", "none"):
-        raise RequestError("tool_choice", "this server cannot force a call; give 'auto' or 'none', or leave it out")
+        raise RequestError(
+            "tool_choice", "this server cannot force a call; give 'auto' or 'none', or leave it out"
+        )
+
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
+
     if len(limits) > 1:
-        raise RequestError("max_completion_tokens", "it differs from max_tokens; give one of the two")
+        raise RequestError(
+            "max_completion_tokens", "it differs from max_tokens; give one of the two"
+        )
+
     if request.add_generation_prompt not in (None, not request.continue_final_message):
-        raise RequestError("add_generation_prompt", "it is the opposite of continue_final_message here; leave it out")
+        raise RequestError(
+            "add_generation_prompt",
+            "it is the opposite of continue_final_message here; leave it out",
+        )
+
     if request.stream_options and not request.stream:
         raise RequestError("stream_options", "it is for stream: true; leave it out")
 
@@ -222,5 +251,6 @@ def _check_message(message: ChatMessage, place: str) -> None:
     for name, value in (message.model_extra or {}).items():
         if value not in (None, [], {}):
             raise RequestError(f"{place}.{name}", "this server does not read it; leave it out")
+
     if message.content is None and message.role != "assistant":
         raise RequestError(f"{place}.content", f"a message of role {message.role!r} needs a text")

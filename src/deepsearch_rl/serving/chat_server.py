@@ -6,8 +6,9 @@
 
     python -m deepsearch_rl.serving.chat_server SOCKET FOLDER NAME SLOTS CONTEXT_TOKENS [ADAPTER]   (for `launch`)
 
-:mod:`deepsearch_rl.serving.chat_request` says what a request may ask; everything else is 400 with the field's name.
-Every sampled token is reported as ``token_id:N``, so that a trainer reads the very tokens that were sampled.
+:mod:`deepsearch_rl.serving.chat_request` says what a request may ask; everything else is 400 with
+the field's name. Every sampled token is reported as ``token_id:N``, so that a trainer reads the
+very tokens that were sampled.
 """
 
 import asyncio
@@ -75,8 +76,9 @@ class _Answer:
 def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], str]) -> FastAPI:
     """Return the server's routes.
 
-    ``served_name`` gives the model name that requests must use now. RL changes it with every step (``name@step``), so
-    that a client that still asks for the previous policy gets 404 instead of an answer of the new one.
+    ``served_name`` gives the model name that requests must use now. RL changes it with every step
+    (``name@step``), so that a client that still asks for the previous policy gets 404 instead of an
+    answer of the new one.
     """
     app = FastAPI(title="deepsearch-rl model server")
     _add_error_replies(app)
@@ -103,7 +105,9 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
             return StreamingResponse(_start_stream(engine, answer), media_type="text/event-stream")
 
         watch = _stop_watch(answer.text) if request.stop else None
-        generation = await asyncio.wrap_future(engine.generate(answer.prompt, answer.sampling, watch))
+        generation = await asyncio.wrap_future(
+            engine.generate(answer.prompt, answer.sampling, watch)
+        )
         return _completion(answer, generation)
 
     def _check_name(name: str) -> None:
@@ -117,12 +121,16 @@ def _model_card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "deepsearch-rl"}
 
 
-def _prepare(request: ChatCompletionRequest, chat_format: ChatFormat, context_tokens: int) -> _Answer:
+def _prepare(
+    request: ChatCompletionRequest, chat_format: ChatFormat, context_tokens: int
+) -> _Answer:
     """Render a request; raise RequestError, ConversationError or ValueError if it cannot be answered."""
     check_support(request)
     messages = [message.for_template() for message in request.messages]
     continues = bool(request.continue_final_message)
-    prompt = chat_format.prompt_ids(messages, request.tools if request.may_call else None, continues)
+    prompt = chat_format.prompt_ids(
+        messages, request.tools if request.may_call else None, continues
+    )
 
     seed = secrets.randbits(63) if request.seed is None else request.seed
     temperature = 1.0 if request.temperature is None else request.temperature
@@ -204,8 +212,12 @@ async def _stream(
         while (step := await steps.get()) is not None:
             token, logprob, content = step
             logprobs = _token_logprobs([token], [logprob]) if answer.request.logprobs else None
+
             if content or logprobs:
-                yield _event(_chunk(answer, {"content": content} if content else {}, logprobs=logprobs))
+                yield _event(
+                    _chunk(answer, {"content": content} if content else {}, logprobs=logprobs)
+                )
+
         for event in _end_of_stream(answer, result):
             yield event
     finally:
@@ -228,10 +240,16 @@ def _end_of_stream(answer: _Answer, result: "Future[Generation]") -> Iterator[st
     if calls := message.get("tool_calls"):
         numbered = [{"index": number, **call} for number, call in enumerate(calls)]
         yield _event(_chunk(answer, {"tool_calls": numbered}))
+
     yield _event(_chunk(answer, {}, finish_reason=answer.finish_reason(generation, message)))
+
     if answer.request.with_usage:
-        chunk = answer.head("chat.completion.chunk") | {"choices": [], "usage": answer.usage(generation)}
+        chunk = answer.head("chat.completion.chunk") | {
+            "choices": [],
+            "usage": answer.usage(generation),
+        }
         yield _event(chunk)
+
     yield _END_OF_STREAM
 
 
@@ -307,11 +325,15 @@ def serve_in_thread(app: FastAPI) -> Iterator[int]:
     """Serve on a free loopback port from a thread of this process until the end of the block; yield the port."""
     server = _server(app)
     with socket.create_server((LOOPBACK, 0)) as listener:
-        # Accepted connections inherit this; asyncio sets it only on sockets that know their protocol, as an inherited
-        # one does. Without it every answer waits 40 ms for the client's delayed acknowledgement.
+        # Accepted connections inherit this; asyncio sets it only on sockets that know their
+        # protocol, as an inherited one does. Without it every answer waits 40 ms for the client's
+        # delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        thread = threading.Thread(target=server.run, args=([listener],), name="chat-server", daemon=True)
+        thread = threading.Thread(
+            target=server.run, args=([listener],), name="chat-server", daemon=True
+        )
         thread.start()
+
         try:
             yield listener.getsockname()[1]
         finally:
@@ -323,12 +345,18 @@ def main() -> None:
     """Serve a model folder, with an adapter added to its weights, on the inherited socket until told to stop."""
     descriptor, folder, name, slots, context_tokens, *adapters = sys.argv[1:]
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
     for adapter in adapters:
         from peft import PeftModel  # noqa: PLC0415 - takes seconds, and whole models do not need it
 
         adapted: Any = PeftModel.from_pretrained(model, adapter)
         model = adapted.merge_and_unload()
-    app = chat_app(Engine(model.eval(), int(slots), int(context_tokens)), load_chat_format(Path(folder)), lambda: name)
+
+    app = chat_app(
+        Engine(model.eval(), int(slots), int(context_tokens)),
+        load_chat_format(Path(folder)),
+        lambda: name,
+    )
     with socket.socket(fileno=int(descriptor)) as listener:
         _server(app).run([listener])
 

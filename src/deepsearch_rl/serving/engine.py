@@ -1,12 +1,13 @@
 """Generation for small models on a CPU: continuous batching over slots, prefixes reused across turns.
 
-``transformers.generate`` computes every prompt from its first token, keeps a batch until its slowest member is done
-and copies all keys and values at every step. Agents send the same conversation again with every turn, groups of
-rollouts share their question, and all share the system prompt; so this engine keeps keys and values in slots that
-outlive a request, and a new one starts from the slot that has the longest common prefix with it. Requests join and
-leave between two tokens, and each draws from a random generator of its own: the same request with the same seed draws
-the same tokens, whatever else is in the batch. The model is transformers' own; only its cache and the loop around it
-are ours.
+``transformers.generate`` computes every prompt from its first token, keeps a batch until its
+slowest member is done and copies all keys and values at every step. Agents send the same
+conversation again with every turn, groups of rollouts share their question, and all share the
+system prompt; so this engine keeps keys and values in slots that outlive a request, and a new one
+starts from the slot that has the longest common prefix with it. Requests join and leave between two
+tokens, and each draws from a random generator of its own: the same request with the same seed draws
+the same tokens, whatever else is in the batch. The model is transformers' own; only its cache and
+the loop around it are ours.
 
 Shapes: B requests of a forward pass, V vocabulary.
 """
@@ -91,18 +92,23 @@ class _Request:
 class Engine:
     """Generates for any number of threads; one thread of its own runs the model.
 
-    A request that fails gets its error and no other does; a fault of the loop itself fails all requests at once, and
-    the engine begins anew with empty slots. A caller may cancel a request, whose slot is then free.
+    A request that fails gets its error and no other does; a fault of the loop itself fails all
+    requests at once, and the engine begins anew with empty slots. A caller may cancel a request,
+    whose slot is then free.
 
     Args:
-        model: a causal language model with grouped-query attention and full attention in every layer (Qwen3).
-        slots: conversations kept; at most half of them run at once, the rest are there to be continued.
+        model: a causal language model with grouped-query attention and full attention in every
+            layer (Qwen3).
+        slots: conversations kept; at most half of them run at once, the rest are there to be
+            continued.
         context_tokens: longest prompt plus answer.
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, context_tokens: int) -> None:
         model.config._attn_implementation = ATTENTION
-        self._model, self._end_ids, self.context_tokens = model, frozenset(end_ids(model)), context_tokens
+        self._model = model
+        self._end_ids = frozenset(end_ids(model))
+        self.context_tokens = context_tokens
         self._slots = slots
         self._table = self._new_table()
         self._shapes = choose_shapes(model)
@@ -116,18 +122,23 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def generate(self, prompt: Sequence[int], sampling: Sampling, watch: Watch | None = None) -> "Future[Generation]":
+    def generate(
+        self, prompt: Sequence[int], sampling: Sampling, watch: Watch | None = None
+    ) -> "Future[Generation]":
         """Queue a prompt of token ids.
 
-        Raises ContextOverflowError if prompt and answer would not fit, EngineStoppedError after :meth:`close`.
+        Raises ContextOverflowError if prompt and answer would not fit, EngineStoppedError after
+        :meth:`close`.
         """
         if not prompt or len(prompt) + sampling.max_tokens > self.context_tokens:
             raise ContextOverflowError(len(prompt), sampling.max_tokens, self.context_tokens)
         request = _Request(prompt, sampling, watch, Future(), np.random.default_rng(sampling.seed))
+
         with self._entrance:
             if not self._open:
                 raise EngineStoppedError("the engine has stopped; start the server again.")
             self._waiting.put(request)
+
         return request.result
 
     def forget(self) -> None:
@@ -139,6 +150,7 @@ class Engine:
         with self._entrance:
             self._open = False
             self._waiting.put(None)
+
         self._thread.join()
 
     def _run(self) -> None:
@@ -151,6 +163,7 @@ class Engine:
                 except Exception as error:  # noqa: BLE001 - every request's caller gets it, and the log shows where it arose
                     _LOG.exception("the engine failed; its requests end with this error")
                     self._begin_anew(error)
+
         for request in (*self._backlog, *self._running):
             request.result.cancel()
 
@@ -180,6 +193,7 @@ class Engine:
                 return False
             self._backlog.append(request)
             idle = False
+
         self._drop_cancelled()
         if self._stale:
             self._stale = False
@@ -202,6 +216,7 @@ class Engine:
             for request in started:
                 request.slot, computed = self._table.acquire(request.prompt)
                 rests.append(list(request.prompt[computed:]))
+
             self._backlog = [request for request in self._backlog if request not in started]
             self._running += started
             self._step(started, rests)
@@ -214,7 +229,9 @@ class Engine:
             for request in requests:
                 self._fail(request, error)
             return
+
         tokens_B, logprobs_B = _draw(logits_BV, requests)
+
         for request, token, logprob in zip(requests, tokens_B, logprobs_B, strict=True):
             # One NaN or infinity among the logits leaves no token with a finite log-probability.
             if math.isfinite(logprob):
@@ -227,12 +244,15 @@ class Engine:
         request.token_ids.append(token)
         request.logprobs.append(logprob)
         self._table.append(request.slot, token)
+
         try:
             stopped = request.watch is not None and request.watch(token, logprob)
         except Exception as error:  # noqa: BLE001 - the caller's own function failed, and the caller gets its error
             self._fail(request, error)
             return
+
         stopped = stopped or token in self._end_ids
+
         if stopped or len(request.token_ids) >= request.sampling.max_tokens:
             self._release(request)
             reason = "stop" if stopped else "length"
@@ -265,8 +285,9 @@ def _settle(request: _Request, outcome: Generation | Exception) -> None:
 def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int], list[float]]:
     """Draw one token per row; return the tokens and their log-probabilities at its temperature.
 
-    At temperature 0 the token is the most probable one, with its log-probability at temperature 1. Otherwise sampling
-    inverts the cumulative distribution at one uniform number from the row's own generator.
+    At temperature 0 the token is the most probable one, with its log-probability at temperature 1.
+    Otherwise sampling inverts the cumulative distribution at one uniform number from the row's own
+    generator.
     """
     temperatures_B = torch.tensor([request.sampling.temperature for request in requests])
     scales_B = temperatures_B.where(temperatures_B > 0, 1.0)

@@ -10,11 +10,13 @@ from deepsearch_rl.errors import UnavailableError
 def require_gpu(purpose: str, packages: Sequence[str] = ()) -> None:
     """Check that the packages are installed and that torch sees a CUDA device.
 
-    ``purpose`` is the subject of the error message, e.g. ``"rl with the unsloth backend"``. ``packages`` are import
-    names, looked up only: some fail to import without a GPU; of ``"one|other"`` either will do. UnavailableError names
-    everything that is missing.
+    ``purpose`` is the subject of the error message, e.g. ``"rl with the unsloth backend"``.
+    ``packages`` are import names, looked up only: some fail to import without a GPU; of
+    ``"one|other"`` either will do. UnavailableError names everything that is missing.
     """
-    missing = [f"the package {name!r}" for name in packages if not any(map(find_spec, name.split("|")))]
+    missing = [
+        f"the package {name!r}" for name in packages if not any(map(find_spec, name.split("|")))
+    ]
     if find_spec("torch") is None or not import_module("torch").cuda.is_available():
         missing.append("a CUDA GPU (torch.cuda.is_available() is false)")
     if missing:

@@ -5,8 +5,9 @@
 
 The folder holds a model, or an adapter that names its base (:mod:`deepsearch_rl.serving.adapters`).
 
-Backends: ``cpu`` (our own engine over transformers' models) and ``vllm`` (GPU), each a program in a process of its own.
-A folder that describes a server which runs already (:mod:`deepsearch_rl.serving.remote`) needs neither.
+Backends: ``cpu`` (our own engine over transformers' models) and ``vllm`` (GPU), each a program in a
+process of its own. A folder that describes a server which runs already
+(:mod:`deepsearch_rl.serving.remote`) needs neither.
 """
 
 import contextlib
@@ -34,7 +35,10 @@ BASE_NAME = "base"  # of a base that is served below its adapters
 class CpuConfig(Record):
     """Section ``serving.cpu``."""
 
-    slots: int = Field(ge=2, description="conversations whose keys and values are kept; half of them can run at once")
+    slots: int = Field(
+        ge=2,
+        description="conversations whose keys and values are kept; half of them can run at once",
+    )
     context_tokens: int = Field(ge=1, description="longest prompt plus answer")
     start_timeout_s: float = Field(gt=0, description="how long the server may take to load")
 
@@ -45,14 +49,22 @@ class VllmConfig(Record):
     dtype: NonEmpty = Field(description="of weights and activations, e.g. bfloat16")
     max_model_len: int = Field(ge=1, description="longest prompt plus answer, tokens")
     max_num_seqs: int = Field(ge=1, description="requests decoded together")
-    gpu_memory_utilization: float = Field(gt=0, le=1, description="share of the GPU's memory that vLLM takes")
-    enforce_eager: bool = Field(description="no CUDA graphs: slower decoding, a sooner start; rl.sampler has its own")
-    tool_call_parser: NonEmpty = Field(description="vLLM's name of the model's tool call format, e.g. hermes")
+    gpu_memory_utilization: float = Field(
+        gt=0, le=1, description="share of the GPU's memory that vLLM takes"
+    )
+    enforce_eager: bool = Field(
+        description="no CUDA graphs: slower decoding, a sooner start; rl.sampler has its own"
+    )
+    tool_call_parser: NonEmpty = Field(
+        description="vLLM's name of the model's tool call format, e.g. hermes"
+    )
     reasoning_parser: NonEmpty | None = Field(
         description="vLLM's name of the model's think format, e.g. qwen3; null: for models that do not think"
     )
     seed: int = Field(ge=0)
-    start_timeout_s: float = Field(gt=0, description="how long the server may take to load and compile")
+    start_timeout_s: float = Field(
+        gt=0, description="how long the server may take to load and compile"
+    )
 
 
 class ServingConfig(Record):
@@ -72,11 +84,15 @@ class ServingConfig(Record):
 def require_backend(config: ServingConfig) -> CpuConfig | VllmConfig:
     """Return the settings of the named backend after checking, before anything is read or started, that it can run.
 
-    Raises ConfigError if it has no settings in params, UnavailableError if it needs a GPU or package that is not here.
+    Raises ConfigError if it has no settings in params, UnavailableError if it needs a GPU or
+    package that is not here.
     """
     settings = getattr(config, config.backend)
     if settings is None:
-        raise ConfigError(f"serving.backend is {config.backend!r} but params have no serving.{config.backend} section.")
+        raise ConfigError(
+            f"serving.backend is {config.backend!r} but params have no serving.{config.backend} section."
+        )
+
     if config.backend == "vllm":
         require_gpu("serving with vllm", packages=["vllm"])
     return settings
@@ -86,19 +102,26 @@ def require_backend(config: ServingConfig) -> CpuConfig | VllmConfig:
 def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
     """Serve a model folder, or reach the server that it describes, and yield where the model answers.
 
-    Raises as :func:`require_backend`, :func:`read_adapter` and :func:`open_endpoint`; ArtifactError if ``folder`` holds
-    no model; EndpointError, with the server's last lines, if it ended or did not answer in time.
+    Raises as :func:`require_backend`, :func:`read_adapter` and :func:`open_endpoint`; ArtifactError
+    if ``folder`` holds no model; EndpointError, with the server's last lines, if it ended or did
+    not answer in time.
     """
     remote = read_remote(folder)
     if remote is not None:
         yield open_endpoint(remote)
         return
+
     settings = require_backend(config)
     adapter = read_adapter(folder)
     base = adapter.base if adapter else folder
+
     if not (base / "config.json").is_file():
-        raise ArtifactError(f"{folder} holds no model (config.json is missing); run the stage that makes it first.")
+        raise ArtifactError(
+            f"{folder} holds no model (config.json is missing); run the stage that makes it first."
+        )
+
     listener = None
+
     if isinstance(settings, CpuConfig):
         listener = socket.create_server((LOOPBACK, 0))
         port = listener.getsockname()[1]
@@ -107,9 +130,14 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
         command = [sys.executable, "-m", "deepsearch_rl.serving.chat_server", *map(str, arguments)]
     else:
         port = free_port()  # vLLM takes no open socket
-        command = vllm_serve_command(base, settings, port, adapter_flags(adapter) if adapter else ())
-        command[0] = str(Path(sys.executable).with_name("vllm"))  # the one installed beside this interpreter
-    url, timeout_s = f"http://{LOOPBACK}:{port}", settings.start_timeout_s
+        command = vllm_serve_command(
+            base, settings, port, adapter_flags(adapter) if adapter else ()
+        )
+        # The one installed beside this interpreter
+        command[0] = str(Path(sys.executable).with_name("vllm"))
+
+    url = f"http://{LOOPBACK}:{port}"
+    timeout_s = settings.start_timeout_s
     splits_thoughts = isinstance(settings, VllmConfig) and settings.reasoning_parser is not None
     begins_in_thought = not splits_thoughts and prompt_opens_thought(base)
     with running_server("the model server", command, url, "/health", timeout_s, listener=listener):
@@ -123,12 +151,15 @@ def adapter_flags(adapter: Adapter) -> list[str]:
     return ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "1", *modules]
 
 
-def vllm_serve_command(folder: Path, config: VllmConfig, port: int, lora: Sequence[str] = ()) -> list[str]:
+def vllm_serve_command(
+    folder: Path, config: VllmConfig, port: int, lora: Sequence[str] = ()
+) -> list[str]:
     """Return the ``vllm serve`` call for a 16-bit model folder on a loopback port (vLLM 0.32).
 
-    ``lora`` are the flags of adapters that are served beside it; the base is then called ``base``. Departures from
-    vLLM's defaults: ``--generation-config vllm``, because the model folder's own file would add top-k and top-p to
-    every request; token ids in the log-probabilities, so that a trainer reads the very tokens that were sampled.
+    ``lora`` are the flags of adapters that are served beside it; the base is then called ``base``.
+    Departures from vLLM's defaults: ``--generation-config vllm``, because the model folder's own
+    file would add top-k and top-p to every request; token ids in the log-probabilities, so that a
+    trainer reads the very tokens that were sampled.
     """
     flags: dict[str, object] = {
         "served-model-name": BASE_NAME if lora else SERVED_NAME,

@@ -13,4 +13,6 @@ def prompt_opens_thought(folder: Path) -> bool:
     from deepsearch_rl.serving.chat_format import load_chat_format  # noqa: PLC0415 - most templates need no tokenizer
 
     chat_format = load_chat_format(folder)
-    return chat_format.opens_thought(chat_format.prompt_ids([{"role": "user", "content": "?"}], None))
+    return chat_format.opens_thought(
+        chat_format.prompt_ids([{"role": "user", "content": "?"}], None)
+    )

@@ -1,13 +1,13 @@
 """Forward passes whose rounding does not depend on what is computed together.
 
-A library rounds one row of a matrix product in the same way whatever the other rows hold, but not whatever the sizes of
-the product are. So all new tokens of a step are packed one behind the other, the tokens of a pass are padded to one of
-few sizes, and the attention adds the products with blocks of values in order.
-:mod:`deepsearch_rl.serving.rounding` finds sizes that round alike.
+A library rounds one row of a matrix product in the same way whatever the other rows hold, but not
+whatever the sizes of the product are. So all new tokens of a step are packed one behind the other,
+the tokens of a pass are padded to one of few sizes, and the attention adds the products with blocks
+of values in order. :mod:`deepsearch_rl.serving.rounding` finds sizes that round alike.
 
-Shapes: N slots, P packed tokens of a pass, B rows of its attention, Q tokens of such a row, R = G x Q query vectors
-that meet the same keys (G query heads share a key-value head), T tokens that can be attended to, in blocks of K, H
-key-value heads, D head dimension, E hidden size, V vocabulary.
+Shapes: T tokens of a pass, B rows of its attention, Q tokens of such a row, K keys that can be
+attended to, H key-value heads (G query heads share one), D head dimension, E hidden size, V
+vocabulary.
 """
 
 import functools
@@ -32,7 +32,7 @@ class Shapes(NamedTuple):
     max_tokens: int
     """More tokens take several passes."""
     queries: int
-    """Query vectors that meet one matrix of keys in an attention row are padded to a multiple of this."""
+    """Query vectors that meet the same keys in an attention row are padded to a multiple of this."""
     max_queries: int
     """A conversation with more query vectors takes several attention rows."""
     keys: int
@@ -42,74 +42,117 @@ class Shapes(NamedTuple):
 
 
 class Pass:
-    """One forward pass: its P packed tokens, and what its attention sees of the slots.
+    """One forward pass: its T packed tokens, and what its attention sees of the slots.
 
-    Tokens of all conversations lie one behind the other. The attention has B rows of up to Q tokens of one
-    conversation. A transformers model takes this object as its cache.
+    Tokens of all conversations lie one behind the other. The attention has B rows of up to Q tokens
+    of one conversation. A transformers model takes this object as its cache.
     """
 
-    def __init__(self, table: SlotTable, shapes: Shapes, slots_P: np.ndarray, positions_P: np.ndarray) -> None:
-        rows = _attention_rows(slots_P, shapes.max_queries // table.group)
-        firsts_B, counts_B = rows[:, 0], rows[:, 1] - rows[:, 0]
-        rows_P = np.repeat(np.arange(len(rows)), counts_B)
-        width = round_up(int(counts_B.max()), shapes.queries // math.gcd(shapes.queries, table.group))
-        visible = round_up(int(positions_P.max()) + 1, shapes.keys)
+    def __init__(
+        self,
+        table: SlotTable,
+        shapes: Shapes,
+        slots_T: np.ndarray,
+        positions_T: np.ndarray,
+    ) -> None:
+        self._table = table
+        self._block = shapes.block
+        self._visible = round_up(int(positions_T.max()) + 1, shapes.keys)
+
+        rows = _attention_rows(slots_T, shapes.max_queries // table.group)
+        firsts_B = rows[:, 0]
+        counts_B = rows[:, 1] - firsts_B
+        self._places_B = _places(table.places[slots_T[firsts_B]])
+
         # A row is padded with its last token; its outputs are not used.
+        multiple = shapes.queries // math.gcd(shapes.queries, table.group)
+        width = round_up(int(counts_B.max()), multiple)
         tokens_BQ = firsts_B[:, None] + np.minimum(np.arange(width), counts_B[:, None] - 1)
-        hidden_BQT = torch.from_numpy(np.arange(visible) > positions_P[tokens_BQ][:, :, None])
-        mask_BQT = torch.zeros(hidden_BQT.shape).masked_fill_(hidden_BQT, -torch.inf)
-        self._mask_B1RT = mask_BQT.repeat(1, table.group, 1)[:, None]
-        self._table, self._visible, self._block = table, visible, shapes.block
-        self._places_B, self._tokens_BQ = _places(table.places[slots_P[firsts_B]]), torch.from_numpy(tokens_BQ)
-        self.padded_P = padded(len(slots_P), shapes.tokens)
-        """The tokens that are computed, as indices of ``slots_P``: the last is repeated."""
-        columns_P = np.arange(len(rows_P)) - firsts_B[rows_P]
-        self._places_P, self._positions_P, self._rows_P, self._columns_P = (
-            torch.from_numpy(numbers[self.padded_P])
-            for numbers in (table.places[slots_P], positions_P, rows_P, columns_P)
-        )
+        self._tokens_BQ = torch.from_numpy(tokens_BQ)
+
+        # A token sees itself and what stands before it, the same for all G heads that share keys.
+        is_later_BQK = np.arange(self._visible) > positions_T[tokens_BQ][:, :, None]
+        hidden_BQK = torch.from_numpy(is_later_BQK)
+        mask_BQK = torch.zeros(hidden_BQK.shape).masked_fill_(hidden_BQK, -torch.inf)
+        self._mask = mask_BQK.repeat(1, table.group, 1)[:, None]  # [B, 1, G x Q, K]
+
+        self.padded_T = padded(len(slots_T), shapes.tokens)
+        """The tokens that are computed, as indices of ``slots_T``: the last is repeated."""
+
+        # Where each of them is stored, and where the attention computes it.
+        rows_T = np.repeat(np.arange(len(rows)), counts_B)
+        columns_T = np.arange(len(rows_T)) - firsts_B[rows_T]
+        self._places_T = self._of_padded(table.places[slots_T])
+        self._positions_T = self._of_padded(positions_T)
+        self._rows_T = self._of_padded(rows_T)
+        self._columns_T = self._of_padded(columns_T)
+
+    def _of_padded(self, numbers_T: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(numbers_T[self.padded_T])
 
     def update(
-        self, keys_1HPD: torch.Tensor, values_1HPD: torch.Tensor, layer: int, _arguments: object = None
+        self,
+        keys_1HTD: torch.Tensor,
+        values_1HTD: torch.Tensor,
+        layer: int,
+        _arguments: object = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the tokens' keys and values; return all that each row can attend to, each [B, H, T, D]."""
-        stored = []
-        for tensors, new_1HPD in ((self._table.keys, keys_1HPD), (self._table.values, values_1HPD)):
-            tensor_NHTD = tensors[layer]
-            tensor_NHTD[self._places_P, :, self._positions_P] = new_1HPD[0].transpose(0, 1)
-            stored.append(tensor_NHTD[self._places_B, :, : self._visible])
-        return stored[0], stored[1]
+        """Store the tokens' keys and values; return all that a row can attend to, each [B, H, K, D]."""
+        keys_BHKD = self._store(keys_1HTD, self._table.keys[layer])
+        values_BHKD = self._store(values_1HTD, self._table.values[layer])
+        return keys_BHKD, values_BHKD
+
+    def _store(self, new_1HTD: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+        """Write into ``stored`` [slots, H, tokens, D]; return what each row can attend to."""
+        stored[self._places_T, :, self._positions_T] = new_1HTD[0].transpose(0, 1)
+        return stored[self._places_B, :, : self._visible]
 
     def attend(
-        self, query: torch.Tensor, keys_BHTD: torch.Tensor, values_BHTD: torch.Tensor, scale: float
+        self,
+        query: torch.Tensor,
+        keys_BHKD: torch.Tensor,
+        values_BHKD: torch.Tensor,
+        scale: float,
     ) -> torch.Tensor:
-        """Return the attention's output for a query [1, H x G, P, D], as [1, P, H x G, D].
+        """Return the attention's output for a query [1, H x G, T, D], as [1, T, H x G, D].
 
-        The query heads that share a key-value head are R = G x Q rows of one product with its keys. Keys and values are
-        multiplied in blocks of K tokens, and the values' products are added in order.
+        The query heads that share a key-value head are G x Q rows of one product with its keys.
+        Keys and values are multiplied in blocks of tokens, and the values' products are added in
+        order.
         """
-        heads = keys_BHTD.shape[1]
-        query_HGBQD = (query[0] * scale).unflatten(0, (heads, -1))[:, :, self._tokens_BQ]
-        query_BHRD = query_HGBQD.permute(2, 0, 1, 3, 4).flatten(2, 3)
-        scores_BHRT = torch.cat(
-            [query_BHRD @ keys_BHKD.transpose(-1, -2) for keys_BHKD in keys_BHTD.split(self._block, 2)], -1
-        ).add_(self._mask_B1RT)
-        weights_BHRT = torch.softmax(scores_BHRT, dim=-1)
-        blocks = zip(weights_BHRT.split(self._block, -1), values_BHTD.split(self._block, 2), strict=True)
-        output_BHRD = functools.reduce(torch.add, (weights_BHRK @ values_BHKD for weights_BHRK, values_BHKD in blocks))
-        output_BHGQD = output_BHRD.unflatten(2, (-1, self._tokens_BQ.shape[1]))
-        return output_BHGQD[self._rows_P, :, :, self._columns_P].flatten(1, 2)[None]
+        heads = keys_BHKD.shape[1]
+        query_HGTD = (query[0] * scale).unflatten(0, (heads, -1))
+        query_HGBQD = query_HGTD[:, :, self._tokens_BQ]
+        vectors = query_HGBQD.permute(2, 0, 1, 3, 4).flatten(2, 3)  # [B, H, G x Q, D]
+
+        products = [vectors @ block.transpose(-1, -2) for block in keys_BHKD.split(self._block, 2)]
+        scores = torch.cat(products, -1).add_(self._mask)
+        weights = torch.softmax(scores, dim=-1)  # [B, H, G x Q, K]
+
+        blocks = zip(weights.split(self._block, -1), values_BHKD.split(self._block, 2), strict=True)
+        summands = (block_weights @ block_values for block_weights, block_values in blocks)
+        output = functools.reduce(torch.add, summands)
+
+        output_BHGQD = output.unflatten(2, (-1, self._tokens_BQ.shape[1]))
+        return output_BHGQD[self._rows_T, :, :, self._columns_T].flatten(1, 2)[None]
 
 
-def _attention_rows(slots_P: np.ndarray, widest: int) -> np.ndarray:
-    """Cut packed tokens into rows of at most ``widest`` tokens of one slot; return first and end of each, [B, 2]."""
-    starts = np.flatnonzero(np.diff(slots_P, prepend=-1)).tolist()
-    spans = zip(starts, [*starts[1:], len(slots_P)], strict=True)
-    return np.array([(first, min(first + widest, end)) for start, end in spans for first in range(start, end, widest)])
+def _attention_rows(slots_T: np.ndarray, widest: int) -> np.ndarray:
+    """Cut packed tokens into rows of at most ``widest`` tokens of one slot.
+
+    Return first and end of each, [B, 2].
+    """
+    starts = np.flatnonzero(np.diff(slots_T, prepend=-1)).tolist()
+    ends = [*starts[1:], len(slots_T)]
+
+    rows: list[tuple[int, int]] = []
+    for start, end in zip(starts, ends, strict=True):
+        rows += [(first, min(first + widest, end)) for first in range(start, end, widest)]
+    return np.array(rows)
 
 
 def _places(places_B: np.ndarray) -> slice | torch.Tensor:
-    """Return an index for places: a slice, which copies nothing, where each is the one after the one before."""
+    """Return an index for places: a slice, which copies nothing, where they follow each other."""
     if (np.diff(places_B) == 1).all():
         return slice(int(places_B[0]), int(places_B[-1]) + 1)
     return torch.from_numpy(places_B)
@@ -136,32 +179,59 @@ def _attention(
 
 
 def forward(
-    model: PreTrainedModel, table: SlotTable, shapes: Shapes, slots: Sequence[int], new_tokens: Sequence[Sequence[int]]
+    model: PreTrainedModel,
+    table: SlotTable,
+    shapes: Shapes,
+    slots: Sequence[int],
+    new_tokens: Sequence[Sequence[int]],
 ) -> torch.Tensor:
     """Compute the new tokens of each slot and return the logits after the last one, [B, V]."""
     counts_B = np.array([len(tokens) for tokens in new_tokens])
     ends_B = np.cumsum(counts_B)
-    slots_P = np.repeat(np.asarray(slots), counts_B)
-    positions_P = np.arange(ends_B[-1]) + np.repeat(table.lengths[slots] - (ends_B - counts_B), counts_B)
-    tokens_P = np.concatenate([np.asarray(tokens) for tokens in new_tokens])
-    hidden = []
-    for first in range(0, len(tokens_P), shapes.max_tokens):
+    begins_B = ends_B - counts_B
+
+    slots_T = np.repeat(np.asarray(slots), counts_B)
+    positions_T = np.arange(ends_B[-1]) + np.repeat(table.lengths[slots] - begins_B, counts_B)
+    tokens_T = np.concatenate([np.asarray(tokens) for tokens in new_tokens])
+
+    hidden: list[torch.Tensor] = []
+    for first in range(0, len(tokens_T), shapes.max_tokens):
         part = slice(first, first + shapes.max_tokens)
-        layout = Pass(table, shapes, slots_P[part], positions_P[part])
-        hidden_1PE = model.model(
-            input_ids=torch.from_numpy(tokens_P[part][layout.padded_P])[None],
-            attention_mask={"full_attention": None},
-            position_ids=torch.from_numpy(positions_P[part][layout.padded_P])[None],
-            cache_position=torch.zeros(1),
-            past_key_values=layout,
-            use_cache=True,
-            layout=layout,
-        ).last_hidden_state
-        hidden.append(hidden_1PE[0, : len(tokens_P[part])])
+        layout = Pass(table, shapes, slots_T[part], positions_T[part])
+        hidden.append(_hidden_states(model, layout, tokens_T[part], positions_T[part]))
+
     table.lengths[slots] += counts_B
     last_BE = torch.cat(hidden)[ends_B - 1]
-    parts = last_BE.split(shapes.max_tokens)
-    return torch.cat([model.lm_head(part[padded(len(part), shapes.tokens)])[: len(part)] for part in parts]).float()
+    return _logits(model, shapes, last_BE)
+
+
+def _hidden_states(
+    model: PreTrainedModel,
+    layout: Pass,
+    tokens_T: np.ndarray,
+    positions_T: np.ndarray,
+) -> torch.Tensor:
+    """Run a pass; return the last layer's output of its tokens, [T, E], without the padding."""
+    hidden_1TE = model.model(
+        input_ids=torch.from_numpy(tokens_T[layout.padded_T])[None],
+        attention_mask={"full_attention": None},
+        position_ids=torch.from_numpy(positions_T[layout.padded_T])[None],
+        cache_position=torch.zeros(1),
+        past_key_values=layout,
+        use_cache=True,
+        layout=layout,
+    ).last_hidden_state
+    return hidden_1TE[0, : len(tokens_T)]
+
+
+def _logits(model: PreTrainedModel, shapes: Shapes, last_BE: torch.Tensor) -> torch.Tensor:
+    """Return the logits of hidden states, [B, V], by products of the same few sizes."""
+    parts: list[torch.Tensor] = []
+    for part_BE in last_BE.split(shapes.max_tokens):
+        rows = padded(len(part_BE), shapes.tokens)
+        parts.append(model.lm_head(part_BE[rows])[: len(part_BE)])
+
+    return torch.cat(parts).float()
 
 
 AttentionInterface.register(ATTENTION, _attention)

@@ -1,8 +1,9 @@
 """Which sizes of matrix products round alike on this machine: tried with the served model when an engine starts.
 
-Libraries choose their kernels by processor, number of threads and size of the product, and no library says which of
-them round alike. So this module computes one conversation in several ways and compares the bytes. With more than one
-thread a passed check is no proof: how work is divided depends on sizes that it does not try.
+Libraries choose their kernels by processor, number of threads and size of the product, and no
+library says which of them round alike. So this module computes one conversation in several ways and
+compares the bytes. With more than one thread a passed check is no proof: how work is divided
+depends on sizes that it does not try.
 """
 
 import logging
@@ -18,19 +19,23 @@ logger = logging.getLogger(__name__)
 
 CANDIDATES = (
     Shapes(tokens=16, max_tokens=512, queries=4, max_queries=128, keys=64, block=128),
-    Shapes(tokens=64, max_tokens=64, queries=8, max_queries=8, keys=64, block=64),  # every product has one size
+    # Every product has one size
+    Shapes(tokens=64, max_tokens=64, queries=8, max_queries=8, keys=64, block=64),
 )
-TEXT_TOKENS, COMPANIONS = 200, 40
+TEXT_TOKENS = 200
+COMPANIONS = 40
 
 
 def choose_shapes(model: PreTrainedModel) -> Shapes:
     """Return the fastest sizes with which an answer does not depend on what is computed beside it and before it.
 
-    Where no sizes do, a warning says so and the fastest are returned: answers are right, but their low bits vary.
+    Where no sizes do, a warning says so and the fastest are returned: answers are right, but their
+    low bits vary.
     """
     for shapes in CANDIDATES:
         if rounds_alike(model, shapes):
             return shapes
+
     logger.warning(
         "No sizes of matrix products round alike on this machine: answers and log-probabilities depend, in their last "
         "bits, on the requests that are computed together, and runs are not equal byte for byte."
@@ -41,23 +46,35 @@ def choose_shapes(model: PreTrainedModel) -> Shapes:
 def rounds_alike(model: PreTrainedModel, shapes: Shapes) -> bool:
     """Return whether a conversation has the same bytes computed whole and alone, or in parts and among others."""
     rng = random.Random(0)
-    texts = [[rng.randrange(model.config.vocab_size) for _ in range(TEXT_TOKENS)] for _ in range(COMPANIONS + 1)]
+    texts = [
+        [rng.randrange(model.config.vocab_size) for _ in range(TEXT_TOKENS)]
+        for _ in range(COMPANIONS + 1)
+    ]
     table = SlotTable(model.config, COMPANIONS + 2, TEXT_TOKENS)
     parts_BV = torch.empty(0)
+
     with torch.inference_mode():
         whole_1V = forward(model, table, shapes, [0], texts[:1])
         for start, end, companions in _parts():
             slots = [*range(2, companions + 2), 1]
             parts_BV = forward(
-                model, table, shapes, slots, [text[start:end] for text in (*texts[1 : companions + 1], texts[0])]
+                model,
+                table,
+                shapes,
+                slots,
+                [text[start:end] for text in (*texts[1 : companions + 1], texts[0])],
             )
+
     stored = (*table.keys, *table.values)
-    return torch.equal(whole_1V[0], parts_BV[-1]) and all(torch.equal(tensor[0], tensor[1]) for tensor in stored)
+    return torch.equal(whole_1V[0], parts_BV[-1]) and all(
+        torch.equal(tensor[0], tensor[1]) for tensor in stored
+    )
 
 
 def _parts() -> list[tuple[int, int, int]]:
     """Return the first token and the end of every part, and how many companions it has (fewer with every part)."""
     ends = [1, 2, 5, 70, 71, 72, 73, 128, 129, 130, 190, *range(191, TEXT_TOKENS + 1)]
     return [
-        (start, end, COMPANIONS - number) for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
+        (start, end, COMPANIONS - number)
+        for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
     ]

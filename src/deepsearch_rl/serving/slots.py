@@ -21,7 +21,12 @@ class SlotTable:
     def __init__(self, config: PretrainedConfig, slots: int, context_tokens: int) -> None:
         self.group = config.num_attention_heads // config.num_key_value_heads
         """Query heads per key-value head, G."""
-        shape = (slots, config.num_key_value_heads, round_up(context_tokens, ALLOCATED_TOKENS), config.head_dim)
+        shape = (
+            slots,
+            config.num_key_value_heads,
+            round_up(context_tokens, ALLOCATED_TOKENS),
+            config.head_dim,
+        )
         self.keys = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
         self.values = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
         self.places = np.arange(slots)
@@ -35,9 +40,9 @@ class SlotTable:
     def acquire(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Take a slot for a prompt and return it with the number of its tokens that are computed already.
 
-        The last token of a prompt is never counted as computed: its output is what the first answer token is drawn
-        from. A finished conversation that the prompt continues is taken over in place; any other prefix is copied into
-        the slot that was unused for the longest time.
+        The last token of a prompt is never counted as computed: its output is what the first answer
+        token is drawn from. A finished conversation that the prompt continues is taken over in
+        place; any other prefix is copied into the slot that was unused for the longest time.
         """
         prompt = np.asarray(tokens, dtype=np.int64)
         equal = self._tokens[:, : len(prompt)] == prompt
@@ -45,11 +50,14 @@ class SlotTable:
         common = np.minimum(prefixes, self.lengths)
         source = int(common.argmax())
         shared = min(int(common[source]), len(prompt) - 1)
-        continues = self._last_used[source] != BUSY and shared > 0 and shared >= self.lengths[source] - 1
+        continues = (
+            self._last_used[source] != BUSY and shared > 0 and shared >= self.lengths[source] - 1
+        )
         slot = source if continues else int(self._last_used.argmin())
         if slot != source and shared > 0:
             for tensor in (*self.keys, *self.values):
                 tensor[self.places[slot], :, :shared] = tensor[self.places[source], :, :shared]
+
         self._tokens[slot] = EMPTY
         self._tokens[slot, : len(prompt)] = prompt
         self.lengths[slot] = shared
@@ -59,10 +67,12 @@ class SlotTable:
     def line_up(self, slots: Sequence[int]) -> None:
         """Give these slots the first places, so that a pass over them copies no keys and values."""
         places = self.places[slots]
-        outside, free = places[places >= len(slots)], np.setdiff1d(np.arange(len(slots)), places)
+        outside = places[places >= len(slots)]
+        free = np.setdiff1d(np.arange(len(slots)), places)
         if not len(free):
             return
-        before, after = np.concatenate([outside, free]), np.concatenate([free, outside])
+        before = np.concatenate([outside, free])
+        after = np.concatenate([free, outside])
         moved = np.argsort(self.places)[before]
         length = self.lengths[moved].max()
         for tensor in (*self.keys, *self.values):

@@ -1,7 +1,7 @@
 """What a model folder was trained with: the digests of prompt, tool schema and chat template in its manifest.
 
-A snapshot from a hub and a model behind an endpoint have none. What they were trained with is not known, and that is
-never read as equal.
+A snapshot from a hub and a model behind an endpoint have none. What they were trained with is not
+known, and that is never read as equal.
 """
 
 from pathlib import Path
@@ -13,7 +13,8 @@ from deepsearch_rl.agent.prompt_digests import PromptDigests, TrainedWith, parts
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import read_json
 
-MANIFEST, TRAINED_WITH = "manifest.json", "trained_with"
+MANIFEST = "manifest.json"
+TRAINED_WITH = "trained_with"
 
 
 def read_trained_with(folder: Path) -> TrainedWith | None:
@@ -38,7 +39,8 @@ def chat_template(folder: Path) -> str:
 
     Tokenizers keep it in a file of its own, older ones in their settings.
     """
-    file, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    file = folder / "chat_template.jinja"
+    settings = folder / "tokenizer_config.json"
     if file.is_file():
         return file.read_text(encoding="utf-8")
     template: Any = read_json(settings).get("chat_template") if settings.is_file() else None
@@ -56,10 +58,12 @@ def served_with(folder: Path, prompts: PromptDigests) -> TrainedWith:
 def require_trained_with(folder: Path, served: PromptDigests, use: str) -> None:
     """Raise ConfigError where a model was trained with other texts than it would be ``served`` with.
 
-    ``use`` says where these come from, e.g. ``the rows in train.jsonl``. A model of which nothing is known passes.
+    ``use`` says where these come from, e.g. ``the rows in train.jsonl``. A model of which nothing
+    is known passes.
     """
     trained = read_trained_with(folder)
     other = trained.other_parts(served) if trained else ()
+
     if other:
         raise ConfigError(
             f"{folder} was trained with another {parts_text(other)} than that of {use}: its manifest.json holds other "

@@ -6,11 +6,13 @@
     question_f1.json   mean F1 of every question's answers, by model, run and id: two reports are compared by it
     files/             the table, figures, the page and all settings as files, attached as they are
 
-A bundle is recognised by the digest of its results: settings and provenance are no part of its identity. Its rollouts
-are drawn by a hash of seed and id, so that every model's run over the same questions shows the same ones.
+A bundle is recognised by the digest of its results: settings and provenance are no part of its
+identity. Its rollouts are drawn by a hash of seed and id, so that every model's run over the same
+questions shows the same ones.
 
-In MLflow ``f1/multihoprag`` is the main figure of a set, ``f1_greedy/multihoprag`` that of greedy answers, and
-``f1/multihoprag.top5`` that of the variant ``top5``. Names keep to letters, digits and ``_ - . /``.
+In MLflow ``f1/multihoprag`` is the main figure of a set, ``f1_greedy/multihoprag`` that of greedy
+answers, and ``f1/multihoprag.top5`` that of the variant ``top5``. Names keep to letters, digits and
+``_ - . /``.
 """
 
 import hashlib
@@ -44,11 +46,26 @@ from deepsearch_rl.tracking.curves import line_digest
 from deepsearch_rl.tracking.run_names import flatten, run_name
 from deepsearch_rl.training.curves import TrainingStep
 
-BUNDLE, PREDICTIONS, ROLLOUTS, FILES = "bundle.json", "predictions.jsonl", "rollouts.jsonl", "files"
-TABLE, PAGE = "f1_table.md", "index.html"
-PARAMS, QUESTION_F1 = "params.json", "question_f1.json"
+BUNDLE = "bundle.json"
+PREDICTIONS = "predictions.jsonl"
+ROLLOUTS = "rollouts.jsonl"
+FILES = "files"
+TABLE = "f1_table.md"
+PAGE = "index.html"
+PARAMS = "params.json"
+QUESTION_F1 = "question_f1.json"
 DIGEST_CHARACTERS = 36  # of a data set's digest; MLflow refuses longer ones
-SCORES = ("f1", "f1_low", "f1_high", "em", "acc", "precision", "recall", "mean_rounds", "mean_tool_calls")
+SCORES = (
+    "f1",
+    "f1_low",
+    "f1_high",
+    "em",
+    "acc",
+    "precision",
+    "recall",
+    "mean_rounds",
+    "mean_tool_calls",
+)
 _NOT_IN_A_NAME = re.compile(r"[^\w.\-]", re.ASCII)
 
 
@@ -63,16 +80,20 @@ class TrackConfig(Record):
     """Section ``track``: what of a report goes to MLflow, and how long a server may take."""
 
     experiment: NonEmpty = Field(description="MLflow experiment that all profiles' reports go to")
-    predictions: int | None = Field(ge=0, description="answers of every run in its model's table; null: all")
-    traces: float = Field(ge=0, le=1, description="share of every run's rollouts that become traces, rounded up")
+    predictions: int | None = Field(
+        ge=0, description="answers of every run in its model's table; null: all"
+    )
+    traces: float = Field(
+        ge=0, le=1, description="share of every run's rollouts that become traces, rounded up"
+    )
     timeout_s: float = Field(gt=0, description="seconds for one request to a server")
 
 
 class Provenance(Record):
     """Where a report comes from; no part of its identity.
 
-    ``params`` are nested settings by section, ``defaults`` those of the default profile, for runs show what differs.
-    ``tags`` go to every run, ``model_tags`` to that of the named model.
+    ``params`` are nested settings by section, ``defaults`` those of the default profile, for runs
+    show what differs. ``tags`` go to every run, ``model_tags`` to that of the named model.
     """
 
     tags: dict[str, str]
@@ -115,7 +136,9 @@ class Prediction(Record):
     f1: Share
     em: Share
     stop_reason: StopReason
-    run: NonEmpty = Field(description="question set, and what sets the run apart from the main one, e.g. greedy")
+    run: NonEmpty = Field(
+        description="question set, and what sets the run apart from the main one, e.g. greedy"
+    )
     rollout: NonEmpty = Field(description="<question id>#<sample>")
     question_type: str
     searches: int = Field(ge=0)
@@ -149,13 +172,17 @@ class Bundle(Record):
     """``bundle.json``."""
 
     schema_version: Literal[1] = 1
-    digest: NonEmpty = Field(description="hex SHA-256 of the results: table, IFEval, curves, predictions, rollouts")
+    digest: NonEmpty = Field(
+        description="hex SHA-256 of the results: table, IFEval, curves, predictions, rollouts"
+    )
     experiment: NonEmpty
     table: F1Table
     ifeval: dict[str, dict[str, float]] = Field(description="accuracy by metric and model")
     models: dict[str, EvaluatedModel]
     tags: dict[str, str]
-    params: dict[str, str] = Field(description="settings that differ from the default profile's, by dotted name")
+    params: dict[str, str] = Field(
+        description="settings that differ from the default profile's, by dotted name"
+    )
     datasets: dict[str, DatasetDigest]
 
     @property
@@ -177,33 +204,46 @@ class Bundle(Record):
         rows = [row for row in self.table.reading_order if not row.kind]
         best = {f"f1/{row.dataset}": row.f1 for row in rows if row.model == self.best_model}
         in_domain = {f"{row.model}/f1": row.f1 for row in rows if row.dataset == rows[0].dataset}
-        return [Metric(name, value, int(time.time() * 1000), 0) for name, value in (best | in_domain).items()]
+        return [
+            Metric(name, value, int(time.time() * 1000), 0)
+            for name, value in (best | in_domain).items()
+        ]
 
     def metrics(
-        self, model: str, model_id: str = "", now_ms: int = 0, step_times: Mapping[str, int] | None = None
+        self,
+        model: str,
+        model_id: str = "",
+        now_ms: int = 0,
+        step_times: Mapping[str, int] | None = None,
     ) -> list[Metric]:
         """Return a model's scores by question set, its IFEval accuracies and its training curve, ``train/<metric>``.
 
-        The in-domain F1 is the first, which MLflow's compare page then opens on. Scores are linked to the logged model
-        ``model_id`` and to the questions asked, the curve to the run alone. Scores are of ``now_ms``, a step of the
-        curve is of its own time in ``step_times``, or else of the next step's.
+        The in-domain F1 is the first, which MLflow's compare page then opens on. Scores are linked
+        to the logged model ``model_id`` and to the questions asked, the curve to the run alone.
+        Scores are of ``now_ms``, a step of the curve is of its own time in ``step_times``, or else
+        of the next step's.
         """
         evaluated = self.models[model]
         metrics: list[Metric] = []
+
         for row in (row for row in self.table.reading_order if row.model == model):
             questions = evaluated.questions.get(row.dataset)
             source = (row.dataset, questions.digest) if questions else (None, None)
             scores = row_scores(row).items()
             metrics += [Metric(name, value, now_ms, 0, model_id, *source) for name, value in scores]
+
         for name, accuracies in self.ifeval.items():
             if model in accuracies:
                 metrics.append(Metric(f"ifeval/{name}", accuracies[model], now_ms, 0, model_id))
+
         curve: list[Metric] = []
         time_ms = now_ms
+
         for point in reversed(evaluated.curve):
             time_ms = (step_times or {}).get(line_digest(point.model_dump()), time_ms)
             for name, value in sorted(point.metrics.items(), reverse=True):
                 curve.append(Metric(f"train/{name}", value, time_ms, point.step))
+
         return metrics + curve[::-1]
 
 
@@ -216,27 +256,38 @@ def row_scores(row: F1TableRow) -> dict[str, float]:
     return {f"{name}{suffix}/{run}": value for name, value in scores.items()}
 
 
-def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, seed: int, out: Path) -> TrackedReport:
+def build_bundle(
+    results: Results, provenance: Provenance, config: TrackConfig, seed: int, out: Path
+) -> TrackedReport:
     """Write the bundle of a report into the folder ``out`` and return what it holds.
 
     Raise ArtifactError or RecordError where a result is missing or malformed.
     """
     table = read_record(results.reports / "f1_table.json", F1Table)
     ifeval = read_record(results.reports / "metrics.json", Figures).root.get("ifeval", {})
-    models = {name: _model(name, results, provenance) for name in sorted({row.model for row in table.rows})}
+    models = {
+        name: _model(name, results, provenance)
+        for name in sorted({row.model for row in table.rows})
+    }
+
     with atomic_directory(out) as partial:
         rows = map(_prediction, _rollouts(table, results, 1.0, config.predictions, seed))
         predictions = write_jsonl(partial / PREDICTIONS, rows)
-        traces = write_jsonl(partial / ROLLOUTS, _rollouts(table, results, config.traces, None, seed))
+        traces = write_jsonl(
+            partial / ROLLOUTS, _rollouts(table, results, config.traces, None, seed)
+        )
         write_json(partial / QUESTION_F1, _question_f1(table, results))
         (partial / FILES).mkdir()
         for name in (TABLE, "f1_table.csv", "metrics.json", PAGE):
             shutil.copyfile(results.reports / name, partial / FILES / name)
         for path in (path for folder in results.prompts for path in sorted(folder.glob("*.json"))):
             shutil.copyfile(path, partial / FILES / f"prompts-{path.parent.name}-{path.name}")
-        params, defaults = dict(flatten(provenance.params)), dict(flatten(provenance.defaults))
+        params = dict(flatten(provenance.params))
+        defaults = dict(flatten(provenance.defaults))
         write_json(partial / FILES / PARAMS, params)
-        curves = {name: [point.model_dump() for point in model.curve] for name, model in models.items()}
+        curves = {
+            name: [point.model_dump() for point in model.curve] for name, model in models.items()
+        }
         digests = [sha256_file(partial / name) for name in (PREDICTIONS, ROLLOUTS)]
         bundle = Bundle(
             digest=sha256_json([table.model_dump(mode="json"), ifeval, curves, digests]),
@@ -249,6 +300,7 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
             datasets=provenance.datasets,
         )
         write_json(partial / BUNDLE, bundle.model_dump(mode="json"))
+
     return TrackedReport(
         digest=bundle.digest,
         experiment=bundle.experiment,
@@ -263,28 +315,41 @@ def _model(name: str, results: Results, provenance: Provenance) -> EvaluatedMode
     evaluation = read_record(results.evaluations[name] / "rows.json", ModelEvaluation)
     log = results.train_logs.get(name)
     questions: dict[str, DatasetDigest] = {}
+
     for artifact, digest in evaluation.inputs.items():
         kind, *parts = artifact.split("/")
         if kind == "questions" and len(parts) == 2:  # set and split
             path = results.questions / parts[0] / f"{parts[1]}.jsonl"
-            questions[parts[0]] = DatasetDigest(path=path.as_posix(), digest=digest[:DIGEST_CHARACTERS])
+            questions[parts[0]] = DatasetDigest(
+                path=path.as_posix(), digest=digest[:DIGEST_CHARACTERS]
+            )
+
     return EvaluatedModel(
         checkpoint=evaluation.rows[0].checkpoint,
         sha256=evaluation.inputs.get("model", ""),
         questions=questions,
         curve=tuple(read_jsonl(log, TrainingStep)) if log else (),
-        tags={**provenance.model_tags.get(name, {}), "trained_with_other": evaluation.rows[0].flat_trained_with_other},
+        tags={
+            **provenance.model_tags.get(name, {}),
+            "trained_with_other": evaluation.rows[0].flat_trained_with_other,
+        },
     )
 
 
-def _rollouts(table: F1Table, results: Results, share: float, at_most: int | None, seed: int) -> Iterator[ShownRollout]:
+def _rollouts(
+    table: F1Table, results: Results, share: float, at_most: int | None, seed: int
+) -> Iterator[ShownRollout]:
     """Yield a share of every run's rollouts (rounded up), at most so many of each, in the order of their files."""
     for row in table.rows:
         path = results.evaluations[row.model] / row.rollouts_file
         ids = [rollout.id for rollout in read_jsonl(path, Trajectory)]
         count = math.ceil(share * len(ids))
         count = count if at_most is None else min(count, at_most)
-        drawn = set(heapq.nsmallest(count, ids, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest()))
+        drawn = set(
+            heapq.nsmallest(
+                count, ids, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            )
+        )
         for rollout in read_jsonl(path, Trajectory):
             if rollout.id in drawn:
                 yield ShownRollout(model=row.model, run=row.run_name, trajectory=rollout)
@@ -297,13 +362,16 @@ def _question_f1(table: F1Table, results: Results) -> dict[str, dict[str, dict[s
         scores = score_questions(rollouts, row.samples)
         of_run = dict(zip(scores.question_ids, scores.metrics["f1"].tolist(), strict=True))
         f1.setdefault(row.model, {})[row.run_name] = of_run
+
     return f1
 
 
 def _prediction(shown: ShownRollout) -> Prediction:
     rollout = shown.trajectory
     scores = score_rollout(rollout)
-    same = rollout.model_dump(include={"question", "answer", "golden_answers", "stop_reason", "question_type"})
+    same = rollout.model_dump(
+        include={"question", "answer", "golden_answers", "stop_reason", "question_type"}
+    )
     return Prediction(
         **same,
         f1=scores.f1,

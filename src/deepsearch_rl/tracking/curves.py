@@ -1,8 +1,9 @@
 """Curves of training runs (:mod:`deepsearch_rl.training.curves`), as tracking reads them.
 
-A resumed run repeats the steps since its last checkpoint. Of each metric the first value of a step counts, so that
-every reading of a file gives the same points, however often training was killed. Where training begins again, because
-it had finished or its scratch folder was removed, another run begins.
+A resumed run repeats the steps since its last checkpoint. Of each metric the first value of a step
+counts, so that every reading of a file gives the same points, however often training was killed.
+Where training begins again, because it had finished or its scratch folder was removed, another run
+begins.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,8 @@ from pathlib import Path
 from deepsearch_rl.files import parse_record, sha256_json
 from deepsearch_rl.training.curves import CURVES, CurveLine
 
-DIGITS = 5  # of a metric that count in comparisons: a trainer's output is rounded, its log is not
+# Of a metric that count in comparisons: a trainer's output is rounded, its log is not
+DIGITS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,11 @@ class CurveRun:
         last_steps: dict[str, int] = {}
         for number, line in enumerate(self.lines, self.first + 1):
             step = -1 if line.step is None else line.step
-            new = {name: value for name, value in line.metrics.items() if step > last_steps.get(name, -1)}
+            new = {
+                name: value
+                for name, value in line.metrics.items()
+                if step > last_steps.get(name, -1)
+            }
             last_steps |= dict.fromkeys(new, step)
             if new and number > sent:
                 yield line.model_copy(update={"metrics": new})
@@ -68,6 +74,7 @@ def read_runs(path: Path) -> list[CurveRun]:
             if not runs or _begins_another(line, runs[-1]):
                 runs.append(CurveRun(path.stem, number, []))
             runs[-1].lines.append(line)
+
     return runs
 
 
@@ -81,7 +88,11 @@ def _begins_another(line: CurveLine, run: CurveRun) -> bool:
 
 def line_digest(line: Mapping[str, float | None]) -> str:
     """Return the digest of a log's line, but for ``eval_*``, which a curve has in lines of their own."""
-    own = {name: value for name, value in line.items() if value is not None and not name.startswith("eval_")}
+    own = {
+        name: value
+        for name, value in line.items()
+        if value is not None and not name.startswith("eval_")
+    }
     return sha256_json({name: round(float(value), DIGITS) for name, value in own.items()})
 
 
@@ -92,4 +103,6 @@ def read_steps(work: Path) -> dict[str, tuple[int, CurveRun]]:
     """
     runs = [run for path in sorted((work / CURVES).glob("*.jsonl")) for run in read_runs(path)]
     steps = ((run, line) for run in runs for line in run.lines if line.step is not None)
-    return {line_digest({"step": line.step, **line.metrics}): (line.time_ms, run) for run, line in steps}
+    return {
+        line_digest({"step": line.step, **line.metrics}): (line.time_ms, run) for run, line in steps
+    }

@@ -7,7 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 from deepsearch_rl.errors import EndpointError
 
-SQLITE, ARTIFACTS = "sqlite:///", "artifacts"
+SQLITE = "sqlite:///"
+ARTIFACTS = "artifacts"
 _LOCATIONS = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
@@ -32,8 +33,8 @@ def database_file(uri: str) -> Path | None:
 def follow_folder(uri: str) -> None:
     """Make a local store's paths of artifacts those of the folder where its database lies, if it exists.
 
-    A store that was moved or copied would go on reading and writing in its first folder. Raise EndpointError where the
-    database cannot be read.
+    A store that was moved or copied would go on reading and writing in its first folder. Raise
+    EndpointError where the database cannot be read.
     """
     database = database_file(uri)
     if database is None or not database.is_file():
@@ -45,14 +46,16 @@ def follow_folder(uri: str) -> None:
                 _replace(connection, str(old), str(database.parent))
     except sqlite3.DatabaseError as error:
         remedy = "Restore it from a backup, or move it away to begin a new one."
-        raise EndpointError(f"MLflow's store {database} cannot be opened: {error}. {remedy}") from error
+        raise EndpointError(
+            f"MLflow's store {database} cannot be opened: {error}. {remedy}"
+        ) from error
 
 
 def has_report(database: Path, digest: str) -> bool:
     """Return whether a local store has the whole report of this digest; asked of its file, in milliseconds.
 
-    The upload marks a report's own run, which has no parent, as finished when all is there. Without a database, or with
-    one that cannot be read, the answer is no: the upload says what is wrong.
+    The upload marks a report's own run, which has no parent, as finished when all is there. Without
+    a database, or with one that cannot be read, the answer is no: the upload says what is wrong.
     """
     query = """
         SELECT 1 FROM runs JOIN tags ON tags.run_uuid = runs.run_uuid

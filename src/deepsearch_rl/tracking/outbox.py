@@ -1,6 +1,7 @@
 """Reports that wait for MLflow: the outbox of a profile, ``work/<profile>/outbox/`` of the project.
 
-A copy of the project in which an experiment runs has none of its own: the copy is removed when the experiment ends.
+A copy of the project in which an experiment runs has none of its own: the copy is removed when the
+experiment ends.
 """
 
 from pathlib import Path

@@ -3,8 +3,8 @@
     tiny · f2f8c1b                                          a report of the committed settings
     tiny/sft · rl.group_size=16 · more-rollouts · f2f8c1b   a model of a DVC experiment's report
 
-Everything but the first part is in the run's tags: ``changes``, ``dvc.experiment`` and ``git.commit``. Where a run has
-that name already, its successor's ends with the time.
+Everything but the first part is in the run's tags: ``changes``, ``dvc.experiment`` and
+``git.commit``. Where a run has that name already, its successor's ends with the time.
 """
 
 import subprocess
@@ -18,10 +18,14 @@ from pydantic import JsonValue
 
 from deepsearch_rl.redaction import is_secret, mask_users
 
-CHANGES_TAG, EXPERIMENT_TAG, COMMIT_TAG = "changes", "dvc.experiment", "git.commit"
+CHANGES_TAG = "changes"
+EXPERIMENT_TAG = "dvc.experiment"
+COMMIT_TAG = "git.commit"
 SEPARATOR = " · "
 MAX_PARAM_CHARACTERS = 6000
-MAX_VALUE_CHARACTERS, MAX_CHANGES_CHARACTERS, MAX_PART_CHARACTERS = 24, 80, 60
+MAX_VALUE_CHARACTERS = 24
+MAX_CHANGES_CHARACTERS = 80
+MAX_PART_CHARACTERS = 60
 COMMIT_CHARACTERS = 7
 _NO_QUOTES = str.maketrans("", "", "'\"`")
 
@@ -29,7 +33,8 @@ _NO_QUOTES = str.maketrans("", "", "'\"`")
 def run_name(subject: str, tags: Mapping[str, str]) -> str:
     """Return the name of the run of a report (``tiny``), of a model (``tiny/sft``) or of a stage (``tiny/rl@sft``).
 
-    It has at most 216 characters; MLflow's database takes 250. It has no quotes, for a search takes no escapes.
+    It has at most 216 characters; MLflow's database takes 250. It has no quotes, for a search takes
+    no escapes.
     """
     commit = tags.get(COMMIT_TAG, "unknown")
     parts = [
@@ -52,7 +57,9 @@ def committed_params(path: Path) -> dict[str, JsonValue]:
     """Return the values that a params.yaml has in the commit that is checked out; empty where it is not in git."""
     command = ["git", "show", f"HEAD:./{path.name}"]
     folder = path.resolve().parent
-    committed = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False).stdout
+    committed = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, check=False
+    ).stdout
     return yaml.load(committed, yaml.CSafeLoader) or {}
 
 
@@ -66,19 +73,24 @@ def describe_changes(params: Mapping[str, JsonValue], committed: Mapping[str, Js
     if not before or not changes:
         return ""
 
-    texts = [f"{name}={_shortened(value.translate(_NO_QUOTES), MAX_VALUE_CHARACTERS)}" for name, value in changes]
+    texts = [
+        f"{name}={_shortened(value.translate(_NO_QUOTES), MAX_VALUE_CHARACTERS)}"
+        for name, value in changes
+    ]
     for count in range(len(texts), 0, -1):
         hidden = len(texts) - count
         text = ", ".join([*texts[:count], *([f"{hidden} more"] if hidden else [])])
         if len(text) <= MAX_CHANGES_CHARACTERS:
             return text
+
     return f"settings changed: {len(texts)}"
 
 
 def flatten(params: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Nested settings as (dotted name, text), in order, without secrets.
 
-    A setting that is named like a secret is left out, and so are user and password of an address in any text.
+    A setting that is named like a secret is left out, and so are user and password of an address in
+    any text.
     """
     for name, value in sorted(params.items()):
         if is_secret(name):
@@ -93,7 +105,10 @@ def _without_secrets(value: JsonValue) -> JsonValue:
     if isinstance(value, list):
         return [_without_secrets(entry) for entry in value]
     if isinstance(value, dict):
-        return {name: _without_secrets(entry) for name, entry in value.items() if not is_secret(name)}
+        return {
+            name: _without_secrets(entry) for name, entry in value.items() if not is_secret(name)
+        }
+
     return value
 
 

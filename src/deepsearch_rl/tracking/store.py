@@ -1,8 +1,9 @@
 """The way to an MLflow store: bounded in time, alone at a local one, and with errors that show no password.
 
-A store is SQLite in a folder, or a server. MLflow itself would try a dead server for minutes; here a server is asked
-for its health first, and every later request ends within the time given. None is repeated: one that was carried out
-and answered too late would make a second run. What breaks off is sent anew instead, as a whole.
+A store is SQLite in a folder, or a server. MLflow itself would try a dead server for minutes; here
+a server is asked for its health first, and every later request ends within the time given. None is
+repeated: one that was carried out and answered too late would make a second run. What breaks off is
+sent anew instead, as a whole.
 """
 
 import contextlib
@@ -37,10 +38,12 @@ def public_uri(uri: str) -> str:
     if database := database_file(uri):
         return str(database)
     parts = split_address(uri)
+
     if parts is None:
         raise ConfigError(
             "the MLflow address cannot be read: percent-encode user and password, and give a port number."
         )
+
     return (public_address(uri) or "").rstrip("/") if parts.scheme else uri
 
 
@@ -50,13 +53,21 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
 
     Raises:
         ConfigError: the address cannot be read.
-        EndpointDownError: no server answers, or another process holds the local store for longer than ``timeout_s``.
+        EndpointDownError: no server answers, or another process holds the local store for longer
+            than ``timeout_s``.
         EndpointError: the store refuses or breaks off, in this call or in the block.
     """
-    place, database, address = public_uri(uri), database_file(uri), urlsplit(uri)
+    place = public_uri(uri)
+    database = database_file(uri)
+    address = urlsplit(uri)
     parts = [address.username, address.password, *(value for _, value in parse_qsl(address.query))]
     secrets = list(filter(None, parts))
-    alone = held(database, timeout_s, f"the MLflow store {place}") if database else contextlib.nullcontext()
+    alone = (
+        held(database, timeout_s, f"the MLflow store {place}")
+        if database
+        else contextlib.nullcontext()
+    )
+
     try:
         with alone, _bounded(timeout_s):
             _check_health(uri, timeout_s)
@@ -65,25 +76,35 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
     except DeepsearchError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever an answer, a driver or a full disk breaks in MLflow
-        problem = error.message if isinstance(error, MlflowException) else f"{type(error).__name__}: {error}"
+        problem = (
+            error.message
+            if isinstance(error, MlflowException)
+            else f"{type(error).__name__}: {error}"
+        )
         refused = EndpointError(f"MLflow at {place} refused the report: {redact(problem, secrets)}")
-        raise refused from None if secrets else error  # a traceback would show the address
+        # A traceback would show the address
+        raise refused from None if secrets else error
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
     """Return the experiment of that name; make it if missing. A local store keeps artifacts beside its database.
 
     Raises:
-        EndpointError: somebody deleted the experiment: MLflow keeps its name, and takes no run into it.
+        EndpointError: somebody deleted the experiment: MLflow keeps its name, and takes no run into
+            it.
     """
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
         return _require_active(experiment, uri)
     database = database_file(uri)
+
     try:
-        return client.create_experiment(name, database.resolve().with_name(ARTIFACTS).as_uri() if database else None)
+        return client.create_experiment(
+            name, database.resolve().with_name(ARTIFACTS).as_uri() if database else None
+        )
     except MlflowException:
-        experiment = client.get_experiment_by_name(name)  # another process may have made it meanwhile
+        # Another process may have made it meanwhile
+        experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise
         return _require_active(experiment, uri)
@@ -119,6 +140,7 @@ def held(path: Path, timeout_s: float, name: str) -> Iterator[None]:
     except Timeout as error:
         problem = f"{name} was held by another process for {timeout_s:g} s"
         raise EndpointDownError(f"{problem}; wait for that process, or end it.") from error
+
     with lock:
         yield
 
@@ -136,6 +158,7 @@ def _bounded(timeout_s: float) -> Iterator[None]:
     }
     missing = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(missing)
+
     try:
         yield
     finally:
@@ -147,8 +170,11 @@ def _check_health(uri: str, timeout_s: float) -> None:
     """Ask a server for its health once; any answer shows that somebody is there."""
     if not uri.startswith(("http://", "https://")):
         return
-    try:  # whatever it answers: a proxy may guard /health, and MLflow brings its own credentials
+    # Whatever it answers: a proxy may guard /health, and MLflow brings its own credentials
+    try:
         httpx.get(f"{public_uri(uri)}/health", timeout=timeout_s)
     except (httpx.TransportError, httpx.InvalidURL) as error:
         remedy = "Start it, or unset MLFLOW_TRACKING_URI to use the local store."
-        raise EndpointDownError(f"no MLflow server answers at {public_uri(uri)} ({error}). {remedy}") from error
+        raise EndpointDownError(
+            f"no MLflow server answers at {public_uri(uri)} ({error}). {remedy}"
+        ) from error

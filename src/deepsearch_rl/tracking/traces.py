@@ -1,8 +1,9 @@
 """A recorded rollout as an MLflow trace: the agent, under it every model call and every search.
 
-Traces are made from records after the fact, with the times that the machine of the rollout noted beside its log. Where
-there are none (results of another machine), the trace begins when it is sent, nothing in it takes any time, and its tag
-``times`` says so. F1 and exact match stand beside it as feedback, the golden answers as what was expected.
+Traces are made from records after the fact, with the times that the machine of the rollout noted
+beside its log. Where there are none (results of another machine), the trace begins when it is sent,
+nothing in it takes any time, and its tag ``times`` says so. F1 and exact match stand beside it as
+feedback, the golden answers as what was expected.
 """
 
 import hashlib
@@ -49,21 +50,27 @@ class _Event(NamedTuple):
     error: str | None = None
 
 
-def build_trace(shown: ShownRollout, owner: Owner, times: RolloutTimes | None, now_ns: int) -> entities.Trace:
+def build_trace(
+    shown: ShownRollout, owner: Owner, times: RolloutTimes | None, now_ns: int
+) -> entities.Trace:
     """Return the trace of one rollout; one without times begins and ends at ``now_ns`` (nanoseconds since 1970)."""
     rollout = shown.trajectory
-    number = int.from_bytes(hashlib.sha256(f"{owner.run_id}/{shown.run}/{rollout.id}".encode()).digest()[:16])
+    number = int.from_bytes(
+        hashlib.sha256(f"{owner.run_id}/{shown.run}/{rollout.id}".encode()).digest()[:16]
+    )
     trace_id = f"tr-{number:032x}"
     started_ns = times.start_ns if times else now_ns
     steps = {step.message: step for step in times.steps} if times else {}
     whole = (started_ns, started_ns + (times.duration_ns if times else 0))
     spans = [_span(trace_id, 1, _root(rollout), whole)]
     ended_ns = started_ns
+
     for number, (message, event) in enumerate(_events(rollout), 2):
         step = steps.get(message)
         began_ns = started_ns + step.start_ns if step else ended_ns
         ended_ns = began_ns + (step.duration_ns if step else 0)
         spans.append(_span(trace_id, number, event, (began_ns, ended_ns)))
+
     info = _info(shown, owner, trace_id, whole, "recorded" if times else NO_TIMES)
     return entities.Trace(info, entities.TraceData(spans))
 
@@ -79,7 +86,9 @@ def _info(
         trace_location=entities.TraceLocation.from_experiment_id(owner.experiment_id),
         request_time=times_ns[0] // 1_000_000,
         execution_duration=(times_ns[1] - times_ns[0]) // 1_000_000,
-        state=entities.TraceState.ERROR if rollout.stop_reason in SERVER_FAILURES else entities.TraceState.OK,
+        state=entities.TraceState.ERROR
+        if rollout.stop_reason in SERVER_FAILURES
+        else entities.TraceState.OK,
         # MLflow compares the traces of two runs that have equal previews
         request_preview=f"{rollout.question[:PREVIEW_CHARACTERS]} [{shown.run} #{rollout.sample}]",
         response_preview=rollout.answer[:PREVIEW_CHARACTERS],
@@ -99,8 +108,12 @@ def _info(
             "times": times,
         },
         assessments=[
-            entities.Feedback(name="f1", value=round(scores.f1, 6), source=_SCORER, trace_id=trace_id),
-            entities.Feedback(name="em", value=round(scores.em, 6), source=_SCORER, trace_id=trace_id),
+            entities.Feedback(
+                name="f1", value=round(scores.f1, 6), source=_SCORER, trace_id=trace_id
+            ),
+            entities.Feedback(
+                name="em", value=round(scores.em, 6), source=_SCORER, trace_id=trace_id
+            ),
             entities.Expectation("expected_response", golds, source=_SCORER, trace_id=trace_id),
         ],
     )
@@ -121,22 +134,27 @@ def _root(rollout: Trajectory) -> _Event:
         attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(rollout)
     inputs: JsonValue = {"question": rollout.question}
     error = rollout.error if rollout.stop_reason in SERVER_FAILURES else None
-    return _Event("search agent", SpanType.AGENT, inputs, {"answer": rollout.answer}, attributes, error)
+    return _Event(
+        "search agent", SpanType.AGENT, inputs, {"answer": rollout.answer}, attributes, error
+    )
 
 
 def _events(rollout: Trajectory) -> Iterator[tuple[int, _Event]]:
     """Yield the model calls and searches of a rollout, in their order, each with the position of its message."""
-    usage = iter(rollout.usage if len(rollout.usage) == rollout.rounds else ())  # one entry per turn, or none is known
+    # One entry per turn, or none is known
+    usage = iter(rollout.usage if len(rollout.usage) == rollout.rounds else ())
     unused = list(rollout.retrievals)
     calls: dict[str | None, ToolCall] = {}
     chat: list[JsonValue] = [*chat_messages(rollout.messages, with_reasoning=True)]
+
     for place, message in enumerate(rollout.messages):
         if message.role == "assistant":
             calls |= {call.id: call for call in message.tool_calls}
             inputs: JsonValue = {"messages": chat[:place]}
             outputs: JsonValue = {"choices": [{"index": 0, "message": chat[place]}]}
             attributes: dict[str, JsonValue] = {
-                "model": rollout.model,  # not MLflow's own key, for which it would fetch a price list from the internet
+                # Not MLflow's own key, for which it would fetch a price list from the internet
+                "model": rollout.model,
                 SpanAttributeKey.MESSAGE_FORMAT: "openai",
             }
             if (counted := next(usage, None)) is not None:
@@ -153,19 +171,25 @@ def _search(message: Message, call: ToolCall | None, unused: list[Retrieval]) ->
     if retrieval is None:
         arguments: JsonValue = {"arguments": call.arguments if call else ""}
         return _Event("retrieve", SpanType.TOOL, arguments, message.content, {})
+
     unused.remove(retrieval)
-    documents, chunk_ids = _documents(message.content, retrieval.chunk_ids), list[JsonValue](retrieval.chunk_ids)
-    return _Event("retrieve", SpanType.RETRIEVER, {"query": query}, documents, {"chunk_ids": chunk_ids})
+    documents = _documents(message.content, retrieval.chunk_ids)
+    chunk_ids = list[JsonValue](retrieval.chunk_ids)
+    return _Event(
+        "retrieve", SpanType.RETRIEVER, {"query": query}, documents, {"chunk_ids": chunk_ids}
+    )
 
 
 def _documents(content: str, chunk_ids: Sequence[str]) -> list[JsonValue]:
     """Return the passages as the model read them, in either protocol's form; one where they cannot be told apart.
 
-    There is none where the search found nothing, or where its passages gave way to the request for an answer.
+    There is none where the search found nothing, or where its passages gave way to the request for
+    an answer.
     """
     passages = [part.strip() for part in _PASSAGE.split(content) if part.strip()]
     if chunk_ids and len(passages) != len(chunk_ids):
-        passages, chunk_ids = [content], [" ".join(chunk_ids)]
+        passages = [content]
+        chunk_ids = [" ".join(chunk_ids)]
     return [
         {"page_content": passage, "metadata": {"doc_uri": name}}
         for passage, name in zip(passages, chunk_ids, strict=False)
@@ -198,8 +222,13 @@ def _span(trace_id: str, number: int, event: _Event, times_ns: tuple[int, int]) 
             "name": event.name,
             "start_time_unix_nano": times_ns[0],
             "end_time_unix_nano": times_ns[1],
-            "status": {"code": status.to_otel_proto_status_code_name(), "message": event.error or ""},
-            "attributes": {name: json.dumps(value, ensure_ascii=False) for name, value in attributes.items()},
+            "status": {
+                "code": status.to_otel_proto_status_code_name(),
+                "message": event.error or "",
+            },
+            "attributes": {
+                name: json.dumps(value, ensure_ascii=False) for name, value in attributes.items()
+            },
             "events": [],
         }
     )

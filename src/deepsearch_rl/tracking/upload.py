@@ -4,12 +4,14 @@
     └── <profile>/<model> · ... one per model: scores, training curve, its rows of the table, predictions, traces,
                                 and the logged model that scores and traces are linked to
 
-Traces are in an experiment of their own, ``<experiment>-traces``. The best model of a report becomes a version of the
-registered model ``<experiment>-<profile>``; the alias ``best`` is at the version with the best in-domain F1.
+Traces are in an experiment of their own, ``<experiment>-traces``. The best model of a report
+becomes a version of the registered model ``<experiment>-<profile>``; the alias ``best`` is at the
+version with the best in-domain F1.
 
-The report's own run is finished last: its status proves that all is there. What a kill or a dead server left unfinished
-is removed, with its traces and logged models, before the report is sent again. The bundle of a report that no server
-took waits in the outbox, in a folder named by its digest.
+The report's own run is finished last: its status proves that all is there. What a kill or a dead
+server left unfinished is removed, with its traces and logged models, before the report is sent
+again. The bundle of a report that no server took waits in the outbox, in a folder named by its
+digest.
 """
 
 import re
@@ -29,7 +31,7 @@ from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.agent.timing import trajectory_digest
 from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError
-from deepsearch_rl.evaluation.report.tables import flat_rows, published_lines
+from deepsearch_rl.evaluation.report.table_files import flat_rows, published_lines
 from deepsearch_rl.files import atomic_directory, read_jsonl
 from deepsearch_rl.tracking.bundle import (
     BUNDLE,
@@ -53,8 +55,10 @@ from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_i
 from deepsearch_rl.tracking.traces import Owner, build_trace
 from deepsearch_rl.trajectories.collect import kept_times, read_times
 
-DIGEST_TAG, F1_TAG = "report.digest", "f1"
-PARENT_TAG, DESCRIPTION_TAG = "mlflow.parentRunId", "mlflow.note.content"
+DIGEST_TAG = "report.digest"
+F1_TAG = "f1"
+PARENT_TAG = "mlflow.parentRunId"
+DESCRIPTION_TAG = "mlflow.note.content"
 MAX_TAG_CHARACTERS = 8000
 """Of a tag's value in MLflow."""
 REPORT = "report"
@@ -85,14 +89,17 @@ def put_into_outbox(bundle: Path, outbox: Path) -> Path:
     return copy
 
 
-def upload_all(bundle: Path, outbox: Path, uri: str, timeout_s: float) -> list[Uploaded | FailedUpload]:
+def upload_all(
+    bundle: Path, outbox: Path, uri: str, timeout_s: float
+) -> list[Uploaded | FailedUpload]:
     """Upload a bundle, and then those in the outbox; what has arrived leaves the outbox.
 
-    Each is uploaded on its own: a malformed or refused bundle does not hold up another. After an address that cannot be
-    read, or a store that does not answer, nothing more is tried.
+    Each is uploaded on its own: a malformed or refused bundle does not hold up another. After an
+    address that cannot be read, or a store that does not answer, nothing more is tried.
     """
     outcomes: list[Uploaded | FailedUpload] = []
     waiting = waiting_reports(outbox)
+
     for folder in [bundle, *waiting] if bundle.exists() or not waiting else waiting:
         if folder in waiting and not folder.exists():
             continue  # it was the bundle itself
@@ -104,34 +111,46 @@ def upload_all(bundle: Path, outbox: Path, uri: str, timeout_s: float) -> list[U
             outcomes.append(FailedUpload(folder, error))
             if isinstance(error, ConfigError | EndpointDownError):
                 break
+
     return outcomes
 
 
 def upload(folder: Path, uri: str, timeout_s: float) -> bool:
     """Upload the bundle in ``folder``; False where the store has it already.
 
-    Raise ArtifactError or RecordError where the bundle is missing or malformed, and as :func:`connected`.
+    Raise ArtifactError or RecordError where the bundle is missing or malformed, and as
+    :func:`connected`.
     """
     bundle = read_bundle(folder)
     with connected(uri, timeout_s) as client:
-        experiment, traces_of = (experiment_id(client, bundle.experiment + suffix, uri) for suffix in ("", "-traces"))
+        experiment, traces_of = (
+            experiment_id(client, bundle.experiment + suffix, uri) for suffix in ("", "-traces")
+        )
         of_report = f"tags.`{DIGEST_TAG}` = '{bundle.digest}'"
         runs = client.search_runs([experiment], of_report, entities.ViewType.ACTIVE_ONLY)
         if any(run.info.status == "FINISHED" and PARENT_TAG not in run.data.tags for run in runs):
             return False
         for run_id in (unfinished.info.run_id for unfinished in runs):
             while traces := client.search_traces(
-                locations=[experiment, traces_of], run_id=run_id, include_spans=False, max_results=BATCH
+                locations=[experiment, traces_of],
+                run_id=run_id,
+                include_spans=False,
+                max_results=BATCH,
             ):
                 client.delete_traces(traces_of, trace_ids=[trace.info.trace_id for trace in traces])
+
             for version in client.search_model_versions(f"run_id = '{run_id}'"):
                 client.delete_model_version(version.name, version.version)
             for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
                 client.delete_logged_model(model.model_id)
             client.delete_run(run_id)
+
         steps = read_steps(Path("work", bundle.table.profile))
         ending = time_to_add(client, experiment, bundle.name, int(time.time() * 1000))
-        _Upload(client, TracingClient(uri), experiment, traces_of, folder, bundle, steps, ending).report()
+        _Upload(
+            client, TracingClient(uri), experiment, traces_of, folder, bundle, steps, ending
+        ).report()
+
     return True
 
 
@@ -166,25 +185,41 @@ class _Upload:
 
     def _run(self, name: str, tags: Mapping[str, str]) -> str:
         tags = {**self.bundle.tags, DIGEST_TAG: self.bundle.digest, **tags}
-        run_id = self.client.create_run(self.experiment, tags=tags, run_name=name + self.ending).info.run_id
+        run_id = self.client.create_run(
+            self.experiment, tags=tags, run_name=name + self.ending
+        ).info.run_id
+
         for some in batches(self.bundle.params.items(), BATCH):
-            self.client.log_batch(run_id, params=[entities.Param(key, value) for key, value in some])
+            self.client.log_batch(
+                run_id, params=[entities.Param(key, value) for key, value in some]
+            )
+
         return run_id
 
     def _model(self, model: str, parent_id: str) -> None:
         """Make a model's run, and its page: its weights stay where they are, params and tags say where."""
         evaluated = self.bundle.models[model]
-        run_id = self._run(self.bundle.name_of(model), {**evaluated.tags, PARENT_TAG: parent_id, "model": model})
+        run_id = self._run(
+            self.bundle.name_of(model), {**evaluated.tags, PARENT_TAG: parent_id, "model": model}
+        )
         logged = self.client.create_logged_model(
             self.experiment,
             name=_NOT_IN_A_MODEL_NAME.sub("-", model),
             source_run_id=run_id,
-            tags={**self.bundle.tags, **evaluated.tags, DIGEST_TAG: self.bundle.digest, "model": model},
+            tags={
+                **self.bundle.tags,
+                **evaluated.tags,
+                DIGEST_TAG: self.bundle.digest,
+                "model": model,
+            },
             params={"checkpoint": evaluated.checkpoint, "sha256": evaluated.sha256},
             model_type="search agent",
         )
         self.client.finalize_logged_model(logged.model_id, entities.LoggedModelStatus.READY)
-        datasets = [*_inputs(self.bundle.datasets), *_inputs(evaluated.questions, context="evaluation")]
+        datasets = [
+            *_inputs(self.bundle.datasets),
+            *_inputs(evaluated.questions, context="evaluation"),
+        ]
         self.client.log_inputs(run_id, datasets, [entities.LoggedModelInput(logged.model_id)])
         step_times = {digest: time_ms for digest, (time_ms, _) in self.steps.items()}
         metrics = self.bundle.metrics(model, logged.model_id, int(time.time() * 1000), step_times)
@@ -193,22 +228,38 @@ class _Upload:
         self._link_live_run(model, run_id)
         rows = flat_rows(row for row in self.bundle.table.rows if row.model == model)
         self.client.log_table(run_id, pd.DataFrame(rows), "f1_table.json")
-        predictions = [row for row in read_jsonl(self.folder / PREDICTIONS, Prediction) if row.model == model]
+        predictions = [
+            row for row in read_jsonl(self.folder / PREDICTIONS, Prediction) if row.model == model
+        ]
+
         if predictions:
-            self.client.log_table(run_id, pd.DataFrame(row.table_row() for row in predictions), "predictions.json")
-        owner, now_ns = Owner(self.traces_of, run_id, logged.model_id), time.time_ns()
-        rollouts = [shown for shown in read_jsonl(self.folder / ROLLOUTS, ShownRollout) if shown.model == model]
+            self.client.log_table(
+                run_id, pd.DataFrame(row.table_row() for row in predictions), "predictions.json"
+            )
+
+        owner = Owner(self.traces_of, run_id, logged.model_id)
+        now_ns = time.time_ns()
+        rollouts = [
+            shown
+            for shown in read_jsonl(self.folder / ROLLOUTS, ShownRollout)
+            if shown.model == model
+        ]
         digests = [trajectory_digest(shown.trajectory) for shown in rollouts]
         times = read_times(kept_times(self.bundle.table.profile, model), set(digests))
         traces = (
             build_trace(shown, owner, times.get(digest), now_ns)
             for shown, digest in zip(rollouts, digests, strict=True)
         )
+
         for some in batches(traces, BATCH):
             for trace in some:
                 self.tracing.start_trace(trace.info)
-            self.tracing.log_spans(self.traces_of, [span for trace in some for span in trace.data.spans])
-        if model == self.bundle.best_model and logged.tags.get("dvc.weights.md5"):  # no endpoint's model
+            self.tracing.log_spans(
+                self.traces_of, [span for trace in some for span in trace.data.spans]
+            )
+
+        # No endpoint's model
+        if model == self.bundle.best_model and logged.tags.get("dvc.weights.md5"):
             self._register(run_id, logged)
         self.client.set_terminated(run_id)
 
@@ -219,19 +270,29 @@ class _Upload:
     def _link_live_run(self, model: str, run_id: str) -> None:
         """Name the run in which the model's training was watched, and this one there, where the store has it."""
         curve = self.bundle.models[model].curve
-        _, run = self.steps.get(line_digest(curve[-1].model_dump()), (0, None)) if curve else (0, None)
+        _, run = (
+            self.steps.get(line_digest(curve[-1].model_dump()), (0, None)) if curve else (0, None)
+        )
         live = self.client.get_experiment_by_name(self.bundle.experiment + LIVE) if run else None
+
         if run and live:
-            for watched in live_runs(self.client, live.experiment_id, f"{self.bundle.table.profile}/{run.identity}"):
+            for watched in live_runs(
+                self.client, live.experiment_id, f"{self.bundle.table.profile}/{run.identity}"
+            ):
                 self.client.set_tag(run_id, "live.run", watched.info.run_id)
                 self.client.set_tag(watched.info.run_id, "report.run", run_id)
 
     def _register(self, run_id: str, logged: entities.LoggedModel) -> None:
         """Make a logged model the newest version of the profile's registered model; ``best`` if none has more F1."""
-        name, table = f"{self.bundle.experiment}-{self.bundle.table.profile}", self.bundle.table
+        name = f"{self.bundle.experiment}-{self.bundle.table.profile}"
+        table = self.bundle.table
         with suppress(MlflowException):  # an earlier report made it
             self.client.create_registered_model(name)
-        f1 = next(row.f1 for row in table.main_rows(table.datasets[0]) if row.model == logged.tags["model"])
+        f1 = next(
+            row.f1
+            for row in table.main_rows(table.datasets[0])
+            if row.model == logged.tags["model"]
+        )
         versions = self.client.search_model_versions(f"name = '{name}'")
         digests = {f"data.{name}": data.digest for name, data in self.bundle.datasets.items()}
         version = self.client.create_model_version(
@@ -257,10 +318,15 @@ def describe_report(table: str, page: str) -> str:
         if len(longer) > MAX_TAG_CHARACTERS:
             break
         text = longer
+
     return text
 
 
-def _inputs(datasets: Mapping[str, DatasetDigest], context: str | None = None) -> list[entities.DatasetInput]:
+def _inputs(
+    datasets: Mapping[str, DatasetDigest], context: str | None = None
+) -> list[entities.DatasetInput]:
     tags = [entities.InputTag("mlflow.data.context", context)] if context else []
-    records = (entities.Dataset(name, data.digest, "dvc", data.path) for name, data in datasets.items())
+    records = (
+        entities.Dataset(name, data.digest, "dvc", data.path) for name, data in datasets.items()
+    )
     return [entities.DatasetInput(record, tags) for record in records]

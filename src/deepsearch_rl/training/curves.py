@@ -2,9 +2,10 @@
 
     work/<profile>/curves/<stage>-<key>.jsonl     key: the digest that names the run's scratch folder
 
-Training logs are equal from run to run, so no clock enters them. A curve is a measurement: it is appended to, outlives
-a kill, and a resumed run goes on in it. ``tracking/`` sends it to MLflow. Where nobody asks for a curve
-(:func:`recorded_curve`), nothing is written; where it cannot be written, training goes on without it.
+Training logs are equal from run to run, so no clock enters them. A curve is a measurement: it is
+appended to, outlives a kill, and a resumed run goes on in it. ``tracking/`` sends it to MLflow.
+Where nobody asks for a curve (:func:`recorded_curve`), nothing is written; where it cannot be
+written, training goes on without it.
 """
 
 import logging
@@ -39,7 +40,11 @@ class TrainingStep(OpenRecord):
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics that the step has."""
-        return {name: value for name, value in (self.__pydantic_extra__ or {}).items() if value is not None}
+        return {
+            name: value
+            for name, value in (self.__pydantic_extra__ or {}).items()
+            if value is not None
+        }
 
     def interval(self, metric: str) -> tuple[float, float] | None:
         """Return the 95 % normal interval of a mean whose standard error is logged (:func:`standard_error`)."""
@@ -57,7 +62,9 @@ class CurveLine(Record):
 
     time_ms: int = Field(ge=0, description="since 1970")
     step: int | None = Field(default=None, ge=0, description="None at the end of a run")
-    metrics: dict[str, float | None] = Field(default={}, description="None where the value is no number")
+    metrics: dict[str, float | None] = Field(
+        default={}, description="None where the value is no number"
+    )
     end: Literal["FINISHED", "FAILED"] | None = None
 
 
@@ -75,7 +82,12 @@ class _Curve:
                     log.append(line)
         except OSError as error:
             if not self.is_warned:
-                _LOG.warning("training goes on, but its curve %s cannot be written: %s", self.path, error.strerror)
+                _LOG.warning(
+                    "training goes on, but its curve %s cannot be written: %s",
+                    self.path,
+                    error.strerror,
+                )
+
             self.is_warned = True
 
 
@@ -96,7 +108,9 @@ def curve_path(work: Path, name: str) -> Path:
 def recorded_curve(path: Path) -> Iterator[None]:
     """Append the steps that this block records to the curve ``path``, and behind them how the block ended."""
     curve = _Curve(path)
-    token, end = _CURVE.set(curve), "FAILED"
+    token = _CURVE.set(curve)
+    end = "FAILED"
+
     try:
         yield
         end = "FINISHED"
@@ -109,7 +123,9 @@ def recorded_curve(path: Path) -> Iterator[None]:
 def record_step(line: Mapping[str, int | float | None]) -> None:
     """Record a line of a training log, its field ``step`` and its metrics, as one of this moment."""
     if curve := _CURVE.get():
-        pairs = ((name, value) for name, value in line.items() if value is not None and name != "step")
+        pairs = (
+            (name, value) for name, value in line.items() if value is not None and name != "step"
+        )
         metrics: dict[str, float | None] = {name: float(value) for name, value in pairs}
         curve.append(CurveLine(time_ms=_now_ms(), step=int(line["step"] or 0), metrics=metrics))
 

@@ -1,6 +1,7 @@
 """NaN and infinity stop training by name: what is not finite is neither applied, nor saved, nor served.
 
-Only the standard library and types: SFT's stage reads what another program logs, and does not load torch for it.
+Only the standard library and types: SFT's stage reads what another program logs, and does not load
+torch for it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def first_not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
 def require_finite_tensors(what: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Raise NotFiniteError with the first tensor that is not finite; ``what`` begins the sentence."""
     if name := first_not_finite(tensors):
-        raise NotFiniteError(f"{what} {name} is not finite (NaN or infinite). Nothing of this step is kept.")
+        raise NotFiniteError(
+            f"{what} {name} is not finite (NaN or infinite). Nothing of this step is kept."
+        )
 
 
 def not_finite_metrics(line: str) -> str:
@@ -45,5 +48,7 @@ def not_finite_metrics(line: str) -> str:
 def bad_numbers(metrics: Mapping[str, float | None]) -> str:
     """Return the metrics that are not finite, as ``grad_norm nan``; empty where all are."""
     return ", ".join(
-        f"{name} {value}" for name, value in metrics.items() if value is not None and not math.isfinite(value)
+        f"{name} {value}"
+        for name, value in metrics.items()
+        if value is not None and not math.isfinite(value)
     )

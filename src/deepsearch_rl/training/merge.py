@@ -2,15 +2,17 @@
 
     python -m deepsearch_rl.training.merge     (log-probabilities by a merged model; started by merge_rl_adapter)
 
-RL backends: ``peft`` adds the adapter to the base in the base's own 16- or 32-bit weights; ``unsloth`` (GPU) does the
-same from its own loader, ``save_pretrained_merged(..., save_method="merged_16bit")``. Neither ever merges into a base
-that was loaded in 4 bits, although the adapter may have been trained beside one: the rounded base would be kept.
+RL backends: ``peft`` adds the adapter to the base in the base's own 16- or 32-bit weights;
+``unsloth`` (GPU) does the same from its own loader, ``save_pretrained_merged(...,
+save_method="merged_16bit")``. Neither ever merges into a base that was loaded in 4 bits, although
+the adapter may have been trained beside one: the rounded base would be kept.
 
-The proof that the merged model is the trained one: the unmerged model, base and adapter, answers a fixed set of prompts
-greedily, and the merged one must give the tokens of these answers the same log-probabilities, up to rounding. It must
-also be nearer to the unmerged model than to the base, so that a merge which lost a small adapter is found. The merged
-folder is loaded in a process of its own, as every later reader of it will: Unsloth replaces methods of transformers'
-classes (``models/llama.py``, ``pre_patch``) by ones that only its own instances have the attributes for.
+The proof that the merged model is the trained one: the unmerged model, base and adapter, answers a
+fixed set of prompts greedily, and the merged one must give the tokens of these answers the same
+log-probabilities, up to rounding. It must also be nearer to the unmerged model than to the base, so
+that a merge which lost a small adapter is found. The merged folder is loaded in a process of its
+own, as every later reader of it will: Unsloth replaces methods of transformers' classes
+(``models/llama.py``, ``pre_patch``) by ones that only its own instances have the attributes for.
 """
 
 import contextlib
@@ -34,7 +36,13 @@ from deepsearch_rl.files import atomic_directory, read_json, write_json
 from deepsearch_rl.processes import LAST_LINES, ProcessGuard
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
-from deepsearch_rl.training.model_folder import ADAPTER_FILES, CHECKPOINTS, CONFIG, complete_folder, require_files
+from deepsearch_rl.training.model_folder import (
+    ADAPTER_FILES,
+    CHECKPOINTS,
+    CONFIG,
+    complete_folder,
+    require_files,
+)
 from deepsearch_rl.training.served_share import is_start_model, served_share
 from deepsearch_rl.training.swift_run import run_swift, swift_command
 
@@ -56,7 +64,9 @@ class MergeConfig(Record):
     device: Literal["cpu", "cuda"] = Field(description="where weights are added; never guessed")
     dtype: Literal["float32", "bfloat16"] = Field(description="of the merged weights")
     model_type: NonEmpty = Field(description="ms-swift's name of the architecture, e.g. qwen3")
-    template: NonEmpty = Field(description="ms-swift's name of the chat template, e.g. qwen3_nothinking")
+    template: NonEmpty = Field(
+        description="ms-swift's name of the chat template, e.g. qwen3_nothinking"
+    )
 
 
 def swift_export_command(config: MergeConfig, base: Path, adapter: Path, output: Path) -> list[str]:
@@ -66,7 +76,8 @@ def swift_export_command(config: MergeConfig, base: Path, adapter: Path, output:
         "model_type": config.model_type,
         "template": config.template,
         "adapters": adapter,
-        "load_args": False,  # all that swift would read from the adapter's args.json is given here
+        # All that swift would read from the adapter's args.json is given here
+        "load_args": False,
         "merge_lora": True,
         "torch_dtype": config.dtype,
         "device_map": config.device,
@@ -92,11 +103,16 @@ def merge_adapter(config: MergeConfig, base: Path, adapter: Path, work: Path, ou
             "dev questions. Set it in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run "
             "`make params deps`."
         )
+
     require_files(base, [CONFIG])
     require_files(adapter, ADAPTER_FILES)
+
     with atomic_directory(output) as partial:
-        partial.rmdir()  # swift export makes the folder itself, and refuses one that exists
-        run_swift(swift_export_command(config, base, adapter, partial), work / "merge" / "swift.log")
+        # Swift export makes the folder itself, and refuses one that exists
+        partial.rmdir()
+        run_swift(
+            swift_export_command(config, base, adapter, partial), work / "merge" / "swift.log"
+        )
         complete_folder(base, partial, adapter)
 
 
@@ -104,12 +120,24 @@ class AdapterMergeConfig(Record):
     """Params section ``unsloth_merge``."""
 
     backend: Literal["peft", "unsloth"]
-    dtype: Literal["float32", "bfloat16"] = Field(description="of the base and of the merged weights")
-    max_sequence_tokens: int = Field(ge=1, description="context that unsloth prepares its model for")
-    prompts: int = Field(ge=1, le=len(QUESTIONS), description="fixed prompts that the unmerged model answers greedily")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        description="of the base and of the merged weights"
+    )
+    max_sequence_tokens: int = Field(
+        ge=1, description="context that unsloth prepares its model for"
+    )
+    prompts: int = Field(
+        ge=1,
+        le=len(QUESTIONS),
+        description="fixed prompts that the unmerged model answers greedily",
+    )
     max_tokens: int = Field(ge=1, description="longest of those answers")
-    tolerance: float = Field(gt=0, description="mean difference of log-probabilities, nats, that rounding explains")
-    check_timeout_s: float = Field(gt=0, description="how long the merged model may take to load and answer")
+    tolerance: float = Field(
+        gt=0, description="mean difference of log-probabilities, nats, that rounding explains"
+    )
+    check_timeout_s: float = Field(
+        gt=0, description="how long the merged model may take to load and answer"
+    )
 
 
 def unsloth_load_arguments(adapter: Path, config: AdapterMergeConfig) -> dict[str, Any]:
@@ -140,13 +168,19 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
         require_gpu("unsloth_merge with the unsloth backend", packages=["unsloth"])
     require_files(start, [CONFIG])
     require_files(adapter, ADAPTER_FILES)
+
     if "quantization_config" in read_json(start / CONFIG):
-        raise ConfigError(f"{start} holds quantized weights; merge into the 16-bit model that they were made from.")
+        raise ConfigError(
+            f"{start} holds quantized weights; merge into the 16-bit model that they were made from."
+        )
+
     prompts = fixed_prompts(start, config.prompts)
     unmerged: Any = PeftModel.from_pretrained(_load(start, config), adapter)
     answers = [
         Answer(prompt, tokens)
-        for prompt, tokens in zip(prompts, greedy_answers(unmerged, prompts, config.max_tokens), strict=True)
+        for prompt, tokens in zip(
+            prompts, greedy_answers(unmerged, prompts, config.max_tokens), strict=True
+        )
     ]
     trained = answer_logprobs(unmerged, answers)
     with unmerged.disable_adapter():
@@ -156,13 +190,18 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
             del unmerged  # its memory is needed
             with tempfile.TemporaryDirectory(prefix="deepsearch-") as scratch:
                 local = shutil.copytree(adapter, Path(scratch, "adapter"))
-                settings = read_json(local / ADAPTER_FILES[0])  # unsloth loads the base that this file names
-                write_json(local / ADAPTER_FILES[0], {**settings, "base_model_name_or_path": str(start.resolve())})
+                # Unsloth loads the base that this file names
+                settings = read_json(local / ADAPTER_FILES[0])
+                write_json(
+                    local / ADAPTER_FILES[0],
+                    {**settings, "base_model_name_or_path": str(start.resolve())},
+                )
                 loader = import_module("unsloth").FastLanguageModel
                 model, tokenizer = loader.from_pretrained(**unsloth_load_arguments(local, config))
                 model.save_pretrained_merged(tokenizer=tokenizer, **unsloth_save_arguments(partial))
         else:
             unmerged.merge_and_unload().save_pretrained(partial)
+
         complete_folder(start, partial, adapter)
         merged = logprobs_of_new_process(partial, config, answers)
         require_trained_model(merged, trained, base, config.tolerance)
@@ -189,15 +228,20 @@ class LogprobsTask(Record):
     output: Path = Field(description="JSON file for the log-probabilities of every answer's tokens")
 
 
-def logprobs_of_new_process(folder: Path, config: AdapterMergeConfig, answers: Sequence[Answer]) -> list[list[float]]:
+def logprobs_of_new_process(
+    folder: Path, config: AdapterMergeConfig, answers: Sequence[Answer]
+) -> list[list[float]]:
     """Return :func:`answer_logprobs` of a model folder, loaded by plain transformers in a new process.
 
-    Raises CommandError, with the process's last lines, if it failed or took longer than ``check_timeout_s``.
+    Raises CommandError, with the process's last lines, if it failed or took longer than
+    ``check_timeout_s``.
     """
     with tempfile.TemporaryDirectory(prefix="deepsearch-") as scratch, ProcessGuard() as guard:
         log = Path(scratch, "output.log")
         output = Path(scratch, "logprobs.json")
-        task = LogprobsTask(folder=folder.absolute(), config=config, answers=list(answers), output=output)
+        task = LogprobsTask(
+            folder=folder.absolute(), config=config, answers=list(answers), output=output
+        )
         with log.open("w", encoding="utf-8") as lines:
             command = [sys.executable, "-P", "-m", "deepsearch_rl.training.merge"]
             process = guard.start(command, output=lines, settings=task.model_dump_json())
@@ -208,7 +252,9 @@ def logprobs_of_new_process(folder: Path, config: AdapterMergeConfig, answers: S
         if process.returncode == 0:
             return read_json(output)
 
-        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
+        tail = "\n".join(
+            log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+        )
         raise CommandError(
             f"the merged model could not be checked, and is not kept: the process that loads it {problem}. Its output "
             f"ends:\n{tail}"
@@ -238,6 +284,7 @@ def greedy_answers(model: Any, prompts: Sequence[list[int]], max_tokens: int) ->
             max_new_tokens=max_tokens,
         )
         answers.append(output_BS[0, len(prompt) :].tolist())
+
     return answers
 
 
@@ -250,29 +297,37 @@ def answer_logprobs(model: Any, answers: Sequence[Answer]) -> list[list[float]]:
             logits_SV = model.eval()(input_ids=ids_S[None, :-1]).logits[0]
         own_SV = logits_SV[len(prompt) - 1 :].float().log_softmax(dim=-1)
         logprobs.append(own_SV.gather(1, ids_S[len(prompt) :, None])[:, 0].tolist())
+
     return logprobs
 
 
 def require_trained_model(
-    merged: Sequence[list[float]], trained: Sequence[list[float]], base: Sequence[list[float]], tolerance: float
+    merged: Sequence[list[float]],
+    trained: Sequence[list[float]],
+    base: Sequence[list[float]],
+    tolerance: float,
 ) -> None:
     """Check that the merged model finds answers as probable as the unmerged one (``trained``) does, token by token.
 
-    All are log-probabilities of the same tokens. Raises CheckFailedError where the mean difference is above
-    ``tolerance`` or NaN, or where the merged model is nearer to the base than to the trained model.
+    All are log-probabilities of the same tokens. Raises CheckFailedError where the mean difference
+    is above ``tolerance`` or NaN, or where the merged model is nearer to the base than to the
+    trained model.
     """
     merged_BS, trained_BS, base_BS = (
         torch.nested.to_padded_tensor(torch.nested.nested_tensor(rows), float("nan"))
         for rows in (list(merged), list(trained), list(base))
     )
     difference = float((merged_BS - trained_BS).abs().nanmean())
+
     if not difference <= tolerance:
         raise CheckFailedError(
             "the merged model is not the unmerged one: the log-probabilities that they give to the tokens of "
             f"{len(trained)} answers differ by {difference:.2g} nats on average, and unsloth_merge.tolerance is "
             f"{tolerance:g}. The merged model is not kept."
         )
+
     share, error = served_share(merged_BS, trained_BS, base_BS)
+
     if is_start_model(share, error):
         raise CheckFailedError(
             f"the merged model is nearer to the base than to the trained model: its log-probabilities have gone "
@@ -283,4 +338,6 @@ def require_trained_model(
 
 if __name__ == "__main__":
     request = LogprobsTask.model_validate_json(sys.stdin.read())
-    write_json(request.output, answer_logprobs(_load(request.folder, request.config), request.answers))
+    write_json(
+        request.output, answer_logprobs(_load(request.folder, request.config), request.answers)
+    )

@@ -3,9 +3,10 @@
     work/<profile>/rl_runs/<start>-<digest>/        a finished run: its log, its settings and the checkpoints of rl.keep
     work/<profile>/scratch/rl@<start>/<digest>/     a run that was cut off
 
-The stage continues from whatever its scratch folder holds, and that folder belongs to one state of code, params and
-data. So a fork is the scratch folder of other params, filled with the log up to a step and the checkpoints that go with
-it; the next run of the stage with these params continues there.
+The stage continues from whatever its scratch folder holds, and that folder belongs to one state of
+code, params and data. So a fork is the scratch folder of other params, filled with the log up to a
+step and the checkpoints that go with it; the next run of the stage with these params continues
+there.
 """
 
 import shutil
@@ -42,7 +43,9 @@ def find_runs(work: Path) -> dict[str, Path]:
     finished = {folder.name: folder for folder in (work / RUNS).glob("*")}
     cut_off = {run_name(folder): folder for folder in unfinished(work, "rl@*")}
     folders = {**finished, **cut_off}
-    trained = {name: log for name, folder in folders.items() if (log := folder / TRAIN_LOG).is_file()}
+    trained = {
+        name: log for name, folder in folders.items() if (log := folder / TRAIN_LOG).is_file()
+    }
     begun = [name for name, log in trained.items() if log.stat().st_size]
     begun.sort(key=lambda name: trained[name].stat().st_mtime, reverse=True)
     return {name: folders[name] for name in begun}
@@ -62,8 +65,8 @@ def run_of(settings: Profile, start: str, root: Path) -> RlRun:
 def fork_run(settings: Profile, name: str, step: int, root: Path) -> tuple[str, RlRun]:
     """Have a profile's next run continue after ``step`` of an earlier one; return that one's name, and the new run.
 
-    ``name`` is that of a run, or of a start for the newest run from it; ``root`` is the project's folder. Raises
-    UnknownNameError for any other name, and as :func:`fork`.
+    ``name`` is that of a run, or of a start for the newest run from it; ``root`` is the project's
+    folder. Raises UnknownNameError for any other name, and as :func:`fork`.
     """
     runs = find_runs(settings.work)
     newest = {_start_name(run): run for run in reversed(runs)}
@@ -81,35 +84,42 @@ def _start_name(run: str) -> str:
 def fork(name: str, folder: Path, step: int, target: RlRun) -> None:
     """Have ``target`` continue after ``step`` of the run ``name``, which lies in ``folder``.
 
-    It takes the checkpoint of ``step`` and the best one before it. Where a better one is not kept any more, its score
-    is left out of the log: nothing could be published under it.
+    It takes the checkpoint of ``step`` and the best one before it. Where a better one is not kept
+    any more, its score is left out of the log: nothing could be published under it.
 
     Raises:
-        ConfigError: ``target`` has trained already, has no step or no patience left, or cannot load the checkpoint.
+        ConfigError: ``target`` has trained already, has no step or no patience left, or cannot load
+            the checkpoint.
         ArtifactError: there is no checkpoint of ``step``, or nothing before it that dev has scored.
     """
     kept = checkpoints(folder)
     if step not in kept:
         has = ", ".join(map(str, kept)) or "none"
         raise ArtifactError(f"{name} keeps no checkpoint of step {step}; it has: {has} (rl.keep).")
+
     _check_target(name, folder, step, target)
     lines = [line for line in read_jsonl(folder / TRAIN_LOG, TrainingStep) if line.step <= step]
     scored = [line for line in lines if line.step in kept and line.dev_f1 is not None]
+
     if not scored:
         raise ArtifactError(
             f"{name} has no checkpoint up to step {step} with a score on dev, so nothing could be chosen from. "
             "Fork a later step; rl.keep.every as a multiple of rl.dev.every keeps checkpoints with scores."
         )
+
     best = best_line(scored)
     lines = [_without_lost_score(line, best) for line in lines]
     worse = evaluations_since_best(lines)
+
     if target.rl.patience and worse >= target.rl.patience:
         raise ConfigError(
             f"the fork would train nothing: at step {step}, {worse} scores on dev came after the best one, of step "
             f"{best.step}, and rl.patience is {target.rl.patience}. Raise it, or fork an earlier step."
         )
+
     unneeded = {path for number in kept.keys() - {step, best.step} for path in kept[number]}
     unneeded |= {folder / file for file in (TRAIN_LOG, RUN_FILE, OUTPUT_LOG, STATE_FILE)}
+
     with atomic_directory(target.scratch) as partial:
         shutil.copytree(
             folder,
@@ -130,21 +140,35 @@ def _without_lost_score(line: TrainingStep, best: TrainingStep) -> TrainingStep:
 
 def _check_target(name: str, folder: Path, step: int, target: RlRun) -> None:
     source = read_record(folder / RUN_FILE, RlRun)
-    field = next((name for name in SAME if getattr(source.rl, name) != getattr(target.rl, name)), None)
+    field = next(
+        (name for name in SAME if getattr(source.rl, name) != getattr(target.rl, name)), None
+    )
+
     if field:
-        raise ConfigError(f"{name} was trained with another rl.{field}, which its checkpoints depend on.")
+        raise ConfigError(
+            f"{name} was trained with another rl.{field}, which its checkpoints depend on."
+        )
+
     if source.weights != target.weights:
         raise ConfigError(
             f"{name} changed other weights than those in {target.start}; its checkpoints do not fit them."
         )
+
     if run_name(target.scratch) == name:
         raise ConfigError(
             f"with these params the stage continues {name} itself; say what the fork shall do otherwise, e.g. "
             "-S rl.learning_rate=5e-4, or edit the params."
         )
+
     log = target.scratch / TRAIN_LOG
+
     if log.is_file() and log.stat().st_size:
-        raise ConfigError(f"{target.scratch} has trained with these params; remove it, or choose others.")
+        raise ConfigError(
+            f"{target.scratch} has trained with these params; remove it, or choose others."
+        )
+
     if target.rl.steps[target.start_name] <= step:
         field = f"rl.steps.{target.start_name}"
-        raise ConfigError(f"{field} is {target.rl.steps[target.start_name]}, so nothing is left after step {step}.")
+        raise ConfigError(
+            f"{field} is {target.rl.steps[target.start_name]}, so nothing is left after step {step}."
+        )

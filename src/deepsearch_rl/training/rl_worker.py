@@ -43,7 +43,8 @@ class RlRun(Record):
 def rl_run(profile: Profile, item: str, scratch: Path, curve: Path) -> RlRun:
     """Return the run of a profile from the start ``item`` in a scratch folder, with its curve.
 
-    Raises UnknownNameError for an unknown start or data set, ArtifactError where an input is missing.
+    Raises UnknownNameError for an unknown start or data set, ArtifactError where an input is
+    missing.
     """
     config = profile.section("rl", RlConfig)
     look_up("start", item, config.steps)
@@ -71,8 +72,13 @@ def train(run: RlRun) -> None:
     """Train in this process, with a retrieval server."""
     from deepsearch_rl.training.rl.loop import train_policy  # noqa: PLC0415 - imports transformers
 
-    make_trainer, setting = open_engine(run.rl.backend), run.setting
-    with serve_index(setting.index, setting.chunks, setting.retrieval) as url, recorded_curve(run.curve):
+    make_trainer = open_engine(run.rl.backend)
+    setting = run.setting
+
+    with (
+        serve_index(setting.index, setting.chunks, setting.retrieval) as url,
+        recorded_curve(run.curve),
+    ):
         task = RlTask(
             start=run.start,
             start_name=run.start_name,

@@ -1,7 +1,7 @@
 """Which of two models is served, the start model or the trained one: decided from log-probabilities of the same tokens.
 
-A distance alone cannot tell: after a few small updates the two models differ by less than two engines do by rounding.
-The direction in which they differ can, because rounding has none.
+A distance alone cannot tell: after a few small updates the two models differ by less than two
+engines do by rounding. The direction in which they differ can, because rounding has none.
 """
 
 import torch
@@ -15,15 +15,19 @@ def is_start_model(share: float, error: float) -> bool:
     return share + MAX_ERRORS * error < 1 / 2
 
 
-def served_share(served_BS: torch.Tensor, trained_BS: torch.Tensor, start_BS: torch.Tensor) -> tuple[float, float]:
+def served_share(
+    served_BS: torch.Tensor, trained_BS: torch.Tensor, start_BS: torch.Tensor
+) -> tuple[float, float]:
     """Return how far a served model has come from the start model to the trained one, and the standard error of that.
 
-    The log-probabilities [B, S] are of the same S tokens of B texts, in nats; NaN in ``served_BS`` where there is none.
-    The share is the least-squares coefficient of ``served - start`` on ``trained - start`` over all tokens: 1 where the
-    trained weights are served, 0 where those of the start model are, or weights that have nothing to do with the
-    trained ones. Below one half, the squared distance to the trained model is the larger one. The noise of two engines
-    is independent of the direction and only widens the error, which is that of an estimate from clusters, the texts.
-    Both are NaN where trained and start model are equal, as before the first update.
+    The log-probabilities [B, S] are of the same S tokens of B texts, in nats; NaN in ``served_BS``
+    where there is none. The share is the least-squares coefficient of ``served - start`` on
+    ``trained - start`` over all tokens: 1 where the trained weights are served, 0 where those of
+    the start model are, or weights that have nothing to do with the trained ones. Below one half,
+    the squared distance to the trained model is the larger one. The noise of two engines is
+    independent of the direction and only widens the error, which is that of an estimate from
+    clusters, the texts. Both are NaN where trained and start model are equal, as before the first
+    update.
     """
     direction_BS = (trained_BS - start_BS).double()
     way_BS = (served_BS - start_BS).double()

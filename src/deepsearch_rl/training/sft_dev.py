@@ -1,7 +1,8 @@
 """The best of SFT's checkpoints, by the F1 of real rollouts on dev questions: the scorer of RL's dev F1.
 
-Each adapter that ``train_adapter`` left is served beside its base, as an evaluated model is, and answers the same
-questions with the same seeds. Rollouts are logged in the stage's scratch folder, so that a killed choice continues.
+Each adapter that ``train_adapter`` left is served beside its base, as an evaluated model is, and
+answers the same questions with the same seeds. Rollouts are logged in the stage's scratch folder,
+so that a killed choice continues.
 """
 
 import shutil
@@ -48,20 +49,25 @@ def choose_on_dev(rollouts: DevRollouts, folder: Path, scratch: Path) -> dict[in
 
     The scores go into its log, its manifest and a training curve; return them, in [0, 1], by step.
 
-    Raise ArtifactError where there is nothing to choose from or no dev question, and as :func:`require_trained_with`,
-    :func:`serve_model`, :func:`serve_index` and :func:`collect`; the adapters are then as before.
+    Raise ArtifactError where there is nothing to choose from or no dev question, and as
+    :func:`require_trained_with`, :func:`serve_model`, :func:`serve_index` and :func:`collect`; the
+    adapters are then as before.
     """
     adapters = {int(path.name): path for path in folder.glob(f"{CHECKPOINTS}/*")}
     if not adapters:
         raise ArtifactError(f"{folder} has no checkpoints to choose from; run the stage sft again.")
     setting = rollouts.setting
-    require_trained_with(folder, setting.agent.prompt_digests(), f"the agent (agent.prompt: {setting.agent.prompt})")
+    require_trained_with(
+        folder, setting.agent.prompt_digests(), f"the agent (agent.prompt: {setting.agent.prompt})"
+    )
     questions = read_questions(setting.split("dev"), rollouts.plan.questions)
     scores: dict[int, float] = {}
+
     with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
         for step in sorted(adapters):
             scores[step] = _dev_f1(rollouts, questions, url, step, adapters[step], scratch)
             record_step({"step": step, DEV_F1: scores[step]})
+
     best = max(scores, key=lambda step: (scores[step], -step))
     lines = {line.step: line.model_dump() for line in read_jsonl(folder / TRAIN_LOG, TrainingStep)}
     for step, score in scores.items():
@@ -69,19 +75,36 @@ def choose_on_dev(rollouts: DevRollouts, folder: Path, scratch: Path) -> dict[in
     with atomic_directory(folder) as partial_folder:
         for name in ADAPTER_FILES:
             shutil.copyfile(adapters[best] / name, partial_folder / name)
-        write_jsonl(partial_folder / TRAIN_LOG, (TrainingStep.model_validate(lines[step]) for step in sorted(lines)))
+        write_jsonl(
+            partial_folder / TRAIN_LOG,
+            (TrainingStep.model_validate(lines[step]) for step in sorted(lines)),
+        )
         manifest = {**read_json(folder / MANIFEST), "best_step": best, "dev_f1": scores}
         write_json(partial_folder / MANIFEST, manifest)
+
     return scores
 
 
 def _dev_f1(
-    rollouts: DevRollouts, questions: list[Question], url: str, step: int, adapter: Path, scratch: Path
+    rollouts: DevRollouts,
+    questions: list[Question],
+    url: str,
+    step: int,
+    adapter: Path,
+    scratch: Path,
 ) -> float:
     """Return the mean F1 of an adapter's rollouts; a failed one scores 0."""
-    plan, agent, seed = rollouts.plan, rollouts.setting.agent, rollouts.setting.seed
-    log, out, label = scratch / f"{step}.jsonl", scratch / f"{step}.sorted.jsonl", f"sft, step {step} on dev"
+    plan = rollouts.plan
+    agent = rollouts.setting.agent
+    seed = rollouts.setting.seed
+    log = scratch / f"{step}.jsonl"
+    out = scratch / f"{step}.sorted.jsonl"
+    label = f"sft, step {step} on dev"
+
     with serve_model(adapter, rollouts.serving) as endpoint:
-        agents = partial(SearchAgent, agent, endpoint, url, plan.temperature, model_name="sft", seed=seed)
+        agents = partial(
+            SearchAgent, agent, endpoint, url, plan.temperature, model_name="sft", seed=seed
+        )
         answers = collect(questions, plan.samples, agents, log, agent.concurrency, label, out)
+
     return fmean(score_rollout(trajectory).f1 for trajectory in answers.without_server_failures())

@@ -1,10 +1,10 @@
 """Bulk runs: many questions at once, resumed after a kill.
 
-Finished rollouts go to an append-only log, which the caller keeps in a place of its own for everything that determines
-them (:mod:`deepsearch_rl.scratch`). A resumed run
-repeats the rollouts that a server failed; a run stops when many in a row show that a server is gone. Memory does not
-grow with the number of trajectories. docs/evaluation.md, "Bulk runs", says what every kind of line means when the log
-is opened again.
+Finished rollouts go to an append-only log, which the caller keeps in a place of its own for
+everything that determines them (:mod:`deepsearch_rl.scratch`). A resumed run repeats the rollouts
+that a server failed; a run stops when many in a row show that a server is gone. Memory does not
+grow with the number of trajectories. docs/evaluation.md, "Bulk runs", says what every kind of line
+means when the log is opened again.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ from deepsearch_rl.records import SERVER_FAILURES, Question, StopReason, Traject
 _LOG = logging.getLogger(__name__)
 _MISSING = -1
 SHOWN_NAMES = 10
-FAILURES_IN_A_ROW = 16  # after so many server failures in a row the server counts as gone
+# After so many server failures in a row the server counts as gone
+FAILURES_IN_A_ROW = 16
 
 
 class Agent(Protocol):
@@ -83,6 +84,7 @@ def read_times(logs: Path, trajectories: Collection[str]) -> dict[str, RolloutTi
                     earlier = times.get(record.trajectory, record)
                     if record.trajectory in trajectories and earlier.start_ns <= record.start_ns:
                         times[record.trajectory] = record
+
     return times
 
 
@@ -110,11 +112,13 @@ class TrajectoryFile:
 
     def without_server_failures(self) -> Iterator[Trajectory]:
         """Return the rollouts where their scores choose something; raise EndpointError if a server failed one."""
-        if self.server_failures:  # as zeros they would be held against what is chosen from
+        # As zeros they would be held against what is chosen from
+        if self.server_failures:
             raise EndpointError(
                 f"a server failed {self.server_failures} of {self.count} rollouts; run the stage again "
                 "once it is well, which goes on from the finished ones."
             )
+
         return iter(self)
 
 
@@ -129,9 +133,9 @@ def collect(
 ) -> TrajectoryFile:
     """Answer every question ``samples`` times and write the trajectories to ``out``, sorted by question id and sample.
 
-    Every question has an id of its own. At most ``concurrency`` rollouts run at once. Finished ones are read from
-    ``log`` and appended to it; the caller removes it. The agent is not made where the log holds everything. ``label``
-    names the progress line.
+    Every question has an id of its own. At most ``concurrency`` rollouts run at once. Finished ones
+    are read from ``log`` and appended to it; the caller removes it. The agent is not made where the
+    log holds everything. ``label`` names the progress line.
 
     Raise EndpointError where a server failed many rollouts in a row, and as :func:`only_writer` and
     :meth:`RolloutLog.replay`.
@@ -148,11 +152,16 @@ def collect(
                 len(again),
                 shortened(again),
             )
+
         if figures.finished < len(rollouts):
             with ProgressBar(label, len(rollouts), "rollouts", done=figures.finished) as meter:
-                asyncio.run(_answer_missing(rollouts, make_agent, concurrency, times, figures, meter))
+                asyncio.run(
+                    _answer_missing(rollouts, make_agent, concurrency, times, figures, meter)
+                )
+
         count = write_jsonl(out, rollouts.rollouts())
         artifact = TrajectoryFile(out, count, figures.server_failures, len(rollouts.asked_again))
+
     if artifact.server_failures:
         counts = f"{artifact.server_failures} of {artifact.count} rollouts"
         _LOG.warning(
@@ -161,6 +170,7 @@ def collect(
             label,
             counts,
         )
+
     return artifact
 
 
@@ -174,7 +184,9 @@ class RolloutLog:
     """The rollouts of a run, ``samples`` per question: which are done, and where in the log their lines begin."""
 
     def __init__(self, log: AppendLog, questions: Sequence[Question], samples: int) -> None:
-        self._log, self._questions, self._samples = log, questions, samples
+        self._log = log
+        self._questions = questions
+        self._samples = samples
         self._positions = {question.id: position for position, question in enumerate(questions)}
         self._offsets = array("q", [_MISSING]) * (len(questions) * samples)
         self._failed_by_server: dict[int, str] = {}
@@ -191,19 +203,24 @@ class RolloutLog:
     def replay(self) -> Iterator[Trajectory]:
         """Read what an earlier run left, and yield every rollout of this run that is done.
 
-        Raise RecordError where a line is not a trajectory of this schema version, its id is not its question's and
-        sample's, or an earlier line holds the same rollout.
+        Raise RecordError where a line is not a trajectory of this schema version, its id is not its
+        question's and sample's, or an earlier line holds the same rollout.
         """
         end = 0
         with self._log.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                offset, end = end, end + len(line)
+                offset = end
+                end = end + len(line)
                 if not line.strip():
                     continue
                 trajectory = parse_record(Trajectory, line, self._log.path, number)
                 id_ = f"{trajectory.question_id}#{trajectory.sample}"
+
                 if trajectory.id != id_:
-                    raise RecordError(self._log.path, number, "id", f"{trajectory.id!r} should be {id_!r}")
+                    raise RecordError(
+                        self._log.path, number, "id", f"{trajectory.id!r} should be {id_!r}"
+                    )
+
                 position = self._positions.get(trajectory.question_id)
                 if position is None or trajectory.sample >= self._samples:
                     continue
@@ -211,9 +228,11 @@ class RolloutLog:
                 if trajectory.stop_reason in SERVER_FAILURES:
                     self._failed_by_server[slot] = trajectory.id
                     continue
+
                 if self._offsets[slot] != _MISSING:
                     problem = f"an earlier line is rollout {id_!r}, too; remove one of them"
                     raise RecordError(self._log.path, number, "id", problem)
+
                 self._offsets[slot] = offset
                 yield trajectory
 
@@ -242,7 +261,8 @@ class RolloutLog:
 class RunningFigures:
     """Sums over the rollouts of a bulk run, those of earlier runs with them.
 
-    A failed rollout counts as zero in the running F1, as in the F1 table. Tokens per second are this run's alone.
+    A failed rollout counts as zero in the running F1, as in the F1 table. Tokens per second are
+    this run's alone.
     """
 
     finished: int = 0
@@ -267,7 +287,8 @@ class RunningFigures:
     def note(self, elapsed_s: float) -> str:
         """Return the figures in words, e.g. ``F1 0.512, 3 token_budget, 1 model_error, 812 tokens/s``.
 
-        ``elapsed_s`` is how long this run has been answering. The speed is ``-`` where the endpoint counts no tokens.
+        ``elapsed_s`` is how long this run has been answering. The speed is ``-`` where the endpoint
+        counts no tokens.
         """
         by_kind = sorted(self._failures.items(), key=lambda entry: (-entry[1], entry[0]))
         failures = ", ".join(f"{count} {reason}" for reason, count in by_kind) or "none failed"
@@ -285,19 +306,24 @@ async def _answer_missing(
     meter: ProgressBar,
 ) -> None:
     """Make the rollouts that the log does not hold yet, ``concurrency`` at once."""
-    missing, failures_in_a_row = rollouts.missing(), 0
+    missing = rollouts.missing()
+    failures_in_a_row = 0
 
     async def work(agent: Agent) -> None:
         nonlocal failures_in_a_row
         for question, sample in missing:
             stopwatch = Stopwatch()
             trajectory = await agent.answer(question, sample)
-            times.append(stopwatch.stop(trajectory))  # first: a rollout whose line is whole has its times
+            # first: a rollout whose line is whole has its times
+            times.append(stopwatch.stop(trajectory))
             rollouts.append(trajectory)
             figures.add(trajectory)
             meter.advance(note=figures.note(meter.elapsed_s))
-            failures_in_a_row = failures_in_a_row + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
+            failures_in_a_row = (
+                failures_in_a_row + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
+            )
             nothing_else = figures.server_failures == figures.finished == len(rollouts)
+
             if failures_in_a_row >= FAILURES_IN_A_ROW or nothing_else:
                 raise EndpointError(
                     f"{failures_in_a_row} rollouts in a row ended in {trajectory.stop_reason} ({trajectory.error}); "
@@ -306,7 +332,9 @@ async def _answer_missing(
 
     async with make_agent() as agent:
         workers = [asyncio.create_task(work(agent)) for _ in range(min(concurrency, len(rollouts)))]
-        try:  # no TaskGroup: Python 3.11's leaves this task marked as cancelled, which ends the agent's session
+        # No TaskGroup: Python 3.11's leaves this task marked as cancelled, which ends the agent's
+        # session
+        try:
             await asyncio.gather(*workers)
         finally:
             for worker in workers:

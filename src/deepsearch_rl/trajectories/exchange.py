@@ -1,7 +1,8 @@
 """Files for other trainers (ms-swift, TRL, Search-R1, veRL, RLinf), each row checked before writing.
 
-Field names are the trainers' (docs/contracts.md, section 2). Conversations come from trajectories, RL rows from
-questions. What a trainer would refuse an hour into a run is refused here by pandera, by row and column.
+Field names are the trainers' (docs/contracts.md, section 2). Conversations come from trajectories,
+RL rows from questions. What a trainer would refuse an hour into a run is refused here by pandera,
+by row and column.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,12 @@ import pandas as pd
 import pandera.pandas as pa
 from pydantic import BaseModel, RootModel
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME, chat_messages, has_unclosed_thought
+from deepsearch_rl.agent.chat_messages import (
+    RETRIEVE_TOOL,
+    RETRIEVE_TOOL_NAME,
+    chat_messages,
+    has_unclosed_thought,
+)
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.corpora.flashrag import numbered_questions
 from deepsearch_rl.errors import CheckFailedError, ConfigError, UnknownNameError
@@ -35,15 +41,21 @@ def _turns(name: str, *roles: str) -> pa.Column:
 
 
 def _ends_in(name: str, *roles: str) -> pa.Column:
-    return _cells(name, lambda turns: bool(turns) and turns[-1]["role"] in roles and turns[-1]["content"] != "")
+    return _cells(
+        name,
+        lambda turns: bool(turns) and turns[-1]["role"] in roles and turns[-1]["content"] != "",
+    )
 
 
-_TEXT, _ANYTHING = pa.Column(str, pa.Check(bool, name="not empty", element_wise=True)), pa.Column(object)
+_TEXT = pa.Column(str, pa.Check(bool, name="not empty", element_wise=True))
+_ANYTHING = pa.Column(object)
 _CONVERSATION = _ends_in("ends in an assistant's answer", "assistant")
 _RL = {
     "data_source": _TEXT,
     "ability": _TEXT,
-    "reward_model": _cells("has golden answers", lambda reward: bool(reward["ground_truth"]["target"])),
+    "reward_model": _cells(
+        "has golden answers", lambda reward: bool(reward["ground_truth"]["target"])
+    ),
     "extra_info": _ANYTHING,
 }
 SCHEMAS: Mapping[str, pa.DataFrameSchema] = {
@@ -57,44 +69,61 @@ SCHEMAS: Mapping[str, pa.DataFrameSchema] = {
         "trl": {"tools": _ANYTHING, "messages": _CONVERSATION},
         "search-r1": {**_RL, "prompt": _turns("one user message", "user")},
         "verl": {**_RL, "prompt": _turns("system, then user", "system", "user")},
-        "rlinf": {"prompt": _turns("one user message", "user"), "solutions": _cells("not empty", bool)},
+        "rlinf": {
+            "prompt": _turns("one user message", "user"),
+            "solutions": _cells("not empty", bool),
+        },
     }.items()
 }
 FORMATS = (*SCHEMAS, "trajectories")
 PARQUET = ("search-r1", "verl")
-PROMPTS: Mapping[str, str] = {"search-r1": "search_tags", "rlinf": "search_tags", "verl": "multihoprag_nothink"}
+PROMPTS: Mapping[str, str] = {
+    "search-r1": "search_tags",
+    "rlinf": "search_tags",
+    "verl": "multihoprag_nothink",
+}
 """The prompt that fits how a trainer's model searches: by tags in its text, or by tool calls."""
 
 
 REWARDED_SETS = ("2wikimultihopqa", "bamboogle", "hotpotqa", "musique", "nq", "popqa", "triviaqa")
 """The question sets for which the trainers' own reward selectors have a reward, which is exact match for all of them.
 
-veRL knows them as ``searchR1_<set>`` (``default_compute_score`` of ``verl/utils/reward_score``), Search-R1 by these
-names (``_select_rm_score_fn`` of ``verl/trainer/main_ppo.py``). Any other ``data_source`` raises NotImplementedError at
-the first reward.
+veRL knows them as ``searchR1_<set>`` (``default_compute_score`` of ``verl/utils/reward_score``),
+Search-R1 by these names (``_select_rm_score_fn`` of ``verl/trainer/main_ppo.py``). Any other
+``data_source`` raises NotImplementedError at the first reward.
 """
 
 
-def export_rows(source: Path, out: Path, to: str, dataset: str | None, split: str, prompt: str | None) -> int:
+def export_rows(
+    source: Path, out: Path, to: str, dataset: str | None, split: str, prompt: str | None
+) -> int:
     """Write rows for another trainer and return how many there are.
 
-    ms-swift, ms-swift-turns (a row per turn of the model, without the reasoning before it) and trl take a file of
-    trajectories and leave out failed ones and those with a thought that was never closed; the others take a file of
-    questions. search-r1 and verl are Parquet files, the others JSON Lines. ``dataset`` and ``split`` are those of the
-    questions; search-r1 and verl need one of :data:`REWARDED_SETS`. No ``prompt`` is that of :data:`PROMPTS`.
+    ms-swift, ms-swift-turns (a row per turn of the model, without the reasoning before it) and trl
+    take a file of trajectories and leave out failed ones and those with a thought that was never
+    closed; the others take a file of questions. search-r1 and verl are Parquet files, the others
+    JSON Lines. ``dataset`` and ``split`` are those of the questions; search-r1 and verl need one of
+    :data:`REWARDED_SETS`. No ``prompt`` is that of :data:`PROMPTS`.
 
-    Raise UnknownNameError where there is no such format or prompt; ConfigError where the trainer has no reward for
-    ``dataset``; ArtifactError or RecordError where the source is missing or malformed; CheckFailedError where it gives
-    no rows, a trajectory cannot be a row of tool calls, or a row is not what the trainer reads.
+    Raise UnknownNameError where there is no such format or prompt; ConfigError where the trainer
+    has no reward for ``dataset``; ArtifactError or RecordError where the source is missing or
+    malformed; CheckFailedError where it gives no rows, a trajectory cannot be a row of tool calls,
+    or a row is not what the trainer reads.
     """
     if to not in SCHEMAS:
         raise UnknownNameError("format", to, FORMATS)
     data_source = _data_source(to, dataset) if to in PARQUET else ""
     from_trajectories = to in ("ms-swift", "ms-swift-turns", "trl")
-    rows = list(_conversations(source, to) if from_trajectories else _rl_rows(source, to, data_source, split, prompt))
+    rows = list(
+        _conversations(source, to)
+        if from_trajectories
+        else _rl_rows(source, to, data_source, split, prompt)
+    )
     if not rows:
         raise CheckFailedError(f"{source} gives no rows for {to}.")
-    frame = check_frame(pd.DataFrame([row.model_dump(mode="json") for row in rows]), SCHEMAS[to], out.name)
+    frame = check_frame(
+        pd.DataFrame([row.model_dump(mode="json") for row in rows]), SCHEMAS[to], out.name
+    )
     if to not in PARQUET:
         return write_jsonl(out, rows)
     with atomic_file(out) as partial:
@@ -112,6 +141,7 @@ def _data_source(to: str, dataset: str | None) -> str:
             "one of them for other questions as well (for example --dataset nq), or change `data_source` for a reward "
             "function of your own."
         )
+
     return f"searchR1_{dataset}" if to == "verl" else dataset
 
 
@@ -120,6 +150,7 @@ def _conversations(path: Path, to: str) -> Iterator[BaseModel]:
         if trajectory.failed or has_unclosed_thought(trajectory.messages):
             continue
         _require_tool_calls(trajectory, to)
+
         if to == "trl":
             yield _trl_row(trajectory)
         else:
@@ -134,11 +165,13 @@ def _require_tool_calls(trajectory: Trajectory, to: str) -> None:
             f"trajectory {trajectory.id} is of the protocol {trajectory.protocol!r}, and rows for {to} hold tool calls;"
             " collect with agent.protocol: function_calling, or leave such trajectories out."
         )
+
     if trajectory.prompt == UNKNOWN:
         raise CheckFailedError(
             f"trajectory {trajectory.id} is another system's result: it holds the last text alone, and rows for {to} "
             "made of it would teach to answer without searching."
         )
+
     for call in (call for message in trajectory.messages for call in message.tool_calls):
         if call.parsed is None:
             raise CheckFailedError(
@@ -150,35 +183,49 @@ def _require_tool_calls(trajectory: Trajectory, to: str) -> None:
 def _trl_row(trajectory: Trajectory) -> ExportRow:
     """Return the conversation of a trajectory as TRL's SFT trainer reads it.
 
-    Arguments of a call are an object, not text. Every turn has its reasoning under both names that templates read.
+    Arguments of a call are an object, not text. Every turn has its reasoning under both names that
+    templates read.
     """
     messages = chat_messages(trajectory.messages, with_reasoning=True)
     for message, chat_message in zip(trajectory.messages, messages, strict=True):
         if message.tool_calls:
             chat_message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.parsed}}
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.parsed},
+                }
                 for call in message.tool_calls
             ]
+
     return ExportRow({"messages": [*messages], "tools": [RETRIEVE_TOOL]})
 
 
-def _rl_rows(path: Path, to: str, data_source: str, split: str, prompt: str | None) -> Iterator[ExportRow]:
+def _rl_rows(
+    path: Path, to: str, data_source: str, split: str, prompt: str | None
+) -> Iterator[ExportRow]:
     instruction = load_prompt(prompt or PROMPTS[to])
     for index, question in enumerate(distinct(lambda: numbered_questions(path), path)):
-        text, ground_truth = question.question, {"target": [*question.golden_answers]}
+        text = question.question
+        ground_truth = {"target": [*question.golden_answers]}
         asking = [{"role": "user", "content": f"{instruction}\n\nQuestion: {text}"}]
         if to == "rlinf":
             yield ExportRow({"prompt": asking, "solutions": ground_truth["target"]})
             continue
+
         extra_info: dict[str, Any] = {"split": split, "index": index}
+
         if to == "search-r1":
             messages = asking
-        else:  # veRL calls its tool `search`, so the instruction does too, and the tool takes these arguments
+        else:
+            # veRL calls its tool `search`, so the instruction does too, and the tool takes these
+            # arguments
             renamed = instruction.replace(f"`{RETRIEVE_TOOL_NAME}`", "`search`")
             messages = [{"role": "system", "content": renamed}, {"role": "user", "content": text}]
             arguments = {"ground_truth": ground_truth, "question": text, "data_source": data_source}
             tools = {"search": {"create_kwargs": arguments}}
             extra_info |= {"need_tools_kwargs": True, "question": text, "tools_kwargs": tools}
+
         yield ExportRow(
             {
                 "data_source": data_source,

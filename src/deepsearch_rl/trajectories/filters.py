@@ -1,7 +1,7 @@
 """Named predicates that choose trajectories to train on, and the figures that they look at.
 
-A predicate sees one trajectory and its question. Predicates are applied in the order that params name them, and a
-trajectory that several of them would drop counts for the first.
+A predicate sees one trajectory and its question. Predicates are applied in the order that params
+name them, and a trajectory that several of them would drop counts for the first.
 """
 
 import re
@@ -56,35 +56,41 @@ def evidence_shown(trajectory: Trajectory, gold: Gold) -> float | None:
     match gold.kind:
         case "facts":
             passages = [without_space(text) for text in texts]
-            return fmean(any(without_space(fact) in passage for passage in passages) for fact in gold.items)
+            return fmean(
+                any(without_space(fact) in passage for passage in passages) for fact in gold.items
+            )
         case "titles":
-            keys = _shown_title_keys("\n".join(texts))
+            keys = {title_key(title) for title in shown_titles("\n".join(texts))}
             return fmean(title_key(title) in keys for title in gold.items)
         case "documents":
             return None
 
 
-def _shown_title_keys(text: str) -> set[str]:
-    """Return the keys of what may be the titles of the passages in a text.
+def shown_titles(text: str) -> set[str]:
+    """Return what may be the titles of the passages in a text, as they are spelled there.
 
-    Search-R1's form closes a title with a bracket, which a title may have as well: every bracket may be the last.
+    Search-R1's form closes a title with a bracket, which a title may have as well: every bracket
+    may be the last.
     """
-    keys: set[str] = set()
+    titles: set[str] = set()
     for match in _TITLE_LINE.finditer(text):
         line, tagged = match.groups()
         if line is not None:
-            keys.add(title_key(line))
+            titles.add(line)
             continue
+
         ends = [bracket.start() for bracket in re.finditer(r"\) ", tagged[: MAX_TITLE_BYTES + 2])]
-        keys.update(title_key(tagged[:end]) for end in ends)
-        keys.add(title_key(tagged))
-    return keys
+        titles.update(tagged[:end] for end in ends)
+        titles.add(tagged)
+
+    return titles
 
 
 def evidence_found(trajectory: Trajectory, question: Question) -> bool:
     """The model was shown all gold evidence, so that the answer is not a lucky guess.
 
-    Questions without an answer pass, and so do those whose evidence is unknown or known by document id alone.
+    Questions without an answer pass, and so do those whose evidence is unknown or known by document
+    id alone.
     """
     gold = gold_evidence(question)
     if gold is None or question.golden_answers == (INSUFFICIENT,):
@@ -98,8 +104,14 @@ def reasoned(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG00
         if message.role != "assistant":
             continue
         reasoning, text, closed = split_thought(message)
-        if reasoning is None or not closed or any(tag in reasoning + text for tag in (OPEN_THINK, CLOSE_THINK)):
+
+        if (
+            reasoning is None
+            or not closed
+            or any(tag in reasoning + text for tag in (OPEN_THINK, CLOSE_THINK))
+        ):
             return False
+
     return True
 
 
@@ -117,21 +129,28 @@ def find_predicates(names: Sequence[str]) -> dict[str, Predicate]:
 def best_per_question(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     """Return the best ``count`` trajectories of each question, in the order given.
 
-    The better of two has the higher F1, then fewer searches, then the lower sample number. Of equal conversations, as
-    samples at a low temperature often are, the first counts.
+    The better of two has the higher F1, then fewer searches, then the lower sample number. Of equal
+    conversations, as samples at a low temperature often are, the first counts.
     """
     best: dict[str, dict[tuple[Message, ...], Trajectory]] = {}
-    ranks = {each.id: (-score_rollout(each).f1, len(each.retrievals), each.sample) for each in trajectories}
+    ranks = {
+        each.id: (-score_rollout(each).f1, len(each.retrievals), each.sample)
+        for each in trajectories
+    }
+
     for trajectory in sorted(trajectories, key=lambda each: ranks[each.id]):
         of_question = best.setdefault(trajectory.question_id, {})
         if len(of_question) < count:
             of_question.setdefault(trajectory.messages, trajectory)
+
     ids = {trajectory.id for of_question in best.values() for trajectory in of_question.values()}
     return [trajectory for trajectory in trajectories if trajectory.id in ids]
 
 
 def apply_predicates(
-    trajectories: Iterable[Trajectory], questions: Iterable[Question], predicates: Mapping[str, Predicate]
+    trajectories: Iterable[Trajectory],
+    questions: Iterable[Question],
+    predicates: Mapping[str, Predicate],
 ) -> tuple[list[Trajectory], dict[str, int]]:
     """Return the trajectories that satisfy every predicate, and how many each predicate dropped, in order.
 
@@ -140,6 +159,7 @@ def apply_predicates(
     by_id = {question.id: question for question in questions}
     kept: list[Trajectory] = []
     dropped = dict.fromkeys(predicates, 0)
+
     for trajectory in trajectories:
         question = by_id.get(trajectory.question_id)
         if question is None:
@@ -147,9 +167,14 @@ def apply_predicates(
                 f"trajectory {trajectory.id} answers a question that is not in the question file; "
                 "run the stage synthesize again."
             )
-        reason = next((name for name, holds in predicates.items() if not holds(trajectory, question)), None)
+
+        reason = next(
+            (name for name, holds in predicates.items() if not holds(trajectory, question)), None
+        )
+
         if reason is None:
             kept.append(trajectory)
         else:
             dropped[reason] += 1
+
     return kept, dropped

@@ -39,9 +39,13 @@ def require_prompts(trajectories: Iterable[Trajectory], agent: AgentConfig) -> N
     """Raise ConfigError where a trajectory does not begin with the agent's own system prompt."""
     expected = agent.prompt_digests().prompt
     for trajectory in trajectories:
-        system = [message.content for message in trajectory.messages[:1] if message.role == "system"]
+        system = [
+            message.content for message in trajectory.messages[:1] if message.role == "system"
+        ]
         if text_digest("".join(system)) != expected:
-            raise ConfigError(_refusal(f"trajectory {trajectory.id} was made", "system prompt", agent))
+            raise ConfigError(
+                _refusal(f"trajectory {trajectory.id} was made", "system prompt", agent)
+            )
 
 
 def _refusal(what: str, parts: str, agent: AgentConfig) -> str:

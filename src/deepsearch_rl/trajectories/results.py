@@ -27,8 +27,8 @@ UNKNOWN = "unknown"  # the prompt of results, which do not name theirs
 
 
 def _error_text(error: object) -> object:
-    """Return an error in any form as text; None where there was none, which some write as false."""
-    if is_missing(error) or error is False:
+    """Return an error in any form as text; None where there was none, which some write as false or an empty object."""
+    if is_missing(error) or not error:
         return None
     return error if isinstance(error, str) else json.dumps(error)
 
@@ -40,6 +40,11 @@ class _Output(ForeignRecord):
     pred: OptionalText = None
     answer: Text = Field(default="", description="the model's last text, with its answer tags")
     error: ErrorText = None
+
+
+def _empty_output(output: object) -> object:
+    """Return the output of a row that failed before it had one as an empty one."""
+    return {} if is_missing(output) else output
 
 
 class ForeignMetadata(ForeignRecord):
@@ -65,13 +70,15 @@ class _ResultRow(ForeignRow):
     """A row of FlashRAG's ``intermediate_data.json`` or of DeepSearch-RL's ``results.jsonl``."""
 
     question: RequiredText
-    output: _Output
+    output: Annotated[_Output, BeforeValidator(_empty_output)]
 
     def trajectory(self, model: str) -> Trajectory:
         """Return the row as a rollout of a model, with sample number 0."""
         text = self.output.answer or f"<answer>{self.output.pred or ''}</answer>"
         turn = Message(role="assistant", content=text)
-        answer = self.output.pred if self.output.pred is not None else extract_answer(spoken_text(turn))
+        answer = (
+            self.output.pred if self.output.pred is not None else extract_answer(spoken_text(turn))
+        )
         reason = StopReason.ANSWERED if answer else StopReason.NO_ANSWER_TAG
         return Trajectory(
             id=f"{self.id}#0",
@@ -93,18 +100,21 @@ class _ResultRow(ForeignRow):
 def import_results(path: Path, out: Path, model: str) -> int:
     """Read another system's results as trajectories of one sample, and return how many there are.
 
-    Their messages are the question and the last text, which is all that results hold. A row with an error becomes a
-    failed rollout. Raise ConfigError where ``model`` is empty; ArtifactError or RecordError where the file is missing,
-    malformed or names a question twice (FlashRAG's array counts entries as lines); CheckFailedError where it is empty.
+    Their messages are the question and the last text, which is all that results hold. A row with an
+    error becomes a failed rollout. Raise ConfigError where ``model`` is empty; ArtifactError or
+    RecordError where the file is missing, malformed or names a question twice (FlashRAG's array
+    counts entries as lines); CheckFailedError where it is empty.
     """
     if not model.strip():
         raise ConfigError("name the model that made the results (--model).")
     trajectories: dict[str, Trajectory] = {}
+
     for number, row in numbered_rows(path, _ResultRow):
         trajectory = row.trajectory(model)
         if trajectory.id in trajectories:
             raise RecordError(path, number, "id", f"{row.id!r} is the id of an earlier row too")
         trajectories[trajectory.id] = trajectory
+
     if not trajectories:
         raise CheckFailedError(f"{path} holds no results.")
     return write_jsonl(out, (trajectories[name] for name in sorted(trajectories)))

@@ -1,10 +1,10 @@
 """Lengths, searches and outcomes of a file of trajectories.
 
-The figures are those of DeepSearch-RL's analysis, and some that explain a score, each as mean and population standard
-deviation, for all rollouts, the successes and the rest. Trajectories are read one by one: of a rollout, only its
-question's id stays in memory. Means and deviations are updated as B. P. Welford, "Note on a method for calculating
-corrected sums of squares and products", Technometrics 4 (1962), which keeps its precision where a sum of squares loses
-it.
+The figures are those of DeepSearch-RL's analysis, and some that explain a score, each as mean and
+population standard deviation, for all rollouts, the successes and the rest. Trajectories are read
+one by one: of a rollout, only its question's id stays in memory. Means and deviations are updated
+as B. P. Welford, "Note on a method for calculating corrected sums of squares and products",
+Technometrics 4 (1962), which keeps its precision where a sum of squares loses it.
 """
 
 from collections import Counter
@@ -23,7 +23,8 @@ from deepsearch_rl.retrieval.gold import Gold, gold_evidence
 from deepsearch_rl.trajectories.filters import evidence_shown, repeated_queries
 from deepsearch_rl.trajectories.results import UNKNOWN
 
-CORRECT, WRONG = "correct", "wrong"
+CORRECT = "correct"
+WRONG = "wrong"
 """Outcomes of answered rollouts; a failed one has its stop reason."""
 TOKENS_BIN = 100  # width of the bins of conversation lengths, in tokens
 
@@ -40,8 +41,12 @@ class GroupStatistics(Record):
     """One column of the tables."""
 
     rollouts: int
-    figures: dict[str, Spread] = Field(description="by name; a figure that no rollout of the group has is left out")
-    rounds: dict[int, int] = Field(description="number of assistant turns -> rollouts, of those that hold their turns")
+    figures: dict[str, Spread] = Field(
+        description="by name; a figure that no rollout of the group has is left out"
+    )
+    rounds: dict[int, int] = Field(
+        description="number of assistant turns -> rollouts, of those that hold their turns"
+    )
     tool_calls: dict[int, int] = Field(description="number of tool calls -> rollouts, likewise")
     tokens: dict[int, int] = Field(
         description="tokens of the whole conversation (prompt and completion of the last turn), rounded down to "
@@ -53,8 +58,12 @@ class TrajectoryStatistics(Record):
     """``deepsearch trajectories stats --json``."""
 
     questions: int
-    groups: dict[str, GroupStatistics] = Field(description="all, success (F1 of 0.8 or more) and failure")
-    outcomes: dict[str, int] = Field(description="correct, wrong, or why a rollout failed -> rollouts, most first")
+    groups: dict[str, GroupStatistics] = Field(
+        description="all, success (F1 of 0.8 or more) and failure"
+    )
+    outcomes: dict[str, int] = Field(
+        description="correct, wrong, or why a rollout failed -> rollouts, most first"
+    )
 
 
 def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
@@ -62,7 +71,11 @@ def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
 
     Raise ArtifactError where there are no trajectories, and as :func:`read_distinct`.
     """
-    tally = Tally(gold_by_question(distinct(lambda: numbered_questions(questions), questions)) if questions else {})
+    tally = Tally(
+        gold_by_question(distinct(lambda: numbered_questions(questions), questions))
+        if questions
+        else {}
+    )
     for trajectory in read_distinct(path, Trajectory):
         tally.add(trajectory)
     if not tally.outcomes:
@@ -72,7 +85,9 @@ def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
 
 def gold_by_question(questions: Iterable[Question]) -> dict[str, Gold]:
     """The gold evidence of every question that has some, by its id."""
-    return {question.id: gold for question in questions if (gold := gold_evidence(question)) is not None}
+    return {
+        question.id: gold for question in questions if (gold := gold_evidence(question)) is not None
+    }
 
 
 def has_turns(trajectory: Trajectory) -> bool:
@@ -98,7 +113,8 @@ class Tally:
 
     def add(self, trajectory: Trajectory) -> None:
         """Count one more rollout."""
-        result, figures = outcome(trajectory), _figures(trajectory, self._gold.get(trajectory.question_id))
+        result = outcome(trajectory)
+        figures = _figures(trajectory, self._gold.get(trajectory.question_id))
         self.outcomes[result] += 1
         self._questions.add(trajectory.question_id)
         for name in ("all", "success" if result == CORRECT else "failure"):
@@ -108,7 +124,9 @@ class Tally:
         """Return what was counted so far; equally frequent outcomes are sorted by name."""
         outcomes = sorted(self.outcomes.items(), key=lambda entry: (-entry[1], entry[0]))
         groups = {name: group.statistics() for name, group in self._groups.items()}
-        return TrajectoryStatistics(questions=len(self._questions), groups=groups, outcomes=dict(outcomes))
+        return TrajectoryStatistics(
+            questions=len(self._questions), groups=groups, outcomes=dict(outcomes)
+        )
 
 
 class _Group:
@@ -124,14 +142,22 @@ class _Group:
         if has_turns(trajectory):
             self._counts["rounds"][trajectory.rounds] += 1
             self._counts["tool_calls"][trajectory.tool_calls] += 1
+
         if trajectory.usage:
             last = trajectory.usage[-1]
-            self._counts["tokens"][(last.prompt_tokens + last.completion_tokens) // TOKENS_BIN * TOKENS_BIN] += 1
+            self._counts["tokens"][
+                (last.prompt_tokens + last.completion_tokens) // TOKENS_BIN * TOKENS_BIN
+            ] += 1
+
         for name, value in figures.items():
             if value is not None:
                 n, mean, squares = self._figures.get(name, (0, 0.0, 0.0))
                 new_mean = mean + (value - mean) / (n + 1)
-                self._figures[name] = (n + 1, new_mean, squares + (value - mean) * (value - new_mean))
+                self._figures[name] = (
+                    n + 1,
+                    new_mean,
+                    squares + (value - mean) * (value - new_mean),
+                )
 
     def statistics(self) -> GroupStatistics:
         """Return what was counted so far; counts are sorted by what they count."""
@@ -158,11 +184,15 @@ def _figures(trajectory: Trajectory, gold: Gold | None) -> dict[str, float | Non
         "tool_calls": trajectory.tool_calls,
         "executed_searches": len(trajectory.retrievals),
         "repeated_queries": repeated_queries(trajectory),
-        "reasoning_characters": sum(len(split_thought(message).reasoning or "") for message in trajectory.messages),
+        "reasoning_characters": sum(
+            len(split_thought(message).reasoning or "") for message in trajectory.messages
+        ),
         "last_prompt_tokens": last and last.prompt_tokens,
         "last_completion_tokens": last and last.completion_tokens,
         "prompt_tokens": trajectory.prompt_tokens if last else None,
         "completion_tokens": trajectory.completion_tokens if last else None,
         "evidence_shown": evidence_share,
-        "answered_without_evidence": None if evidence_share is None else float(answered and evidence_share < 1),
+        "answered_without_evidence": None
+        if evidence_share is None
+        else float(answered and evidence_share < 1),
     }

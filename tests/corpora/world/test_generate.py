@@ -57,7 +57,11 @@ def follow(grammar: Grammar, chain: list[str], head: str, text: str) -> str | No
     subject: str | None = head
     for noun in chain:
         words = (noun, grammar.relations[noun].second)
-        subject = next(filter(None, (read_object(word, subject, text) for word in words)), None) if subject else None
+        subject = (
+            next(filter(None, (read_object(word, subject, text) for word in words)), None)
+            if subject
+            else None
+        )
     return subject
 
 
@@ -69,7 +73,8 @@ def test_the_same_seed_gives_the_same_worlds_and_another_seed_others(made: Gener
 def test_following_a_plan_through_the_articles_gives_the_golden_answer_or_nothing_if_it_is_null(
     made: Generated,
 ) -> None:
-    # Each plan is followed over the text of the whole corpus, so a fact that counts as missing is stated nowhere.
+    # Each plan is followed over the text of the whole corpus, so a fact that counts as missing is
+    # stated nowhere.
     texts = {
         grammar: "\n".join(document.contents for document in made.corpora[corpus])
         for grammar, corpus in ((id(IN_DOMAIN), "world"), (id(OUT_OF_DOMAIN), "outworld"))
@@ -82,11 +87,17 @@ def test_following_a_plan_through_the_articles_gives_the_golden_answer_or_nothin
 
 
 def test_every_fact_of_the_evidence_is_a_sentence_of_the_document_it_names(made: Generated) -> None:
-    documents = {(corpus, document.id): document for corpus, found in made.corpora.items() for document in found}
+    documents = {
+        (corpus, document.id): document
+        for corpus, found in made.corpora.items()
+        for document in found
+    }
     for grammar, question in every_question(made):
         evidence = question.metadata.evidence_list
         assert evidence is not None
-        assert len(evidence) == (0 if question.metadata.question_type == "null" else extras(question)["hops"])
+        assert len(evidence) == (
+            0 if question.metadata.question_type == "null" else extras(question)["hops"]
+        )
         for fact in evidence:
             document = documents["world" if grammar is IN_DOMAIN else "outworld", fact.doc_id or ""]
             assert fact.fact in document.text
@@ -103,7 +114,9 @@ def test_no_entity_heads_questions_of_two_splits(made: Generated) -> None:
         assert heads[first].isdisjoint(heads[second])
 
 
-def test_no_question_is_asked_twice_in_different_words_and_no_id_is_used_twice(made: Generated) -> None:
+def test_no_question_is_asked_twice_in_different_words_and_no_id_is_used_twice(
+    made: Generated,
+) -> None:
     asked = Counter(
         (dataset, *find_entities(question.question), *extras(question)["plan"])
         for dataset, splits in made.questions.items()
@@ -117,7 +130,9 @@ def test_no_question_is_asked_twice_in_different_words_and_no_id_is_used_twice(m
 
 def test_each_split_has_the_asked_number_of_questions_in_the_asked_mix(made: Generated) -> None:
     for split, size in CONFIG.questions.items():
-        types = Counter(question.metadata.question_type for question in made.questions["multihoprag"][split])
+        types = Counter(
+            question.metadata.question_type for question in made.questions["multihoprag"][split]
+        )
         assert types.total() == size
         assert all(abs(types[kind] - share * size) < 1 for kind, share in CONFIG.mix.items())
 
@@ -145,7 +160,11 @@ def test_inference_questions_call_two_relations_by_one_noun(made: Generated) -> 
 def test_the_other_sets_share_no_name_no_relation_and_no_template_with_the_set_that_is_trained_on(
     made: Generated,
 ) -> None:
-    trained = {question.question for questions in made.questions["multihoprag"].values() for question in questions}
+    trained = {
+        question.question
+        for questions in made.questions["multihoprag"].values()
+        for question in questions
+    }
     documents = [document.contents for document in made.corpora["world"]]
     seen = set(re.findall(r"\w+", " ".join([*trained, *documents])))
     assert seen.isdisjoint(name_words(OUT_OF_DOMAIN))
@@ -166,7 +185,11 @@ def test_a_share_of_the_facts_is_stated_with_second_words(made: Generated) -> No
 
 def test_everything_generated_says_so(made: Generated) -> None:
     assert all(extras(question)["generated"] is True for _, question in every_question(made))
-    assert all(document.metadata["generated"] is True for found in made.corpora.values() for document in found)
+    assert all(
+        document.metadata["generated"] is True
+        for found in made.corpora.values()
+        for document in found
+    )
 
 
 def test_articles_have_one_to_six_paragraphs_and_titles_differ(made: Generated) -> None:

@@ -5,7 +5,7 @@ import pandera.pandas as pa
 import pytest
 
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.report.tables import F1_TABLE
+from deepsearch_rl.evaluation.report.table_files import F1_TABLE
 from deepsearch_rl.frames import check_frame
 
 CURVE = pa.DataFrameSchema(
@@ -25,7 +25,9 @@ CURVE = pa.DataFrameSchema(
         ([(1, "high", 0.2)], "row 1, field 'reward': 'high' "),
     ],
 )
-def test_a_value_that_does_not_fit_is_named_by_file_row_and_field(lines: list[tuple[object, ...]], where: str) -> None:
+def test_a_value_that_does_not_fit_is_named_by_file_row_and_field(
+    lines: list[tuple[object, ...]], where: str
+) -> None:
     with pytest.raises(CheckFailedError, match=re.escape(f"rl_sft.csv, {where}")):
         check_frame(pd.DataFrame(lines, columns=["step", "reward", "f1"]), CURVE, "rl_sft.csv")
 
@@ -37,8 +39,13 @@ def test_a_missing_column_is_named() -> None:
 
 def test_an_f1_outside_its_interval_is_named_by_its_row() -> None:
     good = {name: "x" for name in ("model", "checkpoint", "dataset", "corpus", "prompt")}
-    good |= {name: 1 for name in ("top_k", "chunk_size", "samples", "n", "temperature", "mean_rounds")}
-    good |= {name: 0.5 for name in ("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "constant_f1")}
+    good |= {
+        name: 1 for name in ("top_k", "chunk_size", "samples", "n", "temperature", "mean_rounds")
+    }
+    good |= {
+        name: 0.5
+        for name in ("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "constant_f1")
+    }
     good |= {"mean_tool_calls": 1}
     bad = good | {"f1_low": 0.6, "model": "y"}
     with pytest.raises(CheckFailedError, match=r"f1_table\.csv, row 2.*f1 in its interval"):

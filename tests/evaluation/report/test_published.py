@@ -6,7 +6,7 @@ import pytest
 
 from deepsearch_rl.agent.prompts import prompt_title
 from deepsearch_rl.evaluation.report.published import published_rows
-from deepsearch_rl.evaluation.report.tables import published_lines
+from deepsearch_rl.evaluation.report.table_files import published_lines
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, IfevalScore, ModelEvaluation
 from deepsearch_rl.files import read_record, write_json
@@ -15,7 +15,12 @@ from stages.report import question_origins
 from tests.conftest import ROOT
 
 CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5)
-CORPUS = {"multihoprag": "multihoprag", "musique": "wiki", "2wikimultihopqa": "wiki", "hotpotqa": "wiki"}
+CORPUS = {
+    "multihoprag": "multihoprag",
+    "musique": "wiki",
+    "2wikimultihopqa": "wiki",
+    "hotpotqa": "wiki",
+}
 
 FOUND = {
     "multihoprag": {"retriever": "hybrid_rrf", "chunk_size": 200},
@@ -32,7 +37,13 @@ def origins(profile: str) -> dict[str, str]:
 def as_of_gpu_profile(row: F1TableRow) -> F1TableRow:
     """The row as if it were of 200 published questions under the gpu profile's setting."""
     prompt = prompt_title(find_profile(ROOT, "gpu").value("agent.prompt"))
-    changes = {"corpus": CORPUS[row.dataset], "prompt": prompt, "n": 200, "generated": False, "controls": {}}
+    changes = {
+        "corpus": CORPUS[row.dataset],
+        "prompt": prompt,
+        "n": 200,
+        "generated": False,
+        "controls": {},
+    }
     return row.model_copy(update=changes | FOUND[CORPUS[row.dataset]])
 
 
@@ -42,7 +53,10 @@ def gpu_results(results: Sources) -> Sources:
     for folder in results.evaluate.values():
         evaluation = read_record(folder / "rows.json", ModelEvaluation)
         rows = tuple(map(as_of_gpu_profile, evaluation.rows))
-        write_json(folder / "rows.json", evaluation.model_copy(update={"rows": rows}).model_dump(mode="json"))
+        write_json(
+            folder / "rows.json",
+            evaluation.model_copy(update={"rows": rows}).model_dump(mode="json"),
+        )
     for folder in results.ifeval.values():
         score = read_record(folder / "scores.json", IfevalScore)
         official = score.model_copy(update={"prompts": "real", "n": 541})
@@ -62,7 +76,9 @@ def test_the_gpu_profile_has_published_rows_with_their_source_in_table_page_and_
 ) -> None:
     report = write_report("gpu", gpu_results, CONFIG, 0, tmp_path)
     lines = (tmp_path / "f1_table.md").read_text().splitlines()
-    table = [[cell.strip() for cell in line.split("|")[1:4]] for line in lines if line.startswith("|")]
+    table = [
+        [cell.strip() for cell in line.split("|")[1:4]] for line in lines if line.startswith("|")
+    ]
     cells = {(name, dataset): f1 for dataset, name, f1 in table if name.endswith("published*")}
     sets = ("multihoprag", "musique", "2wikimultihopqa")
     for model, figures in {
@@ -106,7 +122,9 @@ def test_the_tiny_profile_has_none(results: Sources, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_score_of_another_task_has_no_published_row(row: F1TableRow, change: dict[str, object]) -> None:
+def test_a_score_of_another_task_has_no_published_row(
+    row: F1TableRow, change: dict[str, object]
+) -> None:
     assert published_rows([row], (), origins("gpu"))
     assert not published_rows([row.model_copy(update=change)], (), origins("gpu"))
 
@@ -119,14 +137,22 @@ def test_another_split_or_source_of_the_questions_has_no_published_row(row: F1Ta
 
 
 def test_a_variant_stands_beside_the_figures_of_its_own_prompt(row: F1TableRow) -> None:
-    variant = row.model_copy(update={"prompt": "multihoprag_published", "variant": "published_prompt"})
+    variant = row.model_copy(
+        update={"prompt": "multihoprag_published", "variant": "published_prompt"}
+    )
     figures = {row.model: row.score for row in published_rows([variant], (), origins("gpu"))}
     assert figures["Qwen3-4B-Instruct-2507"] == 0.453
 
 
 def test_search_r1s_exact_match_stands_beside_whole_development_sets_alone(row: F1TableRow) -> None:
     whole = row.model_copy(
-        update={"dataset": "hotpotqa", "corpus": "wiki", "prompt": "search_tags", "n": 7405} | FOUND["wiki"]
+        update={"dataset": "hotpotqa", "corpus": "wiki", "prompt": "search_tags", "n": 7405}
+        | FOUND["wiki"]
     )
     figures = published_rows([whole], (), origins("gpu"))
-    assert {(row.metric, row.score) for row in figures} == {("em", 0.284), ("em", 0.324), ("em", 0.433), ("em", 0.37)}
+    assert {(row.metric, row.score) for row in figures} == {
+        ("em", 0.284),
+        ("em", 0.324),
+        ("em", 0.433),
+        ("em", 0.37),
+    }

@@ -27,6 +27,7 @@ from deepsearch_rl.evaluation.report.rollouts import (
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from deepsearch_rl.files import read_record
+from deepsearch_rl.records import Message, Question, QuestionMetadata
 from tests.browsing import chromium
 from tests.evaluation.conftest import CORPORA, sources_in
 
@@ -40,7 +41,11 @@ def shown_of(
     sources = sources_in(finished)
     questions = read_questions(sources.questions)
     rows = read_record(sources.evaluate[model] / "rows.json", ModelEvaluation).rows
-    return list(shown_rollouts(read_runs(sources.evaluate, rows, questions, per_run, turned or {}), questions))
+    return list(
+        shown_rollouts(
+            read_runs(sources.evaluate, rows, questions, per_run, turned or {}), questions
+        )
+    )
 
 
 def test_rollouts_are_spread_over_every_run_and_their_outcome_named(finished: Path) -> None:
@@ -57,11 +62,21 @@ def test_rollouts_are_spread_over_every_run_and_their_outcome_named(finished: Pa
 
 
 def test_the_first_rollouts_of_turned_questions_are_shown_as_well(finished: Path) -> None:
-    without = {rollout.id for rollout in shown_of(finished, "sft", 1) if rollout.dataset == "multihoprag"}
-    every = {rollout.id for rollout in shown_of(finished, "sft", 10**6) if rollout.dataset == "multihoprag"}
+    without = {
+        rollout.id for rollout in shown_of(finished, "sft", 1) if rollout.dataset == "multihoprag"
+    }
+    every = {
+        rollout.id
+        for rollout in shown_of(finished, "sft", 10**6)
+        if rollout.dataset == "multihoprag"
+    }
     missing = sorted(id_.removesuffix("#0") for id_ in every - without if id_.endswith("#0"))[:3]
     turned = {("sft", "multihoprag"): set(missing)}
-    shown = {rollout.id for rollout in shown_of(finished, "sft", 1, turned) if rollout.dataset == "multihoprag"}
+    shown = {
+        rollout.id
+        for rollout in shown_of(finished, "sft", 1, turned)
+        if rollout.dataset == "multihoprag"
+    }
     assert shown == without | {f"{id_}#0" for id_ in missing}
     assert len(missing) == 3
 
@@ -81,7 +96,9 @@ def unpack(packed: str) -> list[ShownRollout]:
     for row in content["rollouts"]:
         for message in row["messages"]:
             if message["role"] == "tool":
-                message["text"] = "\n\n".join(content["passages"][position] for position in message["text"])
+                message["text"] = "\n\n".join(
+                    content["passages"][position] for position in message["text"]
+                )
     return [ShownRollout.model_validate(row) for row in content["rollouts"]]
 
 
@@ -93,14 +110,50 @@ def test_packing_is_canonical_and_unpacks_to_the_rollouts(finished: Path) -> Non
     content = gzip.decompress(base64.b64decode(packed)).decode()
     assert content.count("The port is Port Vale.") == 1
     assert (
-        sum(message.text.count("The port is Port Vale.") for rollout in rollouts for message in rollout.messages) > 10
+        sum(
+            message.text.count("The port is Port Vale.")
+            for rollout in rollouts
+            for message in rollout.messages
+        )
+        > 10
     )
+
+
+def test_a_gold_title_comes_with_the_spellings_of_it_that_passages_show(finished: Path) -> None:
+    sources = sources_in(finished)
+    rows = read_record(sources.evaluate["sft"] / "rows.json", ModelEvaluation).rows
+    run = next(read_runs(sources.evaluate, rows[:1], read_questions(sources.questions), 1, {}))
+    passages = '[1] "New York City"\nBig.\n\n[2] new_york CITY\nThe same.\n\n[3] Elsewhere\nNot it.'
+    rollout = run.samples[0].model_copy(
+        update={
+            "messages": (Message(role="tool", content=passages, tool_call_id="c"),),
+            "question_id": "q",
+        }
+    )
+    metadata = QuestionMetadata(supporting_titles=("New York City", "Zo\u00eb"))
+    question = Question(id="q", question="Q?", golden_answers=("A",), metadata=metadata)
+    [shown] = shown_rollouts([run._replace(samples=(rollout,))], {run.row.dataset: {"q": question}})
+    assert shown.titles == (("New York City", '"New York City"', "new_york CITY"), ("Zo\u00eb",))
 
 
 def odd(name: str, *messages: ShownMessage, **changes: object) -> ShownRollout:
     """Return a rollout of a model with no other rollouts."""
-    fields = {"id": name, "model": "odd", "dataset": "musique", "outcome": "correct", "type": "", "question": name}
-    fields |= {"golden": ("Ö",), "answer": "Ö", "f1": 1.0, "error": "", "facts": (), "messages": messages}
+    fields = {
+        "id": name,
+        "model": "odd",
+        "dataset": "musique",
+        "outcome": "correct",
+        "type": "",
+        "question": name,
+    }
+    fields |= {
+        "golden": ("Ö",),
+        "answer": "Ö",
+        "f1": 1.0,
+        "error": "",
+        "facts": (),
+        "messages": messages,
+    }
     return ShownRollout.model_validate(fields | changes)
 
 
@@ -109,14 +162,16 @@ ODD = (
         "tagged",
         ShownMessage(role="user", text="Search.\n\nQuestion: tagged"),
         ShownMessage(
-            role="assistant", text="<think>hm <b></think>\n<search>port of Ö</search>", queries=("port of Ö",)
+            role="assistant",
+            text="<think>hm <b></think>\n<search>port of Ö</search>",
+            queries=("port of Ö",),
         ),
         ShownMessage(
             role="tool",
             text='\n\n<information>Doc 1(Title: A (b)) Old.\nDoc 2(Title: "Port") It is new.</information>\n\n',
         ),
         ShownMessage(role="assistant", text="<answer> Ö </answer>"),
-        titles=("Port", "Elsewhere"),
+        titles=(("Port", '"Port"'), ("Elsewhere",)),
     ),
     odd(
         "reasoned",
@@ -137,17 +192,23 @@ def page(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     report = write_report("tiny", sources_in(finished), config, 0, folder)
     source = (folder / "index.html").read_text(encoding="utf-8")
     filled = [
-        rollout.model_copy(update={"id": f"{rollout.id}-{copy}"}) for rollout in report.rollouts for copy in range(6)
+        rollout.model_copy(update={"id": f"{rollout.id}-{copy}"})
+        for rollout in report.rollouts
+        for copy in range(6)
     ]
     filled = [*filled, *ODD]
     assert len(filled) > 2000
-    (folder / "index.html").write_text(source.replace(pack(report.rollouts), pack(filled)), encoding="utf-8")
+    (folder / "index.html").write_text(
+        source.replace(pack(report.rollouts), pack(filled)), encoding="utf-8"
+    )
     return (folder / "index.html").as_uri()
 
 
 def opened(browser: webdriver.Chrome, page: str) -> webdriver.Chrome:
     browser.get(page)
-    WebDriverWait(browser, 20).until(lambda driver: driver.execute_script("return document.body.dataset.rollouts"))
+    WebDriverWait(browser, 20).until(
+        lambda driver: driver.execute_script("return document.body.dataset.rollouts")
+    )
     return browser
 
 
@@ -165,7 +226,9 @@ def test_two_thousand_rollouts_open_without_an_error(chromium: webdriver.Chrome,
 
 
 @pytest.mark.nightly
-def test_greedy_f1_and_searches_stand_beside_sampled_f1_in_the_headline(chromium: webdriver.Chrome, page: str) -> None:
+def test_greedy_f1_and_searches_stand_beside_sampled_f1_in_the_headline(
+    chromium: webdriver.Chrome, page: str
+) -> None:
     opened(chromium, page)
     sampled, greedy = chromium.find_elements(By.CSS_SELECTOR, ".headline div:last-child dd")
     assert sampled.rect["y"] == greedy.rect["y"]
@@ -211,7 +274,9 @@ def test_a_conversation_shows_its_passages_with_the_gold_fact_marked_and_no_mark
     opened(chromium, page)
     listed(chromium)[3].click()
     rollout = chromium.find_element(By.ID, "rollout")
-    assert [mark.text for mark in rollout.find_elements(By.TAG_NAME, "mark")] == ["The port is Port Vale."]
+    assert [mark.text for mark in rollout.find_elements(By.TAG_NAME, "mark")] == [
+        "The port is Port Vale."
+    ]
     assert "<b>Old</b>" in rollout.text
     assert rollout.find_element(By.CLASS_NAME, "seen").text == "retrieved"
     assert rollout.find_elements(By.CSS_SELECTOR, ".passage b") == []
@@ -221,7 +286,9 @@ def chosen_rollout(browser: webdriver.Chrome, page: str, address: str) -> WebEle
     """The conversation that a link leads to."""
     opened(browser, page)
     browser.execute_script(f"location.hash = {address!r}")
-    WebDriverWait(browser, 20).until(lambda driver: "shown" in driver.execute_script(ADDRESS, address))
+    WebDriverWait(browser, 20).until(
+        lambda driver: "shown" in driver.execute_script(ADDRESS, address)
+    )
     return browser.find_element(By.ID, "rollout")
 
 
@@ -230,9 +297,13 @@ return document.querySelector("#rollout dl").textContent.includes(id) ? "shown" 
 
 
 @pytest.mark.slow
-def test_the_tag_protocol_is_shown_as_searches_passages_and_answers(chromium: webdriver.Chrome, page: str) -> None:
+def test_the_tag_protocol_is_shown_as_searches_passages_and_answers(
+    chromium: webdriver.Chrome, page: str
+) -> None:
     rollout = chosen_rollout(chromium, page, "model=odd&id=tagged")
-    assert [element.text for element in rollout.find_elements(By.CSS_SELECTOR, ".query b, .answer b")] == [
+    assert [
+        element.text for element in rollout.find_elements(By.CSS_SELECTOR, ".query b, .answer b")
+    ] == [
         "port of Ö",
         "Ö",
     ]
@@ -241,7 +312,9 @@ def test_the_tag_protocol_is_shown_as_searches_passages_and_answers(chromium: we
         "Doc 1(Title: A (b)) Old.",
         'gold evidence Doc 2(Title: "Port") It is new.',
     ]
-    assert [element.text for element in rollout.find_elements(By.CSS_SELECTOR, ".seen, .unseen")] == [
+    assert [
+        element.text for element in rollout.find_elements(By.CSS_SELECTOR, ".seen, .unseen")
+    ] == [
         "retrieved",
         "not retrieved",
     ]
@@ -266,13 +339,19 @@ def test_counts_link_to_their_rollouts_and_the_address_holds_the_selection(
     chromium: webdriver.Chrome, page: str
 ) -> None:
     opened(chromium, page)
-    link = chromium.find_element(By.CSS_SELECTOR, 'a[href="#model=sft&dataset=multihoprag&outcome=no_answer_tag"]')
+    link = chromium.find_element(
+        By.CSS_SELECTOR, 'a[href="#model=sft&dataset=multihoprag&outcome=no_answer_tag"]'
+    )
     link.send_keys(Keys.ENTER)
     WebDriverWait(chromium, 20).until(
-        lambda driver: Select(driver.find_element(By.NAME, "model")).first_selected_option.text == "sft"
+        lambda driver: (
+            Select(driver.find_element(By.NAME, "model")).first_selected_option.text == "sft"
+        )
     )
     texts = [str(entry.get_property("textContent")) for entry in listed(chromium)]
-    assert [text for text in texts if "no answer tag" not in text or "sft, multihoprag" not in text] == []
+    assert [
+        text for text in texts if "no answer tag" not in text or "sft, multihoprag" not in text
+    ] == []
     assert chromium.switch_to.active_element == listed(chromium)[0]
     listed(chromium)[1].click()
     address = chromium.current_url
@@ -309,9 +388,13 @@ def test_a_link_opens_the_rollout_of_its_own_run_although_other_runs_use_the_sam
 def test_all_failures_can_be_selected_together(chromium: webdriver.Chrome, page: str) -> None:
     opened(chromium, page)
     Select(chromium.find_element(By.NAME, "outcome")).select_by_value("any failure")
-    assert {entry.find_element(By.CLASS_NAME, "outcome").text for entry in listed(chromium)[:20]} == {"no answer tag"}
+    assert {
+        entry.find_element(By.CLASS_NAME, "outcome").text for entry in listed(chromium)[:20]
+    } == {"no answer tag"}
     Select(chromium.find_element(By.NAME, "model")).select_by_value("odd")
-    assert [entry.find_element(By.CLASS_NAME, "outcome").text for entry in listed(chromium)] == ["tool call unparsable"]
+    assert [entry.find_element(By.CLASS_NAME, "outcome").text for entry in listed(chromium)] == [
+        "tool call unparsable"
+    ]
 
 
 @pytest.mark.nightly
@@ -329,4 +412,7 @@ def test_the_list_can_be_used_by_keyboard_alone(chromium: webdriver.Chrome, page
 
 
 def test_a_message_without_calls_is_packed_without_them() -> None:
-    assert ShownMessage(role="user", text="?").model_dump(exclude_defaults=True) == {"role": "user", "text": "?"}
+    assert ShownMessage(role="user", text="?").model_dump(exclude_defaults=True) == {
+        "role": "user",
+        "text": "?",
+    }

@@ -9,9 +9,10 @@ import pytest
 
 from deepsearch_rl.evaluation.report.page import bin_width
 from deepsearch_rl.evaluation.report.plots import read_rl_run, rl_figure
-from deepsearch_rl.evaluation.report.tables import F1Table, flat_rows, markdown
+from deepsearch_rl.evaluation.report.table_files import flat_rows, markdown
+from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
+from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation
 from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.training.curves import TrainingStep
 from tests.evaluation.conftest import sources_in
@@ -37,7 +38,14 @@ def test_a_run_is_named_by_its_set_and_what_sets_it_apart(own: F1TableRow) -> No
 
 
 def test_a_variant_says_all_that_it_changes_and_nothing_else(own: F1TableRow) -> None:
-    changes = {"prompt": "short", "top_k": 5, "chunk_size": 400, "corpus": "big", "n": 7, "samples": own.samples + 1}
+    changes = {
+        "prompt": "short",
+        "top_k": 5,
+        "chunk_size": 400,
+        "corpus": "big",
+        "n": 7,
+        "samples": own.samples + 1,
+    }
     changes_text = "prompt “short”, top 5, 400-token chunks, corpus big, 7 questions, "
     assert own.model_copy(update=changes).changes_from(own).startswith(changes_text)
     assert own.model_copy(update={"top_k": 5}).changes_from(own) == "top 5"
@@ -47,33 +55,49 @@ def test_a_variant_says_all_that_it_changes_and_nothing_else(own: F1TableRow) ->
 
 def test_the_settings_below_the_table_are_those_of_the_in_domain_set(own: F1TableRow) -> None:
     in_domain = own.model_copy(update={"dataset": "multihoprag"})
-    other = own.model_copy(update={"dataset": "2wikimultihopqa", "top_k": 9, "prompt": "other", "chunk_size": 0})
+    other = own.model_copy(
+        update={"dataset": "2wikimultihopqa", "top_k": 9, "prompt": "other", "chunk_size": 0}
+    )
     tables = [
-        F1Table(profile="tiny", generated=True, rows=rows, comparisons=()) for rows in ((other, in_domain), (other,))
+        F1Table(profile="tiny", generated=True, rows=rows, comparisons=())
+        for rows in ((other, in_domain), (other,))
     ]
     first, alone = (markdown(table) for table in tables)
-    assert f"prompt `{own.prompt}`, top-{own.top_k} passages of at most {own.chunk_size} tokens;" in first
+    assert (
+        f"prompt `{own.prompt}`, top-{own.top_k} passages of at most {own.chunk_size} tokens;"
+        in first
+    )
     assert "prompt `other`, top-9 passages as they come;" in alone
 
 
-def test_a_row_whose_model_was_trained_with_another_text_is_marked_and_explained(own: F1TableRow) -> None:
+def test_a_row_whose_model_was_trained_with_another_text_is_marked_and_explained(
+    own: F1TableRow,
+) -> None:
     same = own.model_copy(update={"trained_with_other": ()})
     other = own.model_copy(update={"model": "old", "trained_with_other": ("prompt", "tool")})
-    variant = own.model_copy(update={"variant": "short", "prompt": "short", "trained_with_other": ("prompt",)})
-    text = markdown(F1Table(profile="tiny", generated=True, rows=(same, other, variant), comparisons=()))
+    variant = own.model_copy(
+        update={"variant": "short", "prompt": "short", "trained_with_other": ("prompt",)}
+    )
+    text = markdown(
+        F1Table(profile="tiny", generated=True, rows=(same, other, variant), comparisons=())
+    )
     names = [line.split("|")[2].strip() for line in text.splitlines() if line.startswith("|")]
     assert {"sft", "old †", "sft †"} <= set(names)
     assert "† Not what the model was trained with: " in text
     assert "old was trained with another system prompt and tool schema" in text
     assert "sft, short was trained with another system prompt" in text
 
-    assert "†" not in markdown(F1Table(profile="tiny", generated=True, rows=(same, own), comparisons=()))
+    assert "†" not in markdown(
+        F1Table(profile="tiny", generated=True, rows=(same, own), comparisons=())
+    )
     flat = [row["trained_with_other"] for row in flat_rows((own, same, other))]
     assert flat == ["unknown", "none", "prompt;tool"]
 
 
 def test_rollouts_that_were_asked_for_again_are_told_in_every_form(own: F1TableRow) -> None:
-    again = own.model_copy(update={"model": "kimi", "asked_again": 3, "failures": {"model_error": 1}})
+    again = own.model_copy(
+        update={"model": "kimi", "asked_again": 3, "failures": {"model_error": 1}}
+    )
     table = F1Table(profile="tiny", generated=True, rows=(own, again), comparisons=())
     note = f"Rollouts that were asked for again, because a server had failed them: kimi, {own.run_name}: 3."
     assert note in markdown(table)
@@ -84,21 +108,66 @@ def test_rollouts_that_were_asked_for_again_are_told_in_every_form(own: F1TableR
     assert F1TableRow.model_validate(own.model_dump()) == own
 
 
-def test_rows_are_read_the_in_domain_set_first_and_models_in_training_order(own: F1TableRow) -> None:
-    keys = [("musique", "base"), ("multihoprag", "sft_rl"), ("multihoprag", "base"), ("multihoprag", "kimi")]
-    rows = tuple(own.model_copy(update={"dataset": dataset, "model": model}) for dataset, model in keys)
+def test_controls_tell_what_was_asked_for_again_too(own: F1TableRow) -> None:
+    fields = {
+        name: getattr(own, name)
+        for name in ("n", "em", "f1", "f1_low", "f1_high", "temperature", "samples")
+    }
+    control = ControlScore(**fields, searched_f1=own.f1, failures={})
+    again = own.model_copy(
+        update={
+            "controls": {
+                "no_search": control,
+                "gold_passage": control.model_copy(update={"asked_again": 2}),
+            }
+        }
+    )
+    note = f"because a server had failed them: {own.model}, {own.run_name}, gold passages: 2."
+    assert note in markdown(F1Table(profile="tiny", generated=True, rows=(again,), comparisons=()))
+    assert "asked_again" not in control.model_dump()
+
+
+def test_rows_are_read_the_in_domain_set_first_and_models_in_training_order(
+    own: F1TableRow,
+) -> None:
+    keys = [
+        ("musique", "base"),
+        ("multihoprag", "sft_rl"),
+        ("multihoprag", "base"),
+        ("multihoprag", "kimi"),
+    ]
+    rows = tuple(
+        own.model_copy(update={"dataset": dataset, "model": model}) for dataset, model in keys
+    )
     table = F1Table(profile="tiny", generated=True, rows=rows, comparisons=())
     lines = [line for line in markdown(table).splitlines() if line.startswith("|")]
     assert len({len(line) for line in lines}) == 1, "padded, so that it reads as plain text"
-    assert [line.split("|")[2].strip() for line in lines[2:6]] == ["base", "sft_rl", "kimi", "*constant answer*"]
+    assert [line.split("|")[2].strip() for line in lines[2:6]] == [
+        "base",
+        "sft_rl",
+        "kimi",
+        "*constant answer*",
+    ]
     ordered = [(row.dataset, row.model) for row in table.reading_order]
-    assert ordered == [("multihoprag", "base"), ("multihoprag", "sft_rl"), ("multihoprag", "kimi"), ("musique", "base")]
+    assert ordered == [
+        ("multihoprag", "base"),
+        ("multihoprag", "sft_rl"),
+        ("multihoprag", "kimi"),
+        ("musique", "base"),
+    ]
     assert [row.model for row in table.main_rows("musique")] == ["base"]
 
 
 @pytest.mark.parametrize(
     ("low", "high", "step", "width"),
-    [(1, 8, 1, 1), (1, 9, 1, 2), (0, 0, 1, 1), (200, 800, 100, 100), (0, 31000, 100, 5000), (0, 16, 1, 5)],
+    [
+        (1, 8, 1, 1),
+        (1, 9, 1, 2),
+        (0, 0, 1, 1),
+        (200, 800, 100, 100),
+        (0, 31000, 100, 5000),
+        (0, 16, 1, 5),
+    ],
 )
 def test_values_are_drawn_in_eight_bins_at_most(low: int, high: int, step: int, width: int) -> None:
     assert bin_width(low, high, step) == width
@@ -111,7 +180,10 @@ def _with_variant(sources: Sources, own: F1TableRow) -> None:
     variant = own.model_copy(update={"variant": "top5", "top_k": 5, "controls": {}})
     shutil.copy(folder / own.rollouts_file, folder / variant.rollouts_file)
     rows = sorted((*evaluation.rows, variant), key=lambda row: row.sort_key)
-    write_json(folder / "rows.json", evaluation.model_copy(update={"rows": tuple(rows)}).model_dump(mode="json"))
+    write_json(
+        folder / "rows.json",
+        evaluation.model_copy(update={"rows": tuple(rows)}).model_dump(mode="json"),
+    )
 
 
 def test_a_variant_has_a_line_in_table_plot_and_browser_and_leaves_the_main_figures_alone(
@@ -134,13 +206,17 @@ def test_a_model_that_answered_one_set_alone_leaves_cells_empty_and_a_profile_wi
     folder = results.evaluate["rl"]
     evaluation = read_record(folder / "rows.json", ModelEvaluation)
     rows = tuple(row for row in evaluation.rows if row.dataset == "musique")
-    write_json(folder / "rows.json", evaluation.model_copy(update={"rows": rows}).model_dump(mode="json"))
+    write_json(
+        folder / "rows.json", evaluation.model_copy(update={"rows": rows}).model_dump(mode="json")
+    )
     models = {name: results.evaluate[name] for name in ("base", "rl")}
     only = Sources(models, {}, {}, results.retrieval, None, results.questions)
     write_report("api", only, CONFIG, 0, tmp_path)
     page = (tmp_path / "index.html").read_text()
     main_tables = page[page.index('<h2 id="f1"') : page.index("<figure")].split("<caption>")[1:]
-    assert ["musique" in text for text in main_tables if '<th scope="row">rl</th><td>.' in text] == [True]
+    assert [
+        "musique" in text for text in main_tables if '<th scope="row">rl</th><td>.' in text
+    ] == [True]
     assert not {"rl", "ifeval", "filter"} & set(re.findall(r'<h2 id="(\w+)"', page))
 
 
@@ -152,7 +228,10 @@ def test_the_learning_curve_has_the_intervals_whose_errors_are_logged(results: S
     bars = [points for line in f1.lines if len(points := np.asarray(line.get_xydata())) == 2]
     assert [bar[0, 0] for bar in bars] == [0, 5, 10, 15, 20]
     assert bars[-1][:, 1] == pytest.approx([0.6 - 1.96 * 0.04, 0.6 + 1.96 * 0.04])
-    plain = [{name: value for name, value in line.model_dump().items() if "_se" not in name} for line in run.steps]
+    plain = [
+        {name: value for name, value in line.model_dump().items() if "_se" not in name}
+        for line in run.steps
+    ]
     without = run._replace(steps=tuple(map(TrainingStep.model_validate, plain)))
     reward, f1, _ = rl_figure({"sft": without}).axes
     assert not reward.collections

@@ -38,7 +38,9 @@ return cut.map(scroll => {
 @pytest.fixture(scope="module")
 def page(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("widths")
-    write_report("tiny", sources_in(finished), ReportConfig(comparisons=(), draws=100, rollouts=1), 0, folder)
+    write_report(
+        "tiny", sources_in(finished), ReportConfig(comparisons=(), draws=100, rollouts=1), 0, folder
+    )
     return (folder / "index.html").as_uri()
 
 
@@ -52,10 +54,15 @@ def screen(browser: webdriver.Chrome, width: int) -> Iterator[None]:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_wide_screen_is_used_and_shows_tables_side_by_side(chromium: webdriver.Chrome, page: str) -> None:
+def test_a_wide_screen_is_used_and_shows_tables_side_by_side(
+    chromium: webdriver.Chrome, page: str
+) -> None:
     with screen(chromium, 1920):
         chromium.get(page)
-        assert chromium.execute_script("return document.querySelector('main').clientWidth") > 0.9 * 1920
+        assert (
+            chromium.execute_script("return document.querySelector('main').clientWidth")
+            > 0.9 * 1920
+        )
         first, second, third, *_ = chromium.execute_script(F1_TABLES)
         assert first["top"] == second["top"] == third["top"]
         assert first["left"] < second["left"] < third["left"]
@@ -68,7 +75,9 @@ def test_a_phone_shows_every_column_of_the_f1_table_and_scrolls_wider_ones_besid
         chromium.get(page)
         assert chromium.execute_script("return document.documentElement.scrollWidth") <= 390
         assert [table["hidden"] for table in chromium.execute_script(F1_TABLES)] == [0] * 4
-        chromium.execute_script("for (const details of document.querySelectorAll('details')) details.open = true")
+        chromium.execute_script(
+            "for (const details of document.querySelectorAll('details')) details.open = true"
+        )
         rows = [row for table in chromium.execute_script(SCROLLED) for row in table]
         assert rows, "some table is wider than a phone"
         assert {row["first"] for row in rows} == {0}

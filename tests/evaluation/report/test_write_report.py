@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, UnknownNameError
-from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table, interval_text, score_text, signed
+from deepsearch_rl.evaluation.report.holm import holm
+from deepsearch_rl.evaluation.report.table_files import (
+    CSV_COLUMNS,
+    interval_text,
+    p_text,
+    score_text,
+    signed,
+)
+from deepsearch_rl.evaluation.report.tables import F1Table, build_table
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import run_file
 from deepsearch_rl.files import read_json, read_jsonl, write_json, write_jsonl
@@ -23,6 +31,7 @@ CONTRACT = [
     "mean_tool_calls", "failures",
 ]  # fmt: skip
 """The fields of a row as docs/contracts.md, section 7, lists them."""
+SCORE_OF_RL = r'<th scope="row">rl</th><td>([.\d]+)'
 
 
 class Page(HTMLParser):
@@ -59,7 +68,9 @@ def report(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_report_is_a_function_of_its_sources_alone(report: Path, results: Sources, tmp_path: Path) -> None:
+def test_a_report_is_a_function_of_its_sources_alone(
+    report: Path, results: Sources, tmp_path: Path
+) -> None:
     write_report("tiny", results, CONFIG, 0, tmp_path / "again")
     files = sorted(path.relative_to(report) for path in report.rglob("*.*"))
     assert {path.suffix for path in files} == {".json", ".md", ".csv", ".html", ".svg", ".png"}
@@ -86,11 +97,15 @@ def test_rows_are_keyed_as_the_contract_says_in_every_form(report: Path) -> None
     first = next(row for row in rows if row["model"] == "sft" and row["samples"] == 3)
     [line] = [line for line in lines if line["model"] == "sft" and line["samples"] == "3"]
     assert [float(line["pass_at_1"]), float(line["pass_at_2"])] == list(first["pass_at"].values())
-    assert read_json(report / "metrics.json")["pass_at_2"]["multihoprag"]["sft"] == round(first["pass_at"]["2"], 4)
+    assert read_json(report / "metrics.json")["pass_at_2"]["multihoprag"]["sft"] == round(
+        first["pass_at"]["2"], 4
+    )
     assert first["em"] == first["pass_at"]["1"] < first["pass_at"]["2"]
 
 
-def test_the_main_table_has_greedy_f1_beside_sampled_f1_then_searches_and_pass_at_k(report: Path) -> None:
+def test_the_main_table_has_greedy_f1_beside_sampled_f1_then_searches_and_pass_at_k(
+    report: Path,
+) -> None:
     rows = F1Table.model_validate(read_json(report / "f1_table.json")).rows
     sampled, greedy = (row for row in rows if (row.model, row.dataset) == ("sft_rl", "multihoprag"))
     lines = [line.split(" | ") for line in (report / "f1_table.md").read_text().splitlines()]
@@ -98,7 +113,13 @@ def test_the_main_table_has_greedy_f1_beside_sampled_f1_then_searches_and_pass_a
     assert head[:7] == ["set", "model", "F1", "F1, greedy", "searches", "pass@1", "pass@2"]
     passes = [score_text(share) for share in sampled.pass_at.values()]
     searches = f"{sampled.mean_tool_calls:.2f}"
-    assert first[:7] == ["multihoprag (40 x 3)", "sft_rl", *map(interval_text, (sampled, greedy)), searches, *passes]
+    assert first[:7] == [
+        "multihoprag (40 x 3)",
+        "sft_rl",
+        *map(interval_text, (sampled, greedy)),
+        searches,
+        *passes,
+    ]
     assert sampled.mean_tool_calls == 2.5
     page = (report / "index.html").read_text()
     titles = re.search(r"40 questions x 3</caption>.*?</tr>", page, re.DOTALL)
@@ -109,24 +130,37 @@ def test_the_main_table_has_greedy_f1_beside_sampled_f1_then_searches_and_pass_a
 def test_models_are_compared_wherever_both_answered_the_same_set(report: Path) -> None:
     table = F1Table.model_validate(read_json(report / "f1_table.json"))
     rows = {(row.model, row.dataset, row.temperature): row for row in table.rows}
-    assert {(entry.model, entry.other) for entry in table.comparisons} == {("sft", "base"), ("sft_rl", "sft")}
+    assert {(entry.model, entry.other) for entry in table.comparisons} == {
+        ("sft", "base"),
+        ("sft_rl", "sft"),
+    }
     assert len(table.comparisons) == 2 * 5
     for entry in table.comparisons:
-        of_model, of_other = (rows[name, entry.dataset, entry.temperature] for name in (entry.model, entry.other))
+        of_model, of_other = (
+            rows[name, entry.dataset, entry.temperature] for name in (entry.model, entry.other)
+        )
         assert entry.difference == pytest.approx(of_model.f1 - of_other.f1, abs=1e-5)
         assert entry.low <= entry.difference <= entry.high
         searches = entry.tool_calls
-        assert searches.difference == pytest.approx(of_model.mean_tool_calls - of_other.mean_tool_calls, abs=1e-5)
+        assert searches.difference == pytest.approx(
+            of_model.mean_tool_calls - of_other.mean_tool_calls, abs=1e-5
+        )
         assert searches.low <= searches.difference <= searches.high
         assert {kind: change.tool_calls.difference for kind, change in entry.types.items()} == {
-            kind: score.mean_tool_calls - of_other.types[kind].mean_tool_calls for kind, score in of_model.types.items()
+            kind: score.mean_tool_calls - of_other.types[kind].mean_tool_calls
+            for kind, score in of_model.types.items()
         }
         weighted = sum(change.n * change.difference for change in entry.types.values())
         assert weighted / entry.n == pytest.approx(entry.difference, abs=1e-4)
     by_run = [(entry.model, entry.run_name) for entry in table.comparisons_on("multihoprag")]
     assert by_run[:2] == [("sft", "multihoprag"), ("sft", "multihoprag, greedy")]
-    assert "+1.500 [" in (report / "f1_table.md").read_text(), "sft_rl searches more for deeper chains"
-    assert "<strong>+3.000</strong><small>+3.000 to +3.000</small>" in (report / "index.html").read_text()
+    assert "+1.500 [" in (report / "f1_table.md").read_text(), (
+        "sft_rl searches more for deeper chains"
+    )
+    assert (
+        "<strong>+3.000</strong><small>+3.000 to +3.000</small>"
+        in (report / "index.html").read_text()
+    )
 
 
 def right_questions(folder: Path) -> set[str]:
@@ -137,7 +171,9 @@ def right_questions(folder: Path) -> set[str]:
 
 def test_a_comparison_names_the_questions_that_turned(finished: Path, report: Path) -> None:
     table = F1Table.model_validate(read_json(report / "f1_table.json"))
-    [entry] = [entry for entry in table.comparisons if (entry.model, entry.run_name) == ("sft", "musique")]
+    [entry] = [
+        entry for entry in table.comparisons if (entry.model, entry.run_name) == ("sft", "musique")
+    ]
     gained = {name for change in entry.types.values() for name in change.gained}
     lost = {name for change in entry.types.values() for name in change.lost}
 
@@ -150,13 +186,19 @@ def test_a_comparison_names_the_questions_that_turned(finished: Path, report: Pa
     assert [name for name in gained if f"sft answers question {name}" not in page] == []
 
 
-def test_a_comparison_with_a_model_that_was_not_evaluated_is_refused_by_name(results: Sources, tmp_path: Path) -> None:
+def test_a_comparison_with_a_model_that_was_not_evaluated_is_refused_by_name(
+    results: Sources, tmp_path: Path
+) -> None:
     config = ReportConfig(comparisons=(("sft", "base"), ("sft", "teecher")), draws=200, rollouts=0)
-    with pytest.raises(UnknownNameError, match=r"report\.comparisons 'teecher'.*Valid names: base, rl, sft, sft_rl"):
+    with pytest.raises(
+        UnknownNameError, match=r"report\.comparisons 'teecher'.*Valid names: base, rl, sft, sft_rl"
+    ):
         write_report("tiny", results, config, 0, tmp_path)
 
 
-def test_rollouts_that_do_not_fit_their_row_stop_the_report(results: Sources, tmp_path: Path) -> None:
+def test_rollouts_that_do_not_fit_their_row_stop_the_report(
+    results: Sources, tmp_path: Path
+) -> None:
     path = results.evaluate["sft"] / run_file("musique", "search", 0.7)
     rollouts = list(read_jsonl(path, Trajectory))
     write_jsonl(path, rollouts[:-1])
@@ -189,7 +231,11 @@ def test_the_page_stands_alone_and_labels_generated_data(report: Path) -> None:
     assert page.text.count("generated data") == 1
     for dataset in ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa"):
         titles = len(re.findall(rf"<(?:caption|th[^>]*)>{dataset}", source))
-        labels = len(re.findall(rf'<(?:caption|th[^>]*)>{dataset}(?:, greedy)? <span class="tag">generated', source))
+        labels = len(
+            re.findall(
+                rf'<(?:caption|th[^>]*)>{dataset}(?:, greedy)? <span class="tag">generated', source
+            )
+        )
         assert titles == labels > 0
 
 
@@ -199,18 +245,125 @@ def test_texts_of_the_data_cannot_become_markup(results: Sources, tmp_path: Path
     for row in rows["rows"]:
         row["constant"]["answer"] = "<b>&bold"
     write_json(path, rows)
-    only = Sources({"sft": path.parent}, {}, {}, results.retrieval, results.filter, results.questions)
+    only = Sources(
+        {"sft": path.parent}, {}, {}, results.retrieval, results.filter, results.questions
+    )
     write_report("tiny", only, CONFIG.model_copy(update={"comparisons": ()}), 0, tmp_path)
     assert "&lt;b&gt;&amp;bold" in (tmp_path / "index.html").read_text()
     assert "b" not in Page((tmp_path / "index.html").read_text()).tags
 
 
 def test_differences_carry_their_sign() -> None:
-    assert [signed(value) for value in (0.0617, -0.03, 0.0, 1.0)] == ["+.062", "-.030", "+.000", "+1.000"]
+    assert [signed(value) for value in (0.0617, -0.03, 0.0, 1.0)] == [
+        "+.062",
+        "-.030",
+        "+.000",
+        "+1.000",
+    ]
 
 
-def test_a_report_of_an_earlier_stage_that_does_not_fit_names_file_and_field(results: Sources, tmp_path: Path) -> None:
+def test_a_report_of_an_earlier_stage_that_does_not_fit_names_file_and_field(
+    results: Sources, tmp_path: Path
+) -> None:
     assert results.filter is not None
     write_json(results.filter, {**read_json(results.filter), "rows": 0})
     with pytest.raises(ArtifactError, match=r"filter\.json, field 'rows'"):
-        write_report("tiny", results, ReportConfig(comparisons=(), draws=100, rollouts=0), 0, tmp_path / "out")
+        write_report(
+            "tiny",
+            results,
+            ReportConfig(comparisons=(), draws=100, rollouts=0),
+            0,
+            tmp_path / "out",
+        )
+
+
+def test_p_values_are_corrected_for_all_tests_of_their_table(report: Path) -> None:
+    table = F1Table.model_validate(read_json(report / "f1_table.json"))
+    families = [table.comparisons, *(tuple(entry.types.values()) for entry in table.comparisons)]
+    for family in families:
+        changes = [*family, *(difference.tool_calls for difference in family)]
+        corrected = [change.p_holm for change in changes]
+        assert corrected == pytest.approx(holm([change.p_value for change in changes]), abs=1e-6)
+    assert table.tests == 20
+
+    first = table.comparisons_on("multihoprag")[0]
+    assert first.p_holm is not None
+    assert first.p_value < first.p_holm
+    text = (report / "f1_table.md").read_text()
+    page = (report / "index.html").read_text()
+    assert f"[{signed(first.low)}, {signed(first.high)}] | {p_text(first.p_holm)} " in text
+    assert f"<small>p {p_text(first.p_holm)}</small>" in page
+    assert all(
+        "corrected by Holm-Bonferroni for all 20 tests of this report" in words
+        for words in (text, page)
+    )
+
+
+@pytest.fixture
+def with_kept_start(results: Sources) -> Sources:
+    """The finished profile, whose RL from the base model kept its start."""
+    for folders in (results.evaluate, results.ifeval):
+        for path in folders["base"].iterdir():
+            (folders["rl"] / path.name).write_text(
+                path.read_text().replace('"model": "base"', '"model": "rl"')
+            )
+    return results
+
+
+def test_a_model_that_kept_its_start_is_a_sentence_in_table_and_page(
+    with_kept_start: Sources, tmp_path: Path
+) -> None:
+    pairs = (("sft", "base"), ("rl", "base"), ("sft_rl", "rl"))
+    config = CONFIG.model_copy(update={"comparisons": pairs})
+    written = write_report("tiny", with_kept_start, config, 0, tmp_path)
+    assert written.table.kept_start == {"rl": "base"}
+
+    text = (tmp_path / "f1_table.md").read_text()
+    note = (
+        "rl kept its start: it answers every question exactly as well as base. It is left out here."
+    )
+    assert "`rl` kept its start" in text
+    assert not re.search(r"\| rl\b|\brl - |- rl\b", text)
+
+    page = (tmp_path / "index.html").read_text()
+    assert page.count(note) == 1
+    assert not re.search(SCORE_OF_RL, page)
+    assert not re.search(r"\brl - |- rl<|against rl ", page)
+
+    models = {row["model"] for row in read_json(tmp_path / "f1_table.json")["rows"]}
+    compared = {entry.other for entry in written.table.comparisons}
+    assert "rl" in models & compared, "the JSON has all that was measured"
+
+
+def test_an_ifeval_score_that_differs_from_that_of_the_start_stays(
+    with_kept_start: Sources, tmp_path: Path
+) -> None:
+    path = with_kept_start.ifeval["rl"] / "scores.json"
+    write_json(path, {**read_json(path), "prompt_strict": 0.15})
+    write_report(
+        "tiny",
+        with_kept_start,
+        CONFIG.model_copy(update={"comparisons": (("rl", "base"),)}),
+        0,
+        tmp_path,
+    )
+    page = (tmp_path / "index.html").read_text()
+    assert re.findall(SCORE_OF_RL, page) == [".150"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "kept"),
+    [
+        ((("base", "base"),), {}),
+        ((("rl", "base"), ("base", "rl")), {"rl": "base"}),
+        ((("rl", "base"), ("sft", "rl")), {"rl": "base"}),
+    ],
+)
+def test_of_models_that_are_equal_one_stays(
+    pairs: tuple[tuple[str, str], ...], kept: dict[str, str], with_kept_start: Sources
+) -> None:
+    table = build_table("tiny", with_kept_start.evaluate, pairs, 0, 100)
+    assert table.kept_start == kept
+    assert table.shown.models == [
+        name for name in ("base", "sft", "rl", "sft_rl") if name not in kept
+    ]

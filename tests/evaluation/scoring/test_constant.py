@@ -7,7 +7,19 @@ import pytest
 from deepsearch_rl import answers
 from deepsearch_rl.evaluation.scoring.overlap import ConstantAnswers, best_constant, number_golds
 
-WORDS = ("port", "vale", "the", "yes", "no", "Yes.", "noanswer", "stoke", "port vale", "vale vale", "")
+WORDS = (
+    "port",
+    "vale",
+    "the",
+    "yes",
+    "no",
+    "Yes.",
+    "noanswer",
+    "stoke",
+    "port vale",
+    "vale vale",
+    "",
+)
 
 
 def best_by_exhaustive_search(golden_answers: list[tuple[str, ...]]) -> tuple[float, float]:
@@ -21,7 +33,10 @@ def best_by_exhaustive_search(golden_answers: list[tuple[str, ...]]) -> tuple[fl
 def random_questions(rng: random.Random, most: int) -> list[tuple[str, ...]]:
     """Return nine questions with at most ``most`` golden answers each."""
     return [
-        tuple(" ".join(rng.choices(WORDS, k=rng.randint(1, 3))) for _ in range(rng.randint(1, most))) for _ in range(9)
+        tuple(
+            " ".join(rng.choices(WORDS, k=rng.randint(1, 3))) for _ in range(rng.randint(1, most))
+        )
+        for _ in range(9)
     ]
 
 
@@ -31,18 +46,25 @@ def test_no_golden_answer_scores_better_than_the_constant(seed: int, most: int) 
     golden_answers = random_questions(random.Random(seed), most)
     constant = best_constant(golden_answers)
     assert (constant.f1, constant.em) == best_by_exhaustive_search(golden_answers)
-    alone = [(score.f1, score.em) for score in (answers.score(constant.answer, golds) for golds in golden_answers)]
+    alone = [
+        (score.f1, score.em)
+        for score in (answers.score(constant.answer, golds) for golds in golden_answers)
+    ]
     assert np.mean(alone, axis=0).tolist() == pytest.approx([constant.f1, constant.em])
 
 
 @pytest.mark.parametrize("most", [1, 3])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_constant_of_a_subset_is_the_one_computed_from_that_subset_alone(seed: int, most: int) -> None:
+def test_the_constant_of_a_subset_is_the_one_computed_from_that_subset_alone(
+    seed: int, most: int
+) -> None:
     rng = random.Random(seed)
     golden_answers = random_questions(rng, most)
     included = [True, *(rng.random() < 0.5 for _ in golden_answers[1:])]
     alone = [golds for golds, use in zip(golden_answers, included, strict=True) if use]
-    assert ConstantAnswers(number_golds(golden_answers)).best(np.array(included)) == best_constant(alone)
+    assert ConstantAnswers(number_golds(golden_answers)).best(np.array(included)) == best_constant(
+        alone
+    )
 
 
 def test_the_constant_maximises_f1_over_the_whole_set() -> None:

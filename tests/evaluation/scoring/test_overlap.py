@@ -9,8 +9,36 @@ from deepsearch_rl import answers
 from deepsearch_rl.evaluation.scoring.overlap import number_golds, score_rows
 from tests.evaluation.published import normal, published
 
-WORDS = ["port", "vale", "the", "An", "yes", "No", "noanswer", "Zoë's", "1,000", "A.I.", "ΟΔΟΣ", "İzmir", "a\u2013b"]
-SPACES = [" ", "\t", "\n", "\u00a0", "\u3000", "\x1f", ".", "-", "_", "\x00", "\u200d", "\u0301", ""]
+WORDS = [
+    "port",
+    "vale",
+    "the",
+    "An",
+    "yes",
+    "No",
+    "noanswer",
+    "Zoë's",
+    "1,000",
+    "A.I.",
+    "ΟΔΟΣ",
+    "İzmir",
+    "a\u2013b",
+]
+SPACES = [
+    " ",
+    "\t",
+    "\n",
+    "\u00a0",
+    "\u3000",
+    "\x1f",
+    ".",
+    "-",
+    "_",
+    "\x00",
+    "\u200d",
+    "\u0301",
+    "",
+]
 PHRASES = st.lists(st.sampled_from(WORDS + SPACES), max_size=8).map("".join)
 ANY_TEXT = st.text(max_size=20)
 
@@ -25,7 +53,12 @@ def test_halves_of_surrogate_pairs_are_letters_like_others(text: str) -> None:
     assert answers.normalise(text) == normal(text)
 
 
-@given(rows=st.lists(st.tuples(PHRASES | ANY_TEXT, st.lists(PHRASES | ANY_TEXT, min_size=1, max_size=4)), min_size=1))
+@given(
+    rows=st.lists(
+        st.tuples(PHRASES | ANY_TEXT, st.lists(PHRASES | ANY_TEXT, min_size=1, max_size=4)),
+        min_size=1,
+    )
+)
 def test_many_rows_score_what_each_scores_alone(rows: list[tuple[str, list[str]]]) -> None:
     golds = number_golds([tuple(golds) for _, golds in rows])
     scores = score_rows(golds, np.arange(len(rows)), [pred for pred, _ in rows])
@@ -36,7 +69,9 @@ def test_many_rows_score_what_each_scores_alone(rows: list[tuple[str, list[str]]
 def test_every_metric_is_that_of_the_published_definitions(pred: str, golds: list[str]) -> None:
     [scores] = score_rows(number_golds([tuple(golds)]), np.array([0]), [pred])
     expected = published(pred, golds)
-    assert dict(zip(answers.METRICS, scores.tolist(), strict=True)) == pytest.approx(expected, rel=0, abs=1e-12)
+    assert dict(zip(answers.METRICS, scores.tolist(), strict=True)) == pytest.approx(
+        expected, rel=0, abs=1e-12
+    )
 
 
 def test_rows_may_answer_questions_in_any_order_and_some_not_at_all() -> None:

@@ -43,20 +43,30 @@ def row(number: int, pred: str, golds: list[str], **more: object) -> dict[str, o
 
 
 def test_the_json_means_equal_the_published_definitions(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "p.jsonl", [row(number, *pair) for number, pair in enumerate(PAIRS)])
+    path = write_rows(
+        tmp_path / "p.jsonl", [row(number, *pair) for number, pair in enumerate(PAIRS)]
+    )
     result = CliRunner().invoke(app, ["score", str(path), "--json"])
     printed = json.loads(result.stdout)
     assert printed["n"] == len(PAIRS)
     expected = [published(*pair) for pair in PAIRS]
     for name, value in printed["metrics"].items():
-        assert math.isclose(value, sum(scores[name] for scores in expected) / len(PAIRS), abs_tol=1e-12)
+        assert math.isclose(
+            value, sum(scores[name] for scores in expected) / len(PAIRS), abs_tol=1e-12
+        )
         low, high = printed["intervals"][name]
         assert low <= value <= high
 
 
 def test_several_answers_to_a_question_count_once_with_their_mean(tmp_path: Path) -> None:
-    rows = [row(1, "x", ["x"], sample=0), row(1, "y", ["x"], sample=1), row(2, "x", ["x"], question_type="bridge")]
-    report = report_scores(score_predictions(write_rows(tmp_path / "p.jsonl", rows)), seed=0, draws=0)
+    rows = [
+        row(1, "x", ["x"], sample=0),
+        row(1, "y", ["x"], sample=1),
+        row(2, "x", ["x"], question_type="bridge"),
+    ]
+    report = report_scores(
+        score_predictions(write_rows(tmp_path / "p.jsonl", rows)), seed=0, draws=0
+    )
     assert (report.n, report.rows, report.metrics["em"]) == (2, 3, 0.75)
     assert report.intervals is None
     assert {kind: group.n for kind, group in report.types.items()} == {"bridge": 1}
@@ -129,8 +139,13 @@ def test_a_missing_or_empty_file_is_refused(tmp_path: Path, content: str | None)
         score_predictions(tmp_path / "p.jsonl")
 
 
-def test_the_comparison_is_paired_by_question_whatever_the_order_of_the_rows(tmp_path: Path) -> None:
-    golds = [row(number, "", ["x"], question_type="odd" if number % 2 else "even") for number in range(60)]
+def test_the_comparison_is_paired_by_question_whatever_the_order_of_the_rows(
+    tmp_path: Path,
+) -> None:
+    golds = [
+        row(number, "", ["x"], question_type="odd" if number % 2 else "even")
+        for number in range(60)
+    ]
     better = [{**gold, "pred": "x" if number % 3 else "y"} for number, gold in enumerate(golds)]
     worse = [{**gold, "pred": "x" if number % 3 == 1 else "y"} for number, gold in enumerate(golds)]
     first = score_predictions(write_rows(tmp_path / "a.jsonl", better))
@@ -145,14 +160,20 @@ def test_the_comparison_is_paired_by_question_whatever_the_order_of_the_rows(tmp
 
 
 def test_files_over_different_questions_are_not_compared(tmp_path: Path) -> None:
-    first = score_predictions(write_rows(tmp_path / "a.jsonl", [row(1, "x", ["x"]), row(2, "x", ["x"])]))
-    second = score_predictions(write_rows(tmp_path / "b.jsonl", [row(1, "x", ["x"]), row(3, "x", ["x"])]))
+    first = score_predictions(
+        write_rows(tmp_path / "a.jsonl", [row(1, "x", ["x"]), row(2, "x", ["x"])])
+    )
+    second = score_predictions(
+        write_rows(tmp_path / "b.jsonl", [row(1, "x", ["x"]), row(3, "x", ["x"])])
+    )
     with pytest.raises(CheckFailedError, match=r"q2.*q3"):
         report_comparison(first, second, seed=0, draws=10)
 
 
 def test_both_commands_print_tables(tmp_path: Path) -> None:
     pairs = [*PAIRS, *[("x", ["see [/b] x"])] * 9]
-    path = str(write_rows(tmp_path / "p.jsonl", [row(number, *pair) for number, pair in enumerate(pairs)]))
+    path = str(
+        write_rows(tmp_path / "p.jsonl", [row(number, *pair) for number, pair in enumerate(pairs)])
+    )
     assert "see [/b] x" in CliRunner().invoke(app, ["score", path]).stdout
     assert "+0.000" in CliRunner().invoke(app, ["compare", path, path, "--draws", "50"]).stdout

@@ -34,12 +34,15 @@ def bootstrap_interval(values_Q: NDArray[np.float64], seed: int, draws: int) -> 
     return interval
 
 
-def paired_difference(run: QuestionScores, other: QuestionScores, seed: int, draws: int) -> PairedDifference:
+def paired_difference(
+    run: QuestionScores, other: QuestionScores, seed: int, draws: int
+) -> PairedDifference:
     return paired_differences(run, other, seed, draws, ("f1",))["f1"]
 
 
 def test_samples_are_averaged_per_question_before_anything_else() -> None:
-    # one question right twice, one wrong once in two: means of 1 and 1/2, not of four rollouts in a row
+    # one question right twice, one wrong once in two: means of 1 and 1/2, not of four rollouts in a
+    # row
     rollouts = [make_rollout(1, 0, "Port Vale"), make_rollout(1, 1, "Port Vale")]
     rollouts += [make_rollout(0, 0, "Port Vale"), make_rollout(0, 1, "Stoke")]
     scored = score_questions(rollouts, samples=2)
@@ -47,9 +50,12 @@ def test_samples_are_averaged_per_question_before_anything_else() -> None:
     assert scored.metrics["f1"].tolist() == [0.5, 1.0]
 
 
-@pytest.mark.parametrize("reason", [reason for reason in StopReason if reason is not StopReason.ANSWERED])
+@pytest.mark.parametrize(
+    "reason", [reason for reason in StopReason if reason is not StopReason.ANSWERED]
+)
 def test_a_failed_rollout_scores_zero_and_stays_in_the_denominator(reason: StopReason) -> None:
-    failed = make_rollout(1, gold="", stop=reason)  # its empty answer would match the empty gold
+    # Its empty answer would match the empty gold
+    failed = make_rollout(1, gold="", stop=reason)
     scored = score_questions([make_rollout(0, answer="Port Vale"), failed], samples=1)
     assert [scored.metrics[name].tolist() for name in METRICS] == [[1.0, 0.0]] * 5
 
@@ -68,8 +74,14 @@ def test_nothing_to_score_is_refused() -> None:
 def test_a_paired_difference_is_sharper_than_the_two_intervals_apart() -> None:
     rng = np.random.default_rng(0)
     hard = rng.random(300)  # questions differ much, the two models little
-    scored = paired_difference(scores((hard + 0.02).tolist()), scores(hard.tolist()), seed=0, draws=1000)
-    assert (scored.mean, scored.low, scored.high) == (pytest.approx(0.02), pytest.approx(0.02), pytest.approx(0.02))
+    scored = paired_difference(
+        scores((hard + 0.02).tolist()), scores(hard.tolist()), seed=0, draws=1000
+    )
+    assert (scored.mean, scored.low, scored.high) == (
+        pytest.approx(0.02),
+        pytest.approx(0.02),
+        pytest.approx(0.02),
+    )
     assert scored.p_value == pytest.approx(1 / 1001)
     alone = bootstrap_interval(hard, seed=0, draws=1000)
     assert alone.high - alone.low > 0.05
@@ -79,7 +91,13 @@ def test_intervals_are_those_of_scipys_percentile_bootstrap() -> None:
     values_QM = np.random.default_rng(3).random((60, 2))
     intervals = bootstrap_intervals(values_QM, seed=5, draws=300)
     reference = stats.bootstrap(
-        (values_QM,), np.mean, axis=0, n_resamples=300, batch=1, method="percentile", rng=np.random.default_rng(5)
+        (values_QM,),
+        np.mean,
+        axis=0,
+        n_resamples=300,
+        batch=1,
+        method="percentile",
+        rng=np.random.default_rng(5),
     ).confidence_interval
     assert [interval.low for interval in intervals] == pytest.approx(reference.low, abs=1e-12)
     assert [interval.high for interval in intervals] == pytest.approx(reference.high, abs=1e-12)
@@ -87,8 +105,12 @@ def test_intervals_are_those_of_scipys_percentile_bootstrap() -> None:
 
 def test_the_p_value_is_that_of_scipys_paired_permutation_test() -> None:
     differences = np.random.default_rng(1).normal(0.4, 1.0, 12)
-    exact = stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=1 << 20)
-    difference = paired_difference(scores(differences.tolist()), scores([0.0] * 12), seed=0, draws=20_000)
+    exact = stats.permutation_test(
+        (differences,), np.mean, permutation_type="samples", n_resamples=1 << 20
+    )
+    difference = paired_difference(
+        scores(differences.tolist()), scores([0.0] * 12), seed=0, draws=20_000
+    )
     assert difference.p_value == pytest.approx(exact.pvalue, abs=0.01)
 
 
@@ -103,13 +125,17 @@ def test_runs_over_different_questions_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize("samples", range(1, 7))
-def test_pass_at_k_is_the_share_of_all_sets_of_k_answers_with_one_that_matches(samples: int) -> None:
+def test_pass_at_k_is_the_share_of_all_sets_of_k_answers_with_one_that_matches(
+    samples: int,
+) -> None:
     for k in range(1, samples + 1):
         passed_Q = []
         for matches in range(samples + 1):
             drawn = list(combinations([True] * matches + [False] * (samples - matches), k))
             passed_Q.append(sum(map(any, drawn)) / len(drawn))
-            assert pass_at_k(np.array([matches / samples]), samples, k) == pytest.approx(passed_Q[-1])
+            assert pass_at_k(np.array([matches / samples]), samples, k) == pytest.approx(
+                passed_Q[-1]
+            )
         em_Q = np.arange(samples + 1) / samples
         assert pass_at_k(em_Q, samples, k) == pytest.approx(np.mean(passed_Q))
 
@@ -120,14 +146,23 @@ def test_pass_at_k_is_refused_for_more_answers_than_there_are(samples: int, k: i
         pass_at_k(np.array([1.0]), samples, k)
 
 
-@pytest.mark.parametrize(("samples", "passes"), [(1, [1]), (2, [1, 2]), (3, [1, 2]), (8, [1, 8]), (12, [1, 8])])
-def test_a_row_has_pass_at_1_and_at_the_largest_power_of_two_among_its_samples(samples: int, passes: list[int]) -> None:
-    answers = {(0, 0), *product([1], range(samples))}  # of question 0 the first answer alone, of question 1 all
+@pytest.mark.parametrize(
+    ("samples", "passes"), [(1, [1]), (2, [1, 2]), (3, [1, 2]), (8, [1, 8]), (12, [1, 8])]
+)
+def test_a_row_has_pass_at_1_and_at_the_largest_power_of_two_among_its_samples(
+    samples: int, passes: list[int]
+) -> None:
+    # Of question 0 the first answer alone, of question 1 all
+    answers = {(0, 0), *product([1], range(samples))}
     rollouts = [
-        make_rollout(question, sample, "Port Vale" if (question, sample) in answers else "the port of Vale")
+        make_rollout(
+            question, sample, "Port Vale" if (question, sample) in answers else "the port of Vale"
+        )
         for question, sample in product((0, 1, 2), range(samples))
     ]
-    row = build_row(row_key("sft", "musique", "outworld", samples), rollouts, generated=True, draws=200)
+    row = build_row(
+        row_key("sft", "musique", "outworld", samples), rollouts, generated=True, draws=200
+    )
     assert list(row.pass_at) == passes
     assert row.pass_at[1] == row.em
     assert row.pass_at[passes[-1]] == pytest.approx((passes[-1] / samples + 1 + 0) / 3, abs=1e-6)
@@ -143,21 +178,31 @@ def test_a_row_counts_failures_by_kind_and_scores_every_type() -> None:
     row = build_row(KEY, rollouts, generated=True, draws=200)
     assert (row.n, row.f1, row.em) == (2, 0.25, 0.25)
     assert row.failures == {"deadline": 1, "search_budget": 2}
-    assert {kind: (score.n, score.f1) for kind, score in row.types.items()} == {"1_hop": (1, 0.5), "null": (1, 0.0)}
+    assert {kind: (score.n, score.f1) for kind, score in row.types.items()} == {
+        "1_hop": (1, 0.5),
+        "null": (1, 0.0),
+    }
     assert row.constant.f1 == 1.0
     assert (row.mean_rounds, row.mean_tool_calls) == (2.0, 2.0)
-    assert {kind: score.mean_tool_calls for kind, score in row.types.items()} == {"1_hop": 3.0, "null": 1.0}
+    assert {kind: score.mean_tool_calls for kind, score in row.types.items()} == {
+        "1_hop": 3.0,
+        "null": 1.0,
+    }
 
 
 def test_figures_of_a_row_have_six_decimals() -> None:
     rollouts = [make_rollout(number, answer="x", gold=gold) for number, gold in enumerate("xyz")]
-    row = build_row(row_key("sft", "musique", "outworld", samples=1), rollouts, generated=True, draws=200)
+    row = build_row(
+        row_key("sft", "musique", "outworld", samples=1), rollouts, generated=True, draws=200
+    )
     assert {row.f1, row.em, row.acc, row.precision, row.recall} == {0.333333}
     assert (row.constant.f1, row.constant.em) == (0.333333, 0.333333)
 
 
 def test_a_row_is_made_from_rollouts_that_pass_by_once() -> None:
-    rollouts = [make_rollout(question, sample, "Port Vale") for question in (0, 1) for sample in (0, 1)]
+    rollouts = [
+        make_rollout(question, sample, "Port Vale") for question in (0, 1) for sample in (0, 1)
+    ]
     row = build_row(KEY, iter(rollouts), generated=True, draws=200)
     assert row == build_row(KEY, rollouts, generated=True, draws=200)
     assert (row.n, row.f1) == (2, 1.0)
@@ -165,7 +210,11 @@ def test_a_row_is_made_from_rollouts_that_pass_by_once() -> None:
 
 
 def test_a_control_stands_beside_the_search_score_of_its_own_questions() -> None:
-    searched = [make_rollout(question, sample, "Port Vale") for question in (0, 1) for sample in (0, 1)]
+    searched = [
+        make_rollout(question, sample, "Port Vale") for question in (0, 1) for sample in (0, 1)
+    ]
     searched += [make_rollout(2, sample, "Stoke") for sample in (0, 1)]
-    control = build_control([make_rollout(1, answer="Stoke"), make_rollout(2, answer="Stoke")], searched, 1, KEY, 200)
+    control = build_control(
+        [make_rollout(1, answer="Stoke"), make_rollout(2, answer="Stoke")], searched, 1, KEY, 200
+    )
     assert (control.n, control.f1, control.searched_f1) == (2, 0.0, 0.5)

@@ -2,10 +2,11 @@
 
     PYTHONPATH=tests/pipeline/call_recorder DEEPSEARCH_CALLS=/tmp/calls.txt python -m stages.chunk params.yaml
 
-Each first-party module is compiled with one more statement in every function, which notes the function at its first
-call: ``src/deepsearch_rl/files.py:31:atomic_file``. Libraries run at full speed, and a process that is killed has
-written all that it called. A call while a module is being imported is not noted: such a function fails as soon as
-anything loads its module, whether a stage needs it or not.
+Each first-party module is compiled with one more statement in every function, which notes the
+function at its first call: ``src/deepsearch_rl/files.py:31:atomic_file``. Libraries run at full
+speed, and a process that is killed has written all that it called. A call while a module is being
+imported is not noted: such a function fails as soon as anything loads its module, whether a stage
+needs it or not.
 """
 
 import ast
@@ -66,7 +67,8 @@ def _note_call(place: str) -> None:
     if place in _noted or _is_importing(sys._getframe(1)):
         return
     _noted.add(place)
-    os.write(_log, f"{place}\n".encode())  # one short write of a file opened for appending: lines never mix
+    # One short write of a file opened for appending: lines never mix
+    os.write(_log, f"{place}\n".encode())
 
 
 def _get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:

@@ -6,13 +6,34 @@ from pathlib import Path
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense
-from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast, Qwen3Config, Qwen3Model
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertModel,
+    BertTokenizerFast,
+    Qwen3Config,
+    Qwen3Model,
+)
 
 from deepsearch_rl.retrieval.encoders.onnx_export import OnnxConfig
 from deepsearch_rl.retrieval.encoders.transformer import TransformersConfig
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = [*SPECIAL, ":", "query", "passage", "comet", "lander", "river", "on", "a", "the", "probe", "##s", "city"]
+WORDS = [
+    *SPECIAL,
+    ":",
+    "query",
+    "passage",
+    "comet",
+    "lander",
+    "river",
+    "on",
+    "a",
+    "the",
+    "probe",
+    "##s",
+    "city",
+]
 
 
 def write_bert(folder: Path, seed: int = 0, positions: int = 64) -> Path:
@@ -41,13 +62,20 @@ def write_sentence_bert(
     write_bert(root / transformer)
     types = {"Transformer": transformer, "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+        {
+            "idx": index,
+            "name": str(index),
+            "path": path,
+            "type": f"sentence_transformers.models.{name}",
+        }
         for index, (name, path) in enumerate(types.items())
     ]
     write(root / "modules.json", modules)
     write(root / "1_Pooling" / "config.json", {"word_embedding_dimension": 16, **(pooling or {})})
     for name, value in files.items():
-        write(root / (transformer if name == "sentence_bert_config" else "") / f"{name}.json", value)
+        write(
+            root / (transformer if name == "sentence_bert_config" else "") / f"{name}.json", value
+        )
     return root
 
 
@@ -98,7 +126,10 @@ def write_qwen3_embedding(root: Path) -> Path:
     Dense(16, 6, bias=False).save(str(root / "3_Dense"))
     modules = json.loads((root / "modules.json").read_text())
     types = "sentence_transformers.models.Dense"
-    write(root / "modules.json", [*modules[:2], {"idx": 2, "name": "2", "path": "3_Dense", "type": types}])
+    write(
+        root / "modules.json",
+        [*modules[:2], {"idx": 2, "name": "2", "path": "3_Dense", "type": types}],
+    )
     return root
 
 
@@ -120,7 +151,8 @@ def write_onnx(folder: Path) -> Path:
     names = ("input_ids", "attention_mask", "last_hidden_state")
     example = torch.ones((2, 5), dtype=torch.int64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the older exporter is deprecated; the newer gives other vectors than torch
+        # The older exporter is deprecated; the newer gives other vectors than torch
+        warnings.simplefilter("ignore")
         torch.onnx.export(
             TokenVectors(root).eval(),
             (example, example),

@@ -35,9 +35,13 @@ def learnt(tmp_path: Path) -> Path:
     return tmp_path / "learnt"
 
 
-def encode(learnt: Path, out: str = "out.npy", chunks=CHUNKS, digest: str = "d", encoder=SVD, config=CONFIG) -> bytes:
+def encode(
+    learnt: Path, out: str = "out.npy", chunks=CHUNKS, digest: str = "d", encoder=SVD, config=CONFIG
+) -> bytes:
     path = learnt.parent / out
-    encode_to_file(EncodingJob(encoder, learnt, chunks, config), digest, path, learnt.parent / "work")
+    encode_to_file(
+        EncodingJob(encoder, learnt, chunks, config), digest, path, learnt.parent / "work"
+    )
     return path.read_bytes()
 
 
@@ -45,7 +49,9 @@ def blocks_encoded(learnt: Path, monkeypatch: pytest.MonkeyPatch, **changes: obj
     """How many blocks another run computes."""
     written = []
     with monkeypatch.context() as patched:
-        patched.setattr(encoding, "write_rows", lambda *arguments: (written.append(1), write_rows(*arguments)))
+        patched.setattr(
+            encoding, "write_rows", lambda *arguments: (written.append(1), write_rows(*arguments))
+        )
         encode(learnt, **changes)
     return len(written)
 
@@ -59,7 +65,9 @@ def test_row_n_holds_the_vector_of_chunk_n(learnt: Path, dtype: str) -> None:
     assert np.array_equal(vectors_ND, expected_ND.astype(dtype))
 
 
-def test_an_error_midway_costs_one_block_and_no_byte(learnt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_midway_costs_one_block_and_no_byte(
+    learnt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     undisturbed = encode(learnt, "undisturbed.npy")
     encode(learnt, "other.npy", digest="other")  # empties the work folder
     calls = []
@@ -79,7 +87,9 @@ def test_an_error_midway_costs_one_block_and_no_byte(learnt: Path, monkeypatch: 
     assert (learnt.parent / "out.npy").read_bytes() == undisturbed
 
 
-def test_a_line_that_was_cut_off_by_a_kill_is_done_again(learnt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_was_cut_off_by_a_kill_is_done_again(
+    learnt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     undisturbed = encode(learnt)
     log = learnt.parent / "work" / "encoding" / "blocks.jsonl"
     log.write_bytes(log.read_bytes()[:-3])
@@ -87,26 +97,39 @@ def test_a_line_that_was_cut_off_by_a_kill_is_done_again(learnt: Path, monkeypat
     assert encode(learnt) == undisturbed
 
 
-def test_finished_work_is_not_done_again_but_published_again(learnt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_work_is_not_done_again_but_published_again(
+    learnt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     undisturbed = encode(learnt)
     (learnt.parent / "out.npy").unlink()
     assert blocks_encoded(learnt, monkeypatch) == 0
     assert (learnt.parent / "out.npy").read_bytes() == undisturbed
 
 
-def test_work_of_another_job_is_not_continued(learnt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_of_another_job_is_not_continued(
+    learnt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encode(learnt)
     assert blocks_encoded(learnt, monkeypatch, digest="other chunks") == 7
     halves = CONFIG.model_copy(update={"dtype": "float16"})
     assert blocks_encoded(learnt, monkeypatch, digest="other chunks", config=halves) == 7
     prepare_encoder(CHUNKS[:9], SVD, learnt.parent / "other", seed=0)
-    assert blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves) == 7
+    assert (
+        blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves)
+        == 7
+    )
     (learnt.parent / "work" / "encoding" / "vectors.npy").unlink()
-    assert blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves) == 7
+    assert (
+        blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves)
+        == 7
+    )
 
 
 def test_other_files_of_a_work_folder_are_left_alone(learnt: Path) -> None:
-    mine = {learnt.parent / "work" / "vectors.npy", learnt.parent / "work" / "encoding" / "notes.txt"}
+    mine = {
+        learnt.parent / "work" / "vectors.npy",
+        learnt.parent / "work" / "encoding" / "notes.txt",
+    }
     for path in mine:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"mine")
@@ -115,7 +138,9 @@ def test_other_files_of_a_work_folder_are_left_alone(learnt: Path) -> None:
     assert {path for path in (learnt.parent / "work").rglob("*") if path.is_file()} == mine
 
 
-def test_new_weights_under_an_old_name_are_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_weights_under_an_old_name_are_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Here, because the processes that are killed below import this module and need no torch.
     from tests.retrieval.encoders.folders import transformers_config, write_bert  # noqa: PLC0415
 
@@ -190,7 +215,9 @@ def test_a_kill_changes_no_byte_and_costs_one_block_at_most(
     undisturbed = encode(learnt, "undisturbed.npy")
     encode(learnt, "other.npy", digest="other")
     command = [sys.executable, "-c", ENCODE_AND_DIE, str(learnt), str(blocks), step]
-    killed = subprocess.run(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, check=False)
+    killed = subprocess.run(
+        command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, check=False
+    )
     assert killed.returncode == -signal.SIGKILL
     assert not (learnt.parent / "out.npy").exists()
     recorded = (learnt.parent / "work" / "encoding" / "blocks.jsonl").read_text().splitlines()

@@ -9,7 +9,12 @@ import pytest
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.retrieval.encoders.model_folder import ModelFolder, read_model_folder
 from deepsearch_rl.retrieval.encoders.transformer import TransformersEncoder
-from tests.retrieval.encoders.folders import transformers_config, write, write_bert, write_sentence_bert
+from tests.retrieval.encoders.folders import (
+    transformers_config,
+    write,
+    write_bert,
+    write_sentence_bert,
+)
 
 SILENT = {"pooling": None, "query_prefix": None, "passage_prefix": None, "max_tokens": None}
 """Params that leave everything to the folder."""
@@ -25,13 +30,22 @@ def test_a_sentence_transformers_folder_needs_no_params(tmp_path: Path, transfor
     pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
     reading = {"max_seq_length": 9, "do_lower_case": True}
     root = write_sentence_bert(
-        tmp_path, transformer, pooling, sentence_bert_config=reading, config_sentence_transformers=PROMPTS
+        tmp_path,
+        transformer,
+        pooling,
+        sentence_bert_config=reading,
+        config_sentence_transformers=PROMPTS,
     )
     folder = read_folder(root)
     assert (folder.pooling, folder.max_tokens, folder.transformer) == ("cls", 9, root / transformer)
-    assert (folder.prefixes, folder.lower_case) == ({"query": "query: ", "passage": "passage: "}, True)
+    assert (folder.prefixes, folder.lower_case) == (
+        {"query": "query: ", "passage": "passage: "},
+        True,
+    )
     silent = TransformersEncoder(transformers_config(root, **SILENT))
-    plain = TransformersEncoder(transformers_config(write_bert(tmp_path / "plain"), pooling="cls", max_tokens=9))
+    plain = TransformersEncoder(
+        transformers_config(write_bert(tmp_path / "plain"), pooling="cls", max_tokens=9)
+    )
     for kind in ("query", "passage"):
         vectors_ND = silent.encode(["A Comet"], kind)
         np.testing.assert_allclose(vectors_ND, plain.encode(["a comet"], kind), atol=1e-6)
@@ -54,7 +68,11 @@ def test_params_win_over_prompts_and_length_but_not_over_pooling(tmp_path: Path)
         ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "cls+mean", True),
         ({"pooling_mode": "max"}, "max", True),
         ({"include_prompt": False}, "mean", False),
-        ({"pooling_mode_weightedmean_tokens": True, "pooling_mode_mean_tokens": False}, "weightedmean", True),
+        (
+            {"pooling_mode_weightedmean_tokens": True, "pooling_mode_mean_tokens": False},
+            "weightedmean",
+            True,
+        ),
     ],
 )
 def test_every_published_form_of_pooling_is_read(
@@ -64,17 +82,28 @@ def test_every_published_form_of_pooling_is_read(
     assert (folder.pooling, folder.pools_prompt) == (name, pools_prompt)
 
 
-def test_a_plain_folder_needs_a_pooling_and_reads_as_many_tokens_as_it_has_positions(tmp_path: Path) -> None:
+def test_a_plain_folder_needs_a_pooling_and_reads_as_many_tokens_as_it_has_positions(
+    tmp_path: Path,
+) -> None:
     write_bert(tmp_path)
     with pytest.raises(ConfigError, match="set pooling"):
         read_folder(tmp_path)
     folder = read_folder(tmp_path, pooling="cls")
-    assert (folder.pooling, folder.max_tokens, folder.prefixes) == ("cls", 64, {"query": "", "passage": ""})
+    assert (folder.pooling, folder.max_tokens, folder.prefixes) == (
+        "cls",
+        64,
+        {"query": "", "passage": ""},
+    )
 
 
-def test_a_folders_length_is_cut_to_its_positions_and_a_longer_one_in_params_is_refused(tmp_path: Path) -> None:
+def test_a_folders_length_is_cut_to_its_positions_and_a_longer_one_in_params_is_refused(
+    tmp_path: Path,
+) -> None:
     root = write_sentence_bert(tmp_path, sentence_bert_config={"max_seq_length": 66})
-    write(root / "config.json", {"model_type": "xlm-roberta", "max_position_embeddings": 66, "pad_token_id": 1})
+    write(
+        root / "config.json",
+        {"model_type": "xlm-roberta", "max_position_embeddings": 66, "pad_token_id": 1},
+    )
     assert read_folder(root).max_tokens == 64
     with pytest.raises(ConfigError, match="reads 64"):
         read_folder(root, max_tokens=65)
@@ -84,7 +113,9 @@ def test_a_folders_length_is_cut_to_its_positions_and_a_longer_one_in_params_is_
 def test_a_batch_has_as_many_of_the_longest_texts_as_the_budget_holds_and_at_least_one(
     tmp_path: Path, batch_tokens: int, rows: int
 ) -> None:
-    folder = read_folder(write_bert(tmp_path), pooling="mean", max_tokens=12, batch_tokens=batch_tokens)
+    folder = read_folder(
+        write_bert(tmp_path), pooling="mean", max_tokens=12, batch_tokens=batch_tokens
+    )
     assert folder.batch_rows == rows
 
 

@@ -48,7 +48,9 @@ def cluster(ray) -> Iterator:
 
 
 def on_a_cluster(address: str | None) -> EncodingConfig:
-    return EncodingConfig.model_validate({**LOCAL, "engine": "ray", "ray": {"address": address, **WORKERS}})
+    return EncodingConfig.model_validate(
+        {**LOCAL, "engine": "ray", "ray": {"address": address, **WORKERS}}
+    )
 
 
 @pytest.mark.nightly
@@ -76,13 +78,16 @@ def test_a_node_that_dies_midway_changes_no_byte(
     monkeypatch.setattr(encoding, "write_rows", write_then_kill)
     on_cluster = EncodingJob(encoder, tmp_path / "learnt", chunks, on_a_cluster(cluster.address))
     encoding.encode_to_file(on_cluster, "digest", tmp_path / "ray.npy", tmp_path / "work2")
-    assert not cluster.worker_nodes  # the second node was killed, while an encoder ran on it
+    # The second node was killed, while an encoder ran on it
+    assert not cluster.worker_nodes
     assert len(written) == BLOCKS
     assert (tmp_path / "ray.npy").read_bytes() == (tmp_path / "local.npy").read_bytes()
 
 
 @pytest.mark.nightly
-def test_a_ray_of_its_own_is_stopped_and_the_workers_error_is_told(ray: Any, tmp_path: Path) -> None:
+def test_a_ray_of_its_own_is_stopped_and_the_workers_error_is_told(
+    ray: Any, tmp_path: Path
+) -> None:
     encoder = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=100, max_terms=100)
     (tmp_path / "learnt").mkdir()
     job = EncodingJob(encoder, tmp_path / "learnt", CHUNKS, on_a_cluster(None))

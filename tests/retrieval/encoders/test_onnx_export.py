@@ -20,7 +20,13 @@ from tests.retrieval.encoders.folders import (
 )
 
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-TEXTS = ["comet", "a lander on a river on a comet on a river", "", "the probes \ud83d of 🚀", "river city"]
+TEXTS = [
+    "comet",
+    "a lander on a river on a comet on a river",
+    "",
+    "the probes \ud83d of 🚀",
+    "river city",
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +38,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["query", "passage"])
 def test_an_export_gives_the_models_vectors(folder: Path, pooling: str, kind: str) -> None:
     exported_ND = OnnxEncoder(onnx_config(folder, pooling=pooling)).encode(TEXTS, kind)
-    computed_ND = TransformersEncoder(transformers_config(folder, pooling=pooling)).encode(TEXTS, kind)
+    computed_ND = TransformersEncoder(transformers_config(folder, pooling=pooling)).encode(
+        TEXTS, kind
+    )
     assert np.abs(exported_ND - computed_ND).max() < 1e-4
     assert np.linalg.norm(exported_ND, axis=1) == pytest.approx([1, 1, 0, 1, 1], abs=1e-5)
 
 
-def test_a_folder_without_an_export_a_tokenizer_or_a_readable_graph_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_an_export_a_tokenizer_or_a_readable_graph_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
     bare = write_bert(tmp_path / "bare")
     with pytest.raises(ArtifactError, match=r"neither model\.onnx nor"):
         OnnxEncoder(onnx_config(bare))
@@ -51,7 +61,9 @@ def test_a_folder_without_an_export_a_tokenizer_or_a_readable_graph_is_refused(f
 
 
 @pytest.mark.parametrize("pooling", [{"pooling_mode": "max"}, {"include_prompt": False}])
-def test_a_pooling_that_only_torch_computes_is_refused(tmp_path: Path, pooling: dict[str, object]) -> None:
+def test_a_pooling_that_only_torch_computes_is_refused(
+    tmp_path: Path, pooling: dict[str, object]
+) -> None:
     root = write_sentence_bert(tmp_path, pooling=pooling)
     with pytest.raises(ConfigError, match="only the encoder `transformers` computes"):
         OnnxEncoder(onnx_config(root, pooling=None))
@@ -59,12 +71,18 @@ def test_a_pooling_that_only_torch_computes_is_refused(tmp_path: Path, pooling: 
 
 def test_a_step_that_only_torch_computes_is_refused(tmp_path: Path) -> None:
     root = write_sentence_bert(tmp_path)
-    write(root / "modules.json", [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}])
-    with pytest.raises(ConfigError, match=r"a step Dense \(modules.json\), which only the encoder `transformers`"):
+    write(
+        root / "modules.json", [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]
+    )
+    with pytest.raises(
+        ConfigError, match=r"a step Dense \(modules.json\), which only the encoder `transformers`"
+    ):
         OnnxEncoder(onnx_config(root))
 
 
-def test_without_onnxruntime_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnxruntime_the_extra_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real_import = builtins.__import__
 
     def without_onnxruntime(name: str, *arguments: object, **options: object) -> object:

@@ -22,7 +22,9 @@ def vector(text: str) -> list[float]:
 
 
 def embed(texts: list[str]) -> Reply:
-    return 200, {"data": [{"index": row, "embedding": vector(text)} for row, text in enumerate(texts)]}
+    return 200, {
+        "data": [{"index": row, "embedding": vector(text)} for row, text in enumerate(texts)]
+    }
 
 
 class Server(ThreadingHTTPServer):
@@ -97,16 +99,24 @@ def expected(texts: list[str], prefix: str) -> np.ndarray:
     return vectors_ND / np.linalg.norm(vectors_ND, axis=1, keepdims=True)
 
 
-def test_vectors_come_in_the_order_of_the_texts_whatever_the_order_of_the_answer(server: Server) -> None:
+def test_vectors_come_in_the_order_of_the_texts_whatever_the_order_of_the_answer(
+    server: Server,
+) -> None:
     def shuffled(texts: list[str]) -> Reply:
         status, answer = embed(texts)
         return status, {"data": answer["data"][::-1], "usage": {}, "object": "list"}
 
     server.script = [shuffled]
     texts = [f"text {'x' * row}" for row in range(9)]
-    assert encoder(server).encode(texts, "passage") == pytest.approx(expected(texts, "passage: "), abs=1e-6)
-    assert encoder(server, batch_texts=4).encode(texts, "query") == pytest.approx(expected(texts, "query: "), abs=1e-6)
-    assert {(path, key) for path, key, _ in server.requests} == {("/v1/embeddings", f"Bearer {KEY}")}
+    assert encoder(server).encode(texts, "passage") == pytest.approx(
+        expected(texts, "passage: "), abs=1e-6
+    )
+    assert encoder(server, batch_texts=4).encode(texts, "query") == pytest.approx(
+        expected(texts, "query: "), abs=1e-6
+    )
+    assert {(path, key) for path, key, _ in server.requests} == {
+        ("/v1/embeddings", f"Bearer {KEY}")
+    }
     assert max(len(texts) for *_, texts in server.requests[:5]) == 2
 
 
@@ -121,21 +131,32 @@ def test_blank_texts_are_zero_and_not_sent_and_long_ones_are_cut(server: Server)
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_an_overloaded_server_is_asked_again(server: Server, status: int) -> None:
     server.script = [lambda _: (status, {"error": {"message": "busy"}}), embed]
-    assert encoder(server).encode(["a"], "query") == pytest.approx(expected(["a"], "query: "), abs=1e-6)
+    assert encoder(server).encode(["a"], "query") == pytest.approx(
+        expected(["a"], "query: "), abs=1e-6
+    )
     assert len(server.requests) == 2
 
 
 def test_a_server_that_stays_overloaded_is_given_up(server: Server) -> None:
+    server.script = [lambda _: (503, {"error": {"message": "slow down"}})]
+    with pytest.raises(EndpointError, match=r"answered 503: .*slow down"):
+        encoder(server).encode(["a"], "query")
+    assert len(server.requests) == 3 + 1  # the last one for a harmless text
     server.script = [lambda _: (429, {"error": {"message": "slow down"}})]
     with pytest.raises(EndpointError, match=r"answered 429: .*slow down"):
-        encoder(server).encode(["a"], "query")
-    assert len(server.requests) == 3
+        # The server asks for 1 ms
+        encoder(server, rate_limit_wait_s=0.0005).encode(["a"], "query")
+    assert len(server.requests) == 4 + 1
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
 def test_a_refusal_is_told_at_once_without_the_key(server: Server, status: int) -> None:
-    server.script = [lambda _: (status, {"error": {"message": f"input too long, your key is {KEY}"}})]
-    with pytest.raises(EndpointError, match=rf"answered {status}: .*input too long, your key is \*\*\*") as caught:
+    server.script = [
+        lambda _: (status, {"error": {"message": f"input too long, your key is {KEY}"}})
+    ]
+    with pytest.raises(
+        EndpointError, match=rf"answered {status}: .*input too long, your key is \*\*\*"
+    ) as caught:
         encoder(server).encode(["a"], "query")
     assert KEY not in repr(caught.value)
     assert len(server.requests) == 1
@@ -156,21 +177,31 @@ def test_a_server_that_is_not_there_is_named(server: Server) -> None:
     ("reply", "complaint"),
     [
         (b"<html>", "answered without embeddings"),
-        ({"data": [{"index": 0, "embedding": "AAAA"}]}, r"answered without embeddings \(data\.0\.embedding"),
+        (
+            {"data": [{"index": 0, "embedding": "AAAA"}]},
+            r"answered without embeddings \(data\.0\.embedding",
+        ),
         ({"data": []}, "answered 1 texts with 0 vectors"),
         ({"data": [{"index": 1, "embedding": [1, 2, 3]}]}, "numbered them wrongly"),
-        ({"data": [{"index": 0, "embedding": [1, 2]}]}, r"dimension 2, where index\.encoder\.dimension is 3"),
+        (
+            {"data": [{"index": 0, "embedding": [1, 2]}]},
+            r"dimension 2, where index\.encoder\.dimension is 3",
+        ),
         (b'{"data": [{"index": 0, "embedding": [1, 2, NaN]}]}', "not finite"),
     ],
 )
-def test_an_answer_that_is_no_embedding_is_refused(server: Server, reply: Reply, complaint: str) -> None:
+def test_an_answer_that_is_no_embedding_is_refused(
+    server: Server, reply: Reply, complaint: str
+) -> None:
     server.script = [lambda _: (200, reply)]
     with pytest.raises(EndpointError, match=complaint):
         encoder(server).encode(["a"], "query")
     assert len(server.requests) == 1
 
 
-def test_the_key_comes_from_its_variable_and_is_shown_nowhere(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_comes_from_its_variable_and_is_shown_nowhere(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = encoder(server)
     assert KEY not in repr(made) + str(vars(made)["_config"])
     monkeypatch.delenv("EMBEDDINGS_KEY")

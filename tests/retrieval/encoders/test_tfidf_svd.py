@@ -20,7 +20,9 @@ def test_a_saved_tfidf_encoder_gives_the_same_vectors(tmp_path: Path) -> None:
     fitted = TfidfSvdEncoder.fit(TEXTS, SVD, seed=0)
     fitted.save(tmp_path / "encoder")
     loaded = TfidfSvdEncoder.load(tmp_path / "encoder")
-    assert np.array_equal(loaded.encode(["comet probe"], "query"), fitted.encode(["comet probe"], "query"))
+    assert np.array_equal(
+        loaded.encode(["comet probe"], "query"), fitted.encode(["comet probe"], "query")
+    )
 
 
 def test_a_small_corpus_gets_fewer_dimensions_than_asked_for() -> None:
@@ -38,7 +40,9 @@ def test_a_damaged_encoder_is_refused(tmp_path: Path) -> None:
 def test_rare_terms_beyond_the_bound_are_not_known() -> None:
     # comet and danub occur twice, all other terms once
     encoder = TfidfSvdEncoder.fit(TEXTS, SVD.model_copy(update={"max_terms": 2}), seed=0)
-    assert encoder.encode(["lander probe river Vienna", "comet", "Danube"], "query").any(axis=1).tolist() == [
+    assert encoder.encode(["lander probe river Vienna", "comet", "Danube"], "query").any(
+        axis=1
+    ).tolist() == [
         False,
         True,
         True,

@@ -13,7 +13,13 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.retrieval.encoders.transformer import TransformersEncoder
 from tests.retrieval.encoders.folders import transformers_config, write_bert, write_qwen3_embedding
 
-TEXTS = ["comet", "a lander on a river on a comet on a river", "river", "a lander", "the probes on the city"]
+TEXTS = [
+    "comet",
+    "a lander on a river on a comet on a river",
+    "river",
+    "a lander",
+    "the probes on the city",
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +43,13 @@ def test_tokens_are_pooled_over_the_prefixed_text(bert_folder: Path, pooling: st
     assert not np.allclose(vector, reference(bert_folder, "a comet", pooling), atol=1e-2)
 
 
-def test_the_last_token_and_a_dense_step_give_the_vector_of_a_folder_like_qwen3_embedding(tmp_path: Path) -> None:
+def test_the_last_token_and_a_dense_step_give_the_vector_of_a_folder_like_qwen3_embedding(
+    tmp_path: Path,
+) -> None:
     root = write_qwen3_embedding(tmp_path)
-    config = transformers_config(root, pooling=None, query_prefix=None, passage_prefix=None, batch_tokens=48)
+    config = transformers_config(
+        root, pooling=None, query_prefix=None, passage_prefix=None, batch_tokens=48
+    )
     encoder = TransformersEncoder(config)
     vectors_ND = encoder.encode(TEXTS, "query")
     assert (encoder.dimension, vectors_ND.shape) == (6, (len(TEXTS), 6))
@@ -55,18 +65,26 @@ def test_the_last_token_and_a_dense_step_give_the_vector_of_a_folder_like_qwen3_
 
 @pytest.mark.parametrize("batch_tokens", [1, 30, 1000])
 def test_a_vector_does_not_depend_on_its_neighbours(bert_folder: Path, batch_tokens: int) -> None:
-    batched_ND = TransformersEncoder(transformers_config(bert_folder, batch_tokens=batch_tokens)).encode(TEXTS, "query")
+    batched_ND = TransformersEncoder(
+        transformers_config(bert_folder, batch_tokens=batch_tokens)
+    ).encode(TEXTS, "query")
     alone = TransformersEncoder(transformers_config(bert_folder))
-    assert batched_ND == pytest.approx(np.vstack([alone.encode([text], "query") for text in TEXTS]), abs=1e-5)
+    assert batched_ND == pytest.approx(
+        np.vstack([alone.encode([text], "query") for text in TEXTS]), abs=1e-5
+    )
 
 
 def test_each_side_has_its_own_prefix(bert_folder: Path) -> None:
     encoder = TransformersEncoder(transformers_config(bert_folder))
-    plain = TransformersEncoder(transformers_config(bert_folder, query_prefix="", passage_prefix=""))
+    plain = TransformersEncoder(
+        transformers_config(bert_folder, query_prefix="", passage_prefix="")
+    )
     for kind in ("query", "passage"):
         expected_ND = plain.encode([f"{kind}: comet"], "query")
         assert encoder.encode(["comet"], kind) == pytest.approx(expected_ND, abs=1e-6)
-    assert not np.allclose(encoder.encode(["comet"], "query"), encoder.encode(["comet"], "passage"), atol=1e-2)
+    assert not np.allclose(
+        encoder.encode(["comet"], "query"), encoder.encode(["comet"], "passage"), atol=1e-2
+    )
 
 
 def test_what_lies_behind_max_tokens_is_not_read(bert_folder: Path) -> None:
@@ -92,7 +110,9 @@ def test_float16_is_refused_on_a_cpu_and_bfloat16_is_close_to_float32(bert_folde
     with pytest.raises(ValidationError, match="slower than float32"):
         transformers_config(bert_folder, dtype="float16")
     full, short = (
-        TransformersEncoder(transformers_config(bert_folder, dtype=dtype)).encode(["the lander", "a comet"], "query")
+        TransformersEncoder(transformers_config(bert_folder, dtype=dtype)).encode(
+            ["the lander", "a comet"], "query"
+        )
         for dtype in ("float32", "bfloat16")
     )
     assert (full * short).sum(axis=1).min() > 0.999
@@ -109,5 +129,7 @@ def test_a_missing_gpu_is_named(bert_folder: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_on_a_gpu_is_close_to_full_precision(bert_folder: Path, dtype: str) -> None:
     exact_ND = TransformersEncoder(transformers_config(bert_folder)).encode(TEXTS, "query")
-    half_ND = TransformersEncoder(transformers_config(bert_folder, device="cuda", dtype=dtype)).encode(TEXTS, "query")
+    half_ND = TransformersEncoder(
+        transformers_config(bert_folder, device="cuda", dtype=dtype)
+    ).encode(TEXTS, "query")
     assert (exact_ND * half_ND).sum(1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-2)

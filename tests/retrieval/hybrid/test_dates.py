@@ -37,9 +37,14 @@ def test_letters_that_count_as_others_in_any_case_are_read_as_those() -> None:
 
 
 def test_several_dates_are_given_in_the_order_of_the_text() -> None:
-    assert days("between 2024-02-29 and October 30, 2023") == [(date(2024, 2, 29),) * 2, (THE_30TH,) * 2]
+    assert days("between 2024-02-29 and October 30, 2023") == [
+        (date(2024, 2, 29),) * 2,
+        (THE_30TH,) * 2,
+    ]
 
 
-@pytest.mark.parametrize("text", ["February 30, 2023", "2023-13-01", "in 2023", "May I ask?", "12,345 people", ""])
+@pytest.mark.parametrize(
+    "text", ["February 30, 2023", "2023-13-01", "in 2023", "May I ask?", "12,345 people", ""]
+)
 def test_what_is_no_date_is_left_alone(text: str) -> None:
     assert days(text) == []

@@ -46,7 +46,8 @@ def test_noise_does_not_help_on_questions_held_out() -> None:
 
 
 def test_the_minimum_is_where_the_slope_vanishes() -> None:
-    # one question, two candidates that differ in one feature by 1: the slope is ridge * w - (1 - sigmoid(w))
+    # one question, two candidates that differ in one feature by 1: the slope is ridge * w - (1 -
+    # sigmoid(w))
     features_CF = np.zeros((2, len(FEATURES)))
     features_CF[0, 0] = 1.0
     known = Example(Candidates(np.array([4, 9]), features_CF), (frozenset({0}), frozenset()), 1)
@@ -105,5 +106,10 @@ def scores(mrr: float, ap: float) -> dict[str, float]:
     ("learned", "chosen"),
     [((0.6, 0.4), "learned"), ((0.6, 0.2), "dense"), ((0.4, 0.4), "dense"), ((0.5, 0.3), "dense")],
 )
-def test_the_better_half_is_taken_unless_learning_is_below_it_in_nothing(learned: object, chosen: str) -> None:
-    assert choose({"learned": scores(*learned), "bm25": scores(0.3, 0.2), "dense": scores(0.5, 0.3)}) == chosen
+def test_the_better_half_is_taken_unless_learning_is_below_it_in_nothing(
+    learned: object, chosen: str
+) -> None:
+    assert (
+        choose({"learned": scores(*learned), "bm25": scores(0.3, 0.2), "dense": scores(0.5, 0.3)})
+        == chosen
+    )

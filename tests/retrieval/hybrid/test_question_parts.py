@@ -10,7 +10,9 @@ SOURCES = ("The Age", "The Independent", "The Independent - Sports", "Wired", "w
 
 
 def test_the_longest_name_is_the_source_that_is_meant() -> None:
-    asked = split_question("What does The Independent - Sports say of rugby?", SourceNames.of(SOURCES))
+    asked = split_question(
+        "What does The Independent - Sports say of rugby?", SourceNames.of(SOURCES)
+    )
     assert asked.sources == (2,)
 
 
@@ -31,7 +33,9 @@ def test_parts_leave_out_sources_and_dates() -> None:
 
 
 def test_a_question_without_joints_is_one_part() -> None:
-    assert split_question("The first lander on a comet?", SourceNames.of(())).parts == ("The first lander on a comet?",)
+    assert split_question("The first lander on a comet?", SourceNames.of(())).parts == (
+        "The first lander on a comet?",
+    )
 
 
 def test_a_question_that_is_only_a_source_is_kept() -> None:
@@ -52,5 +56,11 @@ def test_a_source_inside_a_date_takes_nothing_from_what_follows() -> None:
 
 def test_a_page_pasted_as_a_question_has_a_bounded_number_of_everything() -> None:
     papers = [f"Paper {number}" for number in range(100)]
-    asked = split_question("one two, May 4, 2023 " * 1000 + " ".join(papers), SourceNames.of(papers))
-    assert (len(asked.parts), asked.sources, len(asked.days)) == (MAX_PARTS, tuple(range(MAX_SOURCES)), MAX_DATES)
+    asked = split_question(
+        "one two, May 4, 2023 " * 1000 + " ".join(papers), SourceNames.of(papers)
+    )
+    assert (len(asked.parts), asked.sources, len(asked.days)) == (
+        MAX_PARTS,
+        tuple(range(MAX_SOURCES)),
+        MAX_DATES,
+    )

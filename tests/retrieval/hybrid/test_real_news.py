@@ -29,7 +29,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def documents(folder: Path) -> Iterator[Document]:
     for row in rows(folder / "corpus.jsonl.gz"):
         metadata = {"source": row["source"], "published_at": row["published_at"]}
-        yield Document(id=row["doc_id"], contents=f"{row['title']}\n{row['body']}", metadata=metadata)
+        yield Document(
+            id=row["doc_id"], contents=f"{row['title']}\n{row['body']}", metadata=metadata
+        )
 
 
 @pytest.mark.nightly
@@ -55,12 +57,30 @@ def test_on_questions_held_out_the_hybrid_ranks_better_than_fielded_bm25(
     values["encoder"]["dimension"] = 64
     values["fusion"] |= {"depth": 100, "source_depth": 30}
     write_jsonl(tmp_path / "corpora" / "news.jsonl", documents(folder))
-    chunked = ChunkConfig(chunker="sentences", chunk_size=256, overlap=0, tokenizer="words", passages=(), variants={})
+    chunked = ChunkConfig(
+        chunker="sentences", chunk_size=256, overlap=0, tokenizer="words", passages=(), variants={}
+    )
     chunk_corpora(tmp_path / "corpora", tmp_path / "chunks", chunked)
-    build_index(tmp_path / "chunks" / "news.jsonl", tmp_path / "index", IndexConfig.model_validate(values), seed=0)
+    build_index(
+        tmp_path / "chunks" / "news.jsonl",
+        tmp_path / "index",
+        IndexConfig.model_validate(values),
+        seed=0,
+    )
     names = ("bm25", "dense", "hybrid")
     compared = compare_retrievers(
-        open_index(tmp_path / "index"), tmp_path / "index", questions, names, (4, 10), LEARNING, seed=0, draws=200
+        open_index(tmp_path / "index"),
+        tmp_path / "index",
+        questions,
+        names,
+        (4, 10),
+        LEARNING,
+        seed=0,
+        draws=200,
     )
     gains = compared.hybrid_minus_better_half
-    assert {metric for metric, gain in gains.items() if gain.low > 0} >= {"mrr@10", "map@10", "evidence_recall@10"}
+    assert {metric for metric, gain in gains.items() if gain.low > 0} >= {
+        "mrr@10",
+        "map@10",
+        "evidence_recall@10",
+    }

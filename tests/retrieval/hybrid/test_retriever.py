@@ -27,7 +27,11 @@ QUIET, LOUD = "Quiet Gazette", "Loud Herald"
 
 
 def article(topic: str, source: str) -> Chunk:
-    said = f"A report on {topic}." if source == QUIET else f"More {topic}, {topic} and {topic}. Nothing but {topic}."
+    said = (
+        f"A report on {topic}."
+        if source == QUIET
+        else f"More {topic}, {topic} and {topic}. Nothing but {topic}."
+    )
     name = f"{source} {topic}"
     return make_chunk(f"News\n{said}", name, name, source=source)
 
@@ -51,7 +55,9 @@ def config(index_config: IndexConfig) -> IndexConfig:
     return IndexConfig.model_validate(values)
 
 
-def build(folder: Path, chunks: list[Chunk], config: IndexConfig, questions: list[Question]) -> Path:
+def build(
+    folder: Path, chunks: list[Chunk], config: IndexConfig, questions: list[Question]
+) -> Path:
     write_jsonl(folder / "c.jsonl", chunks)
     build_index(folder / "c.jsonl", folder / "index", config, seed=0, questions=questions)
     return folder / "index"
@@ -83,16 +89,22 @@ def test_the_weights_in_the_manifest_are_those_that_rank(index: Path, tmp_path: 
     shutil.copytree(index.parent, tmp_path / "copy")
     manifest = tmp_path / "copy" / "index" / "manifest.json"
     learnt = read_manifest(index).fusion_weights
-    turned = learnt.model_copy(update={"weights": {name: -value for name, value in learnt.weights.items()}})
+    turned = learnt.model_copy(
+        update={"weights": {name: -value for name, value in learnt.weights.items()}}
+    )
     built = read_manifest(index).model_copy(update={"fusion_weights": turned})
     manifest.write_text(built.model_dump_json())
     upside_down = open_index(manifest.parent, retriever="hybrid")
     assert found(upside_down, f"What does the {QUIET} say about comets?")[0] != f"{QUIET} comets"
 
 
-def test_where_learning_does_not_help_the_hybrid_is_the_better_half(tmp_path: Path, config: IndexConfig) -> None:
+def test_where_learning_does_not_help_the_hybrid_is_the_better_half(
+    tmp_path: Path, config: IndexConfig
+) -> None:
     asked = [
-        question.model_copy(update={"question": f"News about {question.id}?", "metadata": loud(question.id)})
+        question.model_copy(
+            update={"question": f"News about {question.id}?", "metadata": loud(question.id)}
+        )
         for question in QUESTIONS
     ]
     folder = build(tmp_path, CHUNKS, config, asked)
@@ -101,7 +113,10 @@ def test_where_learning_does_not_help_the_hybrid_is_the_better_half(tmp_path: Pa
     assert not (folder / TERMS_FOLDER).exists()
     queries = [question.question for question in asked]
     halves = [
-        [[hit.row for hit in hits] for hits in open_index(folder, retriever=name).search(queries, 5)]
+        [
+            [hit.row for hit in hits]
+            for hits in open_index(folder, retriever=name).search(queries, 5)
+        ]
         for name in ("hybrid", learnt.ranking)
     ]
     assert halves[0] == halves[1]
@@ -118,7 +133,9 @@ def test_filters_hold_for_the_candidates_within_a_source_too(hybrid: Searcher) -
     assert found(hybrid, query, where=Filter(source="no such paper")) == []
 
 
-def test_what_a_half_did_not_list_scores_nothing_unless_its_list_was_cut(index: Path, config: IndexConfig) -> None:
+def test_what_a_half_did_not_list_scores_nothing_unless_its_list_was_cut(
+    index: Path, config: IndexConfig
+) -> None:
     finder = open_finder(index, config, index / TERMS_FOLDER)
     complete, cut = finder.find(["comets", "news"], 1)
     listed = [CHUNKS[row].id for row in complete.rows_C[complete.features_CF[:, BM25] > 0].tolist()]
@@ -144,11 +161,15 @@ def test_questions_are_gathered_together_as_one_by_one(
 def test_every_match_is_found_once_and_nothing_by_an_empty_query(hybrid: Searcher) -> None:
     names = found(hybrid, f"{QUIET} comets rivers", 1000)
     assert len(names) == len(set(names))
-    assert {f"{source} {topic}" for source in (QUIET, LOUD) for topic in ("comets", "rivers")} <= set(names)
+    assert {
+        f"{source} {topic}" for source in (QUIET, LOUD) for topic in ("comets", "rivers")
+    } <= set(names)
     assert found(hybrid, "") == found(hybrid, "?!") == []
 
 
-def test_the_order_of_the_chunks_does_not_matter(hybrid: Searcher, tmp_path: Path, config: IndexConfig) -> None:
+def test_the_order_of_the_chunks_does_not_matter(
+    hybrid: Searcher, tmp_path: Path, config: IndexConfig
+) -> None:
     shuffled = CHUNKS.copy()
     random.Random(1).shuffle(shuffled)
     again = build(tmp_path, shuffled, config, QUESTIONS)
@@ -158,7 +179,11 @@ def test_the_order_of_the_chunks_does_not_matter(hybrid: Searcher, tmp_path: Pat
 
 
 def test_equal_chunks_are_ordered_by_row(tmp_path: Path, config: IndexConfig) -> None:
-    twins = [chunk.model_copy(update={"id": f"{chunk.id} {copy}"}) for copy in range(3) for chunk in CHUNKS]
+    twins = [
+        chunk.model_copy(update={"id": f"{chunk.id} {copy}"})
+        for copy in range(3)
+        for chunk in CHUNKS
+    ]
     twice = open_index(build(tmp_path, twins, config, QUESTIONS), retriever="hybrid")
     query = f"What does the {QUIET} say about comets?"
     assert found(twice, query, 3) == [f"{QUIET} comets {copy}" for copy in range(3)]

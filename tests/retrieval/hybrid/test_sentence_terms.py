@@ -4,10 +4,19 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms, term_ids, write_sentence_terms
+from deepsearch_rl.retrieval.hybrid.sentence_terms import (
+    SentenceTerms,
+    term_ids,
+    write_sentence_terms,
+)
 from tests.chunks import make_chunk
 
-TEXTS = ("Comets\nA comet is icy. The comet has a tail.", "Rivers\nA river flows.", "!\n?", "Comets\nA comet flows.")
+TEXTS = (
+    "Comets\nA comet is icy. The comet has a tail.",
+    "Rivers\nA river flows.",
+    "!\n?",
+    "Comets\nA comet flows.",
+)
 CHUNKS = [make_chunk(text, doc_chunks=row + 1) for row, text in enumerate(TEXTS)]
 
 
@@ -33,12 +42,15 @@ def test_a_term_counts_once_a_sentence_and_the_title_is_one(terms: SentenceTerms
 
 def test_matches_name_the_sentence_among_those_of_the_candidates(terms: SentenceTerms) -> None:
     matches = terms.match(np.array([1, 0]), term_ids("tail"))
-    assert matches.starts_C.tolist() == [0, 2]  # row 1 has a title and a sentence, row 0 a title and two
+    # Row 1 has a title and a sentence, row 0 a title and two
+    assert matches.starts_C.tolist() == [0, 2]
     assert matches.sentence_M.tolist() == [4]
 
 
 def test_a_rarer_term_weighs_more(terms: SentenceTerms) -> None:
-    common, rare, unknown = (float(terms.idf(term_ids(word))[0]) for word in ("comet", "tail", "unheard"))
+    common, rare, unknown = (
+        float(terms.idf(term_ids(word))[0]) for word in ("comet", "tail", "unheard")
+    )
     assert common < rare < unknown
 
 

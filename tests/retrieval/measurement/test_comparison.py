@@ -10,7 +10,12 @@ from deepsearch_rl.cli import app
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Question
-from deepsearch_rl.retrieval.measurement.comparison import COMPARED, Comparison, compare_retrievers, intervals
+from deepsearch_rl.retrieval.measurement.comparison import (
+    COMPARED,
+    Comparison,
+    compare_retrievers,
+    intervals,
+)
 from deepsearch_rl.retrieval.ranking import LearningConfig
 from deepsearch_rl.retrieval.searcher import open_index
 from tests.retrieval.conftest import PASSAGES
@@ -25,17 +30,28 @@ TITLES = {
 }
 QUESTIONS = [
     Question.model_validate(
-        {"id": text, "question": text, "golden_answers": ["x"], "metadata": {"supporting_titles": [title]}}
+        {
+            "id": text,
+            "question": text,
+            "golden_answers": ["x"],
+            "metadata": {"supporting_titles": [title]},
+        }
     )
     for text, title in TITLES.items()
 ]
 
 
-def compare(index_dir: Path, questions=QUESTIONS, retrievers=COMPARED, learning=LEARNING) -> Comparison:
-    return compare_retrievers(open_index(index_dir), index_dir, questions, retrievers, (1,), learning, seed=0, draws=50)
+def compare(
+    index_dir: Path, questions=QUESTIONS, retrievers=COMPARED, learning=LEARNING
+) -> Comparison:
+    return compare_retrievers(
+        open_index(index_dir), index_dir, questions, retrievers, (1,), learning, seed=0, draws=50
+    )
 
 
-def test_every_retriever_is_scored_and_the_hybrid_is_compared_with_its_better_half(index_dir: Path) -> None:
+def test_every_retriever_is_scored_and_the_hybrid_is_compared_with_its_better_half(
+    index_dir: Path,
+) -> None:
     compared = compare(index_dir)
     assert list(compared.scores) == list(COMPARED)
     assert compared.gold == {"titles": 5}
@@ -56,7 +72,10 @@ def test_an_interval_holds_the_mean_and_narrows_with_the_questions() -> None:
     few, many = (np.array([0.0, 1.0] * count) for count in (5, 500))
     for values in (few, many):
         assert intervals({"x": values}, 0, 200)["x"].mean == 0.5
-    widths = [one.high - one.low for one in (intervals({"x": values}, 0, 200)["x"] for values in (few, many))]
+    widths = [
+        one.high - one.low
+        for one in (intervals({"x": values}, 0, 200)["x"] for values in (few, many))
+    ]
     # the standard error of a mean of n coin flips is 0.5 / sqrt(n)
     assert widths[0] == pytest.approx(2 * 1.96 * 0.5 / 10**0.5, rel=0.2)
     assert widths[1] == pytest.approx(2 * 1.96 * 0.5 / 1000**0.5, rel=0.2)
@@ -77,9 +96,22 @@ def test_cutoffs_that_are_no_numbers_are_refused_and_not_left_out(cutoffs: str) 
 
 def test_the_command_prints_a_table_and_json(index_dir: Path, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "q.jsonl", QUESTIONS)
-    asked = ["retrieve", "eval", "--index", str(index_dir), "--questions", str(tmp_path / "q.jsonl"), "--draws", "20"]
+    asked = [
+        "retrieve",
+        "eval",
+        "--index",
+        str(index_dir),
+        "--questions",
+        str(tmp_path / "q.jsonl"),
+        "--draws",
+        "20",
+    ]
     shown = CliRunner().invoke(app, asked, catch_exceptions=False).stdout
     assert "hybrid minus" in shown
     assert "5 questions (5 by titles); 5 chunks of " in shown
-    printed = CliRunner().invoke(app, [*asked, "--retriever", "bm25", "--json"], catch_exceptions=False).stdout
+    printed = (
+        CliRunner()
+        .invoke(app, [*asked, "--retriever", "bm25", "--json"], catch_exceptions=False)
+        .stdout
+    )
     assert json.loads(printed)["scores"]["bm25"]["mrr@10"]["mean"] == 1.0

@@ -28,7 +28,9 @@ from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 @pytest.fixture
 def vectors(tmp_path: Path) -> Path:
     path = tmp_path / "vectors.npy"
-    np.save(path, normalise_rows(np.random.default_rng(0).normal(size=(600, 16)).astype(np.float32)))
+    np.save(
+        path, normalise_rows(np.random.default_rng(0).normal(size=(600, 16)).astype(np.float32))
+    )
     return path
 
 
@@ -58,7 +60,11 @@ def test_the_fastest_setting_that_fits_and_reaches_the_target_is_recommended(
 
 
 def test_settings_that_others_beat_in_recall_and_speed_are_no_part_of_the_frontier() -> None:
-    assert pareto([BEATEN, SLOW_EXACT, QUICK_COARSE, MIDDLING]) == [QUICK_COARSE, MIDDLING, SLOW_EXACT]
+    assert pareto([BEATEN, SLOW_EXACT, QUICK_COARSE, MIDDLING]) == [
+        QUICK_COARSE,
+        MIDDLING,
+        SLOW_EXACT,
+    ]
 
 
 def test_recall_is_the_mean_share_of_true_rows_found_in_any_order() -> None:
@@ -77,15 +83,23 @@ def test_a_sampled_query_does_not_count_its_own_row(vectors: Path, tmp_path: Pat
 
 def test_without_its_own_row_a_query_keeps_the_order_of_the_others() -> None:
     rows = list(np.array([[7, 3, 1, 2, 9, 4], [0, 1, 2, 3, 4, 5]]))
-    assert [rows_K.tolist() for rows_K in without_own(rows, np.array([1, 8]))] == [[7, 3, 2, 9, 4], [0, 1, 2, 3, 4]]
+    assert [rows_K.tolist() for rows_K in without_own(rows, np.array([1, 8]))] == [
+        [7, 3, 2, 9, 4],
+        [0, 1, 2, 3, 4],
+    ]
 
 
 def test_every_kind_is_swept_and_codes_are_built_once() -> None:
     builds = sweeps(1_000_000, 768, KINDS, None)
     assert {config.kind for build in builds for config in build} == set(KINDS)
-    assert [{config.kind for config in build} for build in builds].count({"ivf_pq", "ivf_pq_refine"}) == 2
+    assert [{config.kind for config in build} for build in builds].count(
+        {"ivf_pq", "ivf_pq_refine"}
+    ) == 2
     coded = [config for build in builds for config in build if isinstance(config, IvfPqConfig)]
-    assert {(config.nlist, config.m, config.nbits) for config in coded} == {(1000, 96, 8), (1000, 128, 4)}
+    assert {(config.nlist, config.m, config.nbits) for config in coded} == {
+        (1000, 96, 8),
+        (1000, 128, 4),
+    }
     assert [config.nprobe for config in coded] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 1000] * 2
 
 
@@ -94,21 +108,29 @@ def test_what_cannot_be_measured_is_refused(vectors: Path, tmp_path: Path) -> No
         sweeps(100, 8, ["ivfpq"], None)
     np.save(tmp_path / "other.npy", np.zeros((3, 8), dtype=np.float32))
     with pytest.raises(ArtifactError, match="dimensions"):
-        prepare_queries(open_vector_file(vectors), tmp_path / "other.npy", 5, tmp_path / "queries.npy", seed=0)
+        prepare_queries(
+            open_vector_file(vectors), tmp_path / "other.npy", 5, tmp_path / "queries.npy", seed=0
+        )
     with pytest.raises(ConfigError, match="too few"):
-        prepare_queries(open_vector_file(tmp_path / "other.npy"), None, 5, tmp_path / "queries.npy", seed=0)
+        prepare_queries(
+            open_vector_file(tmp_path / "other.npy"), None, 5, tmp_path / "queries.npy", seed=0
+        )
     with pytest.raises(ConfigError, match="either --vectors"):
         vectors_of(None, None)
     with pytest.raises(ArtifactError, match="keeps no vectors file"):
         vectors_of(None, tmp_path)
 
 
-def test_a_full_disk_is_foreseen(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_foreseen(
+    vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=vectors.stat().st_size))
     with pytest.raises(ConfigError, match="room"):
         require_room(vectors, tmp_path)
 
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100 * vectors.stat().st_size))
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda _: SimpleNamespace(free=100 * vectors.stat().st_size)
+    )
     require_room(vectors, tmp_path)
 
 
@@ -147,9 +169,14 @@ def test_the_command_writes_a_table_and_recommends_a_setting(vectors: Path, tmp_
     [exact] = [row for row in rows if row["kind"] == "flat"]
     assert float(exact["recall_at_5"]) == 1.0
     refined, plain = (
-        max(float(row["recall_at_5"]) for row in rows if row["kind"] == kind) for kind in ("ivf_pq_refine", "ivf_pq")
+        max(float(row["recall_at_5"]) for row in rows if row["kind"] == kind)
+        for kind in ("ivf_pq_refine", "ivf_pq")
     )
     assert refined > plain
     assert float(exact["memory_mb"]) == pytest.approx(vectors.stat().st_size / 1e6, rel=0.01)
-    assert all(float(row["memory_mb"]) < float(row["disk_mb"]) for row in rows if row["kind"] == "ivf_pq_refine")
+    assert all(
+        float(row["memory_mb"]) < float(row["disk_mb"])
+        for row in rows
+        if row["kind"] == "ivf_pq_refine"
+    )
     assert not list(tmp_path.glob(".building-*"))

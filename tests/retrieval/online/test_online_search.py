@@ -28,7 +28,12 @@ RESULTS = [
         "rank": 0.5,
         "age": "2014-11-12",
     },
-    {"title": "Rosetta", "snippet": ["An orbiter.", "Launched 2004."], "link": "https://a.example/2", "rank": 0.9},
+    {
+        "title": "Rosetta",
+        "snippet": ["An orbiter.", "Launched 2004."],
+        "link": "https://a.example/2",
+        "rank": 0.9,
+    },
 ]
 FIELDS = {"results": "web.items", "title": "title", "text": "snippet", "url": "link"}
 
@@ -41,7 +46,11 @@ class Reply:
 
 
 def as_json(value: object, status: int = 200, **headers: str) -> Reply:
-    return Reply(json.dumps(value).encode(), status, {name.replace("_", "-"): text for name, text in headers.items()})
+    return Reply(
+        json.dumps(value).encode(),
+        status,
+        {name.replace("_", "-"): text for name, text in headers.items()},
+    )
 
 
 @dataclass
@@ -66,7 +75,9 @@ def endpoint() -> Iterator[Endpoint]:
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             with lock:
-                state.asked.append((self.path, {name.lower(): text for name, text in self.headers.items()}, body))
+                state.asked.append(
+                    (self.path, {name.lower(): text for name, text in self.headers.items()}, body)
+                )
                 reply = state.replies.pop(0) if len(state.replies) > 1 else state.replies[0]
                 state.at_once += 1
                 state.most_at_once = max(state.most_at_once, state.at_once)
@@ -94,7 +105,11 @@ def endpoint() -> Iterator[Endpoint]:
 @pytest.fixture
 def searching(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OnlineSearcher]:
     def make(**changes: object) -> OnlineSearcher:
-        values = {"name": "test web", "url": f"{endpoint.url}/s?q={{query}}&n={{top_k}}", "fields": FIELDS} | changes
+        values = {
+            "name": "test web",
+            "url": f"{endpoint.url}/s?q={{query}}&n={{top_k}}",
+            "fields": FIELDS,
+        } | changes
         config = OnlineConfig.model_validate(values)
         waits: list[float] = []
         monkeypatch.setattr("time.sleep", waits.append)
@@ -108,7 +123,9 @@ def searching(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 def test_results_become_hits_in_the_endpoints_order(
     endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
 ) -> None:
-    [hits] = searching(fields=FIELDS | {"metadata": {"published_at": "age"}}).search(["comet & co?"], 5)
+    [hits] = searching(fields=FIELDS | {"metadata": {"published_at": "age"}}).search(
+        ["comet & co?"], 5
+    )
     assert [hit.chunk.contents for hit in hits] == [
         "Philae lands\nOn a comet.",
         "Rosetta\nAn orbiter.\nLaunched 2004.",
@@ -117,12 +134,17 @@ def test_results_become_hits_in_the_endpoints_order(
         (0, 1.0, "https://a.example/1"),
         (1, 0.5, "https://a.example/2"),
     ]
-    assert hits[0].chunk.metadata.model_extra == {"url": "https://a.example/1", "published_at": "2014-11-12"}
+    assert hits[0].chunk.metadata.model_extra == {
+        "url": "https://a.example/1",
+        "published_at": "2014-11-12",
+    }
     assert hits[1].chunk.metadata.model_extra == {"url": "https://a.example/2"}
     assert parse_qs(urlsplit(endpoint.asked[0][0]).query) == {"q": ["comet & co?"], "n": ["5"]}
 
 
-def test_scores_decide_the_order_where_there_are_any(searching: Callable[..., OnlineSearcher]) -> None:
+def test_scores_decide_the_order_where_there_are_any(
+    searching: Callable[..., OnlineSearcher],
+) -> None:
     [hits] = searching(fields=FIELDS | {"score": "rank"}).search(["comet"], 1)
     assert [(hit.chunk.title, hit.score) for hit in hits] == [("Rosetta", 0.9)]
 
@@ -154,7 +176,9 @@ def test_no_more_is_asked_for_than_the_endpoint_gives(
     assert endpoint.asked[0][0].endswith("n=10")
 
 
-def test_blank_queries_and_no_queries_ask_nothing(endpoint: Endpoint, searching: Callable[..., OnlineSearcher]) -> None:
+def test_blank_queries_and_no_queries_ask_nothing(
+    endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
+) -> None:
     searcher = searching()
     assert searcher.search([], 3) == []
     assert searcher.search(["", " \n"], 3) == [[], []]
@@ -190,9 +214,14 @@ def test_an_answer_that_is_not_as_the_config_says_is_an_error_that_names_the_pat
         searching().search(["comet"], 3)
 
 
-def test_what_may_be_missing_may_be_missing(endpoint: Endpoint, searching: Callable[..., OnlineSearcher]) -> None:
+def test_what_may_be_missing_may_be_missing(
+    endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
+) -> None:
     fields = FIELDS | {"optional": ["text", "url"], "results_optional": True}
-    endpoint.replies = [as_json({"web": {"items": [{"title": "T"}]}}), as_json({"nothing": "found"})]
+    endpoint.replies = [
+        as_json({"web": {"items": [{"title": "T"}]}}),
+        as_json({"nothing": "found"}),
+    ]
     searcher = searching(fields=fields)
     [[hit]] = searcher.search(["comet"], 3)
     assert hit.chunk.contents == "T\n"
@@ -213,7 +242,9 @@ def test_a_longer_wait_than_allowed_and_a_last_failure_are_errors(
     endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
 ) -> None:
     endpoint.replies = [as_json({}, 429, Retry_After="3600")]
-    with pytest.raises(EndpointDownError, match="asks to wait 3600 s, longer than max_wait_s allows"):
+    with pytest.raises(
+        EndpointDownError, match="asks to wait 3600 s, longer than max_wait_s allows"
+    ):
         searching().search(["comet"], 3)
     endpoint.replies = [Reply(b"down for repair", 502)]
     down = r"'test web' at http://127.*/s: status 502, 'down for repair'.*3 attempts"
@@ -244,7 +275,9 @@ def test_whatever_is_wrong_with_an_answer_is_an_error_and_is_not_asked_again(
     assert len(endpoint.asked) == 1
 
 
-def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(searching: Callable[..., OnlineSearcher]) -> None:
+def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(
+    searching: Callable[..., OnlineSearcher],
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/s?q={{query}}"
         with pytest.raises(EndpointDownError, match=r"no answer within 0\.05 s.*2 attempts"):
@@ -253,7 +286,9 @@ def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(searching: Callable[
         searching(url=url).search(["comet"], 3)
 
 
-def test_a_lost_connection_without_a_message_is_named_by_its_kind(searching: Callable[..., OnlineSearcher]) -> None:
+def test_a_lost_connection_without_a_message_is_named_by_its_kind(
+    searching: Callable[..., OnlineSearcher],
+) -> None:
     def lose(request: httpx.Request) -> httpx.Response:
         raise httpx.ReadError("", request=request)
 
@@ -271,7 +306,9 @@ def test_one_failing_query_fails_the_search_and_leaves_nothing_empty(
         searching(max_concurrency=1).search(["a", "b"], 3)
 
 
-def test_requests_go_out_together_up_to_the_bound(endpoint: Endpoint, searching: Callable[..., OnlineSearcher]) -> None:
+def test_requests_go_out_together_up_to_the_bound(
+    endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
+) -> None:
     endpoint.gate = threading.Barrier(3)  # nobody is answered before three are there
     found = searching(max_concurrency=3).search([f"q{number}" for number in range(6)], 3)
     assert [len(hits) for hits in found] == [2] * 6
@@ -285,7 +322,15 @@ def test_the_key_is_sent_and_never_shown(
     echoing = [
         as_json({"message": f"bad key {KEY}"}, 500),
         Reply(f"<html>{KEY} sk%2Fsecret%2Bkey-1234567890</html>".encode()),
-        as_json({"web": {"items": [{"title": KEY, "snippet": f"key={KEY}", "link": f"https://x/?k={KEY}"}]}}),
+        as_json(
+            {
+                "web": {
+                    "items": [
+                        {"title": KEY, "snippet": f"key={KEY}", "link": f"https://x/?k={KEY}"}
+                    ]
+                }
+            }
+        ),
         Reply(f"{'x' * 190}{KEY}".encode(), 401),
     ]
     url = f"{endpoint.url}/s?q={{query}}&api_key={{key}}"
@@ -311,8 +356,12 @@ def test_the_key_is_sent_and_never_shown(
 def test_no_part_of_the_key_is_shown_where_a_redirects_address_is_cut(
     endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
 ) -> None:
-    endpoint.replies = [Reply(b"", 301, {"location": f"https://elsewhere.example/{'x' * 165}{KEY}/s"})]
-    searcher = searching(url=f"{endpoint.url}/s?q={{query}}&api_key={{key}}", api_key_variable="SEARCH_KEY")
+    endpoint.replies = [
+        Reply(b"", 301, {"location": f"https://elsewhere.example/{'x' * 165}{KEY}/s"})
+    ]
+    searcher = searching(
+        url=f"{endpoint.url}/s?q={{query}}&api_key={{key}}", api_key_variable="SEARCH_KEY"
+    )
     with pytest.raises(EndpointError, match="a redirect to 'https://elsewhere") as error:
         searcher.search(["comet"], 3)
     assert "sk/s" not in str(error.value)
@@ -326,7 +375,11 @@ def test_filters_are_refused(searching: Callable[..., OnlineSearcher]) -> None:
 
 def write_config(folder: Path, **changes: object) -> Path:
     path = folder / "online.yaml"
-    values = {"name": "web", "url": "https://a.example/s?q={query}&key={key}", "api_key_variable": "SEARCH_KEY"}
+    values = {
+        "name": "web",
+        "url": "https://a.example/s?q={query}&key={key}",
+        "api_key_variable": "SEARCH_KEY",
+    }
     path.write_text(json.dumps(values | {"fields": FIELDS} | changes))  # JSON is YAML
     return path
 
@@ -345,7 +398,9 @@ def write_config(folder: Path, **changes: object) -> Path:
         ({"field": {}}, r"online\.yaml, field: Extra inputs"),
     ],
 )
-def test_a_config_that_cannot_work_is_refused_with_the_reason(tmp_path: Path, changes: object, message: str) -> None:
+def test_a_config_that_cannot_work_is_refused_with_the_reason(
+    tmp_path: Path, changes: object, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         read_online_config(write_config(tmp_path, **changes))
 
@@ -358,7 +413,9 @@ def test_a_config_file_that_is_missing_or_no_yaml_is_named(tmp_path: Path) -> No
         read_online_config(tmp_path / "online.yaml")
 
 
-def test_a_missing_or_damaged_key_is_named_by_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_damaged_key_is_named_by_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_config(tmp_path)
     monkeypatch.delenv("SEARCH_KEY", raising=False)
     with pytest.raises(ConfigError, match="set the environment variable SEARCH_KEY"):
@@ -380,3 +437,26 @@ def test_a_429_without_a_wait_is_waited_for_longer_than_other_failures(
     endpoint.replies = [as_json({}, 429)]
     with pytest.raises(EndpointDownError, match="for longer than rate_limit_wait_s allows"):
         searching(rate_limit_wait_s=0.05).search(["comet"], 3)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        # SerpApi, serpapi/serpapi-python#16
+        (429, {"error": "Your account has run out of searches."}),
+        (429, {"error": {"message": "Quota exceeded for limit 'Queries per day'"}}),  # Google
+        (400, {"message": "Not enough credits", "statusCode": 400}),  # Serper
+        (432, {"detail": {"error": "This request exceeds your plan's set usage limit."}}),  # Tavily
+        (433, {"detail": {"error": "over"}}),
+    ],
+)
+def test_an_endpoint_whose_quota_is_out_is_down_for_every_query_at_once(
+    endpoint: Endpoint,
+    searching: Callable[..., OnlineSearcher],
+    status: int,
+    body: dict[str, object],
+) -> None:
+    endpoint.replies = [as_json(body, status)]
+    with pytest.raises(EndpointDownError, match=f"status {status}"):
+        searching().search(["comet"], 3)
+    assert len(endpoint.asked) == 1

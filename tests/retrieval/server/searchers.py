@@ -30,7 +30,9 @@ class GatedSearcher:
     batches: list[list[str]] = field(default_factory=list)
     started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
-    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+    def search(
+        self, queries: Sequence[str], top_k: int, where: Filter | None = None
+    ) -> list[list[Hit]]:
         """One hit per query; OSError where one of the queries is "broken"."""
         self.batches.append(list(queries))
         self.started.release()

@@ -10,7 +10,12 @@ import pytest
 from deepsearch_rl.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.server.answers import Answer
-from deepsearch_rl.retrieval.server.batching import Metrics, OverloadedError, SearchFailedError, SearchQueue
+from deepsearch_rl.retrieval.server.batching import (
+    Metrics,
+    OverloadedError,
+    SearchFailedError,
+    SearchQueue,
+)
 from tests.retrieval.server.searchers import GatedSearcher, hit, open_searcher, service_config
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +32,9 @@ class Driver:
     async def ask(self, *queries: str, top_k: int = 1, where: Filter | None = None) -> list[str]:
         return found(await self.queue.search(queries, top_k, where))
 
-    async def begun(self, *queries: str, top_k: int = 1, where: Filter | None = None) -> asyncio.Task[list[str]]:
+    async def begun(
+        self, *queries: str, top_k: int = 1, where: Filter | None = None
+    ) -> asyncio.Task[list[str]]:
         """A request that waits in the queue."""
         task = asyncio.create_task(self.ask(*queries, top_k=top_k, where=where))
         await asyncio.sleep(0)
@@ -49,7 +56,9 @@ async def driving(searcher: GatedSearcher, **settings: object) -> AsyncIterator[
         yield driver
 
 
-async def test_queries_that_arrive_during_a_search_share_the_next_one_and_each_gets_what_it_asked_for() -> None:
+async def test_queries_that_arrive_during_a_search_share_the_next_one_and_each_gets_what_it_asked_for() -> (
+    None
+):
     async with driving(GatedSearcher()) as driver:
         first = await driver.begun("a")
         await driver.searching()
@@ -90,10 +99,18 @@ async def test_a_window_collects_what_arrives_in_it_and_ends_early_when_the_batc
 
 async def test_a_query_that_is_under_way_is_not_searched_for_again() -> None:
     async with driving(GatedSearcher()) as driver:
-        requests = [await driver.begun("a"), await driver.begun("a", "b"), await driver.begun("a", top_k=2)]
+        requests = [
+            await driver.begun("a"),
+            await driver.begun("a", "b"),
+            await driver.begun("a", top_k=2),
+        ]
         driver.searcher.gate.set()
         assert await asyncio.gather(*requests) == [["a/1/"], ["a/1/", "b/1/"], ["a/2/"]]
-        assert sorted(query for batch in driver.searcher.batches for query in batch) == ["a", "a", "b"]
+        assert sorted(query for batch in driver.searcher.batches for query in batch) == [
+            "a",
+            "a",
+            "b",
+        ]
 
 
 async def test_a_client_that_leaves_takes_no_answer_from_the_others() -> None:
@@ -126,7 +143,9 @@ async def test_without_a_cache_every_query_is_searched_for() -> None:
         assert driver.searcher.batches == [["a"], ["a"]]
 
 
-async def test_more_waiting_queries_than_allowed_are_refused_and_a_lone_long_request_is_not() -> None:
+async def test_more_waiting_queries_than_allowed_are_refused_and_a_lone_long_request_is_not() -> (
+    None
+):
     async with driving(GatedSearcher(), max_pending=2) as driver:
         long = await driver.begun("a", "b", "c")
         with pytest.raises(OverloadedError):
@@ -178,14 +197,19 @@ class Unreachable(GatedSearcher):
     [
         (("a", "b", "c"), [["a", "b", "c"]]),
         (("refused", "b", "c"), [["refused", "b", "c"], ["refused"], ["b", "c"]]),
-        (("refused", "b", "c", "d"), [["refused", "b", "c", "d"], ["refused", "b"], ["refused"], ["b"]]),
+        (
+            ("refused", "b", "c", "d"),
+            [["refused", "b", "c", "d"], ["refused", "b"], ["refused"], ["b"]],
+        ),
     ],
 )
 async def test_an_endpoint_that_is_down_is_not_waited_for_query_by_query(
     queries: Sequence[str], searches: object
 ) -> None:
     async with driving(Unreachable(), window_ms=15_000, max_batch=len(queries)) as driver:
-        answers = await asyncio.gather(*(driver.ask(query) for query in queries), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(driver.ask(query) for query in queries), return_exceptions=True
+        )
         assert [str(answer) for answer in answers] == [
             "no." if query == "refused" else "it is down." for query in queries
         ]
@@ -230,7 +254,9 @@ async def test_a_score_that_json_has_no_number_for_fails_its_query_alone() -> No
             return [[dataclasses.replace(hit(query), score=float(query))] for query in queries]
 
     async with driving(Overflowing(), window_ms=15_000, max_batch=3) as driver:
-        answers = await asyncio.gather(*map(driver.ask, ("nan", "1", "inf")), return_exceptions=True)
+        answers = await asyncio.gather(
+            *map(driver.ask, ("nan", "1", "inf")), return_exceptions=True
+        )
         assert [type(answer) for answer in answers] == [SearchFailedError, list, SearchFailedError]
 
 

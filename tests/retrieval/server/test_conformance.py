@@ -1,7 +1,8 @@
 """Each client that already exists, replayed whole from docs/contracts.md §1 against a running server.
 
-Every client below does what its original does with an answer, its bad habits included: reading keys without asking
-whether they are there, trusting the first line to be a title, trying again on some status codes and on no others.
+Every client below does what its original does with an answer, its bad habits included: reading keys
+without asking whether they are there, trusting the first line to be a title, trying again on some
+status codes and on no others.
 """
 
 import asyncio
@@ -30,12 +31,16 @@ VERL_RETRIES = {500, 502, 503, 504}
 
 def post_json(url: str, body: object) -> Any:
     """What ``requests.post(url, json=body)`` sends; other status codes than 200 raise HTTPError."""
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
 
 
-def verl_search_tool(url: str, queries: list[str], top_k: int, wait: Callable[[int], object]) -> list[str]:
+def verl_search_tool(
+    url: str, queries: list[str], top_k: int, wait: Callable[[int], object]
+) -> list[str]:
     """veRL's SearchTool: scores are asked for; passages per query as ``Doc 1 (Title: t)`` and text.
 
     ``wait`` stands for its growing pauses between attempts; it is given the number of the attempt.
@@ -64,14 +69,18 @@ def _as_documents(hits: list[dict[str, Any]]) -> str:
 def search_r1_batch(url: str, rollouts: list[str | None], top_k: int) -> list[str]:
     """Search-R1's generation loop: one request for all rollouts that search, answers dealt out in their order."""
     queries = [query for query in rollouts if query is not None]
-    found = post_json(f"{url}/retrieve", {"queries": queries, "topk": top_k, "return_scores": True})["result"]
+    found = post_json(
+        f"{url}/retrieve", {"queries": queries, "topk": top_k, "return_scores": True}
+    )["result"]
     written = [_as_documents(hits) for hits in found]
     return [written.pop(0) if query is not None else "" for query in rollouts] + written
 
 
 def rlinf_search(url: str, key_words: str, top_k: int) -> tuple[list[str], list[str]]:
     """RLinf's search client: texts and URLs. A KeyError makes the original try again, ten times ten seconds long."""
-    found = post_json(f"{url}/retrieve", {"queries": [key_words], "topk": top_k, "return_scores": False})
+    found = post_json(
+        f"{url}/retrieve", {"queries": [key_words], "topk": top_k, "return_scores": False}
+    )
     return [document["contents"] for document in found["result"][0]], [
         document["url"] for document in found["result"][0]
     ]
@@ -95,11 +104,20 @@ def test_verls_search_tool_reads_titles_and_texts(server_url: str) -> None:
 
 
 @pytest.mark.parametrize("top_k", [3, 1000])
-def test_search_r1s_rollouts_get_their_own_passages_and_never_the_same_one_twice(server_url: str, top_k: int) -> None:
+def test_search_r1s_rollouts_get_their_own_passages_and_never_the_same_one_twice(
+    server_url: str, top_k: int
+) -> None:
     comet, idle, danube = search_r1_batch(server_url, ["comet", None, "Danube"], top_k)
     assert idle == ""
-    for written, titles in ((comet, {"Philae", "Rosetta", "Comet"}), (danube, {"Vienna", "Danube"})):
-        shown = [line.partition("(Title: ")[2].rstrip(")") for line in written.splitlines() if line.startswith("Doc ")]
+    for written, titles in (
+        (comet, {"Philae", "Rosetta", "Comet"}),
+        (danube, {"Vienna", "Danube"}),
+    ):
+        shown = [
+            line.partition("(Title: ")[2].rstrip(")")
+            for line in written.splitlines()
+            if line.startswith("Doc ")
+        ]
         assert sorted(shown) == sorted(titles)
 
 
@@ -129,7 +147,9 @@ def test_a_top_k_that_cannot_be_reaches_verl_as_an_error_at_once(server_url: str
 
 def test_verl_gets_through_to_a_server_that_was_full() -> None:
     searcher = GatedSearcher()
-    app = RetrievalApp(engine(searcher), service_config(max_pending=1), Guard(token=None, loopback=True))
+    app = RetrievalApp(
+        engine(searcher), service_config(max_pending=1), Guard(token=None, loopback=True)
+    )
     with serve_app(app) as url:
         blocking = threading.Thread(target=verl_search_tool, args=(url, ["first"], 1, no_wait))
         blocking.start()
@@ -142,7 +162,9 @@ def test_verl_gets_through_to_a_server_that_was_full() -> None:
             searcher.gate.set()
             blocking.join()
 
-        assert verl_search_tool(url, ["second"], 1, until_there_is_room) == ["Doc 1 (Title: second/1/)\n."]
+        assert verl_search_tool(url, ["second"], 1, until_there_is_room) == [
+            "Doc 1 (Title: second/1/)\n."
+        ]
 
 
 def agents_sdk_search(server: MCPServer, arguments: str) -> Any:
@@ -152,7 +174,9 @@ def agents_sdk_search(server: MCPServer, arguments: str) -> Any:
         async with server:
             tools = await server.list_tools()
             [retrieve] = [tool for tool in tools if tool.name == "retrieve"]
-            return await MCPUtil.invoke_mcp_tool(server, retrieve, RunContextWrapper(None), arguments)
+            return await MCPUtil.invoke_mcp_tool(
+                server, retrieve, RunContextWrapper(None), arguments
+            )
 
     return asyncio.run(call())
 
@@ -160,16 +184,27 @@ def agents_sdk_search(server: MCPServer, arguments: str) -> Any:
 @pytest.fixture(params=["mcp", "sse"])
 def agents_sdk_server(request: pytest.FixtureRequest, server_url: str) -> MCPServer:
     url = f"{server_url}/{request.param}"
-    return MCPServerSse({"url": url}) if request.param == "sse" else MCPServerStreamableHttp({"url": url})
+    return (
+        MCPServerSse({"url": url})
+        if request.param == "sse"
+        else MCPServerStreamableHttp({"url": url})
+    )
 
 
-def test_an_agent_reads_plain_numbered_passages_over_either_transport(agents_sdk_server: MCPServer) -> None:
-    read = agents_sdk_search(agents_sdk_server, '{"query": "capital of Austria", "with_meta": true}')
+def test_an_agent_reads_plain_numbered_passages_over_either_transport(
+    agents_sdk_server: MCPServer,
+) -> None:
+    read = agents_sdk_search(
+        agents_sdk_server, '{"query": "capital of Austria", "with_meta": true}'
+    )
     assert read == {"type": "text", "text": f"[1] {VIENNA}"}
 
 
 def test_an_agent_that_finds_nothing_reads_so(agents_sdk_server: MCPServer) -> None:
-    assert agents_sdk_search(agents_sdk_server, '{"query": "zebra"}') == {"type": "text", "text": NO_PASSAGES}
+    assert agents_sdk_search(agents_sdk_server, '{"query": "zebra"}') == {
+        "type": "text",
+        "text": NO_PASSAGES,
+    }
 
 
 def test_an_agent_that_calls_the_tool_wrongly_reads_an_error_and_not_an_empty_result(
@@ -182,7 +217,10 @@ def test_an_agent_that_calls_the_tool_wrongly_reads_an_error_and_not_an_empty_re
 
 def test_the_original_client_opens_a_session_per_question_over_sse(server_url: str) -> None:
     async def ask(question: str) -> list[dict[str, Any]]:
-        async with sse_client(f"{server_url}/sse") as streams, mcp.ClientSession(*streams) as session:
+        async with (
+            sse_client(f"{server_url}/sse") as streams,
+            mcp.ClientSession(*streams) as session,
+        ):
             told = await session.initialize()
             assert told.server_info.name == "retrieval_server"
             answer = await session.call_tool("retrieve", {"query": question, "with_meta": True})
@@ -194,6 +232,8 @@ def test_the_original_client_opens_a_session_per_question_over_sse(server_url: s
     [[austria], landers, nothing] = asyncio.run(scenario())
     assert (austria["chunk"], austria["chunk_id"]) == (VIENNA, "vienna-0")
     assert austria["metadata"] == {"doc_id": "vienna", "doc_chunks": 1, "doc_chunk_id": 0}
-    assert [hit["score"] for hit in landers] == sorted((hit["score"] for hit in landers), reverse=True)
+    assert [hit["score"] for hit in landers] == sorted(
+        (hit["score"] for hit in landers), reverse=True
+    )
     assert len(landers) == 2
     assert nothing == []

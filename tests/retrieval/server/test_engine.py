@@ -17,7 +17,12 @@ from tests.search_servers import server_config
 
 def reranker(folder: Path, max_tokens: int) -> RerankerConfig:
     return RerankerConfig(
-        model=folder, depth=10, max_tokens=max_tokens, batch_tokens=256, device="cpu", dtype="float32"
+        model=folder,
+        depth=10,
+        max_tokens=max_tokens,
+        batch_tokens=256,
+        device="cpu",
+        dtype="float32",
     )
 
 
@@ -58,7 +63,12 @@ def test_a_server_serves_one_thing(options: object) -> None:
 def test_a_failing_endpoint_is_told_with_its_reason_and_a_retry(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/s?q={{query}}"
-    description = {"name": "web", "url": url, "attempts": 1, "fields": {"results": "items", "text": "text"}}
+    description = {
+        "name": "web",
+        "url": url,
+        "attempts": 1,
+        "fields": {"results": "items", "text": "text"},
+    }
     (tmp_path / "online.yaml").write_text(yaml.safe_dump(description))
     config = server_config(service_config(online=tmp_path / "online.yaml"))
 

@@ -18,7 +18,9 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sesame"}])
+@pytest.mark.parametrize(
+    "header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sesame"}]
+)
 def test_every_route_wants_the_token(method: object, path: object, header: object) -> None:
     with TestClient(
         RetrievalApp(engine(open_searcher()), service_config(), Guard(b"sesame", loopback=False))
@@ -33,7 +35,9 @@ def test_the_token_opens_and_health_needs_none() -> None:
         RetrievalApp(engine(open_searcher()), service_config(), Guard(b"sesame", loopback=False))
     ) as client:
         assert client.get("/healthz").json() == {"status": "ok"}
-        answer = client.post("/retrieve", json={"queries": ["a"]}, headers={"Authorization": "bearer sesame"})
+        answer = client.post(
+            "/retrieve", json={"queries": ["a"]}, headers={"Authorization": "bearer sesame"}
+        )
     assert answer.status_code == 200
 
 
@@ -82,7 +86,9 @@ def test_names_of_this_machine_pass(headers: object) -> None:
         ({b"host": b"localhost", b"origin": b"null"}, 403),
     ],
 )
-def test_names_that_a_browser_was_led_to_are_refused_on_loopback_alone(headers: object, status: int) -> None:
+def test_names_that_a_browser_was_led_to_are_refused_on_loopback_alone(
+    headers: object, status: int
+) -> None:
     with pytest.raises(HTTPException) as raised:
         Guard(None, loopback=True).check_names(headers)
     assert raised.value.status_code == status

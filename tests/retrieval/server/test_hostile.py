@@ -21,6 +21,8 @@ def test_a_thousand_hostile_requests_leave_the_server_up_small_and_right(
 ) -> None:
     options = ["--retriever", "hybrid", "--top-k", "2", "--pages", str(retrieval_config.pages)]
     with running_server((index_dir, chunks_path), options, core=None) as server:
-        siege = besiege(server, count=1000, seed=0, settle_s=11)  # memory is given back every ten seconds
+        # Memory is given back every ten seconds
+        siege = besiege(server, count=1000, seed=0, settle_s=11)
     assert siege.problems == []
-    assert sum(map(len, siege.statuses.values())) > 30  # many kinds were answered in many ways
+    # Many kinds were answered in many ways
+    assert sum(map(len, siege.statuses.values())) > 30

@@ -18,7 +18,9 @@ with serve_index(Path(sys.argv[1]), Path(sys.argv[2]), RetrievalConfig.model_val
     print(url, flush=True)
     sys.stdin.read()
 """
-STARTED_WITHOUT_AN_INDEX = r"the retrieval server ended with exit code 1;[\s\S]*manifest\.json does not exist"
+STARTED_WITHOUT_AN_INDEX = (
+    r"the retrieval server ended with exit code 1;[\s\S]*manifest\.json does not exist"
+)
 
 
 def address(url: str) -> tuple[str, int]:
@@ -38,11 +40,14 @@ def test_the_server_stops_when_its_parent_is_killed(
         str(chunks_path),
         retrieval_config.model_dump_json(),
     ]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
         url = parent.stdout.readline().strip()
         with socket.create_connection(address(url), timeout=20) as connection:
             parent.send_signal(signal.SIGKILL)
-            assert connection.recv(1) == b""  # the server closes its connections as it stops
+            # The server closes its connections as it stops
+            assert connection.recv(1) == b""
 
 
 def test_a_server_that_cannot_start_tells_why(

@@ -32,7 +32,10 @@ async def test_the_structured_content_holds_what_the_model_was_shown(
         result = await client.call_tool("retrieve", {"query": "lander comet"})
     assert result.content[0].text == format_passages([hit.chunk for hit in expected_hits])
     assert result.structured_content == {
-        "result": [{"chunk": hit.chunk.contents, "chunk_id": hit.chunk.id, "score": hit.score} for hit in expected_hits]
+        "result": [
+            {"chunk": hit.chunk.contents, "chunk_id": hit.chunk.id, "score": hit.score}
+            for hit in expected_hits
+        ]
     }
 
 
@@ -44,7 +47,9 @@ async def test_a_search_that_finds_nothing_says_so_and_is_no_error(server_url: s
     assert result.structured_content == {"result": []}
 
 
-async def called(tool: str, arguments: dict[str, object], filters: bool = True) -> mcp.types.CallToolResult:
+async def called(
+    tool: str, arguments: dict[str, object], filters: bool = True
+) -> mcp.types.CallToolResult:
     """The result of one call of a tool over a searcher whose answers are known."""
     queue = SearchQueue(open_searcher(), service_config(), Metrics())
     async with queue, mcp.Client(make_mcp_server(queue, 3, filters)) as client:
@@ -58,14 +63,20 @@ async def test_a_broken_index_is_an_error_and_not_an_empty_result() -> None:
     assert "secret" not in result.content[0].text
 
 
-async def test_a_filtered_search_finds_only_what_the_filter_allows_and_says_where_it_is_from() -> None:
-    result = await called("retrieve_filtered", {"query": "a", "source": "The Verge", "after": "2023-10-01"})
+async def test_a_filtered_search_finds_only_what_the_filter_allows_and_says_where_it_is_from() -> (
+    None
+):
+    result = await called(
+        "retrieve_filtered", {"query": "a", "source": "The Verge", "after": "2023-10-01"}
+    )
     assert result.content[0].text.startswith("[1] a/3/The Verge\n")
     assert result.structured_content["result"][0]["metadata"]["doc_id"] == "a/3/The Verge"
 
 
 async def test_a_filtered_search_without_filters_is_a_search() -> None:
-    assert (await called("retrieve_filtered", {"query": "a"})).structured_content["result"][0]["chunk_id"] == "a/3/"
+    assert (await called("retrieve_filtered", {"query": "a"})).structured_content["result"][0][
+        "chunk_id"
+    ] == "a/3/"
 
 
 @pytest.mark.parametrize(
@@ -79,14 +90,18 @@ async def test_a_filtered_search_without_filters_is_a_search() -> None:
         ("nonexistent", {}),
     ],
 )
-async def test_a_call_that_cannot_be_is_an_error_with_a_reason(tool: str, arguments: object) -> None:
+async def test_a_call_that_cannot_be_is_an_error_with_a_reason(
+    tool: str, arguments: object
+) -> None:
     result = await called(tool, arguments)
     assert result.is_error
     assert result.content[0].text
 
 
 @pytest.mark.parametrize("filters", [True, False])
-async def test_the_filtered_search_is_offered_where_the_corpus_has_something_to_filter_by(filters: bool) -> None:
+async def test_the_filtered_search_is_offered_where_the_corpus_has_something_to_filter_by(
+    filters: bool,
+) -> None:
     queue = SearchQueue(open_searcher(), service_config(), Metrics())
     async with mcp.Client(make_mcp_server(queue, 3, filters)) as client:
         names = [tool.name for tool in (await client.list_tools()).tools]
@@ -101,7 +116,9 @@ async def test_many_agents_at_once_get_their_own_answers(server_url: str) -> Non
         return title in result.structured_content["result"][0]["chunk"]
 
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(mcp.Client(f"{server_url}/mcp")) for _ in range(3)]
+        clients = [
+            await stack.enter_async_context(mcp.Client(f"{server_url}/mcp")) for _ in range(3)
+        ]
         own = await asyncio.gather(*(ask(clients[i % 3], titles[i % 4]) for i in range(64)))
     assert own == [True] * 64
 

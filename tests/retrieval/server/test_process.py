@@ -60,7 +60,9 @@ def test_a_token_that_is_not_set_is_an_error_and_not_an_open_server(
         assert variable in message
 
 
-def test_an_unknown_retriever_names_the_valid_ones(index_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_retriever_names_the_valid_ones(
+    index_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert error_of(["--index", str(index_dir), "--retriever", "bm26"]) == "2"
     message = capsys.readouterr().err
     assert all(name in message for name in ("bm26", *RETRIEVERS))
@@ -81,23 +83,39 @@ class Served:
     port: int
     first_line: str
 
-    def ask(self, method: str, path: str, body: object = None, token: str = TOKEN) -> tuple[int, bytes]:
+    def ask(
+        self, method: str, path: str, body: object = None, token: str = TOKEN
+    ) -> tuple[int, bytes]:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        ) as connection:
             connection.request(method, path, json.dumps(body), headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
 
     def await_pending(self, queries: int) -> None:
         """Until so many queries wait."""
-        while f"deepsearch_queue_queries {queries}.0" not in self.ask("GET", "/metrics")[1].decode():
+        while (
+            f"deepsearch_queue_queries {queries}.0" not in self.ask("GET", "/metrics")[1].decode()
+        ):
             assert self.process.poll() is None
 
 
 @contextlib.contextmanager
 def served(*arguments: str, through: tuple[str, ...] = ()) -> Iterator[Served]:
     deepsearch = "from deepsearch_rl.cli import main; main()"
-    command = [*through, sys.executable, "-c", deepsearch, "retrieve", "serve", "--port", "0", *arguments]
+    command = [
+        *through,
+        sys.executable,
+        "-c",
+        deepsearch,
+        "retrieve",
+        "serve",
+        "--port",
+        "0",
+        *arguments,
+    ]
     environment = {**os.environ, "SEARCH_TOKEN": TOKEN}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
@@ -112,13 +130,23 @@ def served(*arguments: str, through: tuple[str, ...] = ()) -> Iterator[Served]:
 @pytest.mark.slow
 def test_a_server_told_to_stop_answers_what_waits_and_tells_no_secrets(index_dir: Path) -> None:
     options = ("--index", str(index_dir), "--window-ms", "1500", "--token-variable", "SEARCH_TOKEN")
-    with served(*options) as server, socket.create_connection(("127.0.0.1", server.port), timeout=20) as waiting:
+    with (
+        served(*options) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=20) as waiting,
+    ):
         assert server.first_line.endswith("with a token\n")
         assert server.ask("GET", "/healthz", token="")[0] == 200
         assert server.ask("POST", "/retrieve", {"queries": ["comet"]}, token="wrong")[0] == 401
         body = b'{"queries": ["comet"]}'
-        lines = ("POST /retrieve HTTP/1.1", "Host: localhost", f"Authorization: Bearer {TOKEN}", "Connection: close")
-        waiting.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body)
+        lines = (
+            "POST /retrieve HTTP/1.1",
+            "Host: localhost",
+            f"Authorization: Bearer {TOKEN}",
+            "Connection: close",
+        )
+        waiting.sendall(
+            "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+        )
         server.await_pending(1)
         server.process.send_signal(signal.SIGTERM)
         answer = b"".join(iter(lambda: waiting.recv(65536), b""))
@@ -134,7 +162,10 @@ def test_a_server_told_to_stop_answers_what_waits_and_tells_no_secrets(index_dir
 @pytest.mark.nightly
 def test_more_clients_than_the_usual_limit_of_open_files_are_served(index_dir: Path) -> None:
     low = ("bash", "-c", 'ulimit -S -n 256 && exec "$@"', "serve")
-    with served("--index", str(index_dir), through=low) as server, contextlib.ExitStack() as open_connections:
+    with (
+        served("--index", str(index_dir), through=low) as server,
+        contextlib.ExitStack() as open_connections,
+    ):
         for _ in range(400):
             connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
             open_connections.enter_context(connection)

@@ -16,7 +16,13 @@ from starlette.testclient import TestClient
 from deepsearch_rl.errors import RecordError
 from deepsearch_rl.retrieval.server.answers import read_pages
 from deepsearch_rl.retrieval.server.batching import SearchQueue
-from deepsearch_rl.retrieval.server.requests import MAX_BODY_BYTES, MAX_QUERIES, MAX_QUERY_CHARS, MAX_URLS, Guard
+from deepsearch_rl.retrieval.server.requests import (
+    MAX_BODY_BYTES,
+    MAX_QUERIES,
+    MAX_QUERY_CHARS,
+    MAX_URLS,
+    Guard,
+)
 from deepsearch_rl.retrieval.server.service import RetrievalApp
 from tests.retrieval.server.searchers import GatedSearcher, engine, open_searcher, service_config
 
@@ -33,13 +39,18 @@ def post(url: str, body: object) -> tuple[int, dict]:
 
 
 @contextlib.contextmanager
-def serving(searcher: GatedSearcher, guard: Guard = OPEN, **settings: object) -> Iterator[TestClient]:
+def serving(
+    searcher: GatedSearcher, guard: Guard = OPEN, **settings: object
+) -> Iterator[TestClient]:
     with TestClient(RetrievalApp(engine(searcher), service_config(**settings), guard)) as client:
         yield client
 
 
 def test_scored_results_have_search_r1s_shape(server_url: str) -> None:
-    status, body = post(f"{server_url}/retrieve", {"queries": ["lander", "Austria"], "topk": 1, "return_scores": True})
+    status, body = post(
+        f"{server_url}/retrieve",
+        {"queries": ["lander", "Austria"], "topk": 1, "return_scores": True},
+    )
     assert status == 200
     [[lander], [austria]] = body["result"]
     assert lander["score"] > 0
@@ -52,7 +63,9 @@ def test_scored_results_have_search_r1s_shape(server_url: str) -> None:
 
 
 def test_results_without_scores_are_the_documents_themselves(server_url: str) -> None:
-    _, body = post(f"{server_url}/retrieve", {"queries": ["Austria"], "topk": 1, "return_scores": False})
+    _, body = post(
+        f"{server_url}/retrieve", {"queries": ["Austria"], "topk": 1, "return_scores": False}
+    )
     assert [document["id"] for document in body["result"][0]] == ["vienna-0"]
 
 
@@ -69,7 +82,9 @@ def test_the_servers_own_top_k_is_used_where_a_request_has_none(server_url: str)
 
 
 @pytest.mark.parametrize("top_k", [1000, 10**30])
-def test_a_top_k_above_the_corpus_gives_what_matches_and_nothing_more(server_url: str, top_k: int) -> None:
+def test_a_top_k_above_the_corpus_gives_what_matches_and_nothing_more(
+    server_url: str, top_k: int
+) -> None:
     _, body = post(f"{server_url}/retrieve", {"queries": ["comet", "zebra", ""], "topk": top_k})
     assert [len(hits) for hits in body["result"]] == [3, 0, 0]
 
@@ -95,7 +110,9 @@ def test_no_queries_give_no_results(server_url: str) -> None:
         ([], "body"),
     ],
 )
-def test_a_request_that_does_not_fit_is_answered_422_and_names_the_field(body: object, field: str) -> None:
+def test_a_request_that_does_not_fit_is_answered_422_and_names_the_field(
+    body: object, field: str
+) -> None:
     with serving(open_searcher()) as client:
         answer = client.post("/retrieve", json=body)
     assert answer.status_code == 422
@@ -133,7 +150,9 @@ def test_a_body_that_is_too_long_is_answered_413_whether_it_says_so_or_not(path:
             yield b" " * 65536
 
     with serving(open_searcher()) as client:
-        answers = [client.post(path, content=content) for content in (b" " * (MAX_BODY_BYTES + 1), parts())]
+        answers = [
+            client.post(path, content=content) for content in (b" " * (MAX_BODY_BYTES + 1), parts())
+        ]
     assert [answer.status_code for answer in answers] == [413, 413]
 
 
@@ -143,8 +162,12 @@ def test_another_content_type_is_answered_415() -> None:
     assert answer.status_code == 415
 
 
-@pytest.mark.parametrize(("method", "path", "allowed"), [("GET", "/retrieve", "POST"), ("POST", "/healthz", "GET")])
-def test_another_method_is_answered_405_with_the_right_one(method: str, path: str, allowed: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"), [("GET", "/retrieve", "POST"), ("POST", "/healthz", "GET")]
+)
+def test_another_method_is_answered_405_with_the_right_one(
+    method: str, path: str, allowed: str
+) -> None:
     with serving(open_searcher()) as client:
         answer = client.request(method, path)
     assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
@@ -167,7 +190,9 @@ def test_access_to_too_many_pages_or_bytes_is_answered_422(tmp_path: Path) -> No
     (tmp_path / "pages.jsonl").write_text(json.dumps({"url": "u", "contents": "x" * 2**20}))
     with serving(open_searcher(), pages=tmp_path / "pages.jsonl") as client:
         counts = (1, 65, MAX_URLS + 1)
-        statuses = [client.post("/access", json={"urls": ["u"] * count}).status_code for count in counts]
+        statuses = [
+            client.post("/access", json={"urls": ["u"] * count}).status_code for count in counts
+        ]
     assert statuses == [200, 422, 422]
 
 
@@ -199,7 +224,9 @@ def test_the_openapi_page_describes_the_routes(tmp_path: Path) -> None:
         schema = client.get("/openapi.json").json()
         assert client.get("/docs").headers["Content-Type"].startswith("text/html")
     assert set(schema["paths"]) == {"/retrieve", "/access", "/healthz", "/metrics"}
-    body = schema["paths"]["/retrieve"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    body = schema["paths"]["/retrieve"]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]
     assert body == {"$ref": "#/components/schemas/RetrieveRequest"}
 
 
@@ -211,7 +238,9 @@ def test_fastapi_and_the_short_cut_before_it_answer_alike() -> None:
         async with app.running():
             for route in (app, app.api):
                 transport = httpx.ASGITransport(app=route)
-                async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                async with httpx.AsyncClient(
+                    transport=transport, base_url="http://localhost"
+                ) as client:
                     answers.append((await client.post("/retrieve", json=body)).content)
         return answers
 
@@ -277,7 +306,11 @@ def test_the_figures_add_up() -> None:
     assert samples["deepsearch_cache_hits_total",] == 1
     assert samples["deepsearch_cache_misses_total",] == 3
     assert samples["deepsearch_batch_queries_sum",] == 2
-    assert samples["deepsearch_search_seconds_count",] == samples["deepsearch_batch_queries_count",] > 0
+    assert (
+        samples["deepsearch_search_seconds_count",]
+        == samples["deepsearch_batch_queries_count",]
+        > 0
+    )
     assert samples["deepsearch_search_failures_total",] == 1
     assert samples["deepsearch_queue_queries",] == 0
 

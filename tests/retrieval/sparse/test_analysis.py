@@ -3,7 +3,9 @@ import pytest
 from deepsearch_rl.retrieval.sparse.analysis import analyse, field_text, stem, written_date
 from tests.chunks import make_chunk
 
-CHUNK = make_chunk("Title\nBody text.", source="The Verge", published_at="2023-10-30T12:00:00+00:00")
+CHUNK = make_chunk(
+    "Title\nBody text.", source="The Verge", published_at="2023-10-30T12:00:00+00:00"
+)
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,20 @@ def random_texts(rng: np.random.Generator, rows: int) -> list[str]:
     """Texts of 1 to 60 words drawn as natural language draws them, some of them empty of terms."""
     words = np.array([f"word{number}" for number in range(400)] + ["the", "Zürich", "東京"])
     chances = 1 / np.arange(1, len(words) + 1)
-    return [" ".join(rng.choice(words, rng.integers(1, 60), p=chances / chances.sum())) for _ in range(rows)]
+    return [
+        " ".join(rng.choice(words, rng.integers(1, 60), p=chances / chances.sum()))
+        for _ in range(rows)
+    ]
 
 
-def oracle(texts: list[str], queries: list[str], config: Bm25Config, top_k: int) -> Iterator[Ranking]:
+def oracle(
+    texts: list[str], queries: list[str], config: Bm25Config, top_k: int
+) -> Iterator[Ranking]:
     """The rankings of bm25s."""
     vocabulary = {}
-    ids = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyse(text)] for text in texts]
+    ids = [
+        [vocabulary.setdefault(term, len(vocabulary)) for term in analyse(text)] for text in texts
+    ]
     model = bm25s.BM25(k1=config.k1, b=config.b, method="lucene")
     model.index((ids, vocabulary), create_empty_token=False, show_progress=False)
     for query in queries:
@@ -57,8 +64,12 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: sha256_file(path) for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(("seed", "k1", "b"), [(0, 0.9, 0.4), (1, 1.5, 0.75), (2, 0.1, 0.0), (3, 2.0, 1.0)])
-def test_with_one_field_it_ranks_and_scores_as_bm25s(tmp_path: Path, seed: int, k1: float, b: float) -> None:
+@pytest.mark.parametrize(
+    ("seed", "k1", "b"), [(0, 0.9, 0.4), (1, 1.5, 0.75), (2, 0.1, 0.0), (3, 2.0, 1.0)]
+)
+def test_with_one_field_it_ranks_and_scores_as_bm25s(
+    tmp_path: Path, seed: int, k1: float, b: float
+) -> None:
     rng = np.random.default_rng(seed)
     texts, queries = random_texts(rng, 200), random_texts(rng, 20)
     config = CONFIG.model_copy(update={"k1": k1, "b": b})
@@ -75,7 +86,9 @@ def test_on_real_passages_it_ranks_and_scores_as_bm25s(tmp_path: Path, real_data
     assert_equal_rankings(found, oracle(texts, queries, CONFIG, 20))
 
 
-def lucene_bm25(term_count: int, length: int, mean_length: float, documents: int, containing: int) -> float:
+def lucene_bm25(
+    term_count: int, length: int, mean_length: float, documents: int, containing: int
+) -> float:
     """Lucene's BM25 of one term (Kamphuis et al. 2020, table 1)."""
     idf = math.log(1 + (documents - containing + 0.5) / (containing + 0.5))
     return idf * term_count / (term_count + 0.9 * (1 - 0.4 + 0.4 * length / mean_length))
@@ -84,7 +97,9 @@ def lucene_bm25(term_count: int, length: int, mean_length: float, documents: int
 def test_scores_are_those_of_lucenes_formula(index: Bm25Index) -> None:
     [ranking] = index.search(["comet"], 10)
     assert ranking.rows_K.tolist() == [0, 2]
-    assert ranking.scores_K.tolist() == pytest.approx([lucene_bm25(2, 3, 3, 3, 2), lucene_bm25(1, 4, 3, 3, 2)])
+    assert ranking.scores_K.tolist() == pytest.approx(
+        [lucene_bm25(2, 3, 3, 3, 2), lucene_bm25(1, 4, 3, 3, 2)]
+    )
 
 
 def test_fields_are_weighted_before_they_saturate(tmp_path: Path) -> None:
@@ -93,7 +108,12 @@ def test_fields_are_weighted_before_they_saturate(tmp_path: Path) -> None:
         make_chunk("River\nThe comet.", published_at="2023-10-30"),
         make_chunk("Port\nShip ship."),
     ]
-    config = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"title": 2.0, "body": 1.0, "source": 3.0, "date": 1.0})
+    config = Bm25Config(
+        engine="builtin",
+        k1=0.9,
+        b=0.4,
+        fields={"title": 2.0, "body": 1.0, "source": 3.0, "date": 1.0},
+    )
     index = Bm25Index.build(chunks, tmp_path, config)
     # Title: one term each, mean 1. Body: 2 (comet, probe), 1 (comet) and 2 (ship, ship), mean 5/3.
     of_title_and_body = 2.0 * 1 / 1.0 + 1.0 * 1 / (0.6 + 0.4 * 2 / (5 / 3))
@@ -101,15 +121,21 @@ def test_fields_are_weighted_before_they_saturate(tmp_path: Path) -> None:
     idf = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
     [comet, nature, date] = index.search(["comet", "nature", "On October 30, 2023"], 10)
     assert comet.rows_K.tolist() == [0, 1]
-    assert comet.scores_K.tolist() == pytest.approx([idf * tf / (0.9 + tf) for tf in (of_title_and_body, of_body)])
+    assert comet.scores_K.tolist() == pytest.approx(
+        [idf * tf / (0.9 + tf) for tf in (of_title_and_body, of_body)]
+    )
     assert (nature.rows_K.tolist(), date.rows_K.tolist()) == ([0], [0, 1])
     of_source = 3.0 * 1 / (0.6 + 0.4 * 1 / (1 / 3))
-    assert nature.scores_K.tolist() == pytest.approx([math.log(1 + 2.5 / 1.5) * of_source / (0.9 + of_source)])
+    assert nature.scores_K.tolist() == pytest.approx(
+        [math.log(1 + 2.5 / 1.5) * of_source / (0.9 + of_source)]
+    )
 
 
 def test_a_field_that_no_chunk_has_changes_nothing(tmp_path: Path) -> None:
     fields = {"contents": 1.0, "source": 5.0}
-    with_source = Bm25Index.build(make_chunks(TEXTS), tmp_path / "with", CONFIG.model_copy(update={"fields": fields}))
+    with_source = Bm25Index.build(
+        make_chunks(TEXTS), tmp_path / "with", CONFIG.model_copy(update={"fields": fields})
+    )
     without = Bm25Index.build(make_chunks(TEXTS), tmp_path / "without", CONFIG)
     assert with_source.scores_P.tolist() == without.scores_P.tolist()
 
@@ -162,10 +188,15 @@ def test_merging_in_parts_gives_the_same_bytes(tmp_path: Path) -> None:
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
 
 
-def test_an_opened_index_is_mapped_and_ranks_as_the_built_one(index: Bm25Index, tmp_path: Path) -> None:
+def test_an_opened_index_is_mapped_and_ranks_as_the_built_one(
+    index: Bm25Index, tmp_path: Path
+) -> None:
     opened = Bm25Index.open(tmp_path / "bm25")
     [before], [after] = (which.search(["comet river"], 3) for which in (index, opened))
-    assert (after.rows_K.tolist(), after.scores_K.tolist()) == (before.rows_K.tolist(), before.scores_K.tolist())
+    assert (after.rows_K.tolist(), after.scores_K.tolist()) == (
+        before.rows_K.tolist(),
+        before.scores_K.tolist(),
+    )
     for array in (opened.keys_V, opened.offsets, opened.rows_P, opened.scores_P):
         assert isinstance(array.base, np.memmap)
         assert not array.flags.writeable
@@ -206,7 +237,9 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         Bm25Index.build(make_chunks(TEXTS), tmp_path, CONFIG)
 
 
-@pytest.mark.parametrize("name", ["index.json", "keys.npy", "offsets.npy", "rows.npy", "scores.npy"])
+@pytest.mark.parametrize(
+    "name", ["index.json", "keys.npy", "offsets.npy", "rows.npy", "scores.npy"]
+)
 def test_a_damaged_index_is_refused(tmp_path: Path, name: str) -> None:
     Bm25Index.build(make_chunks(TEXTS), tmp_path / "bm25", CONFIG)
     path = tmp_path / "bm25" / name
@@ -232,7 +265,9 @@ def test_arrays_of_two_indexes_are_refused(index: Bm25Index, tmp_path: Path) -> 
 def test_the_best_rows_are_those_of_a_sort(rows: int, top_k: int, distinct: int) -> None:
     rng = np.random.default_rng([rows, top_k, distinct])
     scores_N = np.maximum(rng.integers(-distinct, distinct, rows), 0).astype(np.float32)
-    expected = sorted(np.flatnonzero(scores_N).tolist(), key=lambda row: (-scores_N[row], row))[:top_k]
+    expected = sorted(np.flatnonzero(scores_N).tolist(), key=lambda row: (-scores_N[row], row))[
+        :top_k
+    ]
     ranking = top_rows(scores_N, top_k)
     assert ranking.rows_K.tolist() == expected
     assert ranking.scores_K.tolist() == scores_N[expected].tolist()

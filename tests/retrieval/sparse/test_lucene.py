@@ -16,7 +16,13 @@ from deepsearch_rl.retrieval.sparse.lucene import LuceneConfig, LuceneIndex, sta
 from tests.chunks import make_chunks
 
 CONFIG = LuceneConfig(engine="lucene", k1=0.9, b=0.4, heap_mb=256)
-TEXTS = ["lander comet comet", "river country 😀", "comet probe \x00 orbit river", "Füße 東京", "the of"]
+TEXTS = [
+    "lander comet comet",
+    "river country 😀",
+    "comet probe \x00 orbit river",
+    "Füße 東京",
+    "the of",
+]
 
 SEARCH_AND_STOP = """
 import json, os, signal, sys
@@ -34,7 +40,9 @@ except KeyboardInterrupt:
 """
 
 
-needs_pyserini = pytest.mark.skipif(find_spec("jnius_config") is None, reason="the extra pyserini is not installed")
+needs_pyserini = pytest.mark.skipif(
+    find_spec("jnius_config") is None, reason="the extra pyserini is not installed"
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +58,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_pyserini
 def test_words_of_any_script_are_found_on_their_rows(folder: Path) -> None:
     queries = ["comet", "😀", "東京 füße", "The RIVERS!", "the of", "", "comet " * 3000]
-    found = [ranking.rows_K.tolist() for ranking in LuceneIndex.open(folder, CONFIG).search(queries, 10)]
+    found = [
+        ranking.rows_K.tolist() for ranking in LuceneIndex.open(folder, CONFIG).search(queries, 10)
+    ]
     assert found == [[0, 2], [1], [3], [1, 2], [], [], [0, 2]]
 
 
@@ -105,7 +115,9 @@ def test_a_corpus_of_stop_words_is_refused(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @needs_pyserini
 @pytest.mark.realdata
-def test_on_real_passages_it_agrees_with_the_built_in_index(tmp_path: Path, real_data: Path) -> None:
+def test_on_real_passages_it_agrees_with_the_built_in_index(
+    tmp_path: Path, real_data: Path
+) -> None:
     with gzip.open(real_data / "wiki18/sample1000.jsonl.gz", "rt", encoding="utf-8") as lines:
         texts = [json.loads(line)["contents"] for line in lines]
     queries = [text[40:140] for text in texts[::10]]
@@ -113,10 +125,14 @@ def test_on_real_passages_it_agrees_with_the_built_in_index(tmp_path: Path, real
     ours = Bm25Index.build(make_chunks(texts), tmp_path / "ours", builtin).search(queries, 10)
     theirs = LuceneIndex.build(make_chunks(texts), tmp_path / "lucene", CONFIG).search(queries, 10)
     overlaps = [
-        len(set(one.rows_K.tolist()) & set(other.rows_K.tolist())) / 10 for one, other in zip(ours, theirs, strict=True)
+        len(set(one.rows_K.tolist()) & set(other.rows_K.tolist())) / 10
+        for one, other in zip(ours, theirs, strict=True)
     ]
     assert fmean(overlaps) > 0.85
-    assert fmean(one.rows_K[0] == other.rows_K[0] for one, other in zip(ours, theirs, strict=True)) > 0.95
+    assert (
+        fmean(one.rows_K[0] == other.rows_K[0] for one, other in zip(ours, theirs, strict=True))
+        > 0.95
+    )
 
 
 def test_without_pyserini_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

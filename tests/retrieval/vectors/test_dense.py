@@ -37,7 +37,14 @@ def test_rows_are_those_of_the_vectors_best_first(tmp_path: Path) -> None:
 
 def test_cells_with_too_few_vectors_give_fewer_hits_not_padding(tmp_path: Path) -> None:
     cells = IvfPqConfig(
-        kind="ivf_pq", nlist=16, m=8, nbits=4, nprobe=1, train_rows=300, device="cpu", search_device="cpu"
+        kind="ivf_pq",
+        nlist=16,
+        m=8,
+        nbits=4,
+        nprobe=1,
+        train_rows=300,
+        device="cpu",
+        search_device="cpu",
     )
     [ranking] = retriever_over(tmp_path, cells).search(["0"], 300)
     assert 0 < len(ranking.rows_K) < 300

@@ -59,7 +59,9 @@ def write_vectors(path: Path, vectors_ND: np.ndarray) -> Path:
 def vectors_ND() -> np.ndarray:
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(40, DIMENSION))
-    vectors = normalise_rows(centres[rng.integers(0, 40, ROWS)] + rng.normal(0, 0.5, (ROWS, DIMENSION)))
+    vectors = normalise_rows(
+        centres[rng.integers(0, 40, ROWS)] + rng.normal(0, 0.5, (ROWS, DIMENSION))
+    )
     vectors[list(TWINS)] = vectors[TWINS[0]]
     vectors[5] = 0
     return vectors
@@ -68,7 +70,9 @@ def vectors_ND() -> np.ndarray:
 @pytest.fixture(scope="module")
 def queries_QD(vectors_ND: np.ndarray) -> np.ndarray:
     rng = np.random.default_rng(1)
-    return normalise_rows(vectors_ND[100 : 100 + QUERIES] + rng.normal(0, 0.1, (QUERIES, DIMENSION)))
+    return normalise_rows(
+        vectors_ND[100 : 100 + QUERIES] + rng.normal(0, 0.1, (QUERIES, DIMENSION))
+    )
 
 
 @pytest.fixture(scope="module", params=["float32", "float16"])
@@ -82,10 +86,15 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(kind: str, dtype: str, vectors_ND: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(
+    kind: str, dtype: str, vectors_ND: np.ndarray, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     path = tmp_path_factory.mktemp("vectors")
     build_vector_index(
-        write_vectors(path / "encoded.npy", vectors_ND.astype(dtype)), path / "index", config_of(kind), 0
+        write_vectors(path / "encoded.npy", vectors_ND.astype(dtype)),
+        path / "index",
+        config_of(kind),
+        0,
     )
     return path / "index"
 
@@ -122,7 +131,10 @@ def test_it_finds_most_of_what_is_nearest(
 ) -> None:
     assert index.dimension == DIMENSION
     _, rows_QK = search(index, queries_QD, 5)
-    found = [len(set(rows_K) & set(best_K)) / 5 for rows_K, best_K in zip(rows_QK, best(scores_QN, 5), strict=True)]
+    found = [
+        len(set(rows_K) & set(best_K)) / 5
+        for rows_K, best_K in zip(rows_QK, best(scores_QN, 5), strict=True)
+    ]
     assert np.mean(found) >= RECALL_FLOOR[kind]
 
 
@@ -132,7 +144,9 @@ def test_scores_fall_and_belong_to_their_rows(
     scores_QK, rows_QK = search(index, queries_QD, 20)
     assert (np.diff(scores_QK, axis=1) <= 0).all()
     tolerance = 1e-5 if kind in EXACT_SCORES else 0.5
-    np.testing.assert_allclose(scores_QK, np.take_along_axis(scores_QN, rows_QK, axis=1), atol=tolerance)
+    np.testing.assert_allclose(
+        scores_QK, np.take_along_axis(scores_QN, rows_QK, axis=1), atol=tolerance
+    )
 
 
 def test_equal_vectors_are_ordered_by_row(index: VectorIndex, vectors_ND: np.ndarray) -> None:
@@ -142,7 +156,9 @@ def test_equal_vectors_are_ordered_by_row(index: VectorIndex, vectors_ND: np.nda
         assert len(set(scores_QK[0].tolist())) == 1
 
 
-def test_only_allowed_rows_are_found_and_as_many_as_without_a_mask(index: VectorIndex, queries_QD: np.ndarray) -> None:
+def test_only_allowed_rows_are_found_and_as_many_as_without_a_mask(
+    index: VectorIndex, queries_QD: np.ndarray
+) -> None:
     allowed_N = np.zeros(ROWS, dtype=bool)
     allowed_N[np.random.default_rng(2).choice(ROWS, 37, replace=False)] = True
     _, rows_QK = search(index, queries_QD, 10, allowed_N)
@@ -154,7 +170,9 @@ def test_a_mask_that_allows_all_changes_nothing_and_one_that_allows_none_finds_n
     index: VectorIndex, queries_QD: np.ndarray
 ) -> None:
     for masked, plain in zip(
-        search(index, queries_QD, 5, np.ones(ROWS, dtype=bool)), search(index, queries_QD, 5), strict=True
+        search(index, queries_QD, 5, np.ones(ROWS, dtype=bool)),
+        search(index, queries_QD, 5),
+        strict=True,
     ):
         np.testing.assert_array_equal(masked, plain)
     scores_QK, rows_QK = search(index, queries_QD, 5, np.zeros(ROWS, dtype=bool))
@@ -162,7 +180,9 @@ def test_a_mask_that_allows_all_changes_nothing_and_one_that_allows_none_finds_n
     assert np.isneginf(scores_QK).all()
 
 
-def test_more_than_all_rows_are_never_given_and_none_twice(index: VectorIndex, queries_QD: np.ndarray) -> None:
+def test_more_than_all_rows_are_never_given_and_none_twice(
+    index: VectorIndex, queries_QD: np.ndarray
+) -> None:
     _, rows_QK = search(index, queries_QD[:3], 10 * ROWS)
     assert rows_QK.shape == (3, ROWS)
     for rows_K in rows_QK:
@@ -171,14 +191,18 @@ def test_more_than_all_rows_are_never_given_and_none_twice(index: VectorIndex, q
         assert (rows_K[len(found) :] == -1).all()
 
 
-def test_a_zero_query_finds_nothing_and_leaves_its_neighbours_alone(index: VectorIndex, queries_QD: np.ndarray) -> None:
+def test_a_zero_query_finds_nothing_and_leaves_its_neighbours_alone(
+    index: VectorIndex, queries_QD: np.ndarray
+) -> None:
     zero_first = np.concatenate([np.zeros((1, DIMENSION), dtype=np.float32), queries_QD])
     _, rows_QK = search(index, zero_first, 5)
     assert (rows_QK[0] == -1).all()
     np.testing.assert_array_equal(rows_QK[1:], search(index, queries_QD, 5)[1])
 
 
-def test_an_answer_does_not_depend_on_the_queries_beside_it(index: VectorIndex, queries_QD: np.ndarray) -> None:
+def test_an_answer_does_not_depend_on_the_queries_beside_it(
+    index: VectorIndex, queries_QD: np.ndarray
+) -> None:
     together = search(index, queries_QD, 5)
     alone = [search(index, query_D[None], 5) for query_D in queries_QD]
     np.testing.assert_array_equal(together[1], np.concatenate([rows_QK for _, rows_QK in alone]))
@@ -186,9 +210,18 @@ def test_an_answer_does_not_depend_on_the_queries_beside_it(index: VectorIndex, 
 
 @pytest.mark.parametrize("queries", [1, 7, QUERIES])
 def test_exact_search_gives_the_same_whatever_number_of_queries_it_compares_at_once(
-    vectors_ND: np.ndarray, queries_QD: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queries: int
+    vectors_ND: np.ndarray,
+    queries_QD: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    queries: int,
 ) -> None:
-    build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config_of("flat"), 0)
+    build_vector_index(
+        write_vectors(tmp_path / "encoded.npy", vectors_ND),
+        tmp_path / "index",
+        config_of("flat"),
+        0,
+    )
     index = open_vector_index(tmp_path / "index", config_of("flat"))
     expected = search(index, queries_QD, 5)
     monkeypatch.setattr(flat, "QUERIES", queries)
@@ -196,15 +229,23 @@ def test_exact_search_gives_the_same_whatever_number_of_queries_it_compares_at_o
         np.testing.assert_array_equal(sliced, whole)
 
 
-def test_the_memory_of_exact_search_does_not_grow_with_the_queries_of_a_call(tmp_path: Path) -> None:
+def test_the_memory_of_exact_search_does_not_grow_with_the_queries_of_a_call(
+    tmp_path: Path,
+) -> None:
     vectors_ND = normalise_rows(np.random.default_rng(0).normal(size=(BLOCK_ROWS, 4)))
-    build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config_of("flat"), 0)
+    build_vector_index(
+        write_vectors(tmp_path / "encoded.npy", vectors_ND),
+        tmp_path / "index",
+        config_of("flat"),
+        0,
+    )
     index = open_vector_index(tmp_path / "index", config_of("flat"))
     tracemalloc.start()
     search(index, vectors_ND[: 3 * flat.QUERIES], 1)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak_bytes < 2 * flat.QUERIES * BLOCK_ROWS * 4  # the scores of all queries would take 3 times QUERIES
+    # The scores of all queries would take 3 times QUERIES
+    assert peak_bytes < 2 * flat.QUERIES * BLOCK_ROWS * 4
 
 
 def test_no_queries_give_no_answers(index: VectorIndex) -> None:
@@ -253,8 +294,16 @@ def test_parameters_that_do_not_fit_the_vectors_are_refused(
     ("kind", "changes", "complaint"),
     [
         ("fast_scan", {"device": "cuda"}, "no codes of 16 x 4 bits on a GPU"),
-        ("ivf_pq", {"search_device": "cuda", "nbits": 8, "m": 128}, "no codes of 128 x 8 bits on a GPU"),
-        ("ivf_flat", {"search_device": "cuda", "nlist": 4096, "nprobe": 2049}, "at most 2048 cells on a GPU"),
+        (
+            "ivf_pq",
+            {"search_device": "cuda", "nbits": 8, "m": 128},
+            "no codes of 128 x 8 bits on a GPU",
+        ),
+        (
+            "ivf_flat",
+            {"search_device": "cuda", "nlist": 4096, "nprobe": 2049},
+            "at most 2048 cells on a GPU",
+        ),
     ],
 )
 def test_what_a_gpu_cannot_hold_is_refused_with_the_params(
@@ -262,12 +311,15 @@ def test_what_a_gpu_cannot_hold_is_refused_with_the_params(
 ) -> None:
     with pytest.raises(ValidationError, match=complaint):
         config_of(kind, **changes)
-    assert config_of("ivf_pq", device="cuda", nbits=8, m=96).kind == "ivf_pq"  # the published codes
+    # The published codes
+    assert config_of("ivf_pq", device="cuda", nbits=8, m=96).kind == "ivf_pq"
 
 
 @pytest.mark.skipif(hasattr(faiss, "GpuClonerOptions"), reason="this is faiss-gpu")
 @pytest.mark.parametrize("field", ["device", "search_device"])
-def test_cuda_without_faiss_gpu_says_what_to_install(vectors_ND: np.ndarray, tmp_path: Path, field: str) -> None:
+def test_cuda_without_faiss_gpu_says_what_to_install(
+    vectors_ND: np.ndarray, tmp_path: Path, field: str
+) -> None:
     vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
     config = config_of("ivf_pq", nbits=8, **{field: "cuda"})
     with pytest.raises(UnavailableError, match=r"is faiss-cpu: .*python\.index"):
@@ -304,7 +356,11 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[GpuCopy]:
         made.append(GpuCopy(index))
         return made[-1]
 
-    names = {"GpuClonerOptions": SimpleNamespace, "StandardGpuResources": object, "index_cpu_to_gpu": copy}
+    names = {
+        "GpuClonerOptions": SimpleNamespace,
+        "StandardGpuResources": object,
+        "index_cpu_to_gpu": copy,
+    }
     names |= {"index_gpu_to_cpu": lambda worker: worker.index, "get_num_gpus": lambda: 1}
     for name, value in names.items():
         monkeypatch.setattr(faiss, name, value, raising=False)
@@ -328,18 +384,30 @@ def test_a_gpu_searches_what_it_can_and_the_mapped_index_the_rest(
 ) -> None:
     vectors = write_vectors(tmp_path / "encoded.npy", np.concatenate([vectors_ND, vectors_ND]))
     build_vector_index(vectors, tmp_path, config_of("ivf_flat"), 0)
-    here, there = (open_vector_index(tmp_path, config_of("ivf_flat", search_device=name)) for name in ("cpu", "cuda"))
+    here, there = (
+        open_vector_index(tmp_path, config_of("ivf_flat", search_device=name))
+        for name in ("cpu", "cuda")
+    )
     allowed_N = np.arange(2 * ROWS) % 2 == 0
-    for top_k, allowed, searches in ((5, None, 1), (5, allowed_N, 1), (2100, None, 1), (2000, None, 2)):
+    for top_k, allowed, searches in (
+        (5, None, 1),
+        (5, allowed_N, 1),
+        (2100, None, 1),
+        (2000, None, 2),
+    ):
         for ranking, other in zip(
-            here.search(queries_QD, top_k, allowed), there.search(queries_QD, top_k, allowed), strict=True
+            here.search(queries_QD, top_k, allowed),
+            there.search(queries_QD, top_k, allowed),
+            strict=True,
         ):
             assert np.array_equal(ranking.rows_K, other.rows_K)
         assert copies[0].searches == searches
 
 
 @pytest.mark.usefixtures("copies")
-def test_a_full_gpu_is_named(vectors_ND: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_gpu_is_named(
+    vectors_ND: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_vectors: object) -> None:
         raise RuntimeError("StandardGpuResources: alloc fail")
 
@@ -357,10 +425,14 @@ def test_vectors_in_the_index_folder_stay_only_where_the_kind_reads_them(
     vectors = write_vectors(tmp_path / VECTORS_FILE, vectors_ND)
     build_vector_index(vectors, tmp_path, config_of(kind), 0)
     kept = {"flat": {VECTORS_FILE}, "ivf_pq_refine": {VECTORS_FILE, INDEX_FILE}}
-    assert {path.name for path in tmp_path.iterdir()} == kept.get(config_of(kind).kind, {INDEX_FILE})
+    assert {path.name for path in tmp_path.iterdir()} == kept.get(
+        config_of(kind).kind, {INDEX_FILE}
+    )
 
 
-def test_building_again_leaves_nothing_of_another_kind(vectors_ND: np.ndarray, tmp_path: Path) -> None:
+def test_building_again_leaves_nothing_of_another_kind(
+    vectors_ND: np.ndarray, tmp_path: Path
+) -> None:
     vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
     for kind in ("ivf_pq_refine", "flat", "ivf_flat"):
         build_vector_index(vectors, tmp_path / "index", config_of(kind), 0)
@@ -378,17 +450,24 @@ def test_a_full_disk_is_named(vectors_ND: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [np.zeros(4), np.zeros((2, 3)), np.zeros((0, 3), np.float32), np.zeros((3, 2), ">f4")]
+    "content",
+    [np.zeros(4), np.zeros((2, 3)), np.zeros((0, 3), np.float32), np.zeros((3, 2), ">f4")],
 )
-def test_a_file_of_anything_but_rows_of_floats_is_refused(tmp_path: Path, content: np.ndarray) -> None:
+def test_a_file_of_anything_but_rows_of_floats_is_refused(
+    tmp_path: Path, content: np.ndarray
+) -> None:
     np.save(tmp_path / VECTORS_FILE, content)
     with pytest.raises(ArtifactError, match=r"vectors\.npy holds"):
         open_vector_index(tmp_path, config_of("flat"))
 
 
-def test_vectors_and_codes_of_different_builds_are_refused(vectors_ND: np.ndarray, tmp_path: Path) -> None:
+def test_vectors_and_codes_of_different_builds_are_refused(
+    vectors_ND: np.ndarray, tmp_path: Path
+) -> None:
     config = config_of("ivf_pq_refine")
-    build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0)
+    build_vector_index(
+        write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0
+    )
     np.save(tmp_path / "index" / VECTORS_FILE, vectors_ND[:-1])
     with pytest.raises(ArtifactError, match="different builds"):
         open_vector_index(tmp_path / "index", config)
@@ -398,11 +477,15 @@ def test_refining_orders_the_candidates_of_the_first_stage_exactly(
     vectors_ND: np.ndarray, queries_QD: np.ndarray, tmp_path: Path
 ) -> None:
     config = config_of("ivf_pq_refine", refine_factor=3)
-    build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0)
+    build_vector_index(
+        write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0
+    )
     refined = open_vector_index(tmp_path / "index", config)
     _, candidates_QC = search(refined.first, queries_QD, 15)
     scores_QK, rows_QK = search(refined, queries_QD, 5)
-    for query_D, candidates_C, scores_K, rows_K in zip(queries_QD, candidates_QC, scores_QK, rows_QK, strict=True):
+    for query_D, candidates_C, scores_K, rows_K in zip(
+        queries_QD, candidates_QC, scores_QK, rows_QK, strict=True
+    ):
         exact_C = vectors_ND[candidates_C].astype(np.float64) @ query_D
         expected = np.lexsort((candidates_C, -exact_C))[:5]
         assert rows_K.tolist() == candidates_C[expected].tolist()
@@ -413,7 +496,9 @@ def test_refining_compares_with_every_row_of_a_narrow_mask(
     vectors_ND: np.ndarray, queries_QD: np.ndarray, tmp_path: Path
 ) -> None:
     config = config_of("ivf_pq_refine", nprobe=1, refine_factor=2)
-    build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0)
+    build_vector_index(
+        write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0
+    )
     allowed_N = np.zeros(ROWS, dtype=bool)
     allowed_N[np.random.default_rng(3).choice(ROWS, 10, replace=False)] = True
     _, rows_QK = search(open_vector_index(tmp_path / "index", config), queries_QD, 5, allowed_N)
@@ -430,8 +515,17 @@ def test_every_float16_is_converted_as_numpy_does() -> None:
         np.testing.assert_array_equal(as_float32(row), row.astype(np.float32))
 
 
-def test_a_row_of_no_numbers_is_not_found_and_hides_no_other(vectors_ND: np.ndarray, tmp_path: Path) -> None:
+def test_a_row_of_no_numbers_is_not_found_and_hides_no_other(
+    vectors_ND: np.ndarray, tmp_path: Path
+) -> None:
     with_nan_ND = np.concatenate([np.full((1, DIMENSION), np.nan), vectors_ND]).astype(np.float16)
-    build_vector_index(write_vectors(tmp_path / "encoded.npy", with_nan_ND), tmp_path / "index", config_of("flat"), 0)
-    _, rows_QK = search(open_vector_index(tmp_path / "index", config_of("flat")), vectors_ND[[TWINS[0]]], 2)
+    build_vector_index(
+        write_vectors(tmp_path / "encoded.npy", with_nan_ND),
+        tmp_path / "index",
+        config_of("flat"),
+        0,
+    )
+    _, rows_QK = search(
+        open_vector_index(tmp_path / "index", config_of("flat")), vectors_ND[[TWINS[0]]], 2
+    )
     assert rows_QK.tolist() == [[TWINS[0] + 1, TWINS[1] + 1]]

@@ -1,6 +1,7 @@
 """Stands in for ``vllm serve``, which needs a GPU: records how it was called, and answers what RL asks of it.
 
-The file ``behaviour`` beside ``calls.jsonl`` says what the next adapter meets: ``refuse``, ``die`` or ``hang``.
+The file ``behaviour`` beside ``calls.jsonl`` says what the next adapter meets: ``refuse``, ``die``
+or ``hang``.
 """
 
 import json
@@ -51,6 +52,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    switches = {name: os.environ.get(name) for name in ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_SERVER_DEV_MODE")}
+    switches = {
+        name: os.environ.get(name)
+        for name in ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_SERVER_DEV_MODE")
+    }
     record(arguments=sys.argv[1:], **switches)
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+    ThreadingHTTPServer(
+        ("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler
+    ).serve_forever()

@@ -25,7 +25,11 @@ from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.backends.art.samplers import EngineSampler
 from deepsearch_rl.training.backends.art.service import OwnService, make_own_trainer
-from deepsearch_rl.training.backends.art.trainer import ServiceBackend, conversation, with_advantages
+from deepsearch_rl.training.backends.art.trainer import (
+    ServiceBackend,
+    conversation,
+    with_advantages,
+)
 from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.curves import TrainingStep
 from deepsearch_rl.training.rl import loop
@@ -38,14 +42,24 @@ from tests.worlds import World
 
 @pytest.fixture
 def config(smoke: Profile) -> RlConfig:
-    changes = {"groups_per_step": 2, "group_size": 4, "steps": {"base": 2}, "rewards": {"answer_format": 0.5}}
+    changes = {
+        "groups_per_step": 2,
+        "group_size": 4,
+        "steps": {"base": 2},
+        "rewards": {"answer_format": 0.5},
+    }
     section = smoke.section("rl", RlConfig)
-    sizes = {"max_sequence_tokens": CONTEXT_TOKENS, "sampler": section.sampler.model_copy(update={"slots": 16})}
+    sizes = {
+        "max_sequence_tokens": CONTEXT_TOKENS,
+        "sampler": section.sampler.model_copy(update={"slots": 16}),
+    }
     return section.model_copy(update={**changes, **sizes, "lora": LoraConfig(rank=4, alpha=8)})
 
 
 @pytest.fixture
-def task(policy_folder: Path, world: World, world_server: str, smoke: Profile, tmp_path: Path) -> RlTask:
+def task(
+    policy_folder: Path, world: World, world_server: str, smoke: Profile, tmp_path: Path
+) -> RlTask:
     agent = smoke.section("agent", AgentConfig)
     questions = list(read_jsonl(world.questions, Question))
     return RlTask(
@@ -82,7 +96,9 @@ def packed_rollouts(backend: LocalBackend, start: Path) -> tuple[list[float], Pa
     """Return the rewards of two groups, and their rollouts as a backend packs them, in the order of the rewards."""
     rewards = [1.0, 0.25, 0.5, 0.0, 2.0, 0.75]
     settings: Any = {"init_args": {"max_seq_length": CONTEXT_TOKENS}}
-    model = art.TrainableModel(name="policy", project="p", base_model=str(start), _internal_config=settings)
+    model = art.TrainableModel(
+        name="policy", project="p", base_model=str(start), _internal_config=settings
+    )
     rollouts = [
         art.Trajectory(
             messages_and_choices=[
@@ -106,13 +122,20 @@ def packed_rollouts(backend: LocalBackend, start: Path) -> tuple[list[float], Pa
     )
     assert packed is not None
     order = packed["assistant_mask"].sum(dim=1).argsort()
-    tensors: Any = {name: tensor[order] for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)}
+    tensors: Any = {
+        name: tensor[order] for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)
+    }
     return rewards, tensors
 
 
-def test_rollouts_are_packed_as_art_packs_them(policy_folder: Path, config: RlConfig, tmp_path: Path) -> None:
+def test_rollouts_are_packed_as_art_packs_them(
+    policy_folder: Path, config: RlConfig, tmp_path: Path
+) -> None:
     config = config.model_copy(update={"max_sequence_tokens": CONTEXT_TOKENS})
-    arts, ours = LocalBackend(path=str(tmp_path)), ServiceBackend(config=config, in_process=True, path=str(tmp_path))
+    arts, ours = (
+        LocalBackend(path=str(tmp_path)),
+        ServiceBackend(config=config, in_process=True, path=str(tmp_path)),
+    )
     arts._packed_sequence_length_requires_chunk_alignment = False
     (_, theirs), (_, mine) = (packed_rollouts(backend, policy_folder) for backend in (arts, ours))
     for name in ("tokens", "assistant_mask", "weights", "advantages"):
@@ -131,12 +154,17 @@ def test_packed_advantages_are_those_of_the_algorithm(
     groups = torch.tensor([0, 0, 1, 1, 1, 1])
     kind = ALGORITHMS[loss.algorithm].advantage
     expected = advantages(kind, torch.tensor(rewards, dtype=torch.float64), groups, counts)
-    torch.testing.assert_close(packed["advantages"].sum(dim=1) / counts, expected.float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        packed["advantages"].sum(dim=1) / counts, expected.float(), rtol=0, atol=1e-5
+    )
 
 
 def test_a_step_without_signal_is_not_packed(config: RlConfig) -> None:
     rollout = art.Trajectory(messages_and_choices=[], reward=0.1)
-    rows: Any = [types.SimpleNamespace(trajectory=rollout, prompt_id=2**62, assistant_mask=[0, 1]) for _ in range(3)]
+    rows: Any = [
+        types.SimpleNamespace(trajectory=rollout, prompt_id=2**62, assistant_mask=[0, 1])
+        for _ in range(3)
+    ]
     assert with_advantages(rows, config.loss) == []
 
 
@@ -149,8 +177,24 @@ def test_two_steps_leave_an_adapter_a_log_and_a_server_that_follows_every_update
     assert [line.step for line in lines] == [0, 1, 2]
     assert all(line.metrics["mismatch_max"] < 1e-4 for line in lines[1:])
     assert lines[2].metrics["kl"] > 0, "the second step's policy must have left the start model"
-    names = {"reward", "kl", "clip_fraction", "entropy", "loss", "response_tokens", "tool_calls", "f1", "grad_norm"}
-    names |= {"mismatch_mean", "mismatch_p99", "mismatch_corr", "outside_clip_positive", "outside_clip_negative"}
+    names = {
+        "reward",
+        "kl",
+        "clip_fraction",
+        "entropy",
+        "loss",
+        "response_tokens",
+        "tool_calls",
+        "f1",
+        "grad_norm",
+    }
+    names |= {
+        "mismatch_mean",
+        "mismatch_p99",
+        "mismatch_corr",
+        "outside_clip_positive",
+        "outside_clip_negative",
+    }
     assert names <= lines[1].metrics.keys()
     manifest = json.loads((tmp_path / "adapter" / "manifest.json").read_text())
     assert (manifest["device"], manifest["dtype"]) == ("cpu", "float32")
@@ -175,9 +219,13 @@ def test_serving_the_previous_steps_weights_stops_the_run(
 
     monkeypatch.setattr(Policy, "write_into", only_once)
     large = config.model_copy(update={"learning_rate": 0.05})
-    with pytest.raises(StalePolicyError, match=r"not sampled from the newest policy: .* rl\.max_mismatch"):
+    with pytest.raises(
+        StalePolicyError, match=r"not sampled from the newest policy: .* rl\.max_mismatch"
+    ):
         train(task, large, tmp_path / "adapter")
-    assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 2, "step 1 was sampled from the start"
+    assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 2, (
+        "step 1 was sampled from the start"
+    )
     assert not (tmp_path / "adapter").exists()
 
 
@@ -186,7 +234,9 @@ def test_serving_the_previous_steps_weights_stops_the_run(
 def test_rollouts_ahead_are_one_step_off_policy_and_only_the_first_step_is_checked_for_a_stale_policy(
     task: RlTask, config: RlConfig, tmp_path: Path
 ) -> None:
-    ahead = config.model_copy(update={"rollouts_ahead": True, "learning_rate": 0.05, "steps": {"base": 3}})
+    ahead = config.model_copy(
+        update={"rollouts_ahead": True, "learning_rate": 0.05, "steps": {"base": 3}}
+    )
     lines = train(task, ahead.model_copy(update={"epochs": 2.0}), tmp_path / "adapter")
     first, second, third = [line.metrics["mismatch_median"] for line in lines[1:]]
     assert first < 1e-4
@@ -213,7 +263,11 @@ def test_a_scratch_folder_of_another_start_is_refused_and_a_damaged_checkpoint_i
 def test_groups_of_equal_rewards_leave_the_policy_as_it_is_and_the_run_continues(
     task: RlTask, config: RlConfig, tmp_path: Path, refills: int
 ) -> None:
-    lines = train(task, config.model_copy(update={"max_refills": refills, "epochs": 2.0}), tmp_path / "adapter")
+    lines = train(
+        task,
+        config.model_copy(update={"max_refills": refills, "epochs": 2.0}),
+        tmp_path / "adapter",
+    )
     assert [line.metrics.get("trainable_groups") for line in lines[1:]] == [0.0, 0.0]
 
 
@@ -222,14 +276,18 @@ def test_a_rollout_that_is_longer_than_a_row_is_left_out_before_baselines_and_co
 ) -> None:
     loss = config.loss.model_copy(update={"unit_advantages": False, "algorithm": "dr_grpo"})
     whole = ServiceBackend(
-        config=config.model_copy(update={"loss": loss}), in_process=True, path=str(tmp_path / "whole")
+        config=config.model_copy(update={"loss": loss}),
+        in_process=True,
+        path=str(tmp_path / "whole"),
     )
     rewards, packed = packed_rollouts(whole, policy_folder)
     lengths = (packed["group_ids"] != -1).sum(dim=1)
     longest = int(lengths.max())  # the last rollout of the second group
 
     changes = {"loss": loss, "max_sequence_tokens": longest - 1}
-    cut = ServiceBackend(config=config.model_copy(update=changes), in_process=True, path=str(tmp_path / "cut"))
+    cut = ServiceBackend(
+        config=config.model_copy(update=changes), in_process=True, path=str(tmp_path / "cut")
+    )
     _, fitting = packed_rollouts(cut, policy_folder)
     assert (whole.overlong, cut.overlong) == (0, 1)
     mean = sum(rewards[2:-1]) / len(rewards[2:-1])
@@ -245,7 +303,9 @@ class RecordedSampler(EngineSampler):
 
 
 @pytest.mark.nightly
-def test_the_sampler_is_closed_in_the_process_of_its_service(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
+def test_the_sampler_is_closed_in_the_process_of_its_service(
+    task: RlTask, config: RlConfig, tmp_path: Path
+) -> None:
     service = OwnService("policy", str(tmp_path), task, config)
     service.__dict__["_sampler"] = RecordedSampler(tmp_path, 2, CONTEXT_TOKENS)
     backend = ServiceBackend(config=config, path=str(tmp_path), in_process=False)
@@ -255,7 +315,9 @@ def test_the_sampler_is_closed_in_the_process_of_its_service(task: RlTask, confi
 
 
 def test_a_damaged_checkpoint_is_named_with_what_to_do(task: RlTask, config: RlConfig) -> None:
-    with pytest.raises(ArtifactError, match=rf"0003, .* is damaged.* delete {task.scratch} to train again"):
+    with pytest.raises(
+        ArtifactError, match=rf"0003, .* is damaged.* delete {task.scratch} to train again"
+    ):
         make_own_trainer(task, config, in_process=True).require_whole(3)
 
 
@@ -289,7 +351,9 @@ def test_a_service_on_a_cpu_is_opened_anywhere() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 @pytest.mark.parametrize("service", ["own", "unsloth"])
-def test_a_service_on_a_gpu_that_is_not_there_is_refused_by_its_setting(service: Literal["own", "unsloth"]) -> None:
+def test_a_service_on_a_gpu_that_is_not_there_is_refused_by_its_setting(
+    service: Literal["own", "unsloth"],
+) -> None:
     setting = "device: cuda" if service == "own" else "service: unsloth"
     with pytest.raises(UnavailableError, match=setting):
         open_engine(BackendConfig(engine="art", service=service, device="cuda"))

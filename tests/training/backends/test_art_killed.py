@@ -49,7 +49,10 @@ def questions(world: World, tmp_path: Path) -> Path:
     for split in ("train", "dev"):
         rows = list(read_jsonl(world.questions.with_name(f"{split}.jsonl"), Question))
         answers = tuple(sorted({answer for row in rows for answer in row.golden_answers}))
-        write_jsonl(folder / f"{split}.jsonl", [row.model_copy(update={"golden_answers": answers}) for row in rows])
+        write_jsonl(
+            folder / f"{split}.jsonl",
+            [row.model_copy(update={"golden_answers": answers}) for row in rows],
+        )
     return folder
 
 
@@ -92,7 +95,10 @@ def test_a_run_whose_processes_are_killed_in_turn_ends_with_the_bytes_of_one_tha
     assert not caplog.messages
     lines = list(read_jsonl(undisturbed.output / "train_log.jsonl", TrainingStep))
     assert [line.step for line in lines] == [0, 1, 2]
-    assert all(line.dev_f1 and line.metrics["tool_calls"] and line.metrics["grad_norm"] for line in lines[1:])
+    assert all(
+        line.dev_f1 and line.metrics["tool_calls"] and line.metrics["grad_norm"]
+        for line in lines[1:]
+    )
     command = [sys.executable, "-m", "tests.training.backends.killed_art"]
     settings = Killed(run=killed, kills=tuple(kill for kill, _ in KILLS)).model_dump_json()
     watch("rl@base", command, settings, killed.rl.watchdog, killed.scratch)

@@ -27,7 +27,9 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "uv.log"
 
 
-def test_what_was_installed_is_found_and_nothing_is_installed_twice(tmp_path: Path, log: Path) -> None:
+def test_what_was_installed_is_found_and_nothing_is_installed_twice(
+    tmp_path: Path, log: Path
+) -> None:
     with pytest.raises(UnavailableError, match=f"below {tmp_path}/cache; `make art-vllm`"):
         require_runtime()
     (tmp_path / "uv").write_text(UV)

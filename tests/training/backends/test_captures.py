@@ -32,8 +32,15 @@ def chat_format(policy_folder: Path) -> ChatFormat:
 
 def choice_of(text: str, tokens: list[int]) -> Choice:
     """Return a turn as our server reports it."""
-    content = [{"token": f"token_id:{each}", "logprob": -1.0, "bytes": None, "top_logprobs": []} for each in tokens]
-    fields: dict[str, Any] = {"index": 0, "finish_reason": "stop", "message": assistant_message(text)}
+    content = [
+        {"token": f"token_id:{each}", "logprob": -1.0, "bytes": None, "top_logprobs": []}
+        for each in tokens
+    ]
+    fields: dict[str, Any] = {
+        "index": 0,
+        "finish_reason": "stop",
+        "message": assistant_message(text),
+    }
     return Choice.model_validate({**fields, "logprobs": {"content": content}})
 
 
@@ -47,7 +54,9 @@ def rollout(choices: list[Choice]) -> tuple[art.Trajectory, Trajectory]:
     captured = art.Trajectory(messages_and_choices=list(chat_messages(messages)))  # type: ignore[arg-type]
     for choice in choices:
         captured.messages_and_choices.append(choice)
-        turn = PROTOCOL.turn(Completion.model_validate({"choices": [choice.model_dump()]}), messages)
+        turn = PROTOCOL.turn(
+            Completion.model_validate({"choices": [choice.model_dump()]}), messages
+        )
         messages.append(turn)
         for call in turn.tool_calls:
             result = Message(role="tool", content="[1] About it.", tool_call_id=call.id)
@@ -70,7 +79,11 @@ def rollout(choices: list[Choice]) -> tuple[art.Trajectory, Trajectory]:
 
 def reason(texts: list[str], chat_format: ChatFormat) -> str:
     """Return why a rollout of turns, each with the tokenizer's own tokens, is left out."""
-    return why_left_out(*rollout([choice_of(text, tokens_of(text, chat_format)) for text in texts]), chat_format, True)
+    return why_left_out(
+        *rollout([choice_of(text, tokens_of(text, chat_format)) for text in texts]),
+        chat_format,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +96,9 @@ def reason(texts: list[str], chat_format: ChatFormat) -> str:
         [CALL, CALL],  # ended at a limit
     ],
 )
-def test_turns_that_come_back_as_they_were_sampled_are_trained_on(turns: list[str], chat_format: ChatFormat) -> None:
+def test_turns_that_come_back_as_they_were_sampled_are_trained_on(
+    turns: list[str], chat_format: ChatFormat
+) -> None:
     assert reason(turns, chat_format) == ""
 
 
@@ -98,13 +113,17 @@ def test_turns_that_come_back_as_they_were_sampled_are_trained_on(turns: list[st
         f"{CALL} {CALL}",
     ],
 )
-def test_a_turn_that_comes_back_in_other_tokens_leaves_its_rollout_out(turn: str, chat_format: ChatFormat) -> None:
+def test_a_turn_that_comes_back_in_other_tokens_leaves_its_rollout_out(
+    turn: str, chat_format: ChatFormat
+) -> None:
     assert reason([turn, ANSWER], chat_format) == NOT_AS_SAMPLED
     assert reason([CALL, turn, ANSWER], chat_format) == NOT_AS_SAMPLED
     assert reason([CALL, turn], chat_format) == ""  # no later prompt holds it
 
 
-def test_tokens_that_the_tokenizer_would_not_choose_leave_a_rollout_out(chat_format: ChatFormat) -> None:
+def test_tokens_that_the_tokenizer_would_not_choose_leave_a_rollout_out(
+    chat_format: ChatFormat,
+) -> None:
     letters = [token for letter in CALL for token in tokens_of(letter, chat_format)[:-1]]
     spelt = choice_of(CALL, [*letters, tokens_of("", chat_format)[-1]])
     answer = choice_of(ANSWER, tokens_of(ANSWER, chat_format))
@@ -120,15 +139,20 @@ def test_tokens_that_the_tokenizer_would_not_choose_leave_a_rollout_out(chat_for
         {"content": [{"token": "Mary", "logprob": -1.0, "bytes": None, "top_logprobs": []}]},
     ],
 )
-def test_a_reply_without_the_ids_of_its_tokens_costs_its_rollout(logprobs: object, chat_format: ChatFormat) -> None:
+def test_a_reply_without_the_ids_of_its_tokens_costs_its_rollout(
+    logprobs: object, chat_format: ChatFormat
+) -> None:
     first = choice_of(CALL, tokens_of(CALL, chat_format))
     last = Choice.model_validate(choice_of(ANSWER, [1]).model_dump() | {"logprobs": logprobs})
     assert why_left_out(*rollout([first, last]), chat_format, True) == UNREADABLE
 
 
 def test_a_reply_that_was_not_captured_costs_its_rollout(chat_format: ChatFormat) -> None:
-    captured, trajectory = rollout([choice_of(text, tokens_of(text, chat_format)) for text in (CALL, ANSWER)])
-    captured.messages_and_choices.pop()  # ART takes no reply with a log-probability of null
+    captured, trajectory = rollout(
+        [choice_of(text, tokens_of(text, chat_format)) for text in (CALL, ANSWER)]
+    )
+    # ART takes no reply with a log-probability of null
+    captured.messages_and_choices.pop()
     assert why_left_out(captured, trajectory, chat_format, True) == UNREADABLE
 
 
@@ -138,7 +162,9 @@ def test_a_rollout_without_a_turn_is_named(chat_format: ChatFormat) -> None:
 
 def test_a_generation_that_failed_and_was_asked_again_is_no_turn(chat_format: ChatFormat) -> None:
     whole = choice_of(ANSWER, tokens_of(ANSWER, chat_format))
-    empty = Choice.model_validate({"index": 0, "finish_reason": "stop", "message": {"role": "assistant"}})
+    empty = Choice.model_validate(
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant"}}
+    )
     filtered = whole.model_copy(update={"finish_reason": "content_filter"})
     captured, trajectory = rollout([whole])
     again = [*captured.messages_and_choices[:-1], filtered]

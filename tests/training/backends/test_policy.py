@@ -11,7 +11,15 @@ from art import types
 from art.preprocessing.pack import PackedTensors, packed_tensors_to_dir
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.rl_step import LOSS, arts_gradients, arts_logprobs, disturb, gradients, own_gradients, random_rollouts
+from benchmarks.rl_step import (
+    LOSS,
+    arts_gradients,
+    arts_logprobs,
+    disturb,
+    gradients,
+    own_gradients,
+    random_rollouts,
+)
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, StalePolicyError
 from deepsearch_rl.files import file_digests
@@ -30,7 +38,12 @@ LENGTHS = [50, 120, 64, 64, 90]
 def config(smoke: Profile) -> RlConfig:
     rl = smoke.section("rl", RlConfig)
     loss = rl.loss.model_copy(update={"kl_loss": 0.0})  # ART's loss has none
-    changes = {"lora": LoraConfig(rank=4, alpha=8), "max_batch_tokens": 200, "max_mismatch": 100.0, "loss": loss}
+    changes = {
+        "lora": LoraConfig(rank=4, alpha=8),
+        "max_batch_tokens": 200,
+        "max_mismatch": 100.0,
+        "loss": loss,
+    }
     return rl.model_copy(update=changes)
 
 
@@ -66,7 +79,10 @@ def test_gradients_are_those_of_arts_padded_rollouts(
 ) -> None:
     monkeypatch.setitem(LOSS, "importance_sampling_level", level)
     loss = config.loss.model_copy(update={"algorithm": algorithm})
-    own, other = (disturbed(policy_folder, config.model_copy(update={**changes, "loss": loss})) for _ in range(2))
+    own, other = (
+        disturbed(policy_folder, config.model_copy(update={**changes, "loss": loss}))
+        for _ in range(2)
+    )
     own_gradients(own, packed)
     arts_gradients(other.model, packed)
     ours, arts = gradients(own.model), gradients(other.model)
@@ -82,12 +98,16 @@ def test_old_log_probabilities_are_the_trainers_and_the_samplers_only_weigh_toke
     sampled = rows.tensors["logprobs"].clone()
     everything = torch.arange(len(LENGTHS))
     metrics = policy.score(rows, [everything])
-    whole: Any = {name: tensor for name, tensor in rows.tensors.items() if name != "original_logprobs"}
+    whole: Any = {
+        name: tensor for name, tensor in rows.tensors.items() if name != "original_logprobs"
+    }
     expected = arts_logprobs(policy.model, whole).detach().roll(1, dims=1)
     mask = ~sampled.isnan()
     assert torch.allclose(rows.tensors["logprobs"][mask], expected[mask], atol=1e-5)
     assert torch.equal(rows.tensors["original_logprobs"][mask], sampled[mask])
-    assert metrics["mismatch_mean"] == pytest.approx(float((sampled - expected)[mask].abs().mean()), rel=1e-4)
+    assert metrics["mismatch_mean"] == pytest.approx(
+        float((sampled - expected)[mask].abs().mean()), rel=1e-4
+    )
     assert metrics["kl"] > 0
     update = policy.update(rows, everything)
     assert update["loss/clip_fraction"] == 0.0, "the policy has not moved since it was scored"
@@ -106,7 +126,9 @@ def test_later_minibatches_are_clipped_against_the_policy_before_the_step(
     assert sorted(torch.cat(parts).tolist()) == list(range(len(LENGTHS)))
     shares = [policy.update(rows, part)["loss/clip_fraction"] for part in parts]
     assert shares[0] == 0.0 < max(shares[1:])
-    assert [part.tolist() for part in minibatches(4, None, 1)] == [[row] for row in torch.cat(minibatches(4, 1, 1))]
+    assert [part.tolist() for part in minibatches(4, None, 1)] == [
+        [row] for row in torch.cat(minibatches(4, 1, 1))
+    ]
 
 
 def updates(service: OwnService, packed: PackedTensors) -> list[dict[str, float]]:
@@ -130,7 +152,12 @@ def test_a_second_epoch_over_a_steps_rollouts_has_another_order_ratios_and_weigh
 ) -> None:
     config = config.model_copy(update={"learning_rate": 0.1, "minibatches": 1})
     services = [
-        OwnService("policy", str(tmp_path / str(epochs)), task, config.model_copy(update={"update_epochs": epochs}))
+        OwnService(
+            "policy",
+            str(tmp_path / str(epochs)),
+            task,
+            config.model_copy(update={"update_epochs": epochs}),
+        )
         for epochs in (1, 2)
     ]
     (once,), (first, second) = (updates(service, packed) for service in services)
@@ -139,7 +166,8 @@ def test_a_second_epoch_over_a_steps_rollouts_has_another_order_ratios_and_weigh
         "the first epoch's ratio is 1"
     )
     weights = [
-        file_digests(Path(service.output_dir))["checkpoints/0001/adapter_model.safetensors"] for service in services
+        file_digests(Path(service.output_dir))["checkpoints/0001/adapter_model.safetensors"]
+        for service in services
     ]
     assert weights[0] != weights[1]
 
@@ -161,7 +189,10 @@ def test_a_service_trains_at_the_rate_of_its_step_also_after_a_resume(
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"algorithm": name} for name in ("gspo_token", "dr_grpo", "rloo", "reinforce_pp", "cispo")),
+        *(
+            {"algorithm": name}
+            for name in ("gspo_token", "dr_grpo", "rloo", "reinforce_pp", "cispo")
+        ),
         {"aggregation": "token"},
         {"kl_penalty": 0.5},
         {"kl_loss": 0.5},
@@ -174,7 +205,10 @@ def test_every_setting_of_the_loss_changes_the_gradient(
 ) -> None:
     vectors = []
     for loss in (config.loss, config.loss.model_copy(update=changes)):
-        policy, rows = disturbed(policy_folder, config.model_copy(update={"loss": loss})), Rows(packed)
+        policy, rows = (
+            disturbed(policy_folder, config.model_copy(update={"loss": loss})),
+            Rows(packed),
+        )
         everything = torch.arange(len(LENGTHS))
         policy.score(rows, [everything])
         rows.weigh(everything, loss, config.max_sequence_tokens)
@@ -199,16 +233,23 @@ def test_an_update_is_byte_equal_from_run_to_run_and_in_whatever_order_rollouts_
     policy_folder: Path, config: RlConfig, packed: PackedTensors, tmp_path: Path
 ) -> None:
     shuffled: Any = {
-        name: tensor[[3, 0, 4, 1, 2]] if isinstance(tensor, torch.Tensor) else tensor for name, tensor in packed.items()
+        name: tensor[[3, 0, 4, 1, 2]] if isinstance(tensor, torch.Tensor) else tensor
+        for name, tensor in packed.items()
     }
     first = trained(policy_folder, config, packed, tmp_path / "first")
     assert first == trained(policy_folder, config, packed, tmp_path / "second")
     assert first == trained(policy_folder, config, shuffled, tmp_path / "shuffled")
 
 
-@pytest.mark.parametrize("lora", [LoraConfig(rank=4, alpha=8), None], ids=["adapter", "all weights"])
+@pytest.mark.parametrize(
+    "lora", [LoraConfig(rank=4, alpha=8), None], ids=["adapter", "all weights"]
+)
 def test_a_resumed_policy_goes_on_to_the_same_bytes(
-    policy_folder: Path, config: RlConfig, packed: PackedTensors, tmp_path: Path, lora: LoraConfig | None
+    policy_folder: Path,
+    config: RlConfig,
+    packed: PackedTensors,
+    tmp_path: Path,
+    lora: LoraConfig | None,
 ) -> None:
     config = config.model_copy(update={"lora": lora})
     undisturbed = Policy(policy_folder, config, 0, None)
@@ -223,13 +264,18 @@ def test_a_resumed_policy_goes_on_to_the_same_bytes(
     assert file_digests(tmp_path / "1") != file_digests(tmp_path / "2")
 
 
-@pytest.mark.parametrize("lora", [LoraConfig(rank=4, alpha=8), None], ids=["adapter", "all weights"])
+@pytest.mark.parametrize(
+    "lora", [LoraConfig(rank=4, alpha=8), None], ids=["adapter", "all weights"]
+)
 def test_the_served_model_is_the_trained_one(
     policy_folder: Path, config: RlConfig, packed: PackedTensors, lora: LoraConfig | None
 ) -> None:
     policy = disturbed(policy_folder, config.model_copy(update={"lora": lora}))
     served = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
-    row: Any = {name: packed[name][1:2, :120] for name in ("tokens", "group_ids", "parent_ids", "assistant_mask")}
+    row: Any = {
+        name: packed[name][1:2, :120]
+        for name in ("tokens", "group_ids", "parent_ids", "assistant_mask")
+    }
     with torch.no_grad():
         before, own = arts_logprobs(served, row), policy.token_statistics(row)[0]
         policy.write_into(served)
@@ -239,9 +285,13 @@ def test_the_served_model_is_the_trained_one(
     assert not torch.allclose(before[mask], own[mask], atol=1e-3)
 
 
-def test_bfloat16_trains_float32_adapters(policy_folder: Path, config: RlConfig, packed: PackedTensors) -> None:
+def test_bfloat16_trains_float32_adapters(
+    policy_folder: Path, config: RlConfig, packed: PackedTensors
+) -> None:
     dtypes = ("bfloat16", "float32")
-    half, whole = (disturbed(policy_folder, config.model_copy(update={"dtype": name})) for name in dtypes)
+    half, whole = (
+        disturbed(policy_folder, config.model_copy(update={"dtype": name})) for name in dtypes
+    )
     row: Any = {name: packed[name][:, :120] for name in ("tokens", "group_ids", "assistant_mask")}
     with torch.no_grad():
         logprobs = [policy.token_statistics(row)[0] for policy in (half, whole)]
@@ -285,21 +335,31 @@ def test_a_trainer_that_scores_in_other_batches_than_it_trains_in_stops_with_the
     policy = disturbed(policy_folder, in_bfloat16(config, "grpo"))
     before = trained_weights(policy)
     policy.score(rows, [torch.arange(len(UNEVEN))], is_ahead=True)
-    with pytest.raises(CheckFailedError, match=r"% of the tokens of a step's first update are outside the clip range"):
+    with pytest.raises(
+        CheckFailedError,
+        match=r"% of the tokens of a step's first update are outside the clip range",
+    ):
         policy.update(rows, torch.tensor([0]))
     assert torch.equal(trained_weights(policy), before), "nothing is applied"
 
 
 def trained_weights(policy: Policy) -> torch.Tensor:
     """Return the trained weights as one vector."""
-    return torch.cat([each.detach().flatten() for each in policy.model.parameters() if each.requires_grad])
+    return torch.cat(
+        [each.detach().flatten() for each in policy.model.parameters() if each.requires_grad]
+    )
 
 
 def test_a_sampler_that_still_serves_the_start_model_is_found_at_the_published_learning_rate(
     policy_folder: Path, config: RlConfig
 ) -> None:
     packed = random_rollouts(random.Random(1), [300] * 40, 600, 300)
-    policy = Policy(policy_folder, config.model_copy(update={"learning_rate": 3e-5, "max_mismatch": 0.05}), 0, None)
+    policy = Policy(
+        policy_folder,
+        config.model_copy(update={"learning_rate": 3e-5, "max_mismatch": 0.05}),
+        0,
+        None,
+    )
     everything = torch.arange(40)
     for _ in range(4):
         rows = Rows(packed)
@@ -309,7 +369,11 @@ def test_a_sampler_that_still_serves_the_start_model_is_found_at_the_published_l
     for serves_the_policy in (True, False):
         rows = Rows(packed)
         policy.score(rows, [everything], is_ahead=True)
-        served = rows.tensors["logprobs"] if serves_the_policy else rows.tensors["reference_logprobs"].roll(1, dims=1)
+        served = (
+            rows.tensors["logprobs"]
+            if serves_the_policy
+            else rows.tensors["reference_logprobs"].roll(1, dims=1)
+        )
         again = Rows(packed)
         missing = again.tensors["logprobs"].isnan()
         noise = 1e-3 * torch.randn(served.shape, generator=torch.Generator().manual_seed(0))
@@ -338,7 +402,8 @@ def test_log_probabilities_are_those_of_the_temperature_that_rollouts_are_sample
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "longer"), [("sequence", 1.0), ("constant", 10.0), ("token", 1.0), ("sequence_art", 0.1)]
+    ("aggregation", "longer"),
+    [("sequence", 1.0), ("constant", 10.0), ("token", 1.0), ("sequence_art", 0.1)],
 )
 def test_with_an_update_per_rollout_a_rollout_weighs_what_its_aggregation_says(
     config: RlConfig, aggregation: str, longer: float
@@ -360,7 +425,9 @@ def test_an_update_with_a_gradient_that_is_no_number_changes_nothing_and_names_t
     policy = disturbed(policy_folder, config)
     rows = Rows(packed)
     policy.score(rows, [torch.arange(len(LENGTHS))], is_ahead=True)
-    name, weight = next((name, each) for name, each in policy.model.named_parameters() if each.requires_grad)
+    name, weight = next(
+        (name, each) for name, each in policy.model.named_parameters() if each.requires_grad
+    )
     weight.register_hook(lambda gradient: gradient.fill_(bad))
     before = {name: each.detach().clone() for name, each in policy.model.named_parameters()}
     with pytest.raises(NotFiniteError, match=f"not applied: .* is that of {name}"):
@@ -377,14 +444,18 @@ def test_weights_that_are_no_number_are_neither_scored_nor_saved(
     weight = next(each for each in policy.model.parameters() if each.requires_grad)
     with torch.no_grad():
         weight[0] = float("nan")
-    with pytest.raises(NotFiniteError, match=r"log-probabilities of the policy are not finite .* rollouts"):
+    with pytest.raises(
+        NotFiniteError, match=r"log-probabilities of the policy are not finite .* rollouts"
+    ):
         policy.score(Rows(packed), [torch.arange(len(LENGTHS))], is_ahead=True)
     with pytest.raises(NotFiniteError, match=r"the trained weight .* is not finite"):
         policy.save(tmp_path / "saved", "start")
     assert not list(tmp_path.iterdir())
 
 
-def test_batches_hold_rows_of_similar_length_and_no_more_tokens_than_allowed(packed: PackedTensors) -> None:
+def test_batches_hold_rows_of_similar_length_and_no_more_tokens_than_allowed(
+    packed: PackedTensors,
+) -> None:
     rows = Rows(packed)
     assert rows.lengths_N.tolist() == sorted(LENGTHS)
     batches = rows.batches(torch.arange(5), max_tokens=200)
@@ -392,17 +463,34 @@ def test_batches_hold_rows_of_similar_length_and_no_more_tokens_than_allowed(pac
     assert [len(batch) for batch in rows.batches(torch.arange(5), max_tokens=10)] == [1] * 5
 
 
-def test_an_adapter_of_another_architecture_is_named(policy_folder: Path, config: RlConfig, tmp_path: Path) -> None:
+def test_an_adapter_of_another_architecture_is_named(
+    policy_folder: Path, config: RlConfig, tmp_path: Path
+) -> None:
     Policy(policy_folder, config, 0, None).save(tmp_path / "adapter", "digest")
-    shape = {"hidden_size": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp_size": 64}
+    shape = {
+        "hidden_size": 16,
+        "layers": 2,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 8,
+        "mlp_size": 64,
+    }
     rest = {"rope_theta": 10000, "initializer_range": 0.2, "context_tokens": 128}
-    other = build_model(ModelConfig.model_validate({**shape, **rest}), AutoTokenizer.from_pretrained(policy_folder), 0)
+    other = build_model(
+        ModelConfig.model_validate({**shape, **rest}),
+        AutoTokenizer.from_pretrained(policy_folder),
+        0,
+    )
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ArtifactError, match=r"adapter does not fit .* a qwen3 with 2 layers of size 16"):
+    with pytest.raises(
+        ArtifactError, match=r"adapter does not fit .* a qwen3 with 2 layers of size 16"
+    ):
         Policy(tmp_path / "other", config, 0, tmp_path / "adapter")
 
 
-def test_a_seal_finds_damage_and_another_start(policy_folder: Path, config: RlConfig, tmp_path: Path) -> None:
+def test_a_seal_finds_damage_and_another_start(
+    policy_folder: Path, config: RlConfig, tmp_path: Path
+) -> None:
     folder = tmp_path / "0001"
     Policy(policy_folder, config, 0, None).save(folder, "digest")
     assert is_whole(folder)

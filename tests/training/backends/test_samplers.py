@@ -23,12 +23,21 @@ MakeSampler = Callable[..., VllmSampler]
 def config(smoke: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlConfig:
     monkeypatch.setenv("FAKE_VLLM", str(tmp_path))
     program = tmp_path / "vllm"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("fake_vllm.py")} "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("fake_vllm.py")} "$@"\n'
+    )
     program.chmod(0o755)
     section = smoke.section("rl", RlConfig)
-    changes = {"program": str(program), "sleep": True, "gpu_memory_utilization": 0.6, "timeout_s": 30.0}
+    changes = {
+        "program": str(program),
+        "sleep": True,
+        "gpu_memory_utilization": 0.6,
+        "timeout_s": 30.0,
+    }
     lora = LoraConfig(rank=12, alpha=8)
-    return section.model_copy(update={"sampler": section.sampler.model_copy(update=changes), "lora": lora})
+    return section.model_copy(
+        update={"sampler": section.sampler.model_copy(update=changes), "lora": lora}
+    )
 
 
 @pytest.fixture
@@ -59,7 +68,10 @@ def test_every_step_loads_its_adapter_under_a_new_name_and_unloads_the_one_befor
     sampler.publish(NO_POLICY, tmp_path / "0001", "policy@1")
     started, *posts = calls(tmp_path)
     assert started["arguments"][:2] == ["serve", str(tmp_path / "start")]
-    assert (started["VLLM_ALLOW_RUNTIME_LORA_UPDATING"], started["VLLM_SERVER_DEV_MODE"]) == ("True", "1")
+    assert (started["VLLM_ALLOW_RUNTIME_LORA_UPDATING"], started["VLLM_SERVER_DEV_MODE"]) == (
+        "True",
+        "1",
+    )
     flags = " ".join(started["arguments"])
     assert f"--host {host} --port {port}" in flags
     assert "--max-lora-rank 16 --max-loras 2" in flags
@@ -78,7 +90,9 @@ def test_every_step_loads_its_adapter_under_a_new_name_and_unloads_the_one_befor
     assert posts[4]["body"] == {"lora_name": "policy@0"}
 
 
-def test_without_sleep_the_server_keeps_its_share_of_memory(make_sampler: MakeSampler, tmp_path: Path) -> None:
+def test_without_sleep_the_server_keeps_its_share_of_memory(
+    make_sampler: MakeSampler, tmp_path: Path
+) -> None:
     sampler = make_sampler(sleep=False)
     sampler.start()
     sampler.rest()
@@ -92,8 +106,14 @@ def test_without_sleep_the_server_keeps_its_share_of_memory(make_sampler: MakeSa
 @pytest.mark.parametrize(
     ("behaviour", "message"),
     [
-        ("refuse", r"refused POST /v1/load_lora_adapter.*rank 32 is greater.*started for adapters of rank 16 at most"),
-        ("die", r"vLLM, which samples for rl, ended with exit code 1; its log ends:\n(.*\n)*CUDA error"),
+        (
+            "refuse",
+            r"refused POST /v1/load_lora_adapter.*rank 32 is greater.*started for adapters of rank 16 at most",
+        ),
+        (
+            "die",
+            r"vLLM, which samples for rl, ended with exit code 1; its log, .*\.log, ends:\n(.*\n)*CUDA error",
+        ),
         ("hang", r"did not answer POST /v1/load_lora_adapter within rl\.sampler\.timeout_s = 2 s"),
     ],
 )
@@ -110,11 +130,17 @@ def test_a_server_that_fails_at_an_adapter_is_one_error(
 
 def test_what_vllm_cannot_hold_is_refused_before_it_starts(config: RlConfig) -> None:
     assert lora_rank(config) == 16
-    with pytest.raises(ConfigError, match=r"the adapter of rl\.lora is of rank 600, .* up to rank 512"):
+    with pytest.raises(
+        ConfigError, match=r"the adapter of rl\.lora is of rank 600, .* up to rank 512"
+    ):
         lora_rank(config.model_copy(update={"lora": LoraConfig(rank=600, alpha=1)}))
     with pytest.raises(ConfigError, match=r"rl\.lora is null"):
         require_sampler(config.model_copy(update={"lora": None}))
     require_sampler(config)
-    sampler = SamplerConfig.model_validate({**config.sampler.model_dump(), "program": "no-such-vllm"})
-    with pytest.raises(UnavailableError, match=r"rl\.sampler\.program \(no-such-vllm\) is no program"):
+    sampler = SamplerConfig.model_validate(
+        {**config.sampler.model_dump(), "program": "no-such-vllm"}
+    )
+    with pytest.raises(
+        UnavailableError, match=r"rl\.sampler\.program \(no-such-vllm\) is no program"
+    ):
         require_sampler(config.model_copy(update={"sampler": sampler}))

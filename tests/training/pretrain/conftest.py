@@ -30,20 +30,44 @@ def stage() -> CurriculumStage:
 @pytest.fixture(scope="session")
 def document_config() -> DocumentConfig:
     return DocumentConfig(
-        in_domain=0.5, second_words=0.2, unanswerable=0.2, without_system=0.4, second_query=0.2, tool_continuations=0
+        in_domain=0.5,
+        second_words=0.2,
+        unanswerable=0.2,
+        without_system=0.4,
+        second_query=0.2,
+        tool_continuations=0,
     )
 
 
 @pytest.fixture(scope="session")
 def pretrain_config(stage: CurriculumStage, document_config: DocumentConfig) -> PretrainConfig:
-    shape = {"hidden_size": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp_size": 16}
+    shape = {
+        "hidden_size": 16,
+        "layers": 2,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 8,
+        "mlp_size": 16,
+    }
     rates = {"muon_learning_rate": 0.02, "adam_learning_rate": 0.003, "adam_epsilon": 0.001}
     return PretrainConfig.model_validate(
         {
             "subwords": 300,
-            "model": {**shape, "rope_theta": 10000, "initializer_range": 0.05, "context_tokens": 1024},
+            "model": {
+                **shape,
+                "rope_theta": 10000,
+                "initializer_range": 0.05,
+                "context_tokens": 1024,
+            },
             "documents": document_config,
             "curriculum": [stage, stage.model_copy(update={"search_share": 0.0})],
-            "optimizer": {**rates, "batch_tokens": 256, "threads": 2, "pool": 8, "warmup": 0.1, "decay": 0.5},
+            "optimizer": {
+                **rates,
+                "batch_tokens": 256,
+                "threads": 2,
+                "pool": 8,
+                "warmup": 0.1,
+                "decay": 0.5,
+            },
         }
     )

@@ -8,7 +8,13 @@ import pytest
 
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.answers import INSUFFICIENT, extract_answer
-from deepsearch_rl.corpora.world.grammar import GRAMMARS, IN_DOMAIN, OUT_OF_DOMAIN, find_entities, read_object
+from deepsearch_rl.corpora.world.grammar import (
+    GRAMMARS,
+    IN_DOMAIN,
+    OUT_OF_DOMAIN,
+    find_entities,
+    read_object,
+)
 from deepsearch_rl.training.pretrain.documents import (
     GIVEN,
     Articles,
@@ -20,7 +26,9 @@ from deepsearch_rl.training.pretrain.documents import (
 
 KINDS = ("copy", "search", "continuation", "given")
 Turns = list[dict[str, Any]]
-RELATIONS = {noun: relation for grammar in GRAMMARS.values() for noun, relation in grammar.relations.items()}
+RELATIONS = {
+    noun: relation for grammar in GRAMMARS.values() for noun, relation in grammar.relations.items()
+}
 
 
 @pytest.fixture
@@ -28,7 +36,9 @@ def generator(document_config: DocumentConfig) -> DocumentGenerator:
     return DocumentGenerator(load_prompt("tiny"), document_config)
 
 
-def take(generator: DocumentGenerator, stage: CurriculumStage, count: int, **shares: float) -> list[Turns]:
+def take(
+    generator: DocumentGenerator, stage: CurriculumStage, count: int, **shares: float
+) -> list[Turns]:
     """The turns of the first documents, mixed as ``shares`` says; the rest is demonstrations."""
     mixed = stage.model_copy(update={f"{kind}_share": shares.get(kind, 0.0) for kind in KINDS})
     return list(itertools.islice(generator.documents(mixed, random.Random(5)), count))
@@ -40,13 +50,17 @@ def query_of(call: dict[str, Any]) -> str:
 
 def read(noun: str, subject: str, passages: str) -> str | None:
     """The object of a fact, whichever of its words the passages say."""
-    return read_object(noun, subject, passages) or read_object(RELATIONS[noun].second, subject, passages)
+    return read_object(noun, subject, passages) or read_object(
+        RELATIONS[noun].second, subject, passages
+    )
 
 
 def asked(query: str) -> tuple[str, str]:
     """The subject and the relation's noun of a query."""
     subject, _, word = query.removeprefix("about ").rpartition(" ")
-    return subject, next(noun for noun, relation in RELATIONS.items() if word in (noun, relation.second))
+    return subject, next(
+        noun for noun, relation in RELATIONS.items() if word in (noun, relation.second)
+    )
 
 
 def check_notes(notes: list[str], subject: str, passages: str) -> str | None:
@@ -62,8 +76,12 @@ def check_notes(notes: list[str], subject: str, passages: str) -> str | None:
     return name
 
 
-def test_equal_seeds_give_equal_documents(generator: DocumentGenerator, stage: CurriculumStage) -> None:
-    first, again = (list(itertools.islice(generator.documents(stage, random.Random(5)), 50)) for _ in range(2))
+def test_equal_seeds_give_equal_documents(
+    generator: DocumentGenerator, stage: CurriculumStage
+) -> None:
+    first, again = (
+        list(itertools.islice(generator.documents(stage, random.Random(5)), 50)) for _ in range(2)
+    )
     assert first == again
 
 
@@ -133,7 +151,9 @@ def test_a_given_search_answers_from_passages_that_the_model_did_not_ask_for(
         assert call[GIVEN]
         assert query_of(call) == question["content"]
         *notes, last = answer["content"].splitlines()
-        assert check_notes(notes, *find_entities(question["content"]), result["content"]) == extract_answer(last)
+        assert check_notes(
+            notes, *find_entities(question["content"]), result["content"]
+        ) == extract_answer(last)
         lengths.add(len(notes))
     assert lengths == {1, 2, 3}
 
@@ -141,9 +161,14 @@ def test_a_given_search_answers_from_passages_that_the_model_did_not_ask_for(
 def test_documents_are_about_both_languages_and_never_mix_them(
     generator: DocumentGenerator, stage: CurriculumStage
 ) -> None:
-    documents = [json.dumps(turns) for turns in itertools.islice(generator.documents(stage, random.Random(5)), 200)]
+    documents = [
+        json.dumps(turns)
+        for turns in itertools.islice(generator.documents(stage, random.Random(5)), 200)
+    ]
     words = [set(re.findall(r"\w+", text)) for text in documents]
-    inside, outside = ([each & set(grammar.relations) for each in words] for grammar in (IN_DOMAIN, OUT_OF_DOMAIN))
+    inside, outside = (
+        [each & set(grammar.relations) for each in words] for grammar in (IN_DOMAIN, OUT_OF_DOMAIN)
+    )
     assert not [None for first, second in zip(inside, outside, strict=True) if first and second]
     assert 60 <= sum(map(bool, inside)) <= 120
 
@@ -163,7 +188,9 @@ def articles(stage: CurriculumStage, seed: int, *visited: str) -> Articles:
 def test_a_chain_never_comes_back_to_a_name_though_its_kind_has_few(stage: CurriculumStage) -> None:
     names = {"Harwick"}
     for seed in range(10):
-        _, (country,) = articles(stage, seed, *names).search("Harwick", [IN_DOMAIN.relations["country"]])
+        _, (country,) = articles(stage, seed, *names).search(
+            "Harwick", [IN_DOMAIN.relations["country"]]
+        )
         assert country not in names
         names.add(country)
 
@@ -171,7 +198,9 @@ def test_a_chain_never_comes_back_to_a_name_though_its_kind_has_few(stage: Curri
 def test_a_hidden_fact_is_stated_nowhere(stage: CurriculumStage) -> None:
     birthplace = IN_DOMAIN.relations["birthplace"]
     for seed in range(50):
-        result, names = articles(stage, seed, "Ada Abbott").search("Ada Abbott", [birthplace], hidden=True)
+        result, names = articles(stage, seed, "Ada Abbott").search(
+            "Ada Abbott", [birthplace], hidden=True
+        )
         assert names == []
         assert read("birthplace", "Ada Abbott", str(result["content"])) is None
 
@@ -188,6 +217,8 @@ def test_what_a_search_found_no_later_one_contradicts(stage: CurriculumStage) ->
 
 def test_a_similar_name_differs_in_one_word() -> None:
     rng = random.Random(0)
-    similar = [draw_similar_name(IN_DOMAIN, "Silent Harbor", "film", rng).split() for _ in range(50)]
+    similar = [
+        draw_similar_name(IN_DOMAIN, "Silent Harbor", "film", rng).split() for _ in range(50)
+    ]
     assert all((first == "Silent") or (last == "Harbor") for first, last in similar)
     assert len({tuple(name) for name in similar}) > 20

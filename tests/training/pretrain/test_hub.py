@@ -18,7 +18,11 @@ from deepsearch_rl.training.pretrain.prepare import (
 from tests.search_servers import in_thread
 
 REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
-FILES = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": bytes(range(256)) * 40, "README.md": b"no"}
+FILES = {
+    "config.json": b'{"model_type": "qwen3"}',
+    "model.safetensors": bytes(range(256)) * 40,
+    "README.md": b"no",
+}
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -27,7 +31,10 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.startswith(f"/api/models/me/tiny/tree/{REVISION}"):
-            files = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in FILES.items()]
+            files = [
+                {"type": "file", "path": name, "size": len(data), "oid": name}
+                for name, data in FILES.items()
+            ]
             self.reply(200, json.dumps(files).encode(), "application/json")
         else:
             self.send_file()
@@ -42,7 +49,9 @@ class Hub(BaseHTTPRequestHandler):
         else:
             self.reply(404, b"{}", "application/json", {"X-Error-Code": "RepoNotFound"})
 
-    def reply(self, status: int, body: bytes, kind: str, headers: Mapping[str, str] = NO_HEADERS) -> None:
+    def reply(
+        self, status: int, body: bytes, kind: str, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
         self.send_response(status)
         fields = {"Content-Type": kind, "Content-Length": str(len(body)), "ETag": f'"{len(body)}"'}
         for name, value in {**fields, "X-Repo-Commit": REVISION, **headers}.items():
@@ -58,7 +67,11 @@ class Hub(BaseHTTPRequestHandler):
 def set_address(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     """As the variable HF_ENDPOINT does in a new process."""
     monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        address + "/{repo_id}/resolve/{revision}/{filename}",
+    )
 
 
 @pytest.fixture
@@ -87,7 +100,9 @@ def test_a_repository_that_is_not_there_is_a_wrong_setting() -> None:
         snapshot(ModelHubConfig(repository="me/other", revision=REVISION), DESCRIPTIONS)
 
 
-def test_a_hub_that_does_not_answer_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     set_address(monkeypatch, "http://127.0.0.1:9")
     with pytest.raises(EndpointError, match="HF_ENDPOINT"):

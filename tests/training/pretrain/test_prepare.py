@@ -11,7 +11,11 @@ from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.serving.trained_with import read_trained_with
 from deepsearch_rl.training.pretrain import trainer
-from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, PretrainConfig, prepare_model
+from deepsearch_rl.training.pretrain.prepare import (
+    PrepareModelConfig,
+    PretrainConfig,
+    prepare_model,
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +53,9 @@ def test_the_saved_folder_is_a_model_that_generates_with_a_cache(base: Path) -> 
     model = AutoModelForCausalLM.from_pretrained(base)
     tokenizer = AutoTokenizer.from_pretrained(base)
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Name Ada Abbott."}], add_generation_prompt=True, return_tensors="pt"
+        [{"role": "user", "content": "Name Ada Abbott."}],
+        add_generation_prompt=True,
+        return_tensors="pt",
     )["input_ids"]
     tokens = model.generate(prompt, max_new_tokens=4, do_sample=False)
     assert tokens.shape[1] > prompt.shape[1]
@@ -89,7 +95,9 @@ def test_an_unknown_source_is_refused_with_the_names_there_are() -> None:
         PrepareModelConfig.model_validate({"source": "pretrian"})
 
 
-def test_a_source_without_its_section_is_refused(config: PrepareModelConfig, tmp_path: Path) -> None:
+def test_a_source_without_its_section_is_refused(
+    config: PrepareModelConfig, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"prepare_model\.hub"):
         prepare_model(config.model_copy(update={"source": "hub"}), "tiny", 0, tmp_path / "base")
     assert list(tmp_path.iterdir()) == []

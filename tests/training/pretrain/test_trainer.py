@@ -34,10 +34,14 @@ TURNS: tuple[Turn, ...] = (
 
 
 def example(tokens: list[int], trained_from: int = 0) -> Example:
-    return Example(torch.tensor(tokens), torch.tensor([IGNORED] * trained_from + tokens[trained_from:]))
+    return Example(
+        torch.tensor(tokens), torch.tensor([IGNORED] * trained_from + tokens[trained_from:])
+    )
 
 
-def test_only_assistant_turns_are_trained_up_to_their_end_token(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_only_assistant_turns_are_trained_up_to_their_end_token(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     tokens, labels = encode(tokenizer, TURNS)
     trained = tokenizer.decode(tokens[labels == tokens])
     call = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "director of Silent Harbor"}}\n</tool_call>'
@@ -50,7 +54,9 @@ def test_the_loss_of_a_batch_is_that_of_transformers_on_its_trained_tokens(
 ) -> None:
     model = build_model(pretrain_config.model, tokenizer, seed=0)
     texts = [example([5, 6, 7, 8], trained_from=2), example([9, 10], trained_from=1)]
-    losses = [model(input_ids=tokens[None], labels=labels[None]).loss.item() for tokens, labels in texts]
+    losses = [
+        model(input_ids=tokens[None], labels=labels[None]).loss.item() for tokens, labels in texts
+    ]
     with ThreadPoolExecutor() as pool:
         loss = backward_in_threads(model, texts, pool, threads=1).loss
         alone = [parameter.grad for parameter in model.parameters()]
@@ -67,7 +73,10 @@ def test_gradients_of_two_threads_have_the_same_bytes_every_time(
 ) -> None:
     model = build_model(pretrain_config.model, tokenizer, seed=0)
     rng = random.Random(0)
-    texts = [example([rng.randrange(len(tokenizer)) for _ in range(60)], trained_from=20) for _ in range(7)]
+    texts = [
+        example([rng.randrange(len(tokenizer)) for _ in range(60)], trained_from=20)
+        for _ in range(7)
+    ]
     gradients = []
     for _ in range(5):
         model.zero_grad()
@@ -75,16 +84,22 @@ def test_gradients_of_two_threads_have_the_same_bytes_every_time(
             backward_in_threads(model, texts, pool, threads=2)
         gradients.append([parameter.grad for parameter in model.parameters()])
     for other in gradients[1:]:
-        assert all(torch.equal(first, second) for first, second in zip(gradients[0], other, strict=True))
+        assert all(
+            torch.equal(first, second) for first, second in zip(gradients[0], other, strict=True)
+        )
 
 
-@pytest.mark.parametrize("optimizer", [{"adam_learning_rate": 1e30}, {"muon_learning_rate": 1e30}], ids=str)
+@pytest.mark.parametrize(
+    "optimizer", [{"adam_learning_rate": 1e30}, {"muon_learning_rate": 1e30}], ids=str
+)
 def test_pretraining_that_diverges_stops_at_the_step_by_name_and_saves_nothing(
     pretrain_config: PretrainConfig, optimizer: dict[str, float], tmp_path: Path
 ) -> None:
     rates = pretrain_config.optimizer.model_copy(update={**optimizer, "warmup": 0.0})
     config = pretrain_config.model_copy(update={"optimizer": rates})
-    with pytest.raises(NotFiniteError, match=r"pretraining diverged at step \d+: its loss is .* Nothing was saved"):
+    with pytest.raises(
+        NotFiniteError, match=r"pretraining diverged at step \d+: its loss is .* Nothing was saved"
+    ):
         pretrain(config, load_prompt("tiny"), 0, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"train_log.jsonl"}
 
@@ -110,14 +125,23 @@ def test_batches_hold_every_example_once_within_the_token_limit() -> None:
     rng = random.Random(0)
     examples = [example([number] * rng.randint(2, 60)) for number in range(1, 101)]
     made = list(batches(iter(examples), batch_tokens=128, pool=40, rng=rng))
-    assert sorted(text.tokens_T[0].item() for batch in made for text in batch) == list(range(1, 101))
+    assert sorted(text.tokens_T[0].item() for batch in made for text in batch) == list(
+        range(1, 101)
+    )
     padded = [len(batch) * max(len(text.tokens_T) for text in batch) for batch in made]
     assert max(padded) <= 128
     assert sum(len(text.tokens_T) for text in examples) > 0.9 * sum(padded)
 
 
 def test_an_example_longer_than_a_batch_makes_a_batch_of_its_own() -> None:
-    made = list(batches(iter([example([1] * 50), example([2] * 3)]), batch_tokens=16, pool=2, rng=random.Random(0)))
+    made = list(
+        batches(
+            iter([example([1] * 50), example([2] * 3)]),
+            batch_tokens=16,
+            pool=2,
+            rng=random.Random(0),
+        )
+    )
     assert sorted(len(text.tokens_T) for (text,) in made) == [3, 50]
 
 

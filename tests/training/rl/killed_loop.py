@@ -1,7 +1,7 @@
 """The loop with the engine of a few lines, as a watched process: ``python -m tests.training.rl.killed_loop PIPE``.
 
-It is killed after a random share of ``seconds`` of processor time, unless the seed, the number of its starts, is that
-of ``kills``.
+It is killed after a random share of ``seconds`` of processor time, unless the seed, the number of
+its starts, is that of ``kills``.
 """
 
 import random
@@ -15,7 +15,10 @@ from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer
 from deepsearch_rl.training.rl_worker import RlRun
 from tests.training.rl.tiny_trainer import TinyTrainer
 
-QUESTIONS = [Question(id=f"q{n}", question=f"What is {n}?", golden_answers=(f"number {n}",)) for n in range(7)]
+QUESTIONS = [
+    Question(id=f"q{n}", question=f"What is {n}?", golden_answers=(f"number {n}",))
+    for n in range(7)
+]
 
 
 class Killed(Record):

@@ -28,7 +28,10 @@ LOSS = LossConfig(
 
 
 def measured(
-    sampled: torch.Tensor, trained: torch.Tensor, advantages: torch.Tensor, max_mismatch: float | None
+    sampled: torch.Tensor,
+    trained: torch.Tensor,
+    advantages: torch.Tensor,
+    max_mismatch: float | None,
 ) -> dict[str, float]:
     """Return the metrics of a policy that is still the start model."""
     return agreement(sampled, trained, trained, advantages, LOSS, max_mismatch)
@@ -41,7 +44,9 @@ def test_mismatch_is_measured_over_sampled_tokens_alone() -> None:
     assert metrics["mismatch_mean"] == pytest.approx(0.4 / 3)
     assert metrics["mismatch_max"] == metrics["mismatch_p99"] == pytest.approx(0.3)
     ours, theirs = torch.tensor([-1.0, -2.0, -3.0]).exp(), torch.tensor([-1.1, -2.3, -3.0]).exp()
-    assert metrics["mismatch_corr"] == pytest.approx(float(torch.corrcoef(torch.stack([ours, theirs]))[0, 1]))
+    assert metrics["mismatch_corr"] == pytest.approx(
+        float(torch.corrcoef(torch.stack([ours, theirs]))[0, 1])
+    )
 
 
 def test_rollouts_outside_the_clip_range_are_counted_by_the_sign_of_their_advantage() -> None:
@@ -95,11 +100,13 @@ def test_a_median_difference_above_the_limit_is_a_stale_policy(drift: float) -> 
         measured(sampled, sampled - drift, torch.tensor([1.0, -1.0]), max_mismatch=0.01)
 
 
-def engines(served: str, moved: float, noise: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def engines(
+    served: str, moved: float, noise: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return sampled, trained and start log-probabilities of 64 rollouts of 200 tokens.
 
-    Training has moved a token by ``moved`` nats on average; the sampler, which serves the model of that name, differs
-    from the trainer by ``noise``.
+    Training has moved a token by ``moved`` nats on average; the sampler, which serves the model of
+    that name, differs from the trainer by ``noise``.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -109,22 +116,33 @@ def engines(served: str, moved: float, noise: float) -> tuple[torch.Tensor, torc
     start = -draws().abs()
     trained = start + moved * draws()
     earlier = trained - 0.2 * moved * draws()
-    models = {"start": start, "policy": trained, "last step": earlier, "foreign": start + moved * draws()}
+    models = {
+        "start": start,
+        "policy": trained,
+        "last step": earlier,
+        "foreign": start + moved * draws(),
+    }
     return models[served] + noise * draws(), trained, start
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.003, 0.02])
 @pytest.mark.parametrize("served", ["policy", "last step"])
-def test_a_sampler_with_the_trained_weights_passes_whatever_the_noise(served: str, noise: float) -> None:
+def test_a_sampler_with_the_trained_weights_passes_whatever_the_noise(
+    served: str, noise: float
+) -> None:
     metrics = agreement(*engines(served, 0.004, noise), torch.ones(64), LOSS, max_mismatch=0.05)
     assert metrics["served_share"] == pytest.approx(1.0, abs=0.2)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.003, 0.02])
 @pytest.mark.parametrize("served", ["start", "foreign"])
-def test_a_sampler_without_the_trained_weights_is_stale_long_before_max_mismatch(served: str, noise: float) -> None:
+def test_a_sampler_without_the_trained_weights_is_stale_long_before_max_mismatch(
+    served: str, noise: float
+) -> None:
     sampled, trained, start = engines(served, 0.004, noise)
-    with pytest.raises(StalePolicyError, match=r"of the way from the start model .* applies the adapter"):
+    with pytest.raises(
+        StalePolicyError, match=r"of the way from the start model .* applies the adapter"
+    ):
         agreement(sampled, trained, start, torch.ones(64), LOSS, max_mismatch=0.05)
     assert agreement(sampled, trained, start, torch.ones(64), LOSS, None)["mismatch_median"] < 0.05
 

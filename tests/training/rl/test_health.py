@@ -5,7 +5,13 @@ import re
 import pytest
 
 from deepsearch_rl.training.curves import TrainingStep
-from deepsearch_rl.training.rl.health import ALARMS, WINDOW, alarms_at_end, alarms_of_log, gate_warning
+from deepsearch_rl.training.rl.health import (
+    ALARMS,
+    WINDOW,
+    alarms_at_end,
+    alarms_of_log,
+    gate_warning,
+)
 
 STEPS = 20
 
@@ -15,7 +21,10 @@ def log(**metrics: tuple[float, float]) -> list[TrainingStep]:
     lines = [TrainingStep.model_validate({"step": 0, "dev_f1": 0.1})]
     for step in range(1, STEPS + 1):
         share = (step - 1) / (STEPS - 1)
-        values = {name.replace("__", "/"): start + share * (end - start) for name, (start, end) in metrics.items()}
+        values = {
+            name.replace("__", "/"): start + share * (end - start)
+            for name, (start, end) in metrics.items()
+        }
         lines.append(TrainingStep.model_validate({"step": step, **values}))
     return lines
 
@@ -42,20 +51,30 @@ PROVOKED = {
     "entropy_collapse": (
         [
             *log(entropy=(0.5, 0.3)),
-            *(TrainingStep.model_validate({"step": step, "entropy": 0.01}) for step in range(21, 26)),
+            *(
+                TrainingStep.model_validate({"step": step, "entropy": 0.01})
+                for step in range(21, 26)
+            ),
         ],
         [log(entropy=(0.5, 0.2)), log(entropy=(0.0, 0.0))],
     ),
     "right_answers_unlikely": (
         log(logprob_positive=(-0.2, -0.6)),
-        [log(logprob_positive=(-0.6, -0.2)), log(logprob_positive=(-0.2, -0.22)), log(logprob_positive=(0.0, 0.0))],
+        [
+            log(logprob_positive=(-0.6, -0.2)),
+            log(logprob_positive=(-0.2, -0.22)),
+            log(logprob_positive=(0.0, 0.0)),
+        ],
     ),
     "mismatch_growing": (
         log(mismatch_median=(0.001, 0.03)),
         [log(mismatch_median=(0.004, 0.006)), log(mismatch_median=(1e-7, 1e-4))],
     ),
     "no_signal": (log(groups_without_signal=(0.3, 1.0)), [log(groups_without_signal=(0.3, 0.7))]),
-    "length_limit": (log(failures__token_budget=(0.0, 0.5)), [log(failures__token_budget=(0.2, 0.1)), log()]),
+    "length_limit": (
+        log(failures__token_budget=(0.0, 0.5)),
+        [log(failures__token_budget=(0.2, 0.1)), log()],
+    ),
     "spike": (
         spiked("grad_norm", 50),
         [spiked("grad_norm", 3), spiked("loss", 0.01), log(grad_norm=(0.0, 0.0))],
@@ -87,10 +106,22 @@ def test_a_short_run_gives_no_alarm_that_compares_with_its_start() -> None:
 
 
 def test_an_alarm_is_listed_at_the_step_at_which_it_began() -> None:
-    calm = [TrainingStep.model_validate({"step": step, "groups_without_signal": 0.0}) for step in range(6)]
-    loud = [TrainingStep.model_validate({"step": step, "groups_without_signal": 1.0}) for step in range(6, 12)]
-    calm_again = [TrainingStep.model_validate({"step": step, "groups_without_signal": 0.0}) for step in range(12, 16)]
-    loud_again = [TrainingStep.model_validate({"step": step, "groups_without_signal": 1.0}) for step in range(16, 22)]
+    calm = [
+        TrainingStep.model_validate({"step": step, "groups_without_signal": 0.0})
+        for step in range(6)
+    ]
+    loud = [
+        TrainingStep.model_validate({"step": step, "groups_without_signal": 1.0})
+        for step in range(6, 12)
+    ]
+    calm_again = [
+        TrainingStep.model_validate({"step": step, "groups_without_signal": 0.0})
+        for step in range(12, 16)
+    ]
+    loud_again = [
+        TrainingStep.model_validate({"step": step, "groups_without_signal": 1.0})
+        for step in range(16, 22)
+    ]
     steps = [alarm.step for alarm in alarms_of_log([*calm, *loud, *calm_again, *loud_again])]
     assert steps == [9, 19], "four of the last five steps have no signal"
 

@@ -21,13 +21,16 @@ from deepsearch_rl.serving.trained_with import read_trained_with, served_with
 from deepsearch_rl.training.curves import CurveLine, TrainingStep, recorded_curve
 from deepsearch_rl.training.finite import NotFiniteError
 from deepsearch_rl.training.rl.checkpoints import KeepConfig, kept_steps
-from deepsearch_rl.training.rl.loop import (
-    batch,
-    best_line,
-    policy_text,
-    train_policy,
+from deepsearch_rl.training.rl.loop import best_line, policy_text, train_policy
+from deepsearch_rl.training.rl.question_order import batch
+from deepsearch_rl.training.rl.trainer import (
+    DevConfig,
+    RlConfig,
+    RlTask,
+    RlTrainer,
+    Rollout,
+    Sampling,
 )
-from deepsearch_rl.training.rl.trainer import DevConfig, RlConfig, RlTask, RlTrainer, Rollout, Sampling
 from tests.training.rl.tiny_trainer import TinyTrainer
 
 Train = Callable[..., TinyTrainer]
@@ -50,7 +53,10 @@ def config(smoke: Profile) -> RlConfig:
 
 @pytest.fixture
 def task(policy_folder: Path, smoke: Profile, tmp_path: Path) -> RlTask:
-    questions = [Question(id=f"q{n}", question=f"What is {n}?", golden_answers=(f"number {n}",)) for n in range(7)]
+    questions = [
+        Question(id=f"q{n}", question=f"What is {n}?", golden_answers=(f"number {n}",))
+        for n in range(7)
+    ]
     return RlTask(
         start=policy_folder,
         start_name="base",
@@ -87,7 +93,9 @@ def logged(folder: Path) -> list[TrainingStep]:
     return list(read_jsonl(folder / "train_log.jsonl", TrainingStep))
 
 
-def test_the_loop_asks_an_engine_for_one_update_per_step_and_a_dev_score_where_params_say(train: Train) -> None:
+def test_the_loop_asks_an_engine_for_one_update_per_step_and_a_dev_score_where_params_say(
+    train: Train,
+) -> None:
     step = ["roll out 2 x 4", "update from 8"]
     dev = ["roll out 2 x 1"]
     gate = ["roll out 2 x 3"]
@@ -113,7 +121,9 @@ def test_the_log_has_a_line_per_step_with_the_rewards_f1_and_the_engines_own_met
     assert lines[3].metrics["loss"] == -1.0
 
 
-def test_a_damaged_best_checkpoint_ends_a_resumed_run_before_its_next_step(train: Train, task: RlTask) -> None:
+def test_a_damaged_best_checkpoint_ends_a_resumed_run_before_its_next_step(
+    train: Train, task: RlTask
+) -> None:
     train()
     (task.scratch / "checkpoints" / "2").unlink()
     before = (task.scratch / "train_log.jsonl").read_bytes()
@@ -122,7 +132,9 @@ def test_a_damaged_best_checkpoint_ends_a_resumed_run_before_its_next_step(train
     assert (task.scratch / "train_log.jsonl").read_bytes() == before
 
 
-def test_the_earliest_of_equally_good_checkpoints_is_published_with_its_manifest(train: Train, tmp_path: Path) -> None:
+def test_the_earliest_of_equally_good_checkpoints_is_published_with_its_manifest(
+    train: Train, tmp_path: Path
+) -> None:
     trainer = train()
     manifest = json.loads((tmp_path / "adapter" / "manifest.json").read_text())
     assert (manifest["steps"], manifest["best_step"], manifest["best_dev_f1"]) == (3, 2, 1.0)
@@ -130,7 +142,9 @@ def test_the_earliest_of_equally_good_checkpoints_is_published_with_its_manifest
     assert manifest["gate"] == {"pass_1": 1 / 3, "pass_k": 1.0, "samples": 3}
     assert "the start is weak" in manifest["gate_warning"]
     assert (tmp_path / "adapter" / "adapter").read_text() == "0.75"
-    assert {path.name for path in trainer.folder.iterdir()} == {"2", "3"}, "only the newest and the best are kept"
+    assert {path.name for path in trainer.folder.iterdir()} == {"2", "3"}, (
+        "only the newest and the best are kept"
+    )
 
 
 def test_a_start_of_another_prompt_is_refused_and_an_adapter_says_what_it_was_trained_with(
@@ -146,7 +160,8 @@ def test_a_start_of_another_prompt_is_refused_and_an_adapter_says_what_it_was_tr
         train_policy(replace(task, start=start), settings, trainer, tmp_path / "adapter")
 
     with pytest.raises(
-        ConfigError, match=r"another system prompt than that of the agent \(agent\.prompt: .*tiny\.txt\)"
+        ConfigError,
+        match=r"another system prompt than that of the agent \(agent\.prompt: .*tiny\.txt\)",
     ):
         train_from(served.model_copy(update={"prompt": "other"}))
     assert not task.scratch.exists()
@@ -164,7 +179,10 @@ class MeanwhileTrainer(TinyTrainer):
         while has_next and len(self.calls) == asked:
             await asyncio.sleep(0)
         models = {rollout.trajectory.model for rollouts_G in rollouts_QG for rollout in rollouts_G}
-        return {**await super().update(rollouts_QG, rewards_QG), "sampled_step": float(models.pop()[-1])}
+        return {
+            **await super().update(rollouts_QG, rewards_QG),
+            "sampled_step": float(models.pop()[-1]),
+        }
 
 
 @pytest.mark.timeout(60)
@@ -172,7 +190,9 @@ def test_rollouts_ahead_are_made_during_the_update_before_by_the_policy_before_i
     task: RlTask, config: RlConfig, tmp_path: Path
 ) -> None:
     trainer = MeanwhileTrainer(task.scratch / "checkpoints")
-    train_policy(task, config.model_copy(update={"rollouts_ahead": True}), trainer, tmp_path / "adapter")
+    train_policy(
+        task, config.model_copy(update={"rollouts_ahead": True}), trainer, tmp_path / "adapter"
+    )
     roll_out, update, dev = "roll out 2 x 4", "update from 8", "roll out 2 x 1"
     steps = [roll_out, roll_out, update, roll_out, update, dev, update, dev]
     gate = "roll out 2 x 3"
@@ -206,7 +226,9 @@ def test_a_refill_replaces_groups_of_equal_rewards_and_the_next_step_begins_afte
     assert trainer.trained == drawn(task, 4 + int(second["questions"]))
 
 
-def test_a_step_whose_refills_find_too_few_groups_with_a_signal_trains_on_those(train: Train, task: RlTask) -> None:
+def test_a_step_whose_refills_find_too_few_groups_with_a_signal_trains_on_those(
+    train: Train, task: RlTask
+) -> None:
     order = drawn(task, 5)
     trainer = train(steps=1, easy={*order[:2], order[3]}, max_refills=1, epochs=9.0)
     assert trainer.calls[3:6] == ["roll out 2 x 4", "roll out 2 x 4", "update from 4"]
@@ -217,7 +239,11 @@ def test_a_step_without_any_signal_trains_on_nothing(train: Train, task: RlTask)
     trainer = train(steps=1, easy=drawn(task, 5), max_refills=2, epochs=9.0)
     assert trainer.calls[3:7] == [*["roll out 2 x 4"] * 3, "update from 0"]
     metrics = logged(task.scratch)[1].metrics
-    assert (metrics["questions"], metrics["refills"], metrics["groups_without_signal"]) == (6, 2, 1.0)
+    assert (metrics["questions"], metrics["refills"], metrics["groups_without_signal"]) == (
+        6,
+        2,
+        1.0,
+    )
 
 
 def test_a_resumed_run_with_refills_takes_the_questions_of_an_undisturbed_one(
@@ -225,7 +251,12 @@ def test_a_resumed_run_with_refills_takes_the_questions_of_an_undisturbed_one(
 ) -> None:
     order = drawn(task, 5)
     keep = KeepConfig(last=4, every=None)
-    settings: dict[str, Any] = {"easy": {order[0], order[2]}, "max_refills": 2, "epochs": 9.0, "keep": keep}
+    settings: dict[str, Any] = {
+        "easy": {order[0], order[2]},
+        "max_refills": 2,
+        "epochs": 9.0,
+        "keep": keep,
+    }
     whole = train(**settings).trained
     log, counts = (tmp_path / "adapter" / "train_log.jsonl").read_bytes(), []
     for step in (3, 2):  # killed while it wrote the line of this step
@@ -257,7 +288,10 @@ def test_refills_exclude_rollouts_ahead_and_the_algorithm_that_learns_from_equal
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"backend": {"engine": "art", "service": "own", "device": "cuda"}}, r"sampler\.sleep: false"),
+        (
+            {"backend": {"engine": "art", "service": "own", "device": "cuda"}},
+            r"sampler\.sleep: false",
+        ),
         ({}, r"loss\.truncated_importance_sampling"),
     ],
 )
@@ -271,7 +305,9 @@ def test_rollouts_ahead_need_a_sampler_that_is_awake_and_a_weight_for_their_lag(
         RlConfig.model_validate({**values, **asleep, "loss": loss, "rollouts_ahead": True})
 
 
-def test_a_killed_run_continues_after_its_last_logged_step(train: Train, task: RlTask, tmp_path: Path) -> None:
+def test_a_killed_run_continues_after_its_last_logged_step(
+    train: Train, task: RlTask, tmp_path: Path
+) -> None:
     train(steps=2)
     log = task.scratch / "train_log.jsonl"
     before = log.read_text()
@@ -291,16 +327,30 @@ def test_a_damaged_newest_checkpoint_is_made_again_and_the_log_ends_as_it_would_
     whole = (tmp_path / "adapter" / "train_log.jsonl").read_text()
     (task.scratch / "checkpoints" / "3").unlink()
     trainer = train()
-    assert trainer.calls == ["start 3", "roll out 2 x 4", "update from 8", "roll out 2 x 1", "close"]
+    assert trainer.calls == [
+        "start 3",
+        "roll out 2 x 4",
+        "update from 8",
+        "roll out 2 x 1",
+        "close",
+    ]
     assert (tmp_path / "adapter" / "train_log.jsonl").read_text() == whole
     assert (trainer.folder / "3").read_text() == "1.0"
 
 
-def test_a_run_stops_after_patience_evaluations_without_a_better_dev_score(train: Train, tmp_path: Path) -> None:
+def test_a_run_stops_after_patience_evaluations_without_a_better_dev_score(
+    train: Train, tmp_path: Path
+) -> None:
     dev = DevConfig(every=1, questions=2, samples=1, temperature=0.7)
     trainer = train(steps=5, epochs=9.0, dev=dev, patience=2)
     lines = logged(tmp_path / "adapter")
-    assert [(line.step, line.dev_f1) for line in lines] == [(0, 0.0), (1, 0.0), (2, 1.0), (3, 1.0), (4, 1.0)]
+    assert [(line.step, line.dev_f1) for line in lines] == [
+        (0, 0.0),
+        (1, 0.0),
+        (2, 1.0),
+        (3, 1.0),
+        (4, 1.0),
+    ]
     assert json.loads((tmp_path / "adapter" / "manifest.json").read_text())["best_step"] == 2
     assert trainer.calls[-1] == "close"
     resumed = train(steps=5, epochs=9.0, dev=dev, patience=2)
@@ -313,10 +363,14 @@ def test_the_dev_score_is_the_mean_over_all_samples(train: Train, tmp_path: Path
     assert trainer.calls.count("roll out 2 x 4") == 3
     lines = logged(tmp_path / "adapter")
     assert [line.dev_f1 for line in lines] == [0.25, 0.5]
-    assert [line.metrics["dev_f1_se"] for line in lines] == [0.0, 0.0], "of the questions' means, which are equal"
+    assert [line.metrics["dev_f1_se"] for line in lines] == [0.0, 0.0], (
+        "of the questions' means, which are equal"
+    )
 
 
-def test_rollouts_that_infrastructure_broke_are_counted_and_not_trained_on(train: Train, tmp_path: Path) -> None:
+def test_rollouts_that_infrastructure_broke_are_counted_and_not_trained_on(
+    train: Train, tmp_path: Path
+) -> None:
     ends = {0: StopReason.TOOL_ERROR, 1: StopReason.MODEL_ERROR, 2: StopReason.TURN_BUDGET}
     trainer = train(steps=1, ends=ends)
     assert "update from 4" in trainer.calls
@@ -325,26 +379,42 @@ def test_rollouts_that_infrastructure_broke_are_counted_and_not_trained_on(train
     assert metrics["failures/tool_error"] == metrics["failures/model_error"] == 0.25
 
 
-def test_a_rollout_that_met_its_deadline_by_its_own_length_is_trained_on(train: Train, tmp_path: Path) -> None:
+def test_a_rollout_that_met_its_deadline_by_its_own_length_is_trained_on(
+    train: Train, tmp_path: Path
+) -> None:
     trainer = train(steps=1, ends={1: StopReason.DEADLINE})
     assert "update from 8" in trainer.calls
     metrics = logged(tmp_path / "adapter")[1].metrics
     assert (metrics["left_out"], metrics["failures/deadline"]) == (0, 0.25)
 
 
-def test_a_step_whose_rollouts_all_failed_stops_the_run_with_the_first_error(train: Train, task: RlTask) -> None:
-    with pytest.raises(EndpointError, match=r"every rollout .* ended with model_error: 401 Unauthorized\. .* goes on"):
+def test_a_step_whose_rollouts_all_failed_stops_the_run_with_the_first_error(
+    train: Train, task: RlTask
+) -> None:
+    with pytest.raises(
+        EndpointError,
+        match=r"every rollout .* ended with model_error: 401 Unauthorized\. .* goes on",
+    ):
         train(steps=1, ends=dict.fromkeys(range(4), StopReason.MODEL_ERROR))
     assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 1
     with pytest.raises(EndpointError, match=r"every rollout .* ended with tool_error"):
         train(steps=1, ends={-1: StopReason.TOOL_ERROR})
-    assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 1, "a server's failure is no dev score"
+    assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 1, (
+        "a server's failure is no dev score"
+    )
 
 
-def test_more_steps_than_the_epochs_allow_are_refused(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"6 questions, more than rl\.epochs = 1 over the 5 .* lower the steps to 2"):
+def test_more_steps_than_the_epochs_allow_are_refused(
+    task: RlTask, config: RlConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"6 questions, more than rl\.epochs = 1 over the 5 .* lower the steps to 2",
+    ):
         refused(task, config.model_copy(update={"epochs": 1.0}), tmp_path)
-    with pytest.raises(ConfigError, match=r"\(1 \+ rl\.max_refills\) are 18 questions, .* lower the steps to 1"):
+    with pytest.raises(
+        ConfigError, match=r"\(1 \+ rl\.max_refills\) are 18 questions, .* lower the steps to 1"
+    ):
         refused(task, config.model_copy(update={"max_refills": 2}), tmp_path)
 
 
@@ -355,7 +425,9 @@ def test_rewards_are_weighted(train: Train, tmp_path: Path) -> None:
     assert parts == (0.75, -1.0, -0.25)
 
 
-def test_a_start_without_a_number_of_steps_is_a_config_error(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
+def test_a_start_without_a_number_of_steps_is_a_config_error(
+    task: RlTask, config: RlConfig, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"rl\.steps has no entry for the start 'base'"):
         refused(task, config.model_copy(update={"steps": {"sft": 1}}), tmp_path)
 
@@ -375,13 +447,19 @@ def test_a_dev_score_leaves_out_what_a_server_failed_and_is_none_where_it_failed
     assert [line.dev_f1 for line in logged(tmp_path / "adapter")] == pytest.approx([2 / 9, 5 / 9])
 
     shutil.rmtree(task.scratch)
-    with pytest.raises(EndpointError, match="4 of the 20 rollouts of a dev score were failed by a server"):
+    with pytest.raises(
+        EndpointError, match="4 of the 20 rollouts of a dev score were failed by a server"
+    ):
         train(steps=1, dev=dev, ends={**failed, -9: StopReason.TOOL_ERROR})
 
 
 @pytest.mark.parametrize("split", ["train", "dev"])
-def test_a_split_without_questions_is_refused(task: RlTask, config: RlConfig, tmp_path: Path, split: str) -> None:
-    with pytest.raises(ArtifactError, match=f"the {split} split of rl.dataset 'multihoprag' has no question"):
+def test_a_split_without_questions_is_refused(
+    task: RlTask, config: RlConfig, tmp_path: Path, split: str
+) -> None:
+    with pytest.raises(
+        ArtifactError, match=f"the {split} split of rl.dataset 'multihoprag' has no question"
+    ):
         refused(replace(task, **{split: []}), config, tmp_path)
 
 
@@ -392,7 +470,9 @@ def test_whether_the_prompt_opens_the_thought_is_read_from_the_policys_chat_temp
     assert (policy.opens_thought, policy.think_length) == (False, config.think_length)
     assert policy.count_tokens("<think>") > 0
     tokenizer = AutoTokenizer.from_pretrained(task.start)
-    tokenizer.chat_template = tokenizer.chat_template.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "assistant\\n' }}", "assistant\\n<think>\\n' }}"
+    )
     tokenizer.save_pretrained(tmp_path / "thinking")
     assert policy_text(tmp_path / "thinking", config).opens_thought
     with pytest.raises(ConfigError, match="history_reasoning"):
@@ -415,7 +495,10 @@ def test_an_epoch_asks_every_question_once_before_any_twice(task: RlTask) -> Non
 
 
 def test_types_have_their_shares_of_every_step_and_epochs_of_their_own(task: RlTask) -> None:
-    hops, unanswerable = QuestionMetadata(question_type="2_hop"), QuestionMetadata(question_type="null")
+    hops, unanswerable = (
+        QuestionMetadata(question_type="2_hop"),
+        QuestionMetadata(question_type="null"),
+    )
     train = [question.model_copy(update={"metadata": hops}) for question in task.train[:3]]
     train += [question.model_copy(update={"metadata": unanswerable}) for question in task.train[3:]]
     drawn = [
@@ -424,12 +507,17 @@ def test_types_have_their_shares_of_every_step_and_epochs_of_their_own(task: RlT
         for question in batch(replace(task, train=train), {"2_hop": 3, "null": 2}, first, 5)
     ]
     names = [question.metadata.question_type for question in drawn]
-    assert all(sorted(names[first : first + 5]) == ["2_hop"] * 3 + ["null"] * 2 for first in range(0, 40, 5))
+    assert all(
+        sorted(names[first : first + 5]) == ["2_hop"] * 3 + ["null"] * 2
+        for first in range(0, 40, 5)
+    )
     order = [question.id for question in drawn if question.metadata.question_type == "null"]
     assert all(set(order[first : first + 2]) == {"q3", "q4"} for first in range(0, 16, 2))
 
 
-def test_a_type_that_no_question_has_is_named(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
+def test_a_type_that_no_question_has_is_named(
+    task: RlTask, config: RlConfig, tmp_path: Path
+) -> None:
     with pytest.raises(UnknownNameError, match=r"rl\.type_shares"):
         refused(task, config.model_copy(update={"type_shares": {"5_hop": 1.0}}), tmp_path)
 
@@ -461,7 +549,9 @@ def test_params_under_which_a_rollout_can_be_longer_than_what_is_trained_on_are_
     train: Train, task: RlTask
 ) -> None:
     limit = task.agent.context_tokens - 24
-    with pytest.raises(ConfigError, match=rf"rl\.max_sequence_tokens = {limit} .* up to 24 tokens too long"):
+    with pytest.raises(
+        ConfigError, match=rf"rl\.max_sequence_tokens = {limit} .* up to 24 tokens too long"
+    ):
         train(max_sequence_tokens=limit)
 
 
@@ -473,7 +563,9 @@ class BadUpdates(TinyTrainer):
         self.bad = bad
         self.seeds: list[int] = []
 
-    async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
+    async def roll_out(
+        self, questions: Sequence[Question], sampling: Sampling
+    ) -> list[list[Rollout]]:
         if sampling.trained and self.step == 1:
             self.seeds.append(sampling.seed)
         return await super().roll_out(questions, sampling)

@@ -47,7 +47,9 @@ def tensor(numbers: Any) -> torch.Tensor:
 def advantages_of(name: str, sample_std: bool) -> torch.Tensor:
     tensors = random_tensors()
     tokens = tensors["mask"].sum(dim=1)
-    return advantages(ALGORITHMS[name].advantage, tensors["rewards"], torch.tensor(GROUPS), tokens, sample_std)
+    return advantages(
+        ALGORITHMS[name].advantage, tensors["rewards"], torch.tensor(GROUPS), tokens, sample_std
+    )
 
 
 def token_losses(
@@ -55,7 +57,9 @@ def token_losses(
 ) -> torch.Tensor:
     algorithm, tensors = ALGORITHMS[name], random_tensors()
     log_ratio = log_ratios(algorithm.ratio, new, tensors["old"], tensors["mask"])
-    return policy_losses(algorithm.objective, log_ratio, new, advantages_BS, EPSILON, EPSILON_HIGH, dual_clip)
+    return policy_losses(
+        algorithm.objective, log_ratio, new, advantages_BS, EPSILON, EPSILON_HIGH, dual_clip
+    )
 
 
 def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -88,7 +92,8 @@ def test_losses_and_gradients_are_verls(case: str) -> None:
     figures = VERL["losses"][case]
     assert loss.item() == pytest.approx(figures["loss"], abs=TOLERANCE)
     gradient = tensor(figures["gradient"])
-    if name == "gspo" and extra == "weights":  # the weights of single tokens spread over their rollout
+    # The weights of single tokens spread over their rollout
+    if name == "gspo" and extra == "weights":
         assert_close(new.grad.sum(dim=1), gradient.sum(dim=1))
         assert not torch.allclose(new.grad, gradient, atol=1e-3)
     else:
@@ -131,14 +136,23 @@ def arts_inputs(advantages_B: torch.Tensor, weighted: bool) -> Any:
 def test_losses_and_gradients_are_arts(name: str, extra: str) -> None:
     algorithm, tensors = ALGORITHMS[name], random_tensors()
     advantages_B, mask = advantages_of(name, sample_std=False), tensors["mask"]
-    config: Any = {"epsilon": EPSILON, "epsilon_high": EPSILON_HIGH, "ppo": algorithm.objective == "clipped"}
+    config: Any = {
+        "epsilon": EPSILON,
+        "epsilon_high": EPSILON_HIGH,
+        "ppo": algorithm.objective == "clipped",
+    }
     config["importance_sampling_level"] = "token" if algorithm.ratio == "token" else "sequence"
-    config |= {"weights": {"truncated_importance_sampling": CAP}, "kl": {"kl_penalty_coef": KL_WEIGHT}}.get(extra, {})
+    config |= {
+        "weights": {"truncated_importance_sampling": CAP},
+        "kl": {"kl_penalty_coef": KL_WEIGHT},
+    }.get(extra, {})
     theirs, ours = (tensors["new"].clone().requires_grad_() for _ in range(2))
     padded_theirs = torch.nn.functional.pad(theirs, (0, 1))
     padded_reference = torch.nn.functional.pad(tensors["reference"], (0, 1))
     inputs = arts_inputs(advantages_B, extra == "weights")
-    expected = loss_fn(inputs, padded_theirs, padded_reference, None, config, reduction="sum").policy_loss
+    expected = loss_fn(
+        inputs, padded_theirs, padded_reference, None, config, reduction="sum"
+    ).policy_loss
     expected.backward()
 
     advantages_BS = advantages_B[:, None].expand_as(ours)
@@ -158,25 +172,41 @@ def test_losses_and_gradients_are_arts(name: str, extra: str) -> None:
         assert_close(ours.grad, theirs.grad)
 
 
-def test_advantages_and_weights_are_those_that_art_gives_to_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advantages_and_weights_are_those_that_art_gives_to_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tensors = random_tensors()
     rewards, counts = tensors["rewards"], tensors["mask"].sum(dim=1)
 
-    def tokenized(_tokenizer: Any, _images: Any, _history: Any, advantage: float, *rest: Any, **_: Any) -> Any:
+    def tokenized(
+        _tokenizer: Any, _images: Any, _history: Any, advantage: float, *rest: Any, **_: Any
+    ) -> Any:
         rollout: art.Trajectory = rest[1]
         mask = [0, *tensors["mask"][int(rollout.metrics["row"])].long().tolist()]
-        parts: Any = (advantage, "", [int(rollout.metrics["row"])] * len(mask), list(range(len(mask))), mask)
-        return TokenizedResult(*parts, [-1.0] * len(mask), None, None, rollout, [], {}, cast(Any, None))
+        parts: Any = (
+            advantage,
+            "",
+            [int(rollout.metrics["row"])] * len(mask),
+            list(range(len(mask))),
+            mask,
+        )
+        return TokenizedResult(
+            *parts, [-1.0] * len(mask), None, None, rollout, [], {}, cast(Any, None)
+        )
 
     monkeypatch.setattr(tokenize, "tokenize_trajectory", tokenized)
     rollouts = [
         art.Trajectory(
-            messages_and_choices=[{"role": "user", "content": "?"}], reward=float(reward), metrics={"row": row}
+            messages_and_choices=[{"role": "user", "content": "?"}],
+            reward=float(reward),
+            metrics={"row": row},
         )
         for row, reward in enumerate(rewards)
     ]
     groups = [
-        art.TrajectoryGroup([rollout for rollout, group in zip(rollouts, GROUPS, strict=True) if group == number])
+        art.TrajectoryGroup(
+            [rollout for rollout, group in zip(rollouts, GROUPS, strict=True) if group == number]
+        )
         for number in sorted(set(GROUPS))
     ]
     results = list(tokenize.tokenize_trajectory_groups(cast(Any, None), groups, True, True))
@@ -184,7 +214,9 @@ def test_advantages_and_weights_are_those_that_art_gives_to_tokens(monkeypatch: 
     theirs = {int(result.trajectory.metrics["row"]): result.advantage for result in results}
     assert_close(ours, tensor([theirs[row] for row in range(len(GROUPS))]))
 
-    packed = packed_tensors_from_tokenized_results(results, TOKENS + 1, 0, pack_results=False, verbosity=0)
+    packed = packed_tensors_from_tokenized_results(
+        results, TOKENS + 1, 0, pack_results=False, verbosity=0
+    )
     order = packed["tokens"][:, 0].argsort()
     weights = packed["weights"][order][:, 1:] / float(counts.sum())
     assert_close(token_weights("sequence", tensors["mask"], TOKENS), weights)
@@ -217,7 +249,9 @@ def test_a_log_ratio_is_limited_and_a_token_without_an_old_probability_counts_as
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_second_of_two_minibatches_has_another_gradient_than_before_the_first(name: str) -> None:
+def test_the_second_of_two_minibatches_has_another_gradient_than_before_the_first(
+    name: str,
+) -> None:
     """The first one moves the policy; ratio and clip compare the second one with the policy before both."""
     algorithm, tensors = ALGORITHMS[name], random_tensors()
     advantages_B1 = advantages_of(name, sample_std=False)[:, None]
@@ -228,7 +262,9 @@ def test_the_second_of_two_minibatches_has_another_gradient_than_before_the_firs
     def gradient(rows: slice) -> torch.Tensor:
         new, mask = logits.log_softmax(0)[tokens[rows]], tensors["mask"][rows]
         ratios = log_ratios(algorithm.ratio, new, old[rows], mask)
-        losses = policy_losses(algorithm.objective, ratios, new, advantages_B1[rows], EPSILON, EPSILON_HIGH)
+        losses = policy_losses(
+            algorithm.objective, ratios, new, advantages_B1[rows], EPSILON, EPSILON_HIGH
+        )
         loss = (losses * token_weights(algorithm.aggregation, mask, TOKENS)).sum()
         return torch.autograd.grad(loss, logits)[0]
 

@@ -22,13 +22,22 @@ from deepsearch_rl.training.rl.trainer import RlConfig
 
 PUBLISHED = ThinkLength(min_tokens=10, full_score_tokens=100, max_tokens=600)
 GOLDEN = ("Ada Lovelace", "Countess of Lovelace")
-SEARCH_R1 = {"exact_match": 0.8, "search_r1_structure": 0.2, "search_r1_retrieval": 0.1, "search_r1_format": 0.1}
+SEARCH_R1 = {
+    "exact_match": 0.8,
+    "search_r1_structure": 0.2,
+    "search_r1_retrieval": 0.1,
+    "search_r1_format": 0.1,
+}
 CALL = ToolCall(id="call_1", name="retrieve", arguments='{"query": "x"}')
 ANSWER = "<answer>x</answer>"
 
 
-def rollout(*turns: str | Message, answer: str = "", stop: StopReason = StopReason.ANSWERED) -> Trajectory:
-    messages = [Message(role="assistant", content=turn) if isinstance(turn, str) else turn for turn in turns]
+def rollout(
+    *turns: str | Message, answer: str = "", stop: StopReason = StopReason.ANSWERED
+) -> Trajectory:
+    messages = [
+        Message(role="assistant", content=turn) if isinstance(turn, str) else turn for turn in turns
+    ]
     return Trajectory(
         id="q#0",
         question_id="q",
@@ -61,7 +70,9 @@ def thought(tokens: int) -> str:
 
 
 def question(**metadata: Any) -> Question:
-    return Question.model_validate({"id": "q", "question": "Who?", "golden_answers": GOLDEN, "metadata": metadata})
+    return Question.model_validate(
+        {"id": "q", "question": "Who?", "golden_answers": GOLDEN, "metadata": metadata}
+    )
 
 
 def policy(opens_thought: bool = False) -> PolicyText:
@@ -78,9 +89,16 @@ def total(weights: dict[str, float], trajectory: Trajectory) -> float:
 
 @pytest.mark.parametrize(
     ("answer", "f1", "exact_match"),
-    [("ada lovelace", 1.0, 1.0), ("the Countess of Lovelace!", 1.0, 1.0), ("Ada", 2 / 3, 0.0), ("Bob", 0.0, 0.0)],
+    [
+        ("ada lovelace", 1.0, 1.0),
+        ("the Countess of Lovelace!", 1.0, 1.0),
+        ("Ada", 2 / 3, 0.0),
+        ("Bob", 0.0, 0.0),
+    ],
 )
-def test_f1_and_exact_match_are_the_best_over_all_golden_answers(answer: str, f1: float, exact_match: float) -> None:
+def test_f1_and_exact_match_are_the_best_over_all_golden_answers(
+    answer: str, f1: float, exact_match: float
+) -> None:
     assert score("f1", rollout(answer=answer)) == pytest.approx(f1)
     assert score("exact_match", rollout(answer=answer)) == exact_match
 
@@ -93,7 +111,9 @@ def test_a_failed_rollout_scores_zero_in_every_reward(name: str) -> None:
 
 def test_a_reward_is_the_weighted_sum_of_the_named_scores_only() -> None:
     published = {"f1": 2.0, "answer_format": 0.5}
-    assert reward_parts(published, rollout(answer="Ada Lovelace"), question(), policy()) == published
+    assert (
+        reward_parts(published, rollout(answer="Ada Lovelace"), question(), policy()) == published
+    )
 
 
 @pytest.mark.parametrize(("answer", "value"), [("x", 1.0), (" x ", 1.0), ("", 0.0), (" \n\t", 0.0)])
@@ -109,15 +129,26 @@ def shown(*results: str, chunks: tuple[str, ...] = ()) -> Trajectory:
 
 def test_evidence_recall_is_the_share_of_gold_facts_in_the_passages_shown() -> None:
     facts = [{"fact": "Ada was born in London."}, {"fact": "London is in England."}]
-    assert score("evidence_recall", shown("[1] Ada\nAda was  born in London."), evidence_list=facts) == 0.5
-    assert score("evidence_recall", shown(facts[0]["fact"], facts[1]["fact"]), evidence_list=facts) == 1.0
+    assert (
+        score("evidence_recall", shown("[1] Ada\nAda was  born in London."), evidence_list=facts)
+        == 0.5
+    )
+    assert (
+        score("evidence_recall", shown(facts[0]["fact"], facts[1]["fact"]), evidence_list=facts)
+        == 1.0
+    )
     assert score("evidence_recall", shown("nothing"), evidence_list=facts) == 0.0
 
 
 def test_evidence_recall_counts_titles_and_documents_where_the_gold_names_them() -> None:
-    assert score("evidence_recall", shown("[1] Moon\ntext"), supporting_titles=["Moon", "Sun"]) == 0.5
+    assert (
+        score("evidence_recall", shown("[1] Moon\ntext"), supporting_titles=["Moon", "Sun"]) == 0.5
+    )
     documents = shown("text", chunks=("moon-3", "mars-0", "sun"))
-    assert score("evidence_recall", documents, supporting_doc_ids=["moon", "sun", "io", "mars-0"]) == 0.75
+    assert (
+        score("evidence_recall", documents, supporting_doc_ids=["moon", "sun", "io", "mars-0"])
+        == 0.75
+    )
 
 
 def test_evidence_recall_is_zero_where_the_gold_is_not_known() -> None:
@@ -140,7 +171,9 @@ HIT = Message(role="tool", content="[1] Ada\nShe is the ada  Lovelace.", tool_ca
         [call(THINK), HIT, HIT, f"{THINK}{ANSWER}"],
     ],
 )
-def test_search_r1s_structure_is_think_and_search_in_turns_then_think_and_answer(turns: list[str | Message]) -> None:
+def test_search_r1s_structure_is_think_and_search_in_turns_then_think_and_answer(
+    turns: list[str | Message],
+) -> None:
     assert score("search_r1_structure", rollout(*turns)) == 1.0
 
 
@@ -158,7 +191,8 @@ def test_search_r1s_structure_is_think_and_search_in_turns_then_think_and_answer
         ["<search>q</search>", INFORMATION, f"{THINK}{ANSWER}"],
         [call("no thought"), HIT, f"{THINK}{ANSWER}"],
         [SEARCH, INFORMATION],
-        [THINK, INFORMATION, f"{THINK}{ANSWER}"],  # a turn without an action, and the correction that it got
+        # A turn without an action, and the correction that it got
+        [THINK, INFORMATION, f"{THINK}{ANSWER}"],
     ],
 )
 def test_search_r1s_structure_is_nothing_else(turns: list[str | Message]) -> None:
@@ -186,7 +220,8 @@ GOOD = [
     [call("<think>a</think>"), f"<think>b</think>{ANSWER}"],
     [call("", "a"), call("text", "b"), reply(ANSWER, "c")],
     [call("\n\n", "\na\n"), reply(f"\n\n{ANSWER}", "\nb\n")],
-    [call("<think>a</think>", "a"), reply(f"<think>b</think>{ANSWER}", "b")],  # a server that returns it twice
+    # A server that returns it twice
+    [call("<think>a</think>", "a"), reply(f"<think>b</think>{ANSWER}", "b")],
     [f"First: <think>a</think> then {ANSWER}"],
     [f"<think>an <answer> tag and <tool_call> in mind</think>{ANSWER}"],
     ["<think>a</think><search>x</search>", f"<think>b</think>{ANSWER}"],
@@ -227,7 +262,9 @@ def test_think_format_rewards_one_filled_thought_before_the_action_of_every_turn
     turns: list[str | Message],
 ) -> None:
     assert score("think_format", rollout(*turns)) == 1.0
-    length = REWARDS["short_think"](rollout(*turns), question(), PolicyText(lambda _: 50, PUBLISHED))
+    length = REWARDS["short_think"](
+        rollout(*turns), question(), PolicyText(lambda _: 50, PUBLISHED)
+    )
     assert length == 1.0, "every turn has a thought to measure"
 
 
@@ -240,7 +277,9 @@ def test_a_tag_that_the_prompt_wrote_counts_as_the_models() -> None:
     weights = {"think_format": 0.5, "short_think": 0.5}
 
     def parts(*turns: str | Message) -> tuple[float, ...]:
-        return tuple(reward_parts(weights, rollout(*turns), question(), policy(opens_thought=True)).values())
+        return tuple(
+            reward_parts(weights, rollout(*turns), question(), policy(opens_thought=True)).values()
+        )
 
     assert parts(call("a\n</think>\n\n"), f"{'w ' * 50}</think>{ANSWER}") == (0.5, 0.25)
     assert parts(call("", "a"), f"<think>b</think>{ANSWER}") == (0, 0)
@@ -296,7 +335,8 @@ def test_bounds_that_are_out_of_order_are_refused(bounds: tuple[int, int, int]) 
         ([thought(50), thought(0)], 0.5 * (1 + 0) / 2),  # a pair, if an empty one
         ([reply(ANSWER, "w " * 50), thought(50)], 0.5),
         ([call("w " * 50 + "</think>"), thought(50)], 0.0),
-        ([f"{ANSWER}<think>{'w ' * 50}</think>"], 0.5),  # its place is think_format's business
+        # Its place is think_format's business
+        ([f"{ANSWER}<think>{'w ' * 50}</think>"], 0.5),
         ([thought(50), ANSWER], 0.0),
         ([thought(50), thought(50) + "<think>more</think>"], 0.0),
         ([thought(50), thought(50) + "<think>"], 0.0),

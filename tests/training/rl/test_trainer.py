@@ -20,7 +20,10 @@ from deepsearch_rl.training.rl.trainer import RlConfig, learning_rate
     ],
 )
 def test_the_learning_rate_rises_in_warm_up_steps_and_then_follows_its_schedule(
-    smoke: Profile, warmup: int, schedule: Literal["constant", "linear", "cosine"], factors: list[float]
+    smoke: Profile,
+    warmup: int,
+    schedule: Literal["constant", "linear", "cosine"],
+    factors: list[float],
 ) -> None:
     config = smoke.section("rl", RlConfig)
     optimizer = config.optimizer.model_copy(update={"warmup_steps": warmup, "schedule": schedule})

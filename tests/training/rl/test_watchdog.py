@@ -24,7 +24,9 @@ def watch_child(tmp_path: Path) -> Watch:
     def run(faults: list[Fault], restarts: int = 3, **limits: float) -> None:
         settings = {"folder": str(tmp_path), "steps": 3, "faults": faults}
         config = {"start_s": 60, "rollout_s": 60, "update_s": 60, "restarts": restarts, **limits}
-        watch("rl@tiny", CHILD, json.dumps(settings), WatchdogConfig.model_validate(config), tmp_path)
+        watch(
+            "rl@tiny", CHILD, json.dumps(settings), WatchdogConfig.model_validate(config), tmp_path
+        )
 
     return run
 
@@ -33,7 +35,9 @@ def steps(folder: Path) -> list[str]:
     return (folder / "steps").read_text().split()
 
 
-def test_a_child_that_ends_well_is_started_once_and_its_output_is_logged(watch_child: Watch, tmp_path: Path) -> None:
+def test_a_child_that_ends_well_is_started_once_and_its_output_is_logged(
+    watch_child: Watch, tmp_path: Path
+) -> None:
     watch_child([])
     assert steps(tmp_path) == ["1", "2", "3"]
     assert (tmp_path / OUTPUT_LOG).read_text() == "step 1\nstep 2\nstep 3\n"
@@ -55,9 +59,18 @@ def test_a_phase_that_hangs_ends_with_all_that_it_started_and_the_next_child_con
     [
         ("be killed", "the process was killed by SIGKILL, as the system does when memory is full"),
         ("exit", "the process ended with exit status 7."),
-        ("lose a server", "the policy's server does not answer at http://127.0.0.1:9/health; it did at "),
-        ("CUDA out of memory. Tried to allocate 2.00 GiB.", "The GPU's memory is full: lower rl.max_sequence_tokens"),
-        ("Child process was killed by signal 9", "The process that trains and serves the policy has ended"),
+        (
+            "lose a server",
+            "the policy's server does not answer at http://127.0.0.1:9/health; it did at ",
+        ),
+        (
+            "CUDA out of memory. Tried to allocate 2.00 GiB.",
+            "The GPU's memory is full: lower rl.max_sequence_tokens",
+        ),
+        (
+            "Child process was killed by signal 9",
+            "The process that trains and serves the policy has ended",
+        ),
     ],
 )
 def test_what_dies_is_started_again_and_named(
@@ -80,7 +93,9 @@ def test_as_many_failures_at_one_step_as_params_allow_are_an_error_that_says_whe
     ]
     with pytest.raises(CommandError) as caught:
         watch_child(faults, restarts=2)
-    assert "rl@tiny failed at step 2, phase 'update': RuntimeError: no such device" in str(caught.value)
+    assert "rl@tiny failed at step 2, phase 'update': RuntimeError: no such device" in str(
+        caught.value
+    )
     assert f"All output is in {tmp_path / OUTPUT_LOG}." in str(caught.value)
     assert "Traceback" in (tmp_path / OUTPUT_LOG).read_text()
     assert steps(tmp_path) == ["1"]
@@ -119,7 +134,9 @@ watch("rl@tiny", {CHILD!r}, sys.argv[1], limits, Path(sys.argv[2]))
 """
 
 
-def test_a_child_ends_with_its_watchdog_and_the_next_one_waits_for_that(watch_child: Watch, tmp_path: Path) -> None:
+def test_a_child_ends_with_its_watchdog_and_the_next_one_waits_for_that(
+    watch_child: Watch, tmp_path: Path
+) -> None:
     settings = {"folder": str(tmp_path), "steps": 3, "faults": [(2, "update", "hang")]}
     arguments = [sys.executable, "-c", WATCHER, json.dumps(settings), str(tmp_path)]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as watchdog:

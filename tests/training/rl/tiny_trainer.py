@@ -12,14 +12,17 @@ from deepsearch_rl.training.rl.trainer import Rollout, Sampling
 class TinyTrainer:
     """Answers a question with its golden answer where the random number of the rollout is below ``skill``.
 
-    ``calls`` records what the loop asked for, ``trained`` the ids of the questions that it rolled out to train on, and
-    ``rewards`` those of every update. ``ends`` says how the rollouts of a sample number end that do not answer; a
-    negative number is that of a dev rollout, from -1 on. Every rollout of a question whose id is in ``easy`` is right.
+    ``calls`` records what the loop asked for, ``trained`` the ids of the questions that it rolled
+    out to train on, and ``rewards`` those of every update. ``ends`` says how the rollouts of a
+    sample number end that do not answer; a negative number is that of a dev rollout, from -1 on.
+    Every rollout of a question whose id is in ``easy`` is right.
     """
 
     hardware: Mapping[str, str] = {"device": "none", "dtype": "int"}
 
-    def __init__(self, folder: Path, ends: Mapping[int, StopReason] | None = None, easy: Collection[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, ends: Mapping[int, StopReason] | None = None, easy: Collection[str] = ()
+    ) -> None:
         self.folder, self.ends, self.easy = folder, ends or {}, easy
         self.step = 0
         self.calls: list[str] = []
@@ -39,11 +42,14 @@ class TinyTrainer:
         self.step = max(self._saved())
         return self.step
 
-    async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
+    async def roll_out(
+        self, questions: Sequence[Question], sampling: Sampling
+    ) -> list[list[Rollout]]:
         self.calls.append(f"roll out {len(questions)} x {sampling.samples}")
         self.trained += [question.id for question in questions if sampling.trained]
         return [
-            [self._answer(question, sample, sampling) for sample in range(sampling.samples)] for question in questions
+            [self._answer(question, sample, sampling) for sample in range(sampling.samples)]
+            for question in questions
         ]
 
     def _answer(self, question: Question, sample: int, sampling: Sampling) -> Rollout:

@@ -24,7 +24,11 @@ GROUPS = [0, 0, 0, 1, 1, 2, 2, 2]
 """The question of each rollout."""
 TOKENS = 6
 EPSILON, EPSILON_HIGH = 0.2, 0.3
-AGGREGATIONS = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
+AGGREGATIONS = {
+    "token": "token-mean",
+    "sequence": "seq-mean-token-mean",
+    "constant": "seq-mean-token-sum-norm",
+}
 OFF = 1e9
 """A dual clip that never acts; veRL has no switch for it."""
 DUAL_CLIP, CAP = 1.2, 1.1
@@ -47,7 +51,9 @@ def random_tensors() -> dict[str, torch.Tensor]:
     rng = random.Random(7)
 
     def matrix(low: float, high: float) -> torch.Tensor:
-        return torch.tensor([[rng.uniform(low, high) for _ in range(TOKENS)] for _ in GROUPS], dtype=torch.float64)
+        return torch.tensor(
+            [[rng.uniform(low, high) for _ in range(TOKENS)] for _ in GROUPS], dtype=torch.float64
+        )
 
     new = matrix(-3, -0.5)
     tensors = {"new": new, "old": new + matrix(-0.6, 0.6), "reference": new + matrix(-1, 1)}
@@ -61,7 +67,9 @@ def random_tensors() -> dict[str, torch.Tensor]:
 
 def case_names() -> list[str]:
     """Return the names of the losses: algorithm, aggregation and what is on."""
-    plain = [f"{algorithm}/{aggregation}/" for algorithm in ADVANTAGES for aggregation in AGGREGATIONS]
+    plain = [
+        f"{algorithm}/{aggregation}/" for algorithm in ADVANTAGES for aggregation in AGGREGATIONS
+    ]
     weighted = [f"{algorithm}/token/weights" for algorithm in ADVANTAGES]
     return [*plain, *weighted, "grpo/sequence/dual", "rloo/token/dual"]
 
@@ -79,11 +87,17 @@ def figures() -> dict[str, Any]:
     def advantages(algorithm: str) -> torch.Tensor:
         last = (mask * torch.arange(TOKENS)).argmax(dim=1)
         rewards = torch.nn.functional.one_hot(last, TOKENS) * tensors["rewards"][:, None]
-        options = {"norm_adv_by_std_in_grpo": algorithm != "dr_grpo"} if ADVANTAGES[algorithm] == "grpo" else {}
+        options = (
+            {"norm_adv_by_std_in_grpo": algorithm != "dr_grpo"}
+            if ADVANTAGES[algorithm] == "grpo"
+            else {}
+        )
         compute = core.get_adv_estimator_fn(ADVANTAGES[algorithm])
         settings = config.AlgoConfig(gamma=1.0)
         index = numpy.array(GROUPS)
-        result, _ = compute(token_level_rewards=rewards, response_mask=mask, index=index, config=settings, **options)
+        result, _ = compute(
+            token_level_rewards=rewards, response_mask=mask, index=index, config=settings, **options
+        )
         return result
 
     def loss(name: str) -> dict[str, Any]:
@@ -101,7 +115,9 @@ def figures() -> dict[str, Any]:
         weights = None
         if extra == "weights":
             difference = tensors["old"] - tensors["sampled"]
-            weights, _ = correction.compute_rollout_correction_weights(difference, mask, "token", CAP)
+            weights, _ = correction.compute_rollout_correction_weights(
+                difference, mask, "token", CAP
+            )
         new = tensors["new"].clone().requires_grad_()
         compute = core.get_policy_loss_fn(LOSSES.get(algorithm, "vanilla"))
         value, _ = compute(

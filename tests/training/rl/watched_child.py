@@ -1,7 +1,7 @@
 """A watched process that counts steps in a file and fails where it is told to: ``python -m ... PIPE``.
 
-Its settings are ``{"folder": ..., "steps": ..., "faults": [[step, phase, fault], ...]}``. Each fault happens once; a
-fault is the name of an action below, or the text of an error.
+Its settings are ``{"folder": ..., "steps": ..., "faults": [[step, phase, fault], ...]}``. Each
+fault happens once; a fault is the name of an action below, or the text of an error.
 """
 
 import json
@@ -17,7 +17,9 @@ from deepsearch_rl.training.rl.heartbeat import Phase, begin, check_server, run_
 
 def hang() -> None:
     """Wait for a program in a session of its own."""
-    subprocess.run(["setsid", "sh", "-c", "echo $$ > hanging.pid; echo waiting; exec sleep 600"], check=True)
+    subprocess.run(
+        ["setsid", "sh", "-c", "echo $$ > hanging.pid; echo waiting; exec sleep 600"], check=True
+    )
 
 
 def refuse() -> None:
@@ -71,4 +73,8 @@ def work(folder: Path, steps: int, faults: list[tuple[int, str, str]]) -> None:
 
 if __name__ == "__main__":
     settings = json.loads(sys.stdin.read())
-    sys.exit(run_watched(lambda: work(**{**settings, "folder": Path(settings["folder"])}), int(sys.argv[1])))
+    sys.exit(
+        run_watched(
+            lambda: work(**{**settings, "folder": Path(settings["folder"])}), int(sys.argv[1])
+        )
+    )

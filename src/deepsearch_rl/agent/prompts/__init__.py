@@ -1,11 +1,13 @@
 """System prompts, and the chat template.
 
-A profile names a prompt by its file, which is then a dep of the stages that read it; commands take its name.
+A profile names a prompt by its file, which is then a dep of the stages that read it; commands take
+its name.
 
-``multihoprag`` is for models that think on their own, ``multihoprag_nothink`` for those that do not,
-``multihoprag_thinking`` asks for written reasoning before every search. These search again where passages lack the
-answer; under ``multihoprag_published`` the model then gives up, as under the published prompt for models that think.
-``tiny`` is short enough for a model whose whole context is a thousand tokens.
+``multihoprag`` is for models that think on their own, ``multihoprag_nothink`` for those that do
+not, ``multihoprag_thinking`` asks for written reasoning before every search. These search again
+where passages lack the answer; under ``multihoprag_published`` the model then gives up, as under
+the published prompt for models that think. ``tiny`` is short enough for a model whose whole context
+is a thousand tokens.
 """
 
 from pathlib import Path
@@ -20,8 +22,8 @@ MADE_PROMPT = "prompt.txt"
 def load_prompt(name: str) -> str:
     """Return the text of a prompt, without surrounding white space.
 
-    ``name`` is that of a prompt in this folder; or the path of a text file, or of a folder that `optimize_prompt` made,
-    which has a slash or ends in ``.txt``.
+    ``name`` is that of a prompt in this folder; or the path of a text file, or of a folder that
+    `optimize_prompt` made, which has a slash or ends in ``.txt``.
 
     Raises:
         UnknownNameError: there is no prompt of this name.
@@ -31,7 +33,10 @@ def load_prompt(name: str) -> str:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"the prompt file {path} cannot be read ({error}); run the stage that makes it.") from error
+        raise ArtifactError(
+            f"the prompt file {path} cannot be read ({error}); run the stage that makes it."
+        ) from error
+
     if not text:
         raise ArtifactError(f"the prompt file {path} is empty; run the stage that makes it.")
     return text

@@ -36,35 +36,48 @@ class World:
             if (visited[-1], relation) not in self.objects:
                 return None
             visited.append(self.objects[visited[-1], relation])
+
         return visited[1:]
 
 
 def build_world(
-    grammar: Grammar, counts: Mapping[str, int], missing: float, second_words: float, rng: random.Random
+    grammar: Grammar,
+    counts: Mapping[str, int],
+    missing: float,
+    second_words: float,
+    rng: random.Random,
 ) -> World:
     """Draw ``counts[kind]`` entities of each kind and one object per relation and subject, and write the articles.
 
-    A fact is missing with probability ``missing``, and stated with the second word of its relation with probability
-    ``second_words``. Raises ConfigError for a kind or number that cannot be.
+    A fact is missing with probability ``missing``, and stated with the second word of its relation
+    with probability ``second_words``. Raises ConfigError for a kind or number that cannot be.
     """
     entities = {kind: _draw_names(grammar, kind, count, rng) for kind, count in counts.items()}
     if kinds := sorted(set(grammar.kinds) - set(entities)):
         raise ConfigError(f"the generated world needs a number of entities for {', '.join(kinds)}.")
     facts: dict[Fact, str] = {}
+
     for noun, relation in grammar.relations.items():
         for subject in entities[relation.subject_kind]:
             while (drawn := rng.choice(entities[relation.object_kind])) == subject:
                 pass
             if rng.random() >= missing:
                 facts[subject, noun] = drawn
-    return World(grammar, entities, facts, *_write_articles(grammar, entities, facts, second_words, rng))
+
+    return World(
+        grammar, entities, facts, *_write_articles(grammar, entities, facts, second_words, rng)
+    )
 
 
 def _draw_names(grammar: Grammar, kind: str, count: int, rng: random.Random) -> tuple[str, ...]:
     word_lists = look_up("kind of entity", kind, grammar.kinds).word_lists
     available = math.prod(map(len, word_lists))
+
     if not 2 <= count <= available:
-        raise ConfigError(f"a generated world can have 2 to {available} entities of kind {kind!r}, not {count}.")
+        raise ConfigError(
+            f"a generated world can have 2 to {available} entities of kind {kind!r}, not {count}."
+        )
+
     return tuple(rng.sample([" ".join(name) for name in itertools.product(*word_lists)], count))
 
 
@@ -78,22 +91,34 @@ def _write_articles(
     """Return the articles, and the sentence of each fact; every fact is one sentence of its subject's article."""
     documents: list[Document] = []
     evidence: dict[Fact, Evidence] = {}
+
     for kind, names in sorted(entities.items()):
         for number, name in enumerate(names):
             doc_id = f"{kind}-{number:04d}"
             sentences: list[str] = []
+
             for relation in grammar.relations_of(kind):
                 if object_ := objects.get((name, relation.noun)):
                     word = relation.second if rng.random() < second_words else relation.noun
-                    sentences.append(rng.choice(STATEMENTS).format(noun=word, subject=name, object=object_))
-                    evidence[name, relation.noun] = Evidence(fact=sentences[-1], doc_id=doc_id, title=name)
+                    sentences.append(
+                        rng.choice(STATEMENTS).format(noun=word, subject=name, object=object_)
+                    )
+                    evidence[name, relation.noun] = Evidence(
+                        fact=sentences[-1], doc_id=doc_id, title=name
+                    )
+
             paragraphs = _write_paragraphs(sentences, grammar.fillers, rng)
             metadata = {"generated": True, "kind": kind}
-            documents.append(Document(id=doc_id, contents="\n".join([name, *paragraphs]), metadata=metadata))
+            documents.append(
+                Document(id=doc_id, contents="\n".join([name, *paragraphs]), metadata=metadata)
+            )
+
     return tuple(documents), evidence
 
 
-def _write_paragraphs(facts: Sequence[str], fillers: Sequence[str], rng: random.Random) -> list[str]:
+def _write_paragraphs(
+    facts: Sequence[str], fillers: Sequence[str], rng: random.Random
+) -> list[str]:
     """Spread the facts over one to six paragraphs, at most two in each, and add one or two new fillers to each."""
     count = rng.randint(max(1, -(-len(facts) // 2)), MAX_PARAGRAPHS)
     paragraphs: list[list[str]] = [[] for _ in range(count)]

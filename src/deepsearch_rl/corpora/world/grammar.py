@@ -1,12 +1,13 @@
 """The two languages of the generated worlds, and reading facts back.
 
-A world is a set of facts (relation, subject, object). ``IN_DOMAIN`` is the language of the world that models are
-fine-tuned on. ``OUT_OF_DOMAIN`` shares no relation and no name with it: models read it in pretraining alone. Sentences
-are the same in both, because reading is language and no skill of one set.
+A world is a set of facts (relation, subject, object). ``IN_DOMAIN`` is the language of the world
+that models are fine-tuned on. ``OUT_OF_DOMAIN`` shares no relation and no name with it: models read
+it in pretraining alone. Sentences are the same in both, because reading is language and no skill of
+one set.
 
-A model of less than a million parameters can learn the wording: every relation has one object per subject; question,
-query and article call it by one noun, and some articles by a second word; no template begins with a name, so that each
-name word always follows a space and is one token.
+A model of less than a million parameters can learn the wording: every relation has one object per
+subject; question, query and article call it by one noun, and some articles by a second word; no
+template begins with a name, so that each name word always follows a space and is one token.
 """
 
 import functools
@@ -33,13 +34,17 @@ class Kind(Record):
     """A kind of entity; its names are one word of each list, in order, separated by spaces."""
 
     name: str
-    word_lists: tuple[Annotated[tuple[str, ...], BeforeValidator(str.split)], ...] = Field(alias="names")
+    word_lists: tuple[Annotated[tuple[str, ...], BeforeValidator(str.split)], ...] = Field(
+        alias="names"
+    )
 
 
 class Relation(Record):
     """A function from entities of one kind to entities of another."""
 
-    noun: str = Field(description="what the object is called in questions, queries and most statements")
+    noun: str = Field(
+        description="what the object is called in questions, queries and most statements"
+    )
     second: str = Field(description="what it is called in the other statements")
     subject_kind: str
     object_kind: str = Field(alias="to")
@@ -48,7 +53,9 @@ class Relation(Record):
 class QuestionStyle(Record):
     """How a set of questions words a chain of relations."""
 
-    step: str = Field(description="noun phrase for the {noun} of {path}, a name or another such phrase")
+    step: str = Field(
+        description="noun phrase for the {noun} of {path}, a name or another such phrase"
+    )
     questions: tuple[str, ...] = Field(description="templates with {path}")
 
 
@@ -57,17 +64,22 @@ class Grammar(Record):
 
     kinds: dict[str, Kind]
     relations: dict[str, Relation]
-    inferences: dict[str, tuple[str, str]] = Field(default={}, description="noun -> the two relations that it means")
+    inferences: dict[str, tuple[str, str]] = Field(
+        default={}, description="noun -> the two relations that it means"
+    )
     fillers: tuple[str, ...] = Field(description="sentences without a fact that pad articles")
 
     @model_validator(mode="before")
     @classmethod
     def _name_items(cls, values: dict[str, Any]) -> dict[str, Any]:
-        kinds, relations = {}, {}
+        kinds = {}
+        relations = {}
+
         for kind, fields in values["kinds"].items():
             kinds[kind] = {"name": kind, "names": fields["names"]}
             for noun, relation in fields["relations"].items() if "relations" in fields else ():
                 relations[noun] = {"noun": noun, "subject_kind": kind, **relation}
+
         return {**values, "kinds": kinds, "relations": relations}
 
     def relations_of(self, kind: str) -> list[Relation]:
@@ -76,18 +88,24 @@ class Grammar(Record):
 
     def nouns(self, chain: Sequence[str], infer: bool) -> list[str]:
         """Return what a chain of relations is called, hop by hop, or by one noun if ``infer`` and there is one."""
-        inferred = [noun for noun, pair in self.inferences.items() if infer and pair == tuple(chain)]
+        inferred = [
+            noun for noun, pair in self.inferences.items() if infer and pair == tuple(chain)
+        ]
         return inferred or list(chain)
 
 
 IN_DOMAIN, OUT_OF_DOMAIN = (
-    Grammar.model_validate(tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8")))
+    Grammar.model_validate(
+        tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    )
     for name in ("in_domain.toml", "out_of_domain.toml")
 )
 GRAMMARS: Mapping[str, Grammar] = {"in_domain": IN_DOMAIN, "out_of_domain": OUT_OF_DOMAIN}
 STYLES: Mapping[str, QuestionStyle] = {
     name: QuestionStyle.model_validate(style)
-    for name, style in tomllib.loads(Path(__file__).with_name("styles.toml").read_text(encoding="utf-8")).items()
+    for name, style in tomllib.loads(
+        Path(__file__).with_name("styles.toml").read_text(encoding="utf-8")
+    ).items()
 }
 
 
@@ -125,13 +143,16 @@ def read_object(word: str, subject: str, passage: str) -> str | None:
 @functools.lru_cache(maxsize=4096)
 def _statement_pattern(word: str, subject: str) -> re.Pattern[str]:
     values = {"noun": re.escape(word), "subject": re.escape(subject), "object": _NAME}
-    return re.compile("|".join(statement.replace(".", r"\.").format(**values) for statement in STATEMENTS))
+    return re.compile(
+        "|".join(statement.replace(".", r"\.").format(**values) for statement in STATEMENTS)
+    )
 
 
 def find_entities(text: str) -> list[str]:
     """Return the names in a text of either world, in order: the longest runs of name words between single spaces."""
     names: list[str] = []
     previous_end = -2
+
     for match in re.finditer(r"\w+", text):
         if match.group() not in _NAME_WORDS:
             continue
@@ -139,5 +160,7 @@ def find_entities(text: str) -> list[str]:
             names[-1] += " " + match.group()
         else:
             names.append(match.group())
+
         previous_end = match.end()
+
     return names

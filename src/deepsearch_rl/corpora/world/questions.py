@@ -14,7 +14,12 @@ from deepsearch_rl.errors import ConfigError, look_up
 from deepsearch_rl.records import Document, Question, Record
 
 IN_DOMAIN_SET = "multihoprag"
-IN_DOMAIN_HOPS: Mapping[str, tuple[int, ...]] = {"1_hop": (1,), "2_hop": (2,), "3_hop": (3,), "null": (1, 2, 3)}
+IN_DOMAIN_HOPS: Mapping[str, tuple[int, ...]] = {
+    "1_hop": (1,),
+    "2_hop": (2,),
+    "3_hop": (3,),
+    "null": (1, 2, 3),
+}
 """Lengths of the chains of each question type, in equal parts."""
 
 INFERENCE = "inference"
@@ -40,13 +45,21 @@ class Chain:
 class WorldConfig(Record):
     """Sizes of the generated worlds."""
 
-    in_domain: dict[str, int] = Field(description="kind -> number of entities of the world trained on")
-    out_of_domain: dict[str, int] = Field(description="kind -> number of entities of the other world")
+    in_domain: dict[str, int] = Field(
+        description="kind -> number of entities of the world trained on"
+    )
+    out_of_domain: dict[str, int] = Field(
+        description="kind -> number of entities of the other world"
+    )
     missing: float = Field(ge=0, lt=1, description="probability that a fact is stated nowhere")
-    second_words: float = Field(ge=0, le=1, description="probability that a fact's sentence says its second word")
+    second_words: float = Field(
+        ge=0, le=1, description="probability that a fact's sentence says its second word"
+    )
     questions: dict[str, int] = Field(description="split -> number of questions")
     mix: dict[str, float] = Field(description="question type -> share of every split")
-    out_of_domain_questions: int = Field(ge=1, description="number of questions of each out-of-domain set")
+    out_of_domain_questions: int = Field(
+        ge=1, description="number of questions of each out-of-domain set"
+    )
 
 
 class Generated(Record):
@@ -62,11 +75,16 @@ def generate(config: WorldConfig, seed: int) -> Generated:
     world = build_world(IN_DOMAIN, config.in_domain, config.missing, config.second_words, rng)
     splits = in_domain_questions(world, config.questions, config.mix, rng)
     rng = random.Random(f"out-of-domain {seed}")
-    outworld = build_world(OUT_OF_DOMAIN, config.out_of_domain, config.missing, config.second_words, rng)
+    outworld = build_world(
+        OUT_OF_DOMAIN, config.out_of_domain, config.missing, config.second_words, rng
+    )
     sets = out_of_domain_questions(outworld, config.out_of_domain_questions, rng)
     return Generated(
         corpora={"world": world.documents, "outworld": outworld.documents},
-        questions={IN_DOMAIN_SET: splits, **{dataset: {"val": questions} for dataset, questions in sets.items()}},
+        questions={
+            IN_DOMAIN_SET: splits,
+            **{dataset: {"val": questions} for dataset, questions in sets.items()},
+        },
     )
 
 
@@ -77,26 +95,37 @@ def in_domain_questions(
     for question_type in mix:
         look_up("question type", question_type, IN_DOMAIN_HOPS)
     heads: dict[str, dict[str, list[str]]] = {split: {} for split in sizes}
+
     for kind, names in world.entities.items():
         shuffled = iter(rng.sample(names, len(names)))
         for split, count in apportion(len(names), sizes).items():
             heads[split][kind] = list(itertools.islice(shuffled, count))
+
     return {
-        split: _number(_split_questions(world, size, heads[split], mix, rng), f"{IN_DOMAIN_SET}-{split}", rng)
+        split: _number(
+            _split_questions(world, size, heads[split], mix, rng), f"{IN_DOMAIN_SET}-{split}", rng
+        )
         for split, size in sizes.items()
     }
 
 
-def out_of_domain_questions(world: World, size: int, rng: random.Random) -> dict[str, tuple[Question, ...]]:
+def out_of_domain_questions(
+    world: World, size: int, rng: random.Random
+) -> dict[str, tuple[Question, ...]]:
     """Return the three stand-in sets, ``size`` questions each; raise ConfigError if the world is too small."""
     sets: dict[str, tuple[Question, ...]] = {}
     for dataset, types in OUT_OF_DOMAIN_SETS.items():
         questions: list[Question] = []
-        for question_type, count in apportion(size, {name: share for name, (share, _) in types.items()}).items():
-            hops, inferred = types[question_type][1], question_type == INFERENCE
+        for question_type, count in apportion(
+            size, {name: share for name, (share, _) in types.items()}
+        ).items():
+            hops = types[question_type][1]
+            inferred = question_type == INFERENCE
             chains = _draw_chains(world, world.entities, hops, count, rng, inferred=inferred)
             questions += [_ask(world, chain, dataset, question_type, rng) for chain in chains]
+
         sets[dataset] = _number(questions, f"{dataset}-val", rng)
+
     return sets
 
 
@@ -111,13 +140,22 @@ def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def _split_questions(
-    world: World, size: int, heads: Mapping[str, Sequence[str]], mix: Mapping[str, float], rng: random.Random
+    world: World,
+    size: int,
+    heads: Mapping[str, Sequence[str]],
+    mix: Mapping[str, float],
+    rng: random.Random,
 ) -> list[Question]:
     questions: list[Question] = []
     for question_type, count in apportion(size, mix).items():
-        for hops, part in apportion(count, {str(length): 1.0 for length in IN_DOMAIN_HOPS[question_type]}).items():
-            chains = _draw_chains(world, heads, int(hops), part, rng, broken=question_type == "null")
+        for hops, part in apportion(
+            count, {str(length): 1.0 for length in IN_DOMAIN_HOPS[question_type]}
+        ).items():
+            chains = _draw_chains(
+                world, heads, int(hops), part, rng, broken=question_type == "null"
+            )
             questions += [_ask(world, chain, IN_DOMAIN_SET, question_type, rng) for chain in chains]
+
     return questions
 
 
@@ -125,7 +163,8 @@ def _number(questions: list[Question], prefix: str, rng: random.Random) -> tuple
     """Shuffle, so that the first n questions are a fair sample, and number from 0."""
     rng.shuffle(questions)
     return tuple(
-        question.model_copy(update={"id": f"{prefix}-{number:05d}"}) for number, question in enumerate(questions)
+        question.model_copy(update={"id": f"{prefix}-{number:05d}"})
+        for number, question in enumerate(questions)
     )
 
 
@@ -144,7 +183,8 @@ def _draw_chains(
         chain
         for kind, names in heads.items()
         for chain in _chains(world, names, kind, hops)
-        if (chain.visited is None) == broken and (chain.relations in world.grammar.inferences.values()) == inferred
+        if (chain.visited is None) == broken
+        and (chain.relations in world.grammar.inferences.values()) == inferred
     ]
     if len(candidates) < count:
         what = "with a missing fact" if broken else "with an answer"
@@ -152,6 +192,7 @@ def _draw_chains(
             f"the generated world has {len(candidates)} chains of {hops} facts {what} for a split that needs {count}; "
             "raise the numbers of entities or lower the numbers of questions (download.world)."
         )
+
     return rng.sample(candidates, count)
 
 
@@ -172,14 +213,18 @@ def _chain_shapes(grammar: Grammar, kind: str, hops: int) -> Iterator[tuple[str,
     if hops == 0:
         yield ()
         return
+
     for relation in grammar.relations_of(kind):
         for rest in _chain_shapes(grammar, relation.object_kind, hops - 1):
             yield (relation.noun, *rest)
 
 
-def _ask(world: World, chain: Chain, dataset: str, question_type: str, rng: random.Random) -> Question:
+def _ask(
+    world: World, chain: Chain, dataset: str, question_type: str, rng: random.Random
+) -> Question:
     """Ask for a chain's end; a missing fact makes the answer INSUFFICIENT."""
-    style, nouns = STYLES[dataset], world.grammar.nouns(chain.relations, infer=question_type == INFERENCE)
+    style = STYLES[dataset]
+    nouns = world.grammar.nouns(chain.relations, infer=question_type == INFERENCE)
     facts = zip((chain.head, *(chain.visited or ())), chain.relations, strict=False)
     metadata = {
         "question_type": question_type,

@@ -3,9 +3,10 @@
     python -m deepsearch_rl.environment.adapters.trl --params params.yaml --questions train.jsonl \
         --retrieval_url http://127.0.0.1:8099 --model models/tiny/sft --output_dir out [GRPOConfig's own options]
 
-:class:`TrlSearch` has the three parts that a `GRPOTrainer` takes: ``dataset`` (``train_dataset``), ``roll_out``
-(``rollout_func``, which takes token ids and a mask) and ``reward`` (``reward_funcs``). TRL's tools and environments
-render a schema of their own: a model would read other prompts than those that it was trained on.
+:class:`TrlSearch` has the three parts that a `GRPOTrainer` takes: ``dataset`` (``train_dataset``),
+``roll_out`` (``rollout_func``, which takes token ids and a mask) and ``reward`` (``reward_funcs``).
+TRL's tools and environments render a schema of their own: a model would read other prompts than
+those that it was trained on.
 
 ``max_completion_length`` of GRPOConfig is a turn's limit here, and has to be ``agent.max_tokens``.
 """
@@ -38,21 +39,31 @@ class TrlSearch:
         self._questions: dict[str, Question] = {}
         self._samples: Counter[str] = Counter()
         too_long: list[str] = []
+
         for question in questions:
             episode = environment.open(question)
             if episode.outcome is not None:
                 too_long.append(question.id)
                 continue
-            prompt = [{"role": message.role, "content": message.content} for message in episode.messages]
+
+            prompt = [
+                {"role": message.role, "content": message.content} for message in episode.messages
+            ]
             if _key(prompt) not in self._questions:
                 self._prompts.append(prompt)
             known = self._questions.setdefault(_key(prompt), question)
+
             if known.golden_answers != question.golden_answers:
                 same = f"the questions {known.id} and {question.id} have one text and different golden answers"
-                raise ConfigError(f"{same}: leave one of them out, because TRL knows a prompt by its text alone.")
+                raise ConfigError(
+                    f"{same}: leave one of them out, because TRL knows a prompt by its text alone."
+                )
+
         if too_long or not self._questions:
             counts = f"{len(too_long)} of {len(questions)} questions ({', '.join(too_long[:3])})"
-            raise ConfigError(f"{counts} do not fit agent.context_tokens: leave them out, or raise it.")
+            raise ConfigError(
+                f"{counts} do not fit agent.context_tokens: leave them out, or raise it."
+            )
 
     def dataset(self) -> Any:
         """Return the prompts as a `datasets.Dataset`, one row for each distinct question."""
@@ -64,6 +75,7 @@ class TrlSearch:
         self._check(trainer.args)
         episodes = [self._open(prompt) for prompt in prompts]
         running = list(episodes)
+
         while running:
             prompt_ids = [episode.prompt_ids for episode in running]
             turns, logprobs = trainer._generate_single_turn(prompt_ids, None, {}, 1)
@@ -76,8 +88,12 @@ class TrlSearch:
             "prompt_ids": [row.prompt_ids for row in rows],
             "completion_ids": [row.completion_ids for row in rows],
             "env_mask": [row.completion_mask for row in rows],
-            "logprobs": None if rows[0].logprobs is None else [row.completion_logprobs for row in rows],
-            "search_reward": [None if outcome.is_server_failure else outcome.reward for outcome in outcomes],
+            "logprobs": None
+            if rows[0].logprobs is None
+            else [row.completion_logprobs for row in rows],
+            "search_reward": [
+                None if outcome.is_server_failure else outcome.reward for outcome in outcomes
+            ],
             "search_parts": [outcome.parts for outcome in outcomes],
             "search_trajectory": [outcome.trajectory for outcome in outcomes],
         }
@@ -102,8 +118,11 @@ class TrlSearch:
         """Raise ConfigError where the trainer's options do not fit the agent's settings."""
         config = self._environment.environment.config
         if args.max_completion_length != config.max_tokens:
-            limit = f"max_completion_length is {args.max_completion_length} and limits one turn here"
+            limit = (
+                f"max_completion_length is {args.max_completion_length} and limits one turn here"
+            )
             raise ConfigError(f"{limit}: set it to agent.max_tokens, which is {config.max_tokens}.")
+
         if args.mask_truncated_completions and config.protocol == "search_tags":
             problem = "mask_truncated_completions leaves out every rollout in tags, which have no end token"
             raise ConfigError(f"{problem}: set it to false.")
@@ -130,8 +149,10 @@ def main() -> None:
     parser = transformers.HfArgumentParser([SearchArguments, trl.GRPOConfig])
     arguments, training = parser.parse_args_into_dataclasses()
     questions = list(read_jsonl(arguments.questions, Question))
-    model, url = arguments.model, arguments.retrieval_url
+    model = arguments.model
+    url = arguments.retrieval_url
     connect = partial(open_environment, arguments.params, model=model, retrieval_url=url)
+
     with BlockingEnvironment(connect) as environment:
         search = TrlSearch(environment, questions)
         trainer = trl.GRPOTrainer(

@@ -1,8 +1,9 @@
 """The report's page: one self-contained HTML file, filled from the templates.
 
-It fetches nothing, follows the system's light or dark scheme and can be read on a phone and by keyboard. Only the
-trajectory browser needs its script. The page depends on the report alone (no date, no commit), so that equal results
-give an equal page. Figures from generated data are labelled.
+It fetches nothing, follows the system's light or dark scheme and can be read on a phone and by
+keyboard. Only the trajectory browser needs its script. The page depends on the report alone (no
+date, no commit), so that equal results give an equal page. Figures from generated data are
+labelled.
 """
 
 import itertools
@@ -13,15 +14,20 @@ from typing import Any, NamedTuple, TypeAlias
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from deepsearch_rl.evaluation.report.plots import RlRun, colour_of, f1_figure, inline_svg, rl_figure
-from deepsearch_rl.evaluation.report.rollouts import OF_EACH_OUTCOME, OF_EACH_TURN, RunRollouts, ShownRollout, pack
+from deepsearch_rl.evaluation.report.rollouts import (
+    OF_EACH_OUTCOME,
+    OF_EACH_TURN,
+    RunRollouts,
+    ShownRollout,
+    pack,
+)
+from deepsearch_rl.evaluation.report.table_files import FILTERS, passes
 from deepsearch_rl.evaluation.report.tables import (
     CONTROL_TITLES,
     DATASET_ORDER,
-    FILTERS,
     MODEL_ORDER,
     F1Table,
     in_order,
-    passes,
 )
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.records import FilterReport
@@ -42,8 +48,8 @@ Shown: TypeAlias = dict[str, Any]
 class Report(NamedTuple):
     """Everything that the page shows.
 
-    ``rl`` is keyed by the model that RL started from; ``filter`` is None where a profile trains nothing. ``runs`` are
-    in reading order, ``rollouts`` the ones to read of all runs.
+    ``rl`` is keyed by the model that RL started from; ``filter`` is None where a profile trains
+    nothing. ``runs`` are in reading order, ``rollouts`` the ones to read of all runs.
     """
 
     table: F1Table
@@ -81,29 +87,56 @@ def render_page(report: Report, table_sha256: str) -> str:
 
     ``table_sha256`` is the digest of the ``f1_table.json`` that lies beside the page.
     """
-    table = report.table
-    models = in_order((score.model for score in report.ifeval), MODEL_ORDER)
+    table = report.table.shown
     optional = ("rl", "ifeval", "retrieval", "filter")
-    digests = {name: sha256 for evaluation in report.evaluations for name, sha256 in evaluation.inputs.items()}
+    digests = {
+        name: sha256
+        for evaluation in report.evaluations
+        for name, sha256 in evaluation.inputs.items()
+    }
     digests.pop("model", None)
     rl_description = "Reward, F1 and searches by step of every reinforcement learning run"
     template = page_templates().get_template("page.html")
     return template.render(
         report=report,
         table=table,
+        kept_start_notes=report.table.kept_start_notes,
+        tests=report.table.tests,
         empty=[name for name in optional if not getattr(report, name)],
         f1_plots=[
-            inline_svg(f1_figure(table, [name], 1), f"plot-{name}", f"F1 with 95 % intervals by model on {name}")
+            inline_svg(
+                f1_figure(table, [name], 1),
+                f"plot-{name}",
+                f"F1 with 95 % intervals by model on {name}",
+            )
             for name in table.datasets
         ],
         variants=list(_variant_tables(table)),
-        main_sets=[_main_set(table, dataset) for dataset in table.datasets if table.main_rows(dataset)],
+        main_sets=[
+            _main_set(table, dataset) for dataset in table.datasets if table.main_rows(dataset)
+        ],
         behaviour=list(_rollout_behaviour(report)),
         rl_plot=inline_svg(rl_figure(report.rl), "plot-rl", rl_description),
-        ifeval=sorted(report.ifeval, key=lambda score: models.index(score.model)),
-        retrieval={name: report.retrieval[name] for name in in_order(report.retrieval, DATASET_ORDER)},
+        ifeval=_ifeval_scores(report),
+        retrieval={
+            name: report.retrieval[name] for name in in_order(report.retrieval, DATASET_ORDER)
+        },
         inputs=dict(sorted(digests.items())) | {"f1_table.json": table_sha256},
     )
+
+
+def _ifeval_scores(report: Report) -> list[IfevalScore]:
+    """Return the scores in training order, without that of a model that kept its start and scores as it did."""
+    scores = {score.model: score for score in report.ifeval}
+    kept_start = report.table.kept_start
+    result: list[IfevalScore] = []
+
+    for model in in_order(scores, MODEL_ORDER):
+        start = scores.get(kept_start.get(model, ""))
+        if start is None or start != scores[model].model_copy(update={"model": start.model}):
+            result.append(scores[model])
+
+    return result
 
 
 def _variant_tables(table: F1Table) -> Iterator[Shown]:
@@ -120,9 +153,16 @@ def _variant_tables(table: F1Table) -> Iterator[Shown]:
         models = list(dict.fromkeys(row.model for row in variants))
         by_model_and_kind = {(row.model, row.kind): row for row in rows}
         first_rows = {row.variant: row for row in reversed(variants)}
-        changes = {"": "", **{name: first_rows[name].changes_from(own) for name in sorted(first_rows)}}
+        changes = {
+            "": "",
+            **{name: first_rows[name].changes_from(own) for name in sorted(first_rows)},
+        }
         lines = [
-            (kind or "own setting", text, [by_model_and_kind.get((model, kind)) for model in models])
+            (
+                kind or "own setting",
+                text,
+                [by_model_and_kind.get((model, kind)) for model in models],
+            )
             for kind, text in changes.items()
         ]
         yield {"own": own, "models": models, "lines": lines}
@@ -150,12 +190,14 @@ def _main_set(table: F1Table, dataset: str) -> Shown:
 def _metric_names(retrievers: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return the metrics of retrievers, without the number of questions: by name, then by the number after the @."""
     names = {name for scores in retrievers.values() for name in scores} - {"n"}
-    return sorted(names, key=lambda name: (name.partition("@")[0], int(name.partition("@")[2] or 0)))
+    return sorted(
+        names, key=lambda name: (name.partition("@")[0], int(name.partition("@")[2] or 0))
+    )
 
 
 def _rollout_behaviour(report: Report) -> Iterator[Shown]:
     """Yield how the rollouts on every question set went, by the name of the run, without the greedy runs."""
-    for dataset in report.table.datasets:
+    for dataset in report.table.shown.datasets:
         runs = {
             f"{run.row.model} ({run.row.variant})" if run.row.variant else run.row.model: run
             for run in report.runs
@@ -163,7 +205,10 @@ def _rollout_behaviour(report: Report) -> Iterator[Shown]:
         }
         if not runs:
             continue
-        failures = {name for run in runs.values() for name in run.statistics.outcomes} - {CORRECT, WRONG}
+        failures = {name for run in runs.values() for name in run.statistics.outcomes} - {
+            CORRECT,
+            WRONG,
+        }
         yield {
             "dataset": dataset,
             "generated": next(iter(runs.values())).row.generated,
@@ -180,21 +225,28 @@ def _distributions(runs: Mapping[str, RunRollouts]) -> Iterator[Shown]:
     Where there are many values, neighbours share a bin; a run without any is left out.
     """
     for what, field, step in DISTRIBUTIONS:
-        counts = {name: getattr(run.figures, field) for name, run in runs.items() if getattr(run.figures, field)}
+        counts = {
+            name: getattr(run.figures, field)
+            for name, run in runs.items()
+            if getattr(run.figures, field)
+        }
         values = {value for of_run in counts.values() for value in of_run}
         if not values:
             continue
         width = bin_width(min(values), max(values), step)
         bins: dict[str, list[tuple[str, float]]] = {}
+
         for start in range(min(values) // width * width, max(values) + 1, width):
             title = str(start) if width == 1 else f"{start:,} to {start + width - 1:,}"
             bins[title] = [
                 (
                     colour_of(runs[name].row.model),
-                    sum(of_run.get(value, 0) for value in range(start, start + width)) / sum(of_run.values()),
+                    sum(of_run.get(value, 0) for value in range(start, start + width))
+                    / sum(of_run.values()),
                 )
                 for name, of_run in counts.items()
             ]
+
         yield {"what": what, "names": list(counts), "bins": bins}
 
 

@@ -1,7 +1,8 @@
 """Figures of F1 by model and set, and of the learning curves of RL runs.
 
-matplotlib writes the date and random element ids into SVG files; both are switched off here, so that equal results
-have equal files. For the page, figures are narrow (readable on a phone) and their ink follows the page's colours.
+matplotlib writes the date and random element ids into SVG files; both are switched off here, so
+that equal results have equal files. For the page, figures are narrow (readable on a phone) and
+their ink follows the page's colours.
 """
 
 import io
@@ -25,8 +26,11 @@ from deepsearch_rl.files import atomic_file, read_jsonl, read_record
 from deepsearch_rl.records import ForeignRecord
 from deepsearch_rl.training.curves import TrainingStep
 
-STYLE = mpl.rc_params_from_file(Path(__file__).with_name("report.mplstyle"), use_default_template=False)
-INK, FAINT = STYLE["text.color"], STYLE["axes.edgecolor"]
+STYLE = mpl.rc_params_from_file(
+    Path(__file__).with_name("report.mplstyle"), use_default_template=False
+)
+INK = STYLE["text.color"]
+FAINT = STYLE["axes.edgecolor"]
 COLOURS = {"base": "#7d838c", "sft": "#3f7fd1", "rl": "#bd7414", "sft_rl": "#12876a"}
 OTHER_COLOUR = "#8f5bb5"
 PANEL_INCHES = (4.7, 1.9)
@@ -92,6 +96,7 @@ def f1_figure(table: F1Table, datasets: Sequence[str], columns: int) -> Figure:
     rows_by_panel = [table.rows_of(name) for name in datasets]
     most = max(len(_lines(rows)) for rows in rows_by_panel)
     height = PANEL_INCHES[1] + LINE_INCHES * max(0, most - 4)
+
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(PANEL_INCHES[0] * columns, height * lines), layout="constrained")
         panels = figure.subplots(lines, columns, squeeze=False, sharex=True).ravel()
@@ -99,6 +104,7 @@ def f1_figure(table: F1Table, datasets: Sequence[str], columns: int) -> Figure:
             _f1_panel(panel, rows)
         for panel in panels[len(datasets) :]:
             panel.set_axis_off()
+
     return figure
 
 
@@ -108,15 +114,34 @@ def _lines(rows: Sequence[F1TableRow]) -> list[tuple[str, str]]:
 
 
 def _f1_panel(panel: Axes, rows: Sequence[F1TableRow]) -> None:
-    first, lines = next((row for row in rows if not row.kind), rows[0]), _lines(rows)
-    panel.set_title(f"{first.dataset}{' (generated)' if first.generated else ''}, {first.n} questions")
+    first = next((row for row in rows if not row.kind), rows[0])
+    lines = _lines(rows)
+    panel.set_title(
+        f"{first.dataset}{' (generated)' if first.generated else ''}, {first.n} questions"
+    )
     panel.axvline(first.constant.f1, color=FAINT, linestyle=(0, (3, 3)), linewidth=1)
+
     for row in rows:
         height = len(lines) - lines.index((row.model, row.variant)) - (0.0 if row.main else 0.3)
-        colour, mark = colour_of(row.model), "s" if row.variant else "o"
-        panel.plot([row.f1_low, row.f1_high], [height, height], color=colour, linewidth=2.2, solid_capstyle="round")
+        colour = colour_of(row.model)
+        mark = "s" if row.variant else "o"
+        panel.plot(
+            [row.f1_low, row.f1_high],
+            [height, height],
+            color=colour,
+            linewidth=2.2,
+            solid_capstyle="round",
+        )
         face = colour if row.main else "none"
-        panel.plot([row.f1], [height], marker=mark, markersize=6, markerfacecolor=face, markeredgecolor=colour)
+        panel.plot(
+            [row.f1],
+            [height],
+            marker=mark,
+            markersize=6,
+            markerfacecolor=face,
+            markeredgecolor=colour,
+        )
+
     panel.set_yticks(range(len(lines), 0, -1), [", ".join(filter(None, line)) for line in lines])
     panel.set_ylim(0.3, len(lines) + 0.6)
     panel.set_xlim(-0.02, 1.02)
@@ -127,7 +152,8 @@ def _f1_panel(panel: Axes, rows: Sequence[F1TableRow]) -> None:
 def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
     """Draw by step, from the top: reward, F1 on training questions (line) and on dev questions (dots), searches.
 
-    The dot of the checkpoint that was kept is filled. Reward and dev F1 have the intervals whose errors are logged.
+    The dot of the checkpoint that was kept is filled. Reward and dev F1 have the intervals whose
+    errors are logged.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(PANEL_INCHES[0], 5.4), layout="constrained")
@@ -135,19 +161,32 @@ def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
         reward.set_title("reward, mean of a step's rollouts")
         f1.set_title("F1: rollouts (line), dev (dots; filled: kept)")
         searches.set_title("searches per rollout")
+
         for start, run in sorted(runs.items()):
             colour = colour_of("rl" if start == "base" else f"{start}_rl")
             _curve(reward, run.steps, "reward", color=colour, label=f"from {start}")
             _curve(f1, run.steps, "f1", color=colour, alpha=0.6)
             _curve(searches, run.steps, "tool_calls", color=colour)
             bands = [(line.step, *ends) for line in run.steps if (ends := line.interval("reward"))]
+
             if bands:
-                reward.fill_between(*zip(*bands, strict=True), color=colour, alpha=0.15, linewidth=0)
+                reward.fill_between(
+                    *zip(*bands, strict=True), color=colour, alpha=0.15, linewidth=0
+                )
+
             for line in (line for line in run.steps if line.dev_f1 is not None):
                 if ends := line.interval("dev_f1"):
                     f1.plot([line.step] * 2, ends, color=colour, linewidth=1)
                 face = colour if line.step == run.manifest.best_step else "none"
-                f1.plot([line.step], [line.dev_f1], "o", markersize=6, markerfacecolor=face, markeredgecolor=colour)
+                f1.plot(
+                    [line.step],
+                    [line.dev_f1],
+                    "o",
+                    markersize=6,
+                    markerfacecolor=face,
+                    markeredgecolor=colour,
+                )
+
         f1.set_ylim(0, 1)
         searches.set_ylim(bottom=0)
         searches.set_xlabel("step")
@@ -156,6 +195,7 @@ def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
             reward.legend(frameon=False, loc="best")
         for panel in (reward, f1, searches):
             _bare(panel)
+
     return figure
 
 
@@ -188,7 +228,9 @@ def inline_svg(figure: Figure, name: str, description: str) -> Markup:
     svg = re.sub(r'href="#', f'href="#{name}-', svg).replace("url(#", f"url(#{name}-")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor").replace("'DejaVu Sans'", "inherit")
-    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(description, quote=True)}"', 1))
+    return Markup(
+        svg.replace("<svg", f'<svg role="img" aria-label="{escape(description, quote=True)}"', 1)
+    )
 
 
 def _svg(figure: Figure, *, transparent: bool) -> str:

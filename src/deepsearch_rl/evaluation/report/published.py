@@ -1,6 +1,7 @@
 """Published scores, as rows beside our own where these are of the same questions under the same setting.
 
-``published.yaml`` holds them by task. A generated question set has no task, so no figure is ever beside it.
+``published.yaml`` holds them by task. A generated question set has no task, so no figure is ever
+beside it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,9 @@ class Task(Record):
     """What a score is of; two scores stand side by side only where all of it is equal."""
 
     dataset: NonEmpty
-    questions: NonEmpty = Field(description="hub repository and split, `owner/name/split`; of IFEval `real`")
+    questions: NonEmpty = Field(
+        description="hub repository and split, `owner/name/split`; of IFEval `real`"
+    )
     corpus: NonEmpty | None = None
     prompt: NonEmpty | None = None
     top_k: int | None = None
@@ -54,14 +57,16 @@ def published_rows(
 ) -> tuple[PublishedRow, ...]:
     """Return the published scores of the tasks that were answered here.
 
-    ``questions`` names the hub repository and split of question sets, ``owner/name/split``; a set that is missing has
-    no published score.
+    ``questions`` names the hub repository and split of question sets, ``owner/name/split``; a set
+    that is missing has no published score.
     """
     blocks = TypeAdapter(tuple[PublishedScores, ...]).validate_python(
         yaml.load(PUBLISHED.read_text(encoding="utf-8"), yaml.CSafeLoader)
     )
     return tuple(
-        PublishedRow(model=model, run=run, metric=block.metric, score=score, n=task.n, source=block.source)
+        PublishedRow(
+            model=model, run=run, metric=block.metric, score=score, n=task.n, source=block.source
+        )
         for run, task in dict(_tasks(rows, ifeval, questions)).items()
         for block in blocks
         if block.task == task
@@ -74,8 +79,11 @@ def _tasks(
 ) -> Iterator[tuple[str, Task]]:
     for row in rows:
         if row.main and not row.generated and row.retriever and row.dataset in questions:
-            key = row.model_dump(include={"dataset", "corpus", "prompt", "top_k", "chunk_size", "retriever", "n"})
+            key = row.model_dump(
+                include={"dataset", "corpus", "prompt", "top_k", "chunk_size", "retriever", "n"}
+            )
             yield row.run_name, Task(questions=questions[row.dataset], **key)
+
     for score in ifeval:
         if score.prompts == "real":
             yield "ifeval", Task(dataset="ifeval", questions=score.prompts, n=score.n)

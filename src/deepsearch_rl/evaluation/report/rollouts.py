@@ -1,9 +1,10 @@
 """The rollouts behind the F1 table: statistics over all of them, and those that the page's browser shows.
 
-Their files are read line by line, so that memory does not grow with the run. Those to show are packed into the page for
-templates/browser.js: gzipped JSON in base64, each passage once. The page's address holds the filters,
-``#model=sft&dataset=musique&outcome=wrong`` (also ``type`` and ``text``), so that a table can link to its cases. A
-rollout that was opened adds its ``id``, model and set, because an id is unique within its run only.
+Their files are read line by line, so that memory does not grow with the run. Those to show are
+packed into the page for templates/browser.js: gzipped JSON in base64, each passage once. The page's
+address holds the filters, ``#model=sft&dataset=musique&outcome=wrong`` (also ``type`` and
+``text``), so that a table can link to its cases. A rollout that was opened adds its ``id``, model
+and set, because an id is unique within its run only.
 """
 
 import base64
@@ -17,11 +18,13 @@ from typing import NamedTuple
 from pydantic import Field
 
 from deepsearch_rl.answers import score_rollout
+from deepsearch_rl.corpora.titles import title_key
 from deepsearch_rl.evaluation.report.tables import Comparison
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
 from deepsearch_rl.files import read_distinct, read_jsonl
 from deepsearch_rl.records import Question, Record, ToolCall, Trajectory
 from deepsearch_rl.retrieval.gold import gold_evidence
+from deepsearch_rl.trajectories.filters import shown_titles
 from deepsearch_rl.trajectories.statistics import (
     GroupStatistics,
     Tally,
@@ -65,7 +68,9 @@ class ShownRollout(Record):
 
     id: str
     model: str
-    dataset: str = Field(description="the set, with what sets the run apart: greedy, or a variant's name")
+    dataset: str = Field(
+        description="the set, with what sets the run apart: greedy, or a variant's name"
+    )
     outcome: str = Field(description="correct (F1 of 0.8 or more), wrong, or why it failed")
     type: str
     question: str
@@ -74,13 +79,19 @@ class ShownRollout(Record):
     f1: float
     error: str
     facts: tuple[str, ...] = Field(description="gold facts, where they are known")
-    titles: tuple[str, ...] = Field(default=(), description="titles of gold documents, where no fact is known")
+    titles: tuple[tuple[str, ...], ...] = Field(
+        default=(),
+        description="gold documents, where no fact is known: the title, then its other spellings in the passages shown",
+    )
     messages: tuple[ShownMessage, ...]
 
 
 def read_questions(paths: Mapping[str, Path]) -> dict[str, dict[str, Question]]:
     """Return the questions of every set, by id."""
-    return {name: {question.id: question for question in read_distinct(path, Question)} for name, path in paths.items()}
+    return {
+        name: {question.id: question for question in read_distinct(path, Question)}
+        for name, path in paths.items()
+    }
 
 
 def turned_questions(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], set[str]]:
@@ -94,6 +105,7 @@ def turned_questions(comparisons: Iterable[Comparison]) -> dict[tuple[str, str],
             ids = {*change.gained[:OF_EACH_TURN], *change.lost[:OF_EACH_TURN]}
             for model in (entry.model, entry.other):
                 shown[model, entry.run_name] |= ids
+
     return dict(shown)
 
 
@@ -106,18 +118,24 @@ def read_runs(
 ) -> Iterator[RunRollouts]:
     """Yield the run of every row; of each, ``count`` rollouts are to be shown (:func:`positions_to_show`).
 
-    The first rollouts of the questions ``turned`` (:func:`turned_questions`) are shown as well. ``folders`` holds every
-    model's evaluation, ``questions`` the questions by set and id, for their gold evidence.
+    The first rollouts of the questions ``turned`` (:func:`turned_questions`) are shown as well.
+    ``folders`` holds every model's evaluation, ``questions`` the questions by set and id, for their
+    gold evidence.
     """
     gold = {name: gold_by_question(of_set.values()) for name, of_set in questions.items()}
     for row in rows:
-        path, tally, outcomes = folders[row.model] / row.rollouts_file, Tally(gold.get(row.dataset, {})), list[str]()
-        ids, places = turned.get((row.model, row.run_name), frozenset[str]()) if count else (), set[int]()
+        path = folders[row.model] / row.rollouts_file
+        tally = Tally(gold.get(row.dataset, {}))
+        outcomes = list[str]()
+        ids = turned.get((row.model, row.run_name), frozenset[str]()) if count else ()
+        places = set[int]()
+
         for rollout in read_distinct(path, Trajectory):
             tally.add(rollout)
             if rollout.sample == 0 and rollout.question_id in ids:
                 places.add(len(outcomes))
             outcomes.append(outcome(rollout))
+
         positions = positions_to_show(outcomes, count) | places
         rollouts = enumerate(read_jsonl(path, Trajectory)) if positions else ()
         samples = tuple(rollout for position, rollout in rollouts if position in positions)
@@ -127,8 +145,9 @@ def read_runs(
 def positions_to_show(outcomes: Sequence[str], count: int) -> frozenset[int]:
     """Return the positions of ``count`` rollouts spread evenly, so that nobody picks the good ones.
 
-    Where an outcome occurs fewer than :data:`OF_EACH_OUTCOME` times among these, as many rollouts with it are added,
-    spread evenly over all that have it. There are no positions if ``count`` is 0.
+    Where an outcome occurs fewer than :data:`OF_EACH_OUTCOME` times among these, as many rollouts
+    with it are added, spread evenly over all that have it. There are no positions if ``count`` is
+    0.
     """
     if not count:
         return frozenset()
@@ -139,6 +158,7 @@ def positions_to_show(outcomes: Sequence[str], count: int) -> frozenset[int]:
     for candidates in by_outcome.values():
         if len(positions.intersection(candidates)) < OF_EACH_OUTCOME:
             positions.update(_spread(candidates, OF_EACH_OUTCOME))
+
     return frozenset(positions)
 
 
@@ -165,7 +185,7 @@ def shown_rollouts(
             f1=round(score_rollout(rollout).f1, 3),
             error=rollout.error or "",
             facts=tuple(piece.fact for piece in evidence or () if piece.fact.strip()),
-            titles=gold.items if gold and gold.kind == "titles" else (),
+            titles=_spelled(gold.items, rollout) if gold and gold.kind == "titles" else (),
             messages=tuple(
                 ShownMessage(
                     role=message.role,
@@ -178,24 +198,41 @@ def shown_rollouts(
         )
 
 
+def _spelled(titles: Iterable[str], rollout: Trajectory) -> tuple[tuple[str, ...], ...]:
+    """Return each title with the other spellings of it in the rollout's passages, because the page knows no rule."""
+    texts = [message.content for message in rollout.messages if message.role == "tool"]
+    spellings: defaultdict[str, set[str]] = defaultdict(set)
+    for shown in shown_titles("\n".join(texts)):
+        spellings[title_key(shown)].add(shown)
+    return tuple((title, *sorted(spellings[title_key(title)] - {title})) for title in titles)
+
+
 def _query(call: ToolCall) -> str:
     """Return the query of a search, or the call as written where it is anything else."""
     match call.parsed:
         case {"query": str(query), **others} if not others:
             return query
+
     return f"{call.name}({call.arguments})"
 
 
 def pack(rollouts: Sequence[ShownRollout]) -> str:
     """Return rollouts as base64 of gzipped JSON; equal rollouts give equal text.
 
-    The JSON is ``{"passages": [...], "rollouts": [...]}``; the text of a tool message is the list of its paragraphs'
-    positions in ``passages``.
+    The JSON is ``{"passages": [...], "rollouts": [...]}``; the text of a tool message is the list
+    of its paragraphs' positions in ``passages``.
     """
     passages: dict[str, int] = {}
     rows = [rollout.model_dump(mode="json", exclude_defaults=True) for rollout in rollouts]
+
     for message in (message for row in rows for message in row["messages"]):
-        if message["role"] == "tool":  # an empty line stands between passages, under either protocol
-            message["text"] = [passages.setdefault(part, len(passages)) for part in message["text"].split("\n\n")]
-    content = json.dumps({"passages": list(passages), "rollouts": rows}, ensure_ascii=False, separators=(",", ":"))
+        # An empty line stands between passages, under either protocol
+        if message["role"] == "tool":
+            message["text"] = [
+                passages.setdefault(part, len(passages)) for part in message["text"].split("\n\n")
+            ]
+
+    content = json.dumps(
+        {"passages": list(passages), "rollouts": rows}, ensure_ascii=False, separators=(",", ":")
+    )
     return base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode("ascii")

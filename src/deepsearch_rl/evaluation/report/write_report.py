@@ -10,8 +10,14 @@ from pydantic import Field
 from deepsearch_rl.evaluation.report.page import Report, render_page
 from deepsearch_rl.evaluation.report.plots import f1_figure, read_rl_run, rl_figure, save_figure
 from deepsearch_rl.evaluation.report.published import published_rows
-from deepsearch_rl.evaluation.report.rollouts import read_questions, read_runs, shown_rollouts, turned_questions
-from deepsearch_rl.evaluation.report.tables import build_table, write_table
+from deepsearch_rl.evaluation.report.rollouts import (
+    read_questions,
+    read_runs,
+    shown_rollouts,
+    turned_questions,
+)
+from deepsearch_rl.evaluation.report.table_files import write_table
+from deepsearch_rl.evaluation.report.tables import build_table
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.files import atomic_file, read_json, read_record, sha256_file
 from deepsearch_rl.records import FilterReport, Record, RetrievalReport
@@ -30,7 +36,8 @@ class ReportConfig(Record):
 class TrainedConfig(Record):
     """Section ``trained``: where the artifacts of training are.
 
-    A profile that trains nothing names its own files: ``filter`` holds ``null``, and ``ifeval`` no model's folder.
+    A profile that trains nothing names its own files: ``filter`` holds ``null``, and ``ifeval`` no
+    model's folder.
     """
 
     models: Path = Field(description="folder of adapters with their training logs")
@@ -41,7 +48,8 @@ class TrainedConfig(Record):
 class Sources(NamedTuple):
     """Where a profile's results are, by model (``rl``: by start; ``questions``: by set); ``filter`` may hold null.
 
-    ``origins`` names the hub repository and split of a question set, as :func:`published_rows` takes them.
+    ``origins`` names the hub repository and split of a question set, as :func:`published_rows`
+    takes them.
     """
 
     evaluate: Mapping[str, Path]
@@ -53,22 +61,37 @@ class Sources(NamedTuple):
     origins: Mapping[str, str] = MappingProxyType({})
 
 
-def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int, out: Path) -> Report:
+def write_report(
+    profile: str, sources: Sources, config: ReportConfig, seed: int, out: Path
+) -> Report:
     """Write ``f1_table.{json,md,csv}``, ``metrics.json``, ``plots/`` and ``index.html`` into ``out``.
 
     Raise ArtifactError where a source is missing or does not fit, and as :func:`build_table`.
     """
     table = build_table(profile, sources.evaluate, config.comparisons, seed, config.draws)
-    ifeval = tuple(read_record(folder / "scores.json", IfevalScore) for folder in sources.ifeval.values())
+    ifeval = tuple(
+        read_record(folder / "scores.json", IfevalScore) for folder in sources.ifeval.values()
+    )
     published = published_rows(table.rows, ifeval, sources.origins)
     table = table.model_copy(update={"published": published})
     questions = read_questions(sources.questions)
-    turned = turned_questions(table.comparisons)
-    runs = tuple(read_runs(sources.evaluate, table.reading_order, questions, config.rollouts, turned))
-    filter_path = sources.filter if sources.filter and read_json(sources.filter) is not None else None
+
+    # A model that kept its start has the rollouts of that start: one of the two is enough.
+    shown = table.shown
+    turned = turned_questions(shown.comparisons)
+    runs = tuple(
+        read_runs(sources.evaluate, shown.reading_order, questions, config.rollouts, turned)
+    )
+
+    filter_path = (
+        sources.filter if sources.filter and read_json(sources.filter) is not None else None
+    )
     report = Report(
         table=table,
-        evaluations=tuple(read_record(folder / "rows.json", ModelEvaluation) for folder in sources.evaluate.values()),
+        evaluations=tuple(
+            read_record(folder / "rows.json", ModelEvaluation)
+            for folder in sources.evaluate.values()
+        ),
         ifeval=ifeval,
         rl={start: read_rl_run(folder) for start, folder in sources.rl.items()},
         retrieval=read_record(sources.retrieval, RetrievalReport).root,
@@ -77,8 +100,12 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
         rollouts=tuple(shown_rollouts(runs, questions)),
     )
     write_table(table, report.ifeval, out)
-    save_figure(f1_figure(table, table.datasets, columns=2), out / "plots" / "f1")
+    save_figure(f1_figure(shown, shown.datasets, columns=2), out / "plots" / "f1")
     save_figure(rl_figure(report.rl), out / "plots" / "rl")
+
     with atomic_file(out / "index.html") as partial:
-        partial.write_text(render_page(report, sha256_file(out / "f1_table.json")), encoding="utf-8")
+        partial.write_text(
+            render_page(report, sha256_file(out / "f1_table.json")), encoding="utf-8"
+        )
+
     return report

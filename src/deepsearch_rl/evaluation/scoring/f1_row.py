@@ -16,6 +16,16 @@ Condition = Literal["search", "no_search", "gold_passage"]
 """How a question was answered: by the agent with its search tool, without it, or with the gold passages given."""
 
 
+AskedAgain = Annotated[
+    int,
+    Field(
+        ge=0,
+        exclude_if=lambda count: count == 0,
+        description="rollouts that stand in place of an earlier one which a server had failed; written where above 0",
+    ),
+]
+
+
 def run_file(dataset: str, condition: Condition, temperature: float, variant: str = "") -> str:
     """Return the name of the file that holds the rollouts of one run, e.g. ``musique.search.t0.7.jsonl``.
 
@@ -54,29 +64,46 @@ class ControlScore(F1Score):
 
     temperature: float
     samples: int
-    searched_f1: Share = Field(description="F1 with search on the same questions, for a fair comparison")
+    searched_f1: Share = Field(
+        description="F1 with search on the same questions, for a fair comparison"
+    )
     failures: dict[str, int]
+    asked_again: AskedAgain = 0
 
 
 class RowKey(Record):
     """What identifies a row: the model, the question set and the setting."""
 
     model: NonEmpty
-    checkpoint: NonEmpty = Field(description="weights: the folder, and the step that was kept where there were several")
+    checkpoint: NonEmpty = Field(
+        description="weights: the folder, and the step that was kept where there were several"
+    )
     dataset: NonEmpty
     corpus: NonEmpty
     prompt: NonEmpty
     top_k: int = Field(description="passages per search")
-    chunk_size: int = Field(ge=0, description="tokens per passage, at most; 0: passages as they come")
+    chunk_size: int = Field(
+        ge=0, description="tokens per passage, at most; 0: passages as they come"
+    )
     retriever: str = Field(
         default="",
         description="how passages are found: bm25 | dense | hybrid_rrf | hybrid_learned | online, with +rerank; empty "
         "where it is not known",
     )
     temperature: float
-    samples: int = Field(ge=1, description="answers per question, averaged per question before anything else")
+    temperature_sent: bool = Field(
+        default=True,
+        exclude_if=lambda is_sent: is_sent,
+        description="false: the requests leave it out (temperature: omit), and the provider's own counts; written "
+        "where false",
+    )
+    samples: int = Field(
+        ge=1, description="answers per question, averaged per question before anything else"
+    )
     seed: int
-    variant: str = Field(default="", description="name in evaluate.variants; empty under the profile's own setting")
+    variant: str = Field(
+        default="", description="name in evaluate.variants; empty under the profile's own setting"
+    )
     trained_with_other: tuple[PromptPart, ...] | None = Field(
         default=None,
         description="what the model was trained with in another form than it answered with; null: not known",
@@ -91,15 +118,16 @@ class F1TableRow(F1Score, RowKey):
     recall: Share
     mean_rounds: Rounded = Field(description="assistant turns per rollout")
     mean_tool_calls: Rounded = Field(description="searches asked for per rollout")
-    failures: dict[str, int] = Field(description="rollouts that did not end in an answer, by stop reason")
-    asked_again: int = Field(
-        default=0,
-        ge=0,
-        exclude_if=lambda count: count == 0,
-        description="rollouts that stand in place of an earlier one which a server had failed; written where above 0",
+    failures: dict[str, int] = Field(
+        description="rollouts that did not end in an answer, by stop reason"
     )
-    pass_at: dict[int, Share] = Field(description="pass@k by k: 1, and the largest power of two among the samples")
-    generated: bool = Field(description="the questions and their corpus are generated, not a published set")
+    asked_again: AskedAgain = 0
+    pass_at: dict[int, Share] = Field(
+        description="pass@k by k: 1, and the largest power of two among the samples"
+    )
+    generated: bool = Field(
+        description="the questions and their corpus are generated, not a published set"
+    )
     constant: ConstantScore
     types: dict[str, TypeScore]
     controls: dict[Control, ControlScore] = Field(default_factory=dict)
@@ -119,6 +147,11 @@ class F1TableRow(F1Score, RowKey):
     def pass_scores(self) -> dict[str, float]:
         """Every pass@k by its name in flat tables and in MLflow, ``pass_at_<k>``."""
         return {f"pass_at_{k}": value for k, value in self.pass_at.items()}
+
+    @property
+    def temperature_text(self) -> str:
+        """The temperature as tables show it; ``own`` is the provider's."""
+        return f"{self.temperature:g}" if self.temperature_sent else "own"
 
     @property
     def kind(self) -> str:
@@ -167,7 +200,10 @@ class F1TableRow(F1Score, RowKey):
             (self.retriever != own.retriever, f"retriever {self.retriever}"),
             (self.corpus != own.corpus, f"corpus {self.corpus}"),
             (self.n != own.n, f"{self.n} questions"),
-            (self.samples != own.samples, f"{self.samples} {'answer' if self.samples == 1 else 'answers'} each"),
+            (
+                self.samples != own.samples,
+                f"{self.samples} {'answer' if self.samples == 1 else 'answers'} each",
+            ),
         )
         return ", ".join(text for changed, text in changes if changed) or "the same setting"
 
@@ -178,8 +214,12 @@ class ModelEvaluation(Record):
     schema_version: Literal[1] = 1
     model: NonEmpty
     seed: int
-    settings_sha256: NonEmpty = Field(description="of the params sections that decide how models are evaluated")
-    inputs: dict[str, str] = Field(description="the model and what it was evaluated against: artifact -> sha256")
+    settings_sha256: NonEmpty = Field(
+        description="of the params sections that decide how models are evaluated"
+    )
+    inputs: dict[str, str] = Field(
+        description="the model and what it was evaluated against: artifact -> sha256"
+    )
     rows: tuple[F1TableRow, ...]
 
 

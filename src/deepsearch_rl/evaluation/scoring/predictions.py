@@ -1,9 +1,9 @@
 """Scores of prediction files of any system, and of trajectories.
 
-A prediction row is ``{"id", "question", "golden_answers", "pred"}``, with ``sample`` where a question was answered
-several times and ``question_type`` (its own or its metadata's) where types are known; other keys are ignored. A row
-without a ``pred`` (it scores as the empty answer), with an ``error`` or with ``failed`` (they score zero) is a failure,
-counted by its kind.
+A prediction row is ``{"id", "question", "golden_answers", "pred"}``, with ``sample`` where a
+question was answered several times and ``question_type`` (its own or its metadata's) where types
+are known; other keys are ignored. A row without a ``pred`` (it scores as the empty answer), with an
+``error`` or with ``failed`` (they score zero) is a failure, counted by its kind.
 """
 
 from collections import Counter
@@ -31,7 +31,9 @@ class Prediction(ForeignRow):
     pred: Text = ""
     sample: int = Field(default=0, ge=0)
     question_type: OptionalText = None
-    failed: bool = Field(default=False, description="the rollout ended without an answer, so it scores zero")
+    failed: bool = Field(
+        default=False, description="the rollout ended without an answer, so it scores zero"
+    )
     error: ErrorText = None
 
     @property
@@ -58,29 +60,41 @@ class ScoredFile(NamedTuple):
 def score_predictions(path: Path) -> ScoredFile:
     """Score a file; a question that was answered several times counts once, with the mean of its answers' scores.
 
-    Raise ArtifactError where the file is missing or empty, or no row has a ``pred``; RecordError where a row does not
-    fit, repeats another's id and sample, or has other golden answers than an earlier answer to the same question.
+    Raise ArtifactError where the file is missing or empty, or no row has a ``pred``; RecordError
+    where a row does not fit, repeats another's id and sample, or has other golden answers than an
+    earlier answer to the same question.
     """
-    questions: dict[str, tuple[str, tuple[str, ...]]] = {}  # id -> type and golden answers
-    answered: dict[tuple[str, int], tuple[str, bool]] = {}  # id and sample -> answer, and whether it failed
+    # Id -> type and golden answers
+    questions: dict[str, tuple[str, tuple[str, ...]]] = {}
+    # Id and sample -> answer, and whether it failed
+    answered: dict[tuple[str, int], tuple[str, bool]] = {}
     failures = Counter[str]()
     has_answers = False
+
     for number, row, failure in _read_predictions(path):
         kind = row.question_type or row.type_in_metadata
         _, golden_answers = questions.setdefault(row.id, (kind, row.golden_answers))
         if (row.id, row.sample) in answered:
             problem = f"{row.id!r} is answered twice; several answers need different `sample`s"
             raise RecordError(path, number, "id", problem)
+
         if row.golden_answers != golden_answers:
-            raise RecordError(path, number, "golden_answers", f"{row.id!r} has other golden answers further up")
+            raise RecordError(
+                path, number, "golden_answers", f"{row.id!r} has other golden answers further up"
+            )
+
         answered[row.id, row.sample] = row.pred, row.failed or row.error is not None
         has_answers |= failure in (None, StopReason.MODEL_ERROR) or "pred" in row.model_fields_set
         if failure is not None:
             failures[failure] += 1
+
     if not answered:
         raise ArtifactError(f"{path} holds no predictions.")
     if not has_answers:
-        raise ArtifactError(f"no row of {path} has the key `pred`; name the key that holds the answer so.")
+        raise ArtifactError(
+            f"no row of {path} has the key `pred`; name the key that holds the answer so."
+        )
+
     ids = sorted(questions)
     places = {name: place for place, name in enumerate(ids)}
     golds = number_golds([questions[name][1] for name in ids])
@@ -89,7 +103,8 @@ def score_predictions(path: Path) -> ScoredFile:
     values_NM[np.array([failed for _, failed in answered.values()])] = answers.ZERO
     count_Q = np.bincount(question_N)
     metrics = {
-        name: np.bincount(question_N, values_NM[:, column]) / count_Q for column, name in enumerate(answers.METRICS)
+        name: np.bincount(question_N, values_NM[:, column]) / count_Q
+        for column, name in enumerate(answers.METRICS)
     }
     scores = QuestionScores(tuple(ids), tuple(questions[name][0] for name in ids), metrics)
     return ScoredFile(path, len(answered), scores, golds, dict(sorted(failures.items())))
@@ -105,14 +120,25 @@ def _is_of_trajectories(path: Path) -> bool:
 def _read_predictions(path: Path) -> Iterator[tuple[int, Prediction, str | None]]:
     """Yield line numbers, from 1, rows and failures of a file of predictions or trajectories."""
     if not path.is_file():
-        raise ArtifactError(f"{path} does not exist; give a JSON Lines file of predictions or trajectories.")
+        raise ArtifactError(
+            f"{path} does not exist; give a JSON Lines file of predictions or trajectories."
+        )
+
     if not _is_of_trajectories(path):
         for number, row in numbered_rows(path, Prediction):
             yield number, row, row.failure
         return
+
     for number, trajectory in numbered_records(path, Trajectory):
         if not trajectory.golden_answers:
-            raise RecordError(path, number, "golden_answers", "there is none, so the answer cannot be scored")
-        same = trajectory.model_dump(include={"question", "golden_answers", "sample", "question_type"})
-        row = Prediction(id=trajectory.question_id, pred=trajectory.answer, failed=trajectory.failed, **same)
+            raise RecordError(
+                path, number, "golden_answers", "there is none, so the answer cannot be scored"
+            )
+
+        same = trajectory.model_dump(
+            include={"question", "golden_answers", "sample", "question_type"}
+        )
+        row = Prediction(
+            id=trajectory.question_id, pred=trajectory.answer, failed=trajectory.failed, **same
+        )
         yield number, row, trajectory.stop_reason.value if trajectory.failed else None

@@ -1,11 +1,12 @@
 """Scores of an evaluation run: a number per question first, everything else from those numbers, up to the F1 table.
 
-A question that was answered several times counts once, with the mean of its answers' scores, because answers to one
-question are not independent. Intervals and tests then resample *questions*: the 95 % interval is the percentile
-bootstrap (Efron & Tibshirani 1993, ch. 13), the difference of two models is taken per question and tested by flipping
-signs at random (Fisher's paired permutation test). A rollout that failed scores zero and stays in the denominator.
-scipy's bootstrap draws the same resamples and its permutation test the same distribution, but both take many times as
-long (docs/evaluation.md, "Scores").
+A question that was answered several times counts once, with the mean of its answers' scores,
+because answers to one question are not independent. Intervals and tests then resample *questions*:
+the 95 % interval is the percentile bootstrap (Efron & Tibshirani 1993, ch. 13), the difference of
+two models is taken per question and tested by flipping signs at random (Fisher's paired permutation
+test). A rollout that failed scores zero and stays in the denominator. scipy's bootstrap draws the
+same resamples and its permutation test the same distribution, but both take many times as long
+(docs/evaluation.md, "Scores").
 
 Axes: Q questions in the order of their ids, D bootstrap or permutation draws.
 """
@@ -24,7 +25,13 @@ from pydantic import Field
 from deepsearch_rl import answers
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, ControlScore, F1TableRow, RowKey, TypeScore
+from deepsearch_rl.evaluation.scoring.f1_row import (
+    ConstantScore,
+    ControlScore,
+    F1TableRow,
+    RowKey,
+    TypeScore,
+)
 from deepsearch_rl.evaluation.scoring.overlap import best_constant
 from deepsearch_rl.records import Record, Trajectory
 
@@ -50,7 +57,8 @@ class PairedDifference(Interval):
 class QuestionScores:
     """Scores and ``tool_calls`` per question, averaged over its samples.
 
-    ``metrics`` maps a metric's name to an array of shape (Q,) in the order of ``question_ids``, which is sorted.
+    ``metrics`` maps a metric's name to an array of shape (Q,) in the order of ``question_ids``,
+    which is sorted.
     """
 
     question_ids: tuple[str, ...]
@@ -77,18 +85,22 @@ class QuestionScores:
 def score_questions(trajectories: Iterable[Trajectory], samples: int) -> QuestionScores:
     """Average each question's rollouts, which are read once; only their scores stay in memory.
 
-    Raise CheckFailedError where there is no rollout, or a question has not exactly the samples 0 to ``samples - 1``.
+    Raise CheckFailedError where there is no rollout, or a question has not exactly the samples 0 to
+    ``samples - 1``.
     """
     scored: dict[str, list[tuple[int, tuple[float, ...]]]] = defaultdict(list)
     types: dict[str, str] = {}
+
     for trajectory in trajectories:
         values = (*score_rollout(trajectory), trajectory.tool_calls)
         scored[trajectory.question_id].append((trajectory.sample, values))
         types.setdefault(trajectory.question_id, trajectory.question_type)
+
     if not scored:
         raise CheckFailedError("there is no rollout to score.")
     ids = tuple(sorted(scored))
     metrics = {name: np.zeros(len(ids)) for name in (*answers.METRICS, TOOL_CALLS)}
+
     for row, question_id in enumerate(ids):
         numbers = sorted(sample for sample, _ in scored[question_id])
         if numbers != list(range(samples)):
@@ -96,22 +108,27 @@ def score_questions(trajectories: Iterable[Trajectory], samples: int) -> Questio
                 f"question {question_id!r} has the samples {numbers}, not 0 to {samples - 1}: "
                 "a rollout is missing or counted twice, so no mean can be taken."
             )
+
         for _, values in scored[question_id]:
             for name, value in zip(metrics, values, strict=True):
                 metrics[name][row] += value / samples
+
     return QuestionScores(ids, tuple(types[name] for name in ids), metrics)
 
 
 def pass_at_k(em_Q: Scores, samples: int, k: int) -> float:
     """Return pass@k, the chance that one of k answers to a question matches exactly, as a mean over Q questions.
 
-    ``em_Q`` is the share of a question's ``samples`` answers that match. Where c of n do, ``1 - C(n - c, k) / C(n, k)``
-    is the share of all sets of k answers with one that matches: the unbiased estimator of Chen et al. 2021
-    (arXiv:2107.03374, equation 1). Raise ValueError unless ``1 <= k <= samples``.
+    ``em_Q`` is the share of a question's ``samples`` answers that match. Where c of n do, ``1 - C(n
+    - c, k) / C(n, k)`` is the share of all sets of k answers with one that matches: the unbiased
+    estimator of Chen et al. 2021 (arXiv:2107.03374, equation 1). Raise ValueError unless ``1 <= k
+    <= samples``.
     """
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} cannot be estimated from {samples} answers per question")
-    chances = np.array([1 - comb(samples - matches, k) / comb(samples, k) for matches in range(samples + 1)])
+    chances = np.array(
+        [1 - comb(samples - matches, k) / comb(samples, k) for matches in range(samples + 1)]
+    )
     return float(chances[np.rint(em_Q * samples).astype(int)].mean())
 
 
@@ -120,8 +137,13 @@ def bootstrap_intervals(values_QM: Scores, seed: int, draws: int) -> list[Interv
     n = len(values_QM)
     generator = np.random.default_rng(seed)
     means_DM = np.empty((draws, values_QM.shape[1]))
-    for draw in range(draws):  # one by one: D x Q indices of a large set would take gigabytes
-        means_DM[draw] = np.bincount(generator.integers(0, n, n, dtype=np.int32), minlength=n) @ values_QM / n
+
+    # One by one: D x Q indices of a large set would take gigabytes
+    for draw in range(draws):
+        means_DM[draw] = (
+            np.bincount(generator.integers(0, n, n, dtype=np.int32), minlength=n) @ values_QM / n
+        )
+
     figures_3M = np.stack([values_QM.mean(axis=0), *np.percentile(means_DM, (2.5, 97.5), axis=0)])
     return [Interval(mean=mean, low=low, high=high) for mean, low, high in figures_3M.T.tolist()]
 
@@ -131,22 +153,29 @@ def paired_differences(
 ) -> dict[str, PairedDifference]:
     """Return ``run`` minus ``other``, question by question, for each metric.
 
-    Under the null hypothesis each question's difference may as well have the other sign; the p-value is the share of
-    random sign patterns (the observed one included) whose mean is at least as far from zero. Raise CheckFailedError
-    where the two runs answered different questions.
+    Under the null hypothesis each question's difference may as well have the other sign; the
+    p-value is the share of random sign patterns (the observed one included) whose mean is at least
+    as far from zero. Raise CheckFailedError where the two runs answered different questions.
     """
     if run.question_ids != other.question_ids:
-        raise CheckFailedError("two runs over different questions cannot be compared question by question.")
+        raise CheckFailedError(
+            "two runs over different questions cannot be compared question by question."
+        )
+
     difference_QM = np.stack([run.metrics[name] - other.metrics[name] for name in metrics], axis=1)
     intervals = bootstrap_intervals(difference_QM, seed, draws)
     generator = np.random.default_rng(seed)
     questions = len(difference_QM)
     total_M = difference_QM.sum(axis=0)
     extreme_M = np.ones(len(total_M))
+
     for _ in range(draws):
-        positive_Q = np.unpackbits(np.frombuffer(generator.bytes(questions // 8 + 1), np.uint8), count=questions)
+        positive_Q = np.unpackbits(
+            np.frombuffer(generator.bytes(questions // 8 + 1), np.uint8), count=questions
+        )
         flipped_M = 2 * (positive_Q.astype(np.float64) @ difference_QM) - total_M
         extreme_M += np.abs(flipped_M) >= np.abs(total_M) - 1e-9
+
     p_values = (extreme_M / (1 + draws)).tolist()
     return {
         name: PairedDifference(**dict(interval), p_value=p_value)
@@ -177,14 +206,17 @@ class _RunCounts:
         return best.model_copy(update={"f1": round(best.f1, 6), "em": round(best.em, 6)})
 
 
-def build_row(key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draws: int) -> F1TableRow:
+def build_row(
+    key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draws: int
+) -> F1TableRow:
     """Return the row of a run with search, whose rollouts are read once; raises as :func:`score_questions`.
 
     ``draws`` bootstrap resamples make each interval.
     """
     counts = _RunCounts()
     scores = score_questions(counts.count(rollouts), key.samples)
-    most = 2 ** (key.samples.bit_length() - 1)  # the largest power of two among the samples
+    # The largest power of two among the samples
+    most = 2 ** (key.samples.bit_length() - 1)
     of_types = {kind: scores.of_type(kind) for kind in scores.type_names}
     return F1TableRow(
         **key.model_dump(),
@@ -210,13 +242,19 @@ def build_row(key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draw
 
 
 def build_control(
-    rollouts: Iterable[Trajectory], searched: Iterable[Trajectory], samples: int, key: RowKey, draws: int
+    rollouts: Iterable[Trajectory],
+    searched: Iterable[Trajectory],
+    samples: int,
+    key: RowKey,
+    draws: int,
 ) -> ControlScore:
     """Return the score of a control run beside that of the run with search (``searched``) on the same questions."""
     counts = _RunCounts()
     scores = score_questions(counts.count(rollouts), samples)
     question_ids = set(scores.question_ids)
-    with_search = score_questions((rollout for rollout in searched if rollout.question_id in question_ids), key.samples)
+    with_search = score_questions(
+        (rollout for rollout in searched if rollout.question_id in question_ids), key.samples
+    )
     return ControlScore(
         **_f1_score(scores, key.seed, draws),
         temperature=key.temperature,

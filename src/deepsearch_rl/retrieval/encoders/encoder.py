@@ -1,8 +1,9 @@
 """The protocol of encoders, and what all do to their vectors.
 
-All give L2-normalised float32 vectors, so that an inner product is a cosine. A text in which an encoder sees nothing
-becomes the zero vector; a blank text is one in every encoder. As a query it finds nothing, as a passage it scores 0. A
-text's vector does not depend on the texts beside it, except for the rounding of floats.
+All give L2-normalised float32 vectors, so that an inner product is a cosine. A text in which an
+encoder sees nothing becomes the zero vector; a blank text is one in every encoder. As a query it
+finds nothing, as a passage it scores 0. A text's vector does not depend on the texts beside it,
+except for the rounding of floats.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,14 +29,19 @@ class Encoder(Protocol):
         ...
 
 
-def encode_readable(texts: Sequence[str], dimension: int, encode: Callable[[list[str]], Vectors]) -> Vectors:
+def encode_readable(
+    texts: Sequence[str], dimension: int, encode: Callable[[list[str]], Vectors]
+) -> Vectors:
     """Return normalised embeddings_ND: ``encode`` for texts with content, zeros for blank ones."""
     embeddings_ND = np.zeros((len(texts), dimension), dtype=np.float32)
     rows_M = [row for row, text in enumerate(texts) if text.strip()]
+
     if rows_M:
-        # Half of a surrogate pair, which JSON can carry, becomes a question mark: tokenizers and servers refuse it.
+        # Half of a surrogate pair, which JSON can carry, becomes a question mark: tokenizers and
+        # servers refuse it.
         readable = [texts[row].encode("utf-8", "replace").decode("utf-8") for row in rows_M]
         embeddings_ND[rows_M] = normalise_rows(encode(readable))
+
     return embeddings_ND
 
 

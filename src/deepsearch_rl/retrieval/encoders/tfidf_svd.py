@@ -1,6 +1,7 @@
 """Latent semantic analysis: an encoder without weights.
 
-It learns from a sample of the chunks and its most frequent terms, so that memory does not grow with the corpus.
+It learns from a sample of the chunks and its most frequent terms, so that memory does not grow with
+the corpus.
 """
 
 import json
@@ -28,9 +29,15 @@ class TfidfSvdConfig(Record):
     """Latent semantic analysis of the chunks themselves: no weights, no download."""
 
     name: Literal["tfidf_svd"]
-    dimension: int = Field(ge=1, description="singular vectors kept; fewer where the corpus has a lower rank")
-    fit_rows: int = Field(ge=1, description="chunks that are learnt from, drawn by seed; all where there are fewer")
-    max_terms: int = Field(ge=1, description="the sample's most frequent terms are known, the others are not")
+    dimension: int = Field(
+        ge=1, description="singular vectors kept; fewer where the corpus has a lower rank"
+    )
+    fit_rows: int = Field(
+        ge=1, description="chunks that are learnt from, drawn by seed; all where there are fewer"
+    )
+    max_terms: int = Field(
+        ge=1, description="the sample's most frequent terms are known, the others are not"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +55,28 @@ class TfidfSvdEncoder:
 
         columns: dict[str, int] = {}
         counts_NV = _count_terms(texts, columns, grow=True)
+
         if min(len(columns), config.max_terms) < 2:
             raise ConfigError(
                 f"tfidf_svd learns from two terms at least; the chunks that it read hold {len(columns)}, and "
                 f"max_terms is {config.max_terms}. Raise max_terms, index more text, or choose another encoder."
             )
+
         terms = list(columns)
         frequencies_V = np.bincount(counts_NV.indices, minlength=len(terms))
-        frequent = sorted(range(len(terms)), key=lambda column: (-frequencies_V[column], terms[column]))
+        frequent = sorted(
+            range(len(terms)), key=lambda column: (-frequencies_V[column], terms[column])
+        )
         known = sorted(frequent[: config.max_terms], key=terms.__getitem__)
         counts_NV = counts_NV[:, known]
         documents = len(counts_NV.indptr) - 1
-        idf_V = (np.log((1 + documents) / (1 + frequencies_V[known].astype(np.float32))) + 1).astype(np.float32)
+        idf_V = (
+            np.log((1 + documents) / (1 + frequencies_V[known].astype(np.float32))) + 1
+        ).astype(np.float32)
         rank = min(config.dimension, documents, len(known))
-        components_DV = np.asarray(TruncatedSVD(rank, random_state=seed).fit(_tfidf(counts_NV, idf_V)).components_)
+        components_DV = np.asarray(
+            TruncatedSVD(rank, random_state=seed).fit(_tfidf(counts_NV, idf_V)).components_
+        )
         vocabulary = {terms[column]: position for position, column in enumerate(known)}
         return cls(vocabulary, idf_V, np.ascontiguousarray(components_DV.T, dtype=np.float32))
 
@@ -87,29 +102,46 @@ class TfidfSvdEncoder:
         try:
             terms: list[str] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
             with np.load(folder / "projection.npz") as arrays:
-                return cls({term: i for i, term in enumerate(terms)}, arrays["idf_V"], arrays["projection_VD"])
+                return cls(
+                    {term: i for i, term in enumerate(terms)},
+                    arrays["idf_V"],
+                    arrays["projection_VD"],
+                )
         except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise ArtifactError(f"the encoder in {folder} cannot be read ({error}); build the index again.") from error
+            raise ArtifactError(
+                f"the encoder in {folder} cannot be read ({error}); build the index again."
+            ) from error
 
 
 def sample_texts(chunks: Sequence[Chunk], rows: int, seed: int) -> Iterator[str]:
     """Return the contents of at most ``rows`` chunks, drawn without replacement, in the order of the chunk file."""
     if len(chunks) <= rows:
         return (chunk.contents for chunk in chunks)
-    return (chunks[row].contents for row in sorted(random.Random(seed).sample(range(len(chunks)), rows)))
+    return (
+        chunks[row].contents for row in sorted(random.Random(seed).sample(range(len(chunks)), rows))
+    )
 
 
 def _count_terms(texts: Iterable[str], vocabulary: dict[str, int], grow: bool) -> csr_matrix:
     """Return how often each term occurs, counts_NV, from flat arrays; ``grow`` adds terms to the vocabulary."""
-    columns_M, counts_M, ends = array("i"), array("f"), array("q", [0])
+    columns_M = array("i")
+    counts_M = array("f")
+    ends = array("q", [0])
+
     for text in texts:
         for term, count in Counter(analyse(text)).items():
             column = vocabulary.setdefault(term, len(vocabulary)) if grow else vocabulary.get(term)
             if column is not None:
                 columns_M.append(column)
                 counts_M.append(count)
+
         ends.append(len(columns_M))
-    parts = (np.array(counts_M, dtype=np.float32), np.array(columns_M, dtype=np.int32), np.array(ends))
+
+    parts = (
+        np.array(counts_M, dtype=np.float32),
+        np.array(columns_M, dtype=np.int32),
+        np.array(ends),
+    )
     return csr_matrix(parts, shape=(len(ends) - 1, len(vocabulary)))
 
 

@@ -1,7 +1,7 @@
 """Encoders with weights, by sentence-transformers on torch.
 
-Any sentence-transformers folder serves (e5, bge, MiniLM, Qwen3-Embedding, ...), whatever its pooling and further steps,
-and so does a plain transformers folder.
+Any sentence-transformers folder serves (e5, bge, MiniLM, Qwen3-Embedding, ...), whatever its
+pooling and further steps, and so does a plain transformers folder.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,10 @@ class TransformersConfig(ModelFolderConfig):
     @model_validator(mode="after")
     def _no_emulated_precision(self) -> "TransformersConfig":
         if self.device == "cpu" and self.dtype == "float16":
-            raise ValueError("dtype float16 is for device cuda: CPUs emulate it, slower than float32")
+            raise ValueError(
+                "dtype float16 is for device cuda: CPUs emulate it, slower than float32"
+            )
+
         return self
 
 
@@ -42,17 +45,26 @@ class TransformersEncoder:
         require_device(config.device, f"the encoder {config.model}", "index.encoder.device")
         torch.set_num_threads(config.threads)
         self._folder = folder = read_model_folder(config, "*.safetensors")
-        path, dtype = str(folder.root), {"dtype": getattr(torch, config.dtype)}
+        path = str(folder.root)
+        dtype = {"dtype": getattr(torch, config.dtype)}
+
         try:
             if folder.steps:
-                self._model = SentenceTransformer(path, device=config.device, local_files_only=True, model_kwargs=dtype)
+                self._model = SentenceTransformer(
+                    path, device=config.device, local_files_only=True, model_kwargs=dtype
+                )
             else:  # a plain folder: transformer and pooling
                 transformer = Transformer(path, do_lower_case=folder.lower_case, model_kwargs=dtype)
                 dimension = transformer.get_embedding_dimension()
                 pooling = Pooling(dimension, folder.pooling)  # pyright: ignore[reportArgumentType] - checks the name
-                self._model = SentenceTransformer(modules=[transformer, pooling], device=config.device)
+                self._model = SentenceTransformer(
+                    modules=[transformer, pooling], device=config.device
+                )
         except (OSError, ValueError, TypeError) as error:
-            raise ArtifactError(f"{path} holds no encoder that can be loaded: {first_line(error)}") from error
+            raise ArtifactError(
+                f"{path} holds no encoder that can be loaded: {first_line(error)}"
+            ) from error
+
         self._model.max_seq_length = folder.max_tokens
         self.dimension = self._model.get_embedding_dimension() or 0
 
@@ -60,7 +72,9 @@ class TransformersEncoder:
         """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero."""
         options = {"prompt": self._folder.prefixes[kind], "batch_size": self._folder.batch_rows}
         return encode_readable(
-            texts, self.dimension, lambda readable: self._model.encode(readable, **options, show_progress_bar=False)
+            texts,
+            self.dimension,
+            lambda readable: self._model.encode(readable, **options, show_progress_bar=False),
         )
 
 

@@ -14,8 +14,8 @@ Features are in [0, 1] but the last:
     date              1 if it was published on a day that the question names, else 0
     document_length   ln of the number of chunks of its document: long documents match much by chance
 
-Fit is BM25 over the terms of :mod:`.sentence_terms`, where a term counts as often as sentences have it. Shares make
-numbers comparable between questions, and between a question's parts and sources.
+Fit is BM25 over the terms of :mod:`.sentence_terms`, where a term counts as often as sentences have
+it. Shares make numbers comparable between questions, and between a question's parts and sources.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,8 @@ Floats = NDArray[np.float64]
 FEATURES = (
     "bm25", "dense", "passage", "sentence", "source_passage", "source_sentence", "date", "document_length"
 )  # fmt: skip
-K1, B = 0.9, 0.4
+K1 = 0.9
+B = 0.4
 """BM25's parameters, as in the published baselines; here for passages and for sentences."""
 
 
@@ -56,40 +57,53 @@ class CandidateFinder:
     names: SourceNames
     config: FusionConfig
 
-    def find(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Candidates]:
+    def find(
+        self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
+    ) -> list[Candidates]:
         """Return at least the best ``top_k`` allowed rows of either half for every query."""
         depth = max(self.config.depth, top_k)
-        halves = [retriever.search(queries, depth, allowed_N) for retriever in (self.bm25, self.dense)]
+        halves = [
+            retriever.search(queries, depth, allowed_N) for retriever in (self.bm25, self.dense)
+        ]
         candidates: list[Candidates] = []
+
         for query, *rankings in zip(queries, *halves, strict=True):
             question = split_question(query, self.names)
             rows = [ranking.rows_K for ranking in rankings]
+
             for source in question.sources:
                 of_source_N = self.table.source_N == source
                 mask_N = of_source_N if allowed_N is None else of_source_N & allowed_N
                 [ranking] = self.bm25.search([query], self.config.source_depth, mask_N)
                 rows.append(ranking.rows_K)
+
             rows_C = np.unique(np.concatenate(rows))
             candidates.append(Candidates(rows_C, self._features(rows_C, rankings, depth, question)))
+
         return candidates
 
     def _features(
-        self, rows_C: NDArray[np.int64], halves: Sequence[Ranking], depth: int, question: QuestionParts
+        self,
+        rows_C: NDArray[np.int64],
+        halves: Sequence[Ranking],
+        depth: int,
+        question: QuestionParts,
     ) -> Floats:
         """Return features_CF. ``halves`` are the rankings of BM25 and dense, of at most ``depth`` rows."""
         if not len(rows_C):
             return np.zeros((0, len(FEATURES)))
-        passage_CP, sentence_CP = _fits(rows_C, question, self.terms)
-        best_sentence_C = sentence_CP.max(axis=1)
-        source_C, day_C = self.table.source_N[rows_C], self.table.day_N[rows_C]
+        passage_CQ, sentence_CQ = _fits(rows_C, question, self.terms)
+        best_sentence_C = sentence_CQ.max(axis=1)
+        source_C = self.table.source_N[rows_C]
+        day_C = self.table.day_N[rows_C]
         on_a_day_C = np.zeros(len(rows_C), dtype=np.bool_)
         for first, last in question.days:
             on_a_day_C |= (first <= day_C) & (day_C <= last)
         columns = (
             *(_listed_share(ranking, rows_C, depth) for ranking in halves),
-            _share(passage_CP[:, 1:]).max(axis=1),
+            _share(passage_CQ[:, 1:]).max(axis=1),
             _share(best_sentence_C),
-            _share_within(passage_CP[:, 0], source_C, question.sources),
+            _share_within(passage_CQ[:, 0], source_C, question.sources),
             _share_within(best_sentence_C, source_C, question.sources),
             on_a_day_C.astype(np.float64),
             np.log(self.terms.doc_chunks_N[rows_C]),
@@ -104,39 +118,49 @@ class HybridRetriever:
     finder: CandidateFinder
     weights_F: Floats
 
-    def search(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
+    def search(
+        self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
+    ) -> list[Ranking]:
         """Rank the allowed rows that either half lists; scores compare rows of one query, and may be negative."""
-        return [order(own, self.weights_F, top_k) for own in self.finder.find(queries, top_k, allowed_N)]
+        return [
+            order(own, self.weights_F, top_k) for own in self.finder.find(queries, top_k, allowed_N)
+        ]
 
 
 def order(candidates: Candidates, weights_F: Floats, top_k: int) -> Ranking:
     """Return the best candidates by weighted sum, then by row."""
-    scores_C = (candidates.features_CF * weights_F).sum(axis=1)  # no matrix product, so that equal candidates tie
+    # No matrix product, so that equal candidates tie
+    scores_C = (candidates.features_CF * weights_F).sum(axis=1)
     return rank(candidates.rows_C, scores_C.astype(np.float32), top_k)
 
 
-def _fits(rows_C: NDArray[np.int64], question: QuestionParts, terms: SentenceTerms) -> tuple[Floats, Floats]:
+def _fits(
+    rows_C: NDArray[np.int64], question: QuestionParts, terms: SentenceTerms
+) -> tuple[Floats, Floats]:
     """Return the fit of each candidate, and of its best sentence, to the whole question (column 0) and its parts."""
     parts = [term_ids(text) for text in (question.whole, *question.parts)]
     terms_U = np.unique(np.concatenate(parts))
     if not len(terms_U):
-        nothing_CP = np.zeros((len(rows_C), len(parts)))
-        return nothing_CP, nothing_CP
-    weights_PU = np.stack([np.isin(terms_U, part) for part in parts]) * terms.idf(terms_U)
+        nothing_CQ = np.zeros((len(rows_C), len(parts)))
+        return nothing_CQ, nothing_CQ
+
+    weights_QU = np.stack([np.isin(terms_U, part) for part in parts]) * terms.idf(terms_U)
     matches = terms.match(rows_C, terms_U)
     mean_row = max(len(terms.terms) / len(terms), 1.0)
     damping_C1 = K1 * (1 - B + B * matches.length_C[:, None] / mean_row)
     saturated_CU = matches.counts_CU / (matches.counts_CU + damping_C1)
     # No matrix product: its rounding may depend on the row, and equal candidates must tie.
-    passage_CP = np.stack([(saturated_CU * weights_U).sum(axis=1) for weights_U in weights_PU], axis=1)
+    passage_CQ = np.stack(
+        [(saturated_CU * weights_U).sum(axis=1) for weights_U in weights_QU], axis=1
+    )
     sentences = len(matches.length_S)
     mean_sentence = max(len(terms.terms) / (len(terms.sentence_starts) - 1), 1.0)
     damping_S = 1 + K1 * (1 - B + B * matches.length_S / mean_sentence)
-    fits_PS = [
+    fits_QS = [
         np.bincount(matches.sentence_M, weights_U[matches.term_M], minlength=sentences) / damping_S
-        for weights_U in weights_PU
+        for weights_U in weights_QU
     ]
-    return passage_CP, np.maximum.reduceat(np.stack(fits_PS), matches.starts_C, axis=1).T
+    return passage_CQ, np.maximum.reduceat(np.stack(fits_QS), matches.starts_C, axis=1).T
 
 
 def _share(fits_C: Floats) -> Floats:
@@ -152,6 +176,7 @@ def _share_within(fits_C: Floats, source_C: NDArray[np.int32], sources: Sequence
         of_source_C = source_C == source
         if of_source_C.any():
             shares_C[of_source_C] = _share(fits_C[of_source_C])
+
     return shares_C
 
 

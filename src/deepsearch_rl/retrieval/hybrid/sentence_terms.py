@@ -6,7 +6,8 @@
     frequency.npy    int32: in how many chunks a term occurs, by the term modulo the array's length
     doc_chunks.npy   int32 N: into how many chunks the row's document was cut
 
-A term is the CRC-32 of its spelling, so that no vocabulary needs to be held. A chunk's title is its first sentence.
+A term is the CRC-32 of its spelling, so that no vocabulary needs to be held. A chunk's title is its
+first sentence.
 """
 
 import zlib
@@ -37,6 +38,7 @@ def write_sentence_terms(chunks: Iterable[Chunk], folder: Path) -> None:
     folder.mkdir()
     frequency = np.zeros(BUCKETS, dtype=np.int32)
     sentences = terms = 0
+
     with (
         GrowingArray(folder / "rows.npy", np.int64) as row_starts,
         GrowingArray(folder / "sentences.npy", np.int64) as sentence_starts,
@@ -47,15 +49,19 @@ def write_sentence_terms(chunks: Iterable[Chunk], folder: Path) -> None:
             row_starts.append(sentences)
             doc_chunks.append(chunk.metadata.doc_chunks)
             texts = [chunk.contents[start:end] for start, end in sentence_spans(chunk.contents)]
-            terms_by_sentence = list(map(term_ids, texts or [""]))  # every row has a sentence
+            # Every row has a sentence
+            terms_by_sentence = list(map(term_ids, texts or [""]))
             for terms_of_sentence in terms_by_sentence:
                 sentence_starts.append(terms)
                 terms += len(terms_of_sentence)
                 all_terms.extend(terms_of_sentence)
+
             sentences += len(terms_by_sentence)
             frequency[np.unique(np.concatenate(terms_by_sentence) % BUCKETS)] += 1
+
         row_starts.append(sentences)
         sentence_starts.append(terms)
+
     np.save(folder / "frequency.npy", frequency)
 
 
@@ -84,12 +90,20 @@ class SentenceTerms:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Open what :func:`write_sentence_terms` wrote; raise ArtifactError where a file is missing or damaged."""
-        rows, sentences = (open_column(folder / f"{name}.npy", np.int64) for name in ("rows", "sentences"))
+        rows, sentences = (
+            open_column(folder / f"{name}.npy", np.int64) for name in ("rows", "sentences")
+        )
         terms = open_column(folder / "terms.npy", np.uint32)
-        frequency, doc_chunks = (open_column(folder / f"{name}.npy", np.int32) for name in ("frequency", "doc_chunks"))
+        frequency, doc_chunks = (
+            open_column(folder / f"{name}.npy", np.int32) for name in ("frequency", "doc_chunks")
+        )
         fit = len(rows) == len(doc_chunks) + 1 > 1 and len(frequency) == BUCKETS
+
         if not fit or rows[-1] != len(sentences) - 1 or sentences[-1] != len(terms):
-            raise ArtifactError(f"the files in {folder} do not fit each other; build the index again.")
+            raise ArtifactError(
+                f"the files in {folder} do not fit each other; build the index again."
+            )
+
         return cls(rows, sentences, terms, frequency, doc_chunks)
 
     def __len__(self) -> int:
@@ -103,12 +117,15 @@ class SentenceTerms:
     def match(self, rows_C: NDArray[np.int64], terms_U: NDArray[np.uint32]) -> Matches:
         """Find at least one term, ascending, in the sentences of at least one row."""
         sentences_S, starts_C = _ranges(self.row_starts[rows_C], self.row_starts[rows_C + 1])
-        places, starts_S = _ranges(self.sentence_starts[sentences_S], self.sentence_starts[sentences_S + 1])
+        places, starts_S = _ranges(
+            self.sentence_starts[sentences_S], self.sentence_starts[sentences_S + 1]
+        )
         length_S = np.diff(starts_S, append=len(places))
         terms = self.terms[places]
         term = np.minimum(np.searchsorted(terms_U, terms), len(terms_U) - 1)
         matching_M = np.flatnonzero(terms_U[term] == terms)
-        sentence_M, term_M = np.repeat(np.arange(len(sentences_S)), length_S)[matching_M], term[matching_M]
+        sentence_M = np.repeat(np.arange(len(sentences_S)), length_S)[matching_M]
+        term_M = term[matching_M]
         row_M = np.searchsorted(starts_C, sentence_M, side="right") - 1
         counts = np.bincount(row_M * len(terms_U) + term_M, minlength=len(rows_C) * len(terms_U))
         return Matches(
@@ -121,7 +138,9 @@ class SentenceTerms:
         )
 
 
-def _ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _ranges(
+    starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the numbers of several ranges one after the other, and where each range begins among them."""
     lengths = ends - starts
     begins = np.cumsum(lengths) - lengths

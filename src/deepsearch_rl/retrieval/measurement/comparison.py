@@ -1,7 +1,7 @@
 """An index's retrievers over questions with gold evidence: means and 95 % intervals.
 
-The hybrid is scored by cross-validation. Intervals are percentile bootstraps over questions (Efron and Tibshirani 1993,
-ch. 13); a difference is taken question by question before it is resampled.
+The hybrid is scored by cross-validation. Intervals are percentile bootstraps over questions (Efron
+and Tibshirani 1993, ch. 13); a difference is taken question by question before it is resampled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,8 @@ from deepsearch_rl.retrieval.searcher import Searcher, open_finder, open_retriev
 
 COMPARED = {"bm25": "bm25", "dense": "dense", "rrf": "reciprocal_ranks", "hybrid": "hybrid"}
 """What is compared, each with its name for :func:`open_retriever`."""
-MEASURED_CHUNKS = 10_000  # chunk lengths are means over at most so many chunks, evenly spaced
+# Chunk lengths are means over at most so many chunks, evenly spaced
+MEASURED_CHUNKS = 10_000
 Scores = dict[str, NDArray[np.float64]]  # a score per question, by metric
 
 
@@ -70,21 +71,25 @@ def compare_retrievers(
 ) -> Comparison:
     """Score retrievers of an index, out of ``COMPARED``, over the questions whose gold evidence is known.
 
-    No ``retrievers`` means all that the index has the halves for.
-    ``searcher`` is any opened retriever of the index, for its chunks. ``learning`` says how the hybrid learns in every
-    fold; None scores the ranking that the index stores. ``seed`` draws the folds and the ``draws`` resamples.
-    Raise ArtifactError for too little gold evidence, UnknownNameError for a retriever that is not there, ConfigError
-    for one that needs a half which the index was built without.
+    No ``retrievers`` means all that the index has the halves for. ``searcher`` is any opened
+    retriever of the index, for its chunks. ``learning`` says how the hybrid learns in every fold;
+    None scores the ranking that the index stores. ``seed`` draws the folds and the ``draws``
+    resamples. Raise ArtifactError for too little gold evidence, UnknownNameError for a retriever
+    that is not there, ConfigError for one that needs a half which the index was built without.
     """
-    chunks, examples = searcher.chunks, with_gold(questions)
+    chunks = searcher.chunks
+    examples = with_gold(questions)
+
     if len(examples) < (learning.folds if learning else 1):
         raise ArtifactError(
             f"{len(examples)} of {len(questions)} questions have gold evidence (metadata.evidence_list, "
             "supporting_doc_ids or supporting_titles), which is too few to compare retrievers by."
         )
+
     built = manifest.read_manifest(index_dir)
     available = retrievers_of(built, COMPARED.values())
     scores: dict[str, Scores] = {}
+
     for name in retrievers or [name for name, ranking in COMPARED.items() if ranking in available]:
         ranking = look_up("retriever", name, COMPARED)
         if name == "hybrid" and learning is not None and len(built.config.halves) > 1:
@@ -95,11 +100,17 @@ def compare_retrievers(
         else:
             retriever = open_retriever(index_dir, built.config, built.fusion_weights, ranking)
             rows = score_retriever(retriever, chunks, examples, cutoffs)
+
         scores[name] = {metric: np.array([row[metric] for row in rows]) for metric in rows[0]}
+
     differences: Scores = {}
+
     if {"bm25", "dense", "hybrid"} <= scores.keys():
         better = scores[max(("bm25", "dense"), key=lambda name: sum(scores[name][MRR]))]
-        differences = {metric: values_Q - better[metric] for metric, values_Q in scores["hybrid"].items()}
+        differences = {
+            metric: values_Q - better[metric] for metric, values_Q in scores["hybrid"].items()
+        }
+
     kinds = [gold.kind for _, gold in examples]
     return Comparison(
         questions=len(examples),
@@ -114,10 +125,13 @@ def compare_retrievers(
 
 def chunk_length(chunks: Sequence[Chunk]) -> ChunkLength:
     """Return the mean length of at least one chunk."""
-    rows = np.unique(np.linspace(0, len(chunks) - 1, min(len(chunks), MEASURED_CHUNKS)).astype(int)).tolist()
+    rows = np.unique(
+        np.linspace(0, len(chunks) - 1, min(len(chunks), MEASURED_CHUNKS)).astype(int)
+    ).tolist()
     texts = [chunks[row].contents for row in rows]
     return ChunkLength(
-        words=round(fmean(len(text.split()) for text in texts), 1), characters=round(fmean(map(len, texts)), 1)
+        words=round(fmean(len(text.split()) for text in texts), 1),
+        characters=round(fmean(map(len, texts)), 1),
     )
 
 
@@ -125,10 +139,13 @@ def intervals(scores: Scores, seed: int, draws: int) -> dict[str, Interval]:
     """Return the mean of every metric with its interval, all from the same resamples of the questions."""
     result: dict[str, Interval] = {}
     for metric, values_Q in scores.items():
-        mean, size, generator = float(values_Q.mean()), len(values_Q), np.random.default_rng(seed)
+        mean = float(values_Q.mean())
+        size = len(values_Q)
+        generator = np.random.default_rng(seed)
         means = [values_Q[generator.integers(0, size, size)].mean() for _ in range(draws)]
         low, high = np.percentile(means or [mean], (2.5, 97.5)).tolist()
         result[metric] = Interval(mean=mean, low=low, high=high)
+
     return result
 
 
@@ -137,8 +154,10 @@ def opened_finder(index_dir: Path, chunks: Sequence[Chunk]) -> Iterator[Candidat
     """Yield an index's finder of candidates; missing sentence terms are made in a temporary folder."""
     config = manifest.read_manifest(index_dir).config
     terms = index_dir / manifest.TERMS_FOLDER
+
     with TemporaryDirectory(prefix="sentence-terms-") as folder:
         if not terms.is_dir():
             terms = Path(folder, "terms")
             write_sentence_terms(chunks, terms)
+
         yield open_finder(index_dir, config, terms)

@@ -1,9 +1,10 @@
 """Recall, speed and memory of every kind of vector index, over the vectors at hand, at rising effort.
 
 - *recall@5*: the mean share of the true five nearest rows that are among the first five hits;
-- *queries/s*: per CPU second of one thread, all files in the page cache (so that a busy machine does not tell);
-- *memory*: the file that a search scans, which should stay in the page cache (codes of 4 bits are read into memory).
-  Vectors that are only refined from are not counted: a search reads a few rows.
+- *queries/s*: per CPU second of one thread, all files in the page cache (so that a busy machine
+  does not tell);
+- *memory*: the file that a search scans, which should stay in the page cache (codes of 4 bits are
+  read into memory). Vectors that are only refined from are not counted: a search reads a few rows.
 """
 
 import csv
@@ -63,41 +64,69 @@ class Queries:
 
 def recall(rows: Sequence[NDArray[np.int64]], true_QK: NDArray[np.int64]) -> float:
     """Return the mean share of the K true rows of a query that are among its rows."""
-    return float(np.mean([np.isin(true_K, rows_K).mean() for true_K, rows_K in zip(true_QK, rows, strict=True)]))
+    return float(
+        np.mean(
+            [np.isin(true_K, rows_K).mean() for true_K, rows_K in zip(true_QK, rows, strict=True)]
+        )
+    )
 
 
-def without_own(rows: Sequence[NDArray[np.int64]], own_Q: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def without_own(
+    rows: Sequence[NDArray[np.int64]], own_Q: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
     """Return the first :data:`TOP_K` rows of each query that are not the query's own."""
     return [rows_K[rows_K != own][:TOP_K] for rows_K, own in zip(rows, own_Q, strict=True)]
 
 
-def prepare_queries(file: VectorFile, queries: Path | None, sampled: int, out: Path, seed: int) -> Queries:
+def prepare_queries(
+    file: VectorFile, queries: Path | None, sampled: int, out: Path, seed: int
+) -> Queries:
     """Find the true rows of the vectors in ``queries``, or of ``sampled`` rows of the file, not counting themselves."""
     if file.rows <= TOP_K:
-        raise ConfigError(f"{file.rows} vectors are too few to measure recall@{TOP_K}; {TOP_K + 1} are needed.")
+        raise ConfigError(
+            f"{file.rows} vectors are too few to measure recall@{TOP_K}; {TOP_K + 1} are needed."
+        )
+
     if queries is None:
-        own_Q = np.sort(np.random.default_rng(seed).choice(file.rows, min(sampled, file.rows), replace=False))
+        own_Q = np.sort(
+            np.random.default_rng(seed).choice(file.rows, min(sampled, file.rows), replace=False)
+        )
         queries_QD = file.vectors_ND[own_Q].astype(np.float32)
     else:
         queries_QD = np.array(open_vector_file(queries).vectors_ND, dtype=np.float32)
         own_Q = np.full(len(queries_QD), -1)
+
     if queries_QD.shape[1] != file.dimension:
-        raise ArtifactError(f"{queries} has {queries_QD.shape[1]} dimensions and the vectors have {file.dimension}.")
+        raise ArtifactError(
+            f"{queries} has {queries_QD.shape[1]} dimensions and the vectors have {file.dimension}."
+        )
+
     np.save(out, queries_QD)
-    return Queries(out, np.stack(without_own(exact_rows(file, queries_QD, TOP_K + 1), own_Q)), own_Q)
+    return Queries(
+        out, np.stack(without_own(exact_rows(file, queries_QD, TOP_K + 1), own_Q)), own_Q
+    )
 
 
-def exact_rows(file: VectorFile, queries_QD: NDArray[np.float32], top_k: int) -> list[NDArray[np.int64]]:
+def exact_rows(
+    file: VectorFile, queries_QD: NDArray[np.float32], top_k: int
+) -> list[NDArray[np.int64]]:
     """Return the true best rows of every query."""
-    index, batches = FlatIndex(file), np.array_split(queries_QD, len(queries_QD) // EXACT_BATCH + 1)
-    rankings = (index.search(batch_QD, top_k) for batch_QD in track(batches, "exact search", len(batches), "batches"))
+    index = FlatIndex(file)
+    batches = np.array_split(queries_QD, len(queries_QD) // EXACT_BATCH + 1)
+    rankings = (
+        index.search(batch_QD, top_k)
+        for batch_QD in track(batches, "exact search", len(batches), "batches")
+    )
     return [ranking.rows_K for of_batch in rankings for ranking in of_batch]
 
 
-def sweeps(rows: int, dimension: int, kinds: Sequence[str], nlist: int | None) -> list[list[VectorsConfig]]:
+def sweeps(
+    rows: int, dimension: int, kinds: Sequence[str], nlist: int | None
+) -> list[list[VectorsConfig]]:
     """Return the settings of every build; product codes are built once, to be searched with refining and without.
 
-    Codes are a byte per eight dimensions, as the published wiki-18 index has them, or four bits per six.
+    Codes are a byte per eight dimensions, as the published wiki-18 index has them, or four bits per
+    six.
     """
     for kind in kinds:
         look_up("kind of vector index", kind, dict.fromkeys(KINDS))
@@ -110,7 +139,11 @@ def sweeps(rows: int, dimension: int, kinds: Sequence[str], nlist: int | None) -
     }
     visits = [{"nprobe": nprobe, **cells} for nprobe in NPROBES if nprobe < cells["nlist"]]
     visits.append({"nprobe": cells["nlist"], **cells})
-    builds: list[list[dict[str, Any]]] = [[{"kind": "flat"}], [{"kind": "ivf_flat", **visit} for visit in visits]]
+    builds: list[list[dict[str, Any]]] = [
+        [{"kind": "flat"}],
+        [{"kind": "ivf_flat", **visit} for visit in visits],
+    ]
+
     for nbits, most in ((8, dimension // 8), (4, dimension // 6)):
         if 2**nbits <= train_rows:
             m = max(part for part in range(1, max(most, 1) + 1) if dimension % part == 0)
@@ -120,16 +153,25 @@ def sweeps(rows: int, dimension: int, kinds: Sequence[str], nlist: int | None) -
                 for factor in REFINE_FACTORS
                 for code in codes
             ]
-            builds.append([*refined, *({"kind": "ivf_pq", **code} for code in codes)])  # the first is what is built
+            # The first is what is built
+            builds.append([*refined, *({"kind": "ivf_pq", **code} for code in codes)])
+
     graph = {"kind": "hnsw", "links": 16, "ef_construction": 100}
     builds.append([{**graph, "ef_search": effort} for effort in EF_SEARCHES])
     parse = TypeAdapter[VectorsConfig](VectorsConfig).validate_python
-    selection = [[parse(setting) for setting in build if setting["kind"] in kinds] for build in builds]
+    selection = [
+        [parse(setting) for setting in build if setting["kind"] in kinds] for build in builds
+    ]
     return [build for build in selection if build]
 
 
 def measure_frontier(
-    vectors: Path, queries: Queries, settings: Sequence[Sequence[VectorsConfig]], batch: int, out: Path, seed: int
+    vectors: Path,
+    queries: Queries,
+    settings: Sequence[Sequence[VectorsConfig]],
+    batch: int,
+    out: Path,
+    seed: int,
 ) -> list[Point]:
     """Make every build in a folder below ``out`` that is removed again, and measure its settings."""
     points: list[Point] = []
@@ -140,21 +182,32 @@ def measure_frontier(
                 for config in build:
                     points.append(_measure(Path(folder), config, queries, batch))
                     bar.advance(note=f"{config.kind}: recall {points[-1].recall_at_5:.3f}")
+
     return points
 
 
 def _measure(folder: Path, config: VectorsConfig, queries: Queries, batch: int) -> Point:
-    files = {"flat": (VECTORS_FILE,), "ivf_pq_refine": (INDEX_FILE, VECTORS_FILE)}.get(config.kind, (INDEX_FILE,))
-    sizes_mb = [(folder / name).stat().st_size / MEGABYTE for name in files]  # the file that a search scans comes first
-    index, queries_QD = open_vector_index(folder, config), np.load(queries.path)
+    files = {"flat": (VECTORS_FILE,), "ivf_pq_refine": (INDEX_FILE, VECTORS_FILE)}.get(
+        config.kind, (INDEX_FILE,)
+    )
+    # The file that a search scans comes first
+    sizes_mb = [(folder / name).stat().st_size / MEGABYTE for name in files]
+    index = open_vector_index(folder, config)
+    queries_QD = np.load(queries.path)
     batches = [queries_QD[start : start + batch] for start in range(0, len(queries_QD), batch)]
     rows: list[NDArray[np.int64]] = []
     times_s: list[float] = []
+
     with threadpool_limits(1):
         for _ in range(REPEATS):
             began_s = time.process_time()
-            rows = [ranking.rows_K for batch_QD in batches for ranking in index.search(batch_QD, TOP_K + 1)]
+            rows = [
+                ranking.rows_K
+                for batch_QD in batches
+                for ranking in index.search(batch_QD, TOP_K + 1)
+            ]
             times_s.append(time.process_time() - began_s)
+
     return Point(
         config,
         recall_at_5=recall(without_own(rows, queries.own_Q), queries.true_QK),
@@ -167,7 +220,11 @@ def _measure(folder: Path, config: VectorsConfig, queries: Queries, batch: int) 
 def recommend(points: Sequence[Point], budget_mb: float, target: float) -> Point | None:
     """Return the fastest setting in the budget that reaches the target, else the nearest to it; None if none fits."""
     fitting = [point for point in points if point.memory_mb <= budget_mb]
-    return max(fitting, key=lambda point: (min(point.recall_at_5, target), point.queries_per_s), default=None)
+    return max(
+        fitting,
+        key=lambda point: (min(point.recall_at_5, target), point.queries_per_s),
+        default=None,
+    )
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
@@ -176,14 +233,19 @@ def pareto(points: Sequence[Point]) -> list[Point]:
     for point in sorted(points, key=lambda point: (-point.recall_at_5, -point.queries_per_s)):
         if not best or point.queries_per_s > best[-1].queries_per_s:
             best.append(point)
+
     return best[::-1]
 
 
 def require_room(vectors: Path, out: Path) -> None:
     """Raise ConfigError where a copy and a half of the vectors would fill the disk: the largest kinds hold a copy."""
-    needed, free = vectors.stat().st_size * 1.5, shutil.disk_usage(out).free
+    needed = vectors.stat().st_size * 1.5
+    free = shutil.disk_usage(out).free
+
     if free < needed:
-        raise ConfigError(f"{out} has {free / 1e9:.1f} GB of room, and building in turn takes {needed / 1e9:.1f} GB.")
+        raise ConfigError(
+            f"{out} has {free / 1e9:.1f} GB of room, and building in turn takes {needed / 1e9:.1f} GB."
+        )
 
 
 def described(point: Point) -> str:

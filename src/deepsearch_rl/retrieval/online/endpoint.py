@@ -1,10 +1,12 @@
 """A search endpoint: the YAML file that describes it, and the exchange of one query for one answer.
 
-``{query}``, ``{top_k}`` and ``{key}`` are filled into the URL (percent-encoded), the header values and every string of
-the body. A string of the body that is ``"{top_k}"`` and nothing else becomes a number. Paths into the answer are dotted
-keys, where a number is a position in a list: ``web.results``, ``data.0.items``. docs/retrieval.md has examples.
+``{query}``, ``{top_k}`` and ``{key}`` are filled into the URL (percent-encoded), the header values
+and every string of the body. A string of the body that is ``"{top_k}"`` and nothing else becomes a
+number. Paths into the answer are dotted keys, where a number is a position in a list:
+``web.results``, ``data.0.items``. docs/retrieval.md has examples.
 
-The HTTP transport is used without a client around it: a client would log URLs, and the key may be in one.
+The HTTP transport is used without a client around it: a client would log URLs, and the key may be
+in one.
 """
 
 import contextlib
@@ -26,14 +28,21 @@ from deepsearch_rl.files import first_problem
 from deepsearch_rl.rate_limits import rate_limits
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.redaction import public_address, redact
-from deepsearch_rl.retries import retry, retry_after_s, wait_for_capacity
+from deepsearch_rl.retries import (
+    is_out_of_money,
+    is_quota_spent,
+    retry,
+    retry_after_s,
+    wait_for_capacity,
+)
 
 logger = logging.getLogger(__name__)
 
 PLACEHOLDERS = ("query", "top_k", "key")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 ERROR_CHARS = 200
-REFUSED_CLIENT = (401, 402, 403)  # the key is missing or wrong, or its budget is spent
+# The key is missing or wrong, or its budget is spent (Tavily: 432, 433)
+REFUSED_CLIENT = (401, 402, 403, 432, 433)
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 AnswerPath = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]
@@ -43,17 +52,28 @@ ResultField = Literal["title", "text", "url", "score"]
 class FieldMap(Record):
     """Where an answer holds the parts of a passage. The paths of a result start at that result."""
 
-    results: AnswerPath | None = Field(description="path of the list of results; null: the answer is that list")
-    title: AnswerPath | None = Field(default=None, description="becomes the first line of the passage")
-    text: AnswerPath = Field(description="the passage: a string, or a list of strings, which become lines")
+    results: AnswerPath | None = Field(
+        description="path of the list of results; null: the answer is that list"
+    )
+    title: AnswerPath | None = Field(
+        default=None, description="becomes the first line of the passage"
+    )
+    text: AnswerPath = Field(
+        description="the passage: a string, or a list of strings, which become lines"
+    )
     url: AnswerPath | None = Field(default=None, description="becomes the passage's id")
-    score: AnswerPath | None = Field(default=None, description="a number, more is better; null: 1 / rank")
+    score: AnswerPath | None = Field(
+        default=None, description="a number, more is better; null: 1 / rank"
+    )
     metadata: dict[str, AnswerPath] = Field(
         default_factory=dict, description="further fields by name, taken where the result has them"
     )
-    optional: tuple[ResultField, ...] = Field(default=(), description="fields that may be missing in a result")
+    optional: tuple[ResultField, ...] = Field(
+        default=(), description="fields that may be missing in a result"
+    )
     results_optional: bool = Field(
-        default=False, description="whether an answer without the list means no results; otherwise it is an error"
+        default=False,
+        description="whether an answer without the list means no results; otherwise it is an error",
     )
 
 
@@ -61,7 +81,9 @@ class OnlineConfig(Record):
     """A search endpoint. Request and fields have no defaults; limits have."""
 
     name: NonEmpty = Field(description="its name in errors")
-    url: NonEmpty = Field(description="template, http or https; a key is sent over https or to loopback alone")
+    url: NonEmpty = Field(
+        description="template, http or https; a key is sent over https or to loopback alone"
+    )
     method: Literal["GET", "POST"] = "GET"
     headers: dict[str, str] = Field(default_factory=dict, description="templates of header values")
     body: JsonValue = Field(default=None, description="template of the JSON body of a POST")
@@ -72,35 +94,62 @@ class OnlineConfig(Record):
     max_results: int = Field(default=20, ge=1, description="upper limit of top_k in a request")
     max_concurrency: int = Field(default=8, ge=1, description="requests at once")
     timeout_s: float = Field(default=10.0, gt=0, description="for one attempt")
-    attempts: int = Field(default=3, ge=1, description="for 429, 5xx, lost connections and time-outs")
-    backoff_s: float = Field(default=0.5, ge=0, description="before the second attempt; doubles with each")
-    max_wait_s: float = Field(default=10.0, ge=0, description="longest wait; a Retry-After beyond it ends the attempts")
+    attempts: int = Field(
+        default=3, ge=1, description="for 429, 5xx, lost connections and time-outs"
+    )
+    backoff_s: float = Field(
+        default=0.5, ge=0, description="before the second attempt; doubles with each"
+    )
+    max_wait_s: float = Field(
+        default=10.0, ge=0, description="longest wait; a Retry-After beyond it ends the attempts"
+    )
     requests_per_minute: int | None = Field(
         default=None, ge=1, description="of this process, all searches together; null: no limit"
     )
     rate_limit_wait_s: float = Field(
-        default=300.0, ge=0, description="how long a search may wait in all for 429 without a Retry-After"
+        default=300.0,
+        ge=0,
+        description="how long a search may wait in all for 429 without a Retry-After",
     )
-    max_response_bytes: int = Field(default=4_000_000, ge=1, description="a longer answer is an error")
+    max_response_bytes: int = Field(
+        default=4_000_000, ge=1, description="a longer answer is an error"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "{" in parts.netloc:
-            raise ValueError("url must begin with http:// or https:// and a host without placeholders")
+            raise ValueError(
+                "url must begin with http:// or https:// and a host without placeholders"
+            )
+
         if self.body is not None and self.method == "GET":
             raise ValueError("a GET has no body; set method: POST")
         visible = [self.url, *self.headers.values()]
+
         for name in (name for text in visible for name in _PLACEHOLDER.findall(text)):
             if name not in PLACEHOLDERS:
-                raise ValueError(f"unknown placeholder {{{name}}}; there are {{query}}, {{top_k}} and {{key}}")
+                raise ValueError(
+                    f"unknown placeholder {{{name}}}; there are {{query}}, {{top_k}} and {{key}}"
+                )
+
         templates = [*visible, repr(self.body)]
         if not any("{query}" in template for template in templates):
             raise ValueError("neither url nor body nor headers hold {query}")
-        if any("{key}" in template for template in templates) != (self.api_key_variable is not None):
-            raise ValueError("{key} and api_key_variable go together: one is given without the other")
-        if self.api_key_variable and parts.scheme == "http" and parts.hostname not in LOOPBACK_HOSTS:
+        if any("{key}" in template for template in templates) != (
+            self.api_key_variable is not None
+        ):
+            raise ValueError(
+                "{key} and api_key_variable go together: one is given without the other"
+            )
+
+        if (
+            self.api_key_variable
+            and parts.scheme == "http"
+            and parts.hostname not in LOOPBACK_HOSTS
+        ):
             raise ValueError("a key must not travel over plain http; use https")
+
         return self
 
     @property
@@ -114,7 +163,10 @@ def read_online_config(path: Path) -> OnlineConfig:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ArtifactError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from error
+        raise ArtifactError(
+            f"{path} cannot be read as YAML: {' '.join(str(error).split())}."
+        ) from error
+
     try:
         return OnlineConfig.model_validate(values)
     except ValidationError as error:
@@ -138,14 +190,18 @@ class SearchEndpoint:
     """Client of one endpoint; safe to use from several threads."""
 
     def __init__(self, config: OnlineConfig, key: str | None = None) -> None:
-        self.config, self._key = config, key
+        self.config = config
+        self._key = key
         self._limits = rate_limits(config.place, config.requests_per_minute)
-        self._transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=config.max_concurrency))
+        self._transport = httpx.HTTPTransport(
+            limits=httpx.Limits(max_connections=config.max_concurrency)
+        )
 
     def ask(self, query: str, top_k: int) -> JsonValue:
         """Return the parsed answer to a query.
 
-        Raise EndpointDownError where all attempts failed or the key was refused, else EndpointError.
+        Raise EndpointDownError where all attempts failed or the key was refused, else
+        EndpointError.
         """
         request = self._request({"query": query, "top_k": str(top_k), "key": self._key or ""})
         config = self.config
@@ -153,12 +209,17 @@ class SearchEndpoint:
         def log(failure: BaseException, _attempt: int) -> None:
             logger.warning("%s", self._message(f"{failure} Trying again."))
 
-        repeated = retry(config.attempts, config.backoff_s, _TryAgainError, log, max_wait_s=config.max_wait_s)
+        repeated = retry(
+            config.attempts, config.backoff_s, _TryAgainError, log, max_wait_s=config.max_wait_s
+        )
         patient = wait_for_capacity(_FullError, config.rate_limit_wait_s, log)
+
         try:
             return patient(repeated(self._exchange))(request)
         except _FullError as failure:
-            problem = f"{failure} It takes no more requests, for longer than rate_limit_wait_s allows."
+            problem = (
+                f"{failure} It takes no more requests, for longer than rate_limit_wait_s allows."
+            )
             raise EndpointDownError(self._message(problem)) from failure
         except _TryAgainError as failure:
             problem = f"{failure} ({config.attempts} attempts)."
@@ -171,62 +232,103 @@ class SearchEndpoint:
         return EndpointError(self._message(problem))
 
     def _message(self, problem: str) -> str:
-        return redact(f"online search {self.config.name!r} at {self.config.place}: {problem}", [self._key])
+        return redact(
+            f"online search {self.config.name!r} at {self.config.place}: {problem}", [self._key]
+        )
 
     def _request(self, values: Mapping[str, str]) -> httpx.Request:
         config = self.config
-        url = _fill(config.url, {name: quote(value, safe="", errors="replace") for name, value in values.items()})
+        url = _fill(
+            config.url,
+            {name: quote(value, safe="", errors="replace") for name, value in values.items()},
+        )
         headers = {"accept": "application/json", "accept-encoding": "identity"}
-        headers |= {name.lower(): _fill(template, values) for name, template in config.headers.items()}
+        headers |= {
+            name.lower(): _fill(template, values) for name, template in config.headers.items()
+        }
         content = None
         if config.method == "POST":
             content = orjson.dumps(_fill_body(config.body, values))
             headers = {"content-type": "application/json"} | headers
+
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         timeout = httpx.Timeout(config.timeout_s).as_dict()
+
         try:
-            return httpx.Request(config.method, url, headers=encoded, content=content, extensions={"timeout": timeout})
+            return httpx.Request(
+                config.method,
+                url,
+                headers=encoded,
+                content=content,
+                extensions={"timeout": timeout},
+            )
         except httpx.InvalidURL as error:
-            raise self.error(f"a query of {len(values['query'])} characters does not fit into its URL.") from error
+            raise self.error(
+                f"a query of {len(values['query'])} characters does not fit into its URL."
+            ) from error
 
     def _exchange(self, request: httpx.Request) -> JsonValue:
         """Send a request and return the parsed body of a success."""
-        config, body = self.config, bytearray()
+        config = self.config
+        body = bytearray()
         self._limits.wait_in_thread()
         deadline = time.monotonic() + config.timeout_s
+
         try:
             response = self._transport.handle_request(request)
             with contextlib.closing(response):
                 for block in response.iter_bytes():
                     body += block
                     if len(body) > config.max_response_bytes:
-                        raise self.error(f"the answer is longer than max_response_bytes, {config.max_response_bytes}.")
+                        raise self.error(
+                            f"the answer is longer than max_response_bytes, {config.max_response_bytes}."
+                        )
+
                     if time.monotonic() > deadline:
-                        raise _TryAgainError(f"the answer was not complete within {config.timeout_s:g} s.")
+                        raise _TryAgainError(
+                            f"the answer was not complete within {config.timeout_s:g} s."
+                        )
         except httpx.TimeoutException as error:
             raise _TryAgainError(f"no answer within {config.timeout_s:g} s.") from error
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise _TryAgainError(f"the connection failed ({str(error) or type(error).__name__}).") from error
-        # An endpoint may repeat the key, in a link for example. It goes first: a part of it would not be recognised.
+            raise _TryAgainError(
+                f"the connection failed ({str(error) or type(error).__name__})."
+            ) from error
+
+        # An endpoint may repeat the key, in a link for example. It goes first: a part of it would
+        # not be recognised.
         return self._parsed(response, redact(body.decode(errors="replace"), [self._key]))
 
     def _parsed(self, response: httpx.Response, text: str) -> JsonValue:
-        status, start = response.status_code, " ".join(text.split())[:ERROR_CHARS]
+        status = response.status_code
+        start = " ".join(text.split())[:ERROR_CHARS]
+
         if not response.is_success:
             quoted = f"status {status}" + (f", {start!r}" if start else "")
             wait_s = retry_after_s(response.headers)
-            if status == httpx.codes.TOO_MANY_REQUESTS and wait_s is None:
+            is_full = status == httpx.codes.TOO_MANY_REQUESTS
+            if is_quota_spent(text, wait_s) if is_full else is_out_of_money(text):
+                problem = f"{quoted}; its quota or its money is out: raise the plan, or wait until it begins anew."
+                raise EndpointDownError(self._message(problem))
+
+            if is_full and wait_s is None:
                 raise _FullError(f"{quoted}.")
-            if status == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
+            if is_full or response.is_server_error:
                 raise _TryAgainError(f"{quoted}.", wait_s)
-            if response.has_redirect_location:  # not followed: the key would travel along
-                target = redact(response.headers["location"], [self._key]).partition("?")[0][:ERROR_CHARS]
+            # Not followed: the key would travel along
+            if response.has_redirect_location:
+                target = redact(response.headers["location"], [self._key]).partition("?")[0][
+                    :ERROR_CHARS
+                ]
                 quoted = f"status {status}, a redirect to {target!r}; correct the url in the config"
+
             if status in REFUSED_CLIENT:  # whatever the query
                 if self.config.api_key_variable:
                     quoted += f"; is the key in {self.config.api_key_variable} right?"
                 raise EndpointDownError(self._message(quoted))
+
             raise self.error(quoted)
+
         try:
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:

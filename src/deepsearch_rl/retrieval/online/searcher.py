@@ -18,33 +18,50 @@ from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError
 
 MAX_ERROR_KEYS = 12
-_KINDS = {dict: "an object", list: "a list", str: "text", bool: "a truth value", int: "a number", float: "a number"}
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+}
 
 
 class OnlineSearcher:
     """Searches through an endpoint; safe to use from several threads, which share its limit of requests at once.
 
-    Every query is asked once, whatever happens to the others: a request may cost money. Once the endpoint is down, the
-    queries that were not asked yet fail with the same error.
+    Every query is asked once, whatever happens to the others: a request may cost money. Once the
+    endpoint is down, the queries that were not asked yet fail with the same error.
 
-    A result's id is its URL, or a digest of its contents. A hit's ``row`` is the result's place in the answer.
+    A result's id is its URL, or a digest of its contents. A hit's ``row`` is the result's place in
+    the answer.
     """
 
     def __init__(self, endpoint: SearchEndpoint) -> None:
-        self._endpoint, self.config = endpoint, endpoint.config
-        self._threads = ThreadPoolExecutor(self.config.max_concurrency, thread_name_prefix="online-search")
+        self._endpoint = endpoint
+        self.config = endpoint.config
+        self._threads = ThreadPoolExecutor(
+            self.config.max_concurrency, thread_name_prefix="online-search"
+        )
 
-    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+    def search(
+        self, queries: Sequence[str], top_k: int, where: Filter | None = None
+    ) -> list[list[Hit]]:
         """Return at most ``top_k`` >= 1 hits per query, best first; a blank query finds nothing, without a request.
 
         Raises:
             ConfigError: there is a filter, and an endpoint cannot be given one.
-            EndpointError: the endpoint failed for the only query, or its answer is not as the config says.
+            EndpointError: the endpoint failed for the only query, or its answer is not as the
+                config says.
             EndpointDownError: it failed in all attempts, for every query.
             QueriesFailedError: it failed for some queries of several.
         """
         if where is not None and where != Filter():
-            raise ConfigError(f"online search {self.config.name!r} takes no filters; put them into the query.")
+            raise ConfigError(
+                f"online search {self.config.name!r} takes no filters; put them into the query."
+            )
+
         outages: list[EndpointDownError] = []
 
         def outcome(query: str) -> list[Hit] | EndpointError:
@@ -78,19 +95,29 @@ class OnlineSearcher:
         if results is None and fields.results_optional:
             return []
         if not isinstance(results, list):
-            path = "the answer itself" if fields.results is None else f"results path {fields.results!r}"
-            problem = "leads nowhere" if results is None else f"is no list but {_KINDS[type(results)]}"
+            path = (
+                "the answer itself"
+                if fields.results is None
+                else f"results path {fields.results!r}"
+            )
+            problem = (
+                "leads nowhere" if results is None else f"is no list but {_KINDS[type(results)]}"
+            )
             raise self._endpoint.error(f"{path} {problem}; the answer {_keys_of(answer)}.")
+
         by_contents: dict[str, Hit] = {}
         ids: set[str] = set()
+
         for row, result in enumerate(results):
-            chunk, score = self._chunk(result, row), self._score(result, row)
+            chunk = self._chunk(result, row)
+            score = self._score(result, row)
             if chunk.contents in by_contents:
                 continue
             if chunk.id in ids:
                 chunk = chunk.model_copy(update={"id": _digest(chunk.contents)})
             ids.add(chunk.id)
             by_contents[chunk.contents] = Hit(row, score, chunk)
+
         return sorted(by_contents.values(), key=lambda hit: -hit.score)
 
     def _chunk(self, result: JsonValue, row: int) -> Chunk:
@@ -98,9 +125,16 @@ class OnlineSearcher:
         title = " ".join(self._text(result, row, "title").split()) or url
         contents = f"{title}\n{self._text(result, row, 'text')}"
         extra = {name: value_at(result, path) for name, path in self.config.fields.metadata.items()}
-        metadata: dict[str, JsonValue] = {name: value for name, value in extra.items() if value is not None}
+        metadata: dict[str, JsonValue] = {
+            name: value for name, value in extra.items() if value is not None
+        }
         id_ = url or _digest(contents)
-        metadata |= {**({"url": url} if url else {}), "doc_id": id_, "doc_chunks": 1, "doc_chunk_id": 0}
+        metadata |= {
+            **({"url": url} if url else {}),
+            "doc_id": id_,
+            "doc_chunks": 1,
+            "doc_chunk_id": 0,
+        }
         return Chunk(id=id_, contents=contents, metadata=ChunkMetadata.model_validate(metadata))
 
     def _text(self, result: JsonValue, row: int, field: ResultField) -> str:
@@ -109,7 +143,10 @@ class OnlineSearcher:
             return "\n".join(map(str, value))
         if value is not None and not isinstance(value, str):
             path = getattr(self.config.fields, field)
-            raise self._endpoint.error(f"result {row}: {field} path {path!r} holds {_KINDS[type(value)]}, not text.")
+            raise self._endpoint.error(
+                f"result {row}: {field} path {path!r} holds {_KINDS[type(value)]}, not text."
+            )
+
         return value or ""
 
     def _score(self, result: JsonValue, row: int) -> float:
@@ -117,18 +154,24 @@ class OnlineSearcher:
         if value is None:
             return 1 / (row + 1)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            path, kind = self.config.fields.score, _KINDS[type(value)]
-            raise self._endpoint.error(f"result {row}: score path {path!r} holds {kind}, no number.")
+            path = self.config.fields.score
+            kind = _KINDS[type(value)]
+            raise self._endpoint.error(
+                f"result {row}: score path {path!r} holds {kind}, no number."
+            )
+
         return float(value)
 
     def _field(self, result: JsonValue, row: int, field: ResultField) -> JsonValue:
         path: str | None = getattr(self.config.fields, field)
         value = None if path is None else value_at(result, path)
+
         if value is None and path is not None and field not in self.config.fields.optional:
             raise self._endpoint.error(
                 f"result {row} has nothing at {field} path {path!r}; it {_keys_of(result)}. Correct the path, or list "
                 f"{field!r} under `optional`."
             )
+
         return value
 
 
@@ -148,6 +191,7 @@ def value_at(value: JsonValue, path: str) -> JsonValue:
             value = value[int(part)]
         else:
             return None
+
     return value
 
 

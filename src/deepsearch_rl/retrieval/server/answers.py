@@ -1,6 +1,7 @@
 """Answers and pages as they are sent, and a bounded cache of answers.
 
-A document is written as JSON once, when it is found; a repeated query is then a look-up and a copy of bytes.
+A document is written as JSON once, when it is found; a repeated query is then a look-up and a copy
+of bytes.
 """
 
 import math
@@ -20,7 +21,8 @@ from deepsearch_rl.retrieval.searcher import Hit
 
 MAX_CACHE_BYTES = 32 * 2**20
 """Size of all cached answers, whatever their number: long answers must not push the memory up."""
-MAX_CACHED_BYTES = MAX_CACHE_BYTES // 64  # size of one cached answer: nobody asks for hundreds of passages twice
+# Size of one cached answer: nobody asks for hundreds of passages twice
+MAX_CACHED_BYTES = MAX_CACHE_BYTES // 64
 _PASSAGE_BYTES = 400  # about what a passage takes beside its texts
 
 
@@ -61,23 +63,37 @@ class Answer:
             if not math.isfinite(hit.score):
                 raise ValueError(f"the search gave passage {chunk.id!r} the score {hit.score}")
             metadata = chunk.metadata.model_dump(mode="json")
-            url = metadata.get("url") or chunk.id  # clients read it from every document, whatever the corpus
-            document = {"id": chunk.id, "contents": chunk.contents, "url": url, "metadata": metadata}
+            # Clients read it from every document, whatever the corpus
+            url = metadata.get("url") or chunk.id
+            document = {
+                "id": chunk.id,
+                "contents": chunk.contents,
+                "url": url,
+                "metadata": metadata,
+            }
             json = to_json(document, inf_nan_mode="null")
             passages.append(SentPassage(chunk.id, chunk.contents, hit.score, json))
+
         return cls(tuple(passages))
 
     def as_json(self, with_scores: bool) -> bytes:
         """Return ``[document, ...]``, or ``[{"document": document, "score": score}, ...]``."""
         items = [passage.document for passage in self.passages]
         if with_scores:
-            items = [b'{"document":%b,"score":%b}' % (item.document, to_json(item.score)) for item in self.passages]
+            items = [
+                b'{"document":%b,"score":%b}' % (item.document, to_json(item.score))
+                for item in self.passages
+            ]
+
         return b"[%b]" % b",".join(items)
 
     @property
     def size_bytes(self) -> int:
         """About what the answer takes in memory."""
-        return sum(_PASSAGE_BYTES + len(passage.contents) + len(passage.document) for passage in self.passages)
+        return sum(
+            _PASSAGE_BYTES + len(passage.contents) + len(passage.document)
+            for passage in self.passages
+        )
 
 
 class AnswerCache:
@@ -121,4 +137,7 @@ def normalise_url(url: str) -> str:
 
 def read_pages(path: Path) -> dict[str, bytes]:
     """Return the pages of a JSON Lines file for ``POST /access``, as JSON, by URL; raise as :func:`read_jsonl`."""
-    return {normalise_url(page.url): to_json(page, inf_nan_mode="null") for page in read_jsonl(path, Page)}
+    return {
+        normalise_url(page.url): to_json(page, inf_nan_mode="null")
+        for page in read_jsonl(path, Page)
+    }

@@ -1,13 +1,15 @@
 """A queue before the searcher: one search at a time, many queries per search.
 
-Searches run in a thread of their own, one after the other. Queries that arrive while one runs wait, and the next search
-takes as many of them as it may, one of each waiting request in turn, so that a request of thousands of queries delays
-the others by its fair share alone. A window lets a search wait for more queries even when nothing runs. Queries share a
-search where they ask for as many passages by the same filter: an approximate index, a fusion or a reranker looks
-further for ten passages than for three, and an answer must not depend on what else happened to wait.
+Searches run in a thread of their own, one after the other. Queries that arrive while one runs wait,
+and the next search takes as many of them as it may, one of each waiting request in turn, so that a
+request of thousands of queries delays the others by its fair share alone. A window lets a search
+wait for more queries even when nothing runs. Queries share a search where they ask for as many
+passages by the same filter: an approximate index, a fusion or a reranker looks further for ten
+passages than for three, and an answer must not depend on what else happened to wait.
 
-A search has a deadline. Whoever waits for a search beyond it is told so, and another thread takes the next search. Its
-queries are then searched for alone, so that the one that hangs does not take others with it again.
+A search has a deadline. Whoever waits for a search beyond it is told so, and another thread takes
+the next search. Its queries are then searched for alone, so that the one that hangs does not take
+others with it again.
 """
 
 import asyncio
@@ -24,8 +26,8 @@ from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError, SearchesChunks
 from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, SearchKey
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
+from deepsearch_rl.retrieval.server.limits import MAX_DOCUMENTS
 from deepsearch_rl.retrieval.server.metrics import Metrics
-from deepsearch_rl.retrieval.server.requests import MAX_DOCUMENTS
 from deepsearch_rl.retrieval.server.search_thread import SearchThread
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +54,8 @@ Outcomes = dict[SearchKey, Answer | SearchFailedError]
 class _Request:
     """The queries of one request that nobody had asked for before it."""
 
-    waiting: deque[tuple[int, SearchKey]] = field(default_factory=deque)  # with their numbers in the order of arrival
+    # With their numbers in the order of arrival
+    waiting: deque[tuple[int, SearchKey]] = field(default_factory=deque)
     unanswered: int = 0
 
 
@@ -67,11 +70,22 @@ class _Search:
 class SearchQueue:
     """A bounded queue and a cache before a searcher; equal queries share one search. Used with ``async with``."""
 
-    def __init__(self, searcher: SearchesChunks, config: RetrievalConfig, metrics: Metrics) -> None:
-        self._searcher, self._config, self._metrics = searcher, config, metrics
+    def __init__(
+        self,
+        searcher: SearchesChunks,
+        config: RetrievalConfig,
+        metrics: Metrics,
+        max_documents: int = MAX_DOCUMENTS,
+    ) -> None:
+        """``max_documents``: passages that a search of several queries may ask for in all."""
+        self._searcher = searcher
+        self._config = config
+        self._metrics = metrics
+        self._max_documents = max_documents
         self._cache = AnswerCache(config.cache_entries)
         self._in_flight: dict[SearchKey, _Search] = {}
-        self._requests: deque[_Request] = deque()  # those of which queries wait, the next one first
+        # Those of which queries wait, the next one first
+        self._requests: deque[_Request] = deque()
         self._waiting = 0  # queries of all of them
         self._pending = 0  # what the queries in flight count against ``max_pending``
         self._arrivals = 0
@@ -102,9 +116,12 @@ class SearchQueue:
                 f"{len(self._hanging)} searches have not returned within {self._config.search_timeout_s:g} s "
                 f"(search_timeout_s); if that goes on, restart the server."
             )
+
         return None
 
-    async def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[Answer]:
+    async def search(
+        self, queries: Sequence[str], top_k: int, where: Filter | None = None
+    ) -> list[Answer]:
         """Return one answer per query, with the hits that :meth:`SearchesChunks.search` gives.
 
         Raises:
@@ -113,7 +130,9 @@ class SearchQueue:
             SearchTimeoutError: it did not return within ``search_timeout_s``.
         """
         searches = [SearchKey(query, top_k, where) for query in queries]
-        answers = {search: answer for search in searches if (answer := self._cache.get(search)) is not None}
+        answers = {
+            search: answer for search in searches if (answer := self._cache.get(search)) is not None
+        }
         missing = dict.fromkeys(search for search in searches if search not in answers)
         self._metrics.cache_hits.inc(len(searches) - len(missing))
         if missing:
@@ -127,15 +146,18 @@ class SearchQueue:
         self._metrics.coalesced.inc(len(searches) - len(new))
         self._enqueue(new)
         futures = {search: self._in_flight[search].future for search in searches}
-        await asyncio.wait(futures.values())  # not awaited one by one: a client that leaves would cancel the others'
+        # Not awaited one by one: a client that leaves would cancel the others'
+        await asyncio.wait(futures.values())
         return {search: future.result() for search, future in futures.items()}
 
     def _admit(self, queries: int) -> None:
         """Raise OverloadedError where a request's new queries do not fit beside those of other requests.
 
-        A request counts no more queries than a search can take, so that a long one leaves room for others.
+        A request counts no more queries than a search can take, so that a long one leaves room for
+        others.
         """
-        pending, limit = self._pending, self._config.max_pending
+        pending = self._pending
+        limit = self._config.max_pending
         if queries and pending and pending + min(queries, self._config.max_batch) > limit:
             raise OverloadedError(f"{pending} queries wait and at most {limit} may; try again.")
 
@@ -143,10 +165,12 @@ class SearchQueue:
         if not searches:
             return
         request = _Request(unanswered=len(searches))
+
         for search in searches:
             self._in_flight[search] = _Search(request, self._loop.create_future())
             request.waiting.append((self._arrivals, search))
             self._arrivals += 1
+
         self._requests.append(request)
         self._waiting += len(searches)
         self._pending += min(len(searches), self._config.max_batch)
@@ -163,7 +187,9 @@ class SearchQueue:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._config.window_ms / 1000):
                         await self._full.wait()
+
             batch = self._next_batch()
+
             try:
                 await self._search_batch(batch)
             except Exception as error:  # noqa: BLE001 - a fault of this module must not leave anybody waiting
@@ -179,15 +205,17 @@ class SearchQueue:
         """Take the next searches, one of each request in turn, and return them in the order of their arrival."""
         batch: list[tuple[int, SearchKey]] = []
         documents = 0
+
         while self._requests and len(batch) < self._config.max_batch:
             request = self._requests[0]
             documents += request.waiting[0][1].top_k
-            if batch and documents > MAX_DOCUMENTS:
+            if batch and documents > self._max_documents:
                 break
             batch.append(request.waiting.popleft())
             self._requests.popleft()
             if request.waiting:
                 self._requests.append(request)
+
         self._waiting -= len(batch)
         if not self._waiting:
             self._arrived.clear()
@@ -198,13 +226,16 @@ class SearchQueue:
         groups: dict[tuple[int, Filter | None], list[SearchKey]] = {}
         alone: list[SearchKey] = []
         hanging = frozenset[SearchKey]().union(*self._hanging.values())
+
         for search in batch:
             if search in hanging:
                 alone.append(search)
             else:
                 groups.setdefault((search.top_k, search.where), []).append(search)
+
         for group in (*groups.values(), *([search] for search in alone)):
-            unanswered = [search for search in group if search in self._in_flight]  # all were, if an endpoint is down
+            # All were, if an endpoint is down
+            unanswered = [search for search in group if search in self._in_flight]
             if unanswered:
                 yield unanswered
 
@@ -223,7 +254,12 @@ class SearchQueue:
         future.add_done_callback(lambda _: self._hanging.pop(thread))
         self._metrics.search_failures.inc(len(group))
         problem = f"the search did not return within {self._config.search_timeout_s:g} s (search_timeout_s)."
-        _LOG.error("%s Its %d queries were given up; the first is %.200r.", problem, len(group), group[0].query)
+        _LOG.error(
+            "%s Its %d queries were given up; the first is %.200r.",
+            problem,
+            len(group),
+            group[0].query,
+        )
         return dict.fromkeys(group, SearchTimeoutError(problem))
 
     def _settle(self, outcomes: Mapping[SearchKey, Answer | SearchFailedError]) -> None:
@@ -239,7 +275,8 @@ class SearchQueue:
                 pending.future.set_result(outcome)
             else:
                 pending.future.set_exception(outcome)
-                pending.future.exception()  # marks it as retrieved: the client may have gone away
+                # Marks it as retrieved: the client may have gone away
+                pending.future.exception()
 
     def _fail(self, searches: Iterable[SearchKey], failure: SearchFailedError) -> None:
         self._settle(dict.fromkeys(searches, failure))
@@ -247,7 +284,9 @@ class SearchQueue:
     def _fail_all_if_down(self, outcomes: Iterable[Answer | SearchFailedError]) -> None:
         """Answer everything that waits with the error of an endpoint that is down: it would be asked in vain."""
         for outcome in outcomes:
-            if isinstance(outcome, SearchFailedError) and isinstance(outcome.__cause__, EndpointDownError):
+            if isinstance(outcome, SearchFailedError) and isinstance(
+                outcome.__cause__, EndpointDownError
+            ):
                 self._metrics.search_failures.inc(len(self._in_flight))
                 self._requests.clear()
                 self._waiting = 0
@@ -258,37 +297,52 @@ class SearchQueue:
     def _answer(self, searches: Sequence[SearchKey]) -> Outcomes:
         """Return the outcomes of searches with the same top_k and filter.
 
-        A query that failed alone is not searched for again, nor are the others. If all fail together, either half is
-        tried alone, unless an endpoint is down: all would wait for it in turn.
+        A query that failed alone is not searched for again, nor are the others. If all fail
+        together, either half is tried alone, unless an endpoint is down: all would wait for it in
+        turn.
         """
         _, top_k, where = searches[0]
         started = time.perf_counter()
+
         try:
             results = self._search_each([search.query for search in searches], top_k, where)
-        # Libraries in Rust panic with what is no Exception, and without this thread every later request would wait.
+        # Libraries in Rust panic with what is no Exception, and without this thread every later
+        # request would wait.
         except BaseException as error:  # noqa: BLE001
             if len(searches) == 1 or isinstance(error, EndpointDownError):
                 self._metrics.search_failures.inc(len(searches))
                 return dict.fromkeys(searches, _client_error(error))
+
             half = len(searches) // 2
-            outcomes, rest = self._answer(searches[:half]), searches[half:]
-            failures = [outcome for outcome in outcomes.values() if isinstance(outcome, SearchFailedError)]
-            down = [failure for failure in failures if isinstance(failure.__cause__, EndpointDownError)]
+            outcomes = self._answer(searches[:half])
+            rest = searches[half:]
+            failures = [
+                outcome for outcome in outcomes.values() if isinstance(outcome, SearchFailedError)
+            ]
+            down = [
+                failure for failure in failures if isinstance(failure.__cause__, EndpointDownError)
+            ]
             if down:
                 self._metrics.search_failures.inc(len(rest))
             return outcomes | (dict.fromkeys(rest, down[0]) if down else self._answer(rest))
+
         self._metrics.search_seconds.observe(time.perf_counter() - started)
         self._metrics.batch_queries.observe(len(searches))
-        return {search: self._outcome(result) for search, result in zip(searches, results, strict=True)}
+        return {
+            search: self._outcome(result) for search, result in zip(searches, results, strict=True)
+        }
 
     def _search_each(
         self, queries: Sequence[str], top_k: int, where: Filter | None
     ) -> Sequence[list[Hit] | EndpointError]:
         """Return the hits of every query, or its error where some failed alone; raise what a search of all raises."""
         try:
-            results: Sequence[list[Hit] | EndpointError] = self._searcher.search(queries, top_k, where)
+            results: Sequence[list[Hit] | EndpointError] = self._searcher.search(
+                queries, top_k, where
+            )
         except QueriesFailedError as error:
             results = error.outcomes
+
         if len(results) != len(queries):
             raise ValueError(f"the search answered {len(results)} of {len(queries)} queries")
         return results
@@ -306,7 +360,8 @@ class SearchQueue:
 def _client_error(error: BaseException) -> SearchFailedError:
     """Return the error as a client may read it: our own messages are fit for that, others may hold anything."""
     is_ours = isinstance(error, DeepsearchError)
-    # Ours without causes: an HTTP library's error may quote a URL or a header, and those may hold an API key.
+    # Ours without causes: an HTTP library's error may quote a URL or a header, and those may hold
+    # an API key.
     _LOG.error("a search failed: %s", error, exc_info=None if is_ours else error)
     failure = SearchFailedError(str(error) if is_ours else "the search failed; see the log.")
     failure.__cause__ = error

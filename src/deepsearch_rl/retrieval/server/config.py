@@ -15,18 +15,30 @@ class RetrievalConfig(Record):
     """Section ``retrieval``: how passages are found wherever a model searches."""
 
     retriever: RetrieverName
-    dataset_retrievers: dict[str, RetrieverName] = Field(description="in place of ``retriever``, by question set")
+    dataset_retrievers: dict[str, RetrieverName] = Field(
+        description="in place of ``retriever``, by question set"
+    )
     top_k: int = Field(ge=1, description="passages per search where a request does not say")
     window_ms: float = Field(ge=0, description="how long a search waits for others to share it")
     max_batch: int = Field(ge=1, description="queries that share a search at most")
-    max_pending: int = Field(ge=1, description="queries that may wait at the server; more are answered 503")
+    max_pending: int = Field(
+        ge=1, description="queries that may wait at the server; more are answered 503"
+    )
     cache_entries: int = Field(ge=0, description="answers kept for repeated queries")
-    pages: Path | None = Field(description="JSON Lines of {url, contents} for /access; null where there are none")
-    reranker: RerankerConfig | None = Field(description="a cross-encoder behind the retriever; null for none")
-    online: Path | None = Field(description="YAML file of a search endpoint, searched instead of the index")
+    pages: Path | None = Field(
+        description="JSON Lines of {url, contents} for /access; null where there are none"
+    )
+    reranker: RerankerConfig | None = Field(
+        description="a cross-encoder behind the retriever; null for none"
+    )
+    online: Path | None = Field(
+        description="YAML file of a search endpoint, searched instead of the index"
+    )
     startup_timeout_s: float = Field(gt=0, description="for opening the index")
     search_timeout_s: float = Field(
-        default=120.0, gt=0, description="for one search of a server; its queries are answered 503 then"
+        default=120.0,
+        gt=0,
+        description="for one search of a server; its queries are answered 503 then",
     )
 
     def for_dataset(self, name: str, datasets: Collection[str]) -> "RetrievalConfig":
@@ -42,7 +54,10 @@ class RetrievalConfig(Record):
     def search_fingerprint(self) -> str:
         """Return the SHA-256 of the settings that change what a search finds, and of the files they name."""
         online = self.online and self.online.is_file() and sha256_file(self.online)
-        reranker = self.reranker and [self.reranker.model_dump(mode="json"), file_digests(self.reranker.model)]
+        reranker = self.reranker and [
+            self.reranker.model_dump(mode="json"),
+            file_digests(self.reranker.model),
+        ]
         return sha256_json([self.retriever, self.top_k, str(self.online), online, reranker])
 
 
@@ -50,10 +65,18 @@ class ServerConfig(Record):
     """One server process: its index, its address, its clients."""
 
     retrieval: RetrievalConfig
-    index: Path | None = Field(description="index folder of a corpus; not opened where an online search is configured")
-    chunks: Path | None = Field(description="the chunk file; null takes the one that the index names")
+    index: Path | None = Field(
+        description="index folder of a corpus; not opened where an online search is configured"
+    )
+    chunks: Path | None = Field(
+        description="the chunk file; null takes the one that the index names"
+    )
     host: NonEmpty
     port: int = Field(ge=0, le=65535, description="0 takes a free one")
     public: bool = Field(description="whether an address that is not loopback may be listened on")
-    token_variable: NonEmpty | None = Field(description="environment variable with the token that clients must send")
-    no_token: bool = Field(default=False, description="whether a public address may be asked without a token")
+    token_variable: NonEmpty | None = Field(
+        description="environment variable with the token that clients must send"
+    )
+    no_token: bool = Field(
+        default=False, description="whether a public address may be asked without a token"
+    )

@@ -26,7 +26,8 @@ from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
 
 _LOG = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 10  # how long running requests may take once the server must stop
-SWITCH_INTERVAL_S = 0.0005  # with Python's 5 ms, every answer from the cache waits so long for the search thread
+# With Python's 5 ms, every answer from the cache waits so long for the search thread
+SWITCH_INTERVAL_S = 0.0005
 MAX_OPEN_FILES = 65_536
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept: a trainer pauses between rollouts for longer than most servers wait."""
@@ -36,7 +37,8 @@ KEEP_ALIVE_S = 75
 def serve_index(index_dir: Path, chunks_path: Path, config: RetrievalConfig) -> Iterator[str]:
     """Serve an index from its own process on a free loopback port and yield the base URL (MCP is at URL + "/mcp").
 
-    Raise EndpointError where the server does not come up in time; it also stops when this process is killed.
+    Raise EndpointError where the server does not come up in time; it also stops when this process
+    is killed.
     """
     server = ServerConfig(
         retrieval=config,
@@ -50,10 +52,23 @@ def serve_index(index_dir: Path, chunks_path: Path, config: RetrievalConfig) -> 
     # The port is bound here and inherited, so that no other program can take it in between.
     with listen(LOOPBACK, 0) as listener:
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
-        command = [sys.executable, "-m", "deepsearch_rl.retrieval.server.launch", str(listener.fileno())]
-        name, settings = "the retrieval server", server.model_dump_json()
+        command = [
+            sys.executable,
+            "-m",
+            "deepsearch_rl.retrieval.server.launch",
+            str(listener.fileno()),
+        ]
+        name = "the retrieval server"
+        settings = server.model_dump_json()
+
         with running_server(
-            name, command, url, "/healthz", config.startup_timeout_s, settings=settings, listener=listener
+            name,
+            command,
+            url,
+            "/healthz",
+            config.startup_timeout_s,
+            settings=settings,
+            listener=listener,
         ):
             yield url
 
@@ -66,9 +81,13 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         advice = "; stop the program there, or choose another port (0 takes a free one)"
         is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}{advice if is_port else ''}.") from error
-    # Accepted connections inherit this. asyncio sets it only on sockets whose protocol number is given, which it is not
-    # here; without it every answer waits 40 ms for the client's delayed acknowledgement.
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}{advice if is_port else ''}."
+        ) from error
+
+    # Accepted connections inherit this. asyncio sets it only on sockets whose protocol number is
+    # given, which it is not here; without it every answer waits 40 ms for the client's delayed
+    # acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -76,19 +95,21 @@ def listen(host: str, port: int) -> socket.socket:
 def open_listener(config: ServerConfig) -> socket.socket:
     """Return a server's listening socket.
 
-    Raises ConfigError as :func:`listen`, and for an address that other machines reach without ``public``, or without a
-    token where ``no_token`` does not say so.
+    Raises ConfigError as :func:`listen`, and for an address that other machines reach without
+    ``public``, or without a token where ``no_token`` does not say so.
     """
     if not config.public and not is_loopback(config.host):
         raise ConfigError(
             f"{config.host} can be reached from other machines; add --public if that is meant, and --token-variable to "
             f"ask clients for a token."
         )
+
     if config.public and config.token_variable is None and not config.no_token:
         raise ConfigError(
             "--public lets every machine that reaches this address search; name the environment variable of a token "
             "that clients must send (--token-variable SEARCH_TOKEN), or add --no-token if everybody may."
         )
+
     return listen(config.host, config.port)
 
 
@@ -97,7 +118,8 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
     token = None
     if config.token_variable is not None:
         token = read_key(config.token_variable, "this server").encode()
-    settings, guard = config.retrieval, Guard(token, loopback=not config.public)
+    settings = config.retrieval
+    guard = Guard(token, loopback=not config.public)
     app = RetrievalApp(open_engine(config), settings, guard)
     server = uvicorn.Server(
         uvicorn.Config(
@@ -107,7 +129,8 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
             ws="none",
             lifespan="on",
             log_config=None,
-            log_level="critical",  # the application logs its own failures; broken requests are not logged
+            # The application logs its own failures; broken requests are not logged
+            log_level="critical",
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -116,8 +139,9 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         )
     )
-    # Once it has stopped, the server raises the signal again. These handlers then do nothing, so that the process ends
-    # with status 0; before, while the index was being opened, a signal ended it at once.
+    # Once it has stopped, the server raises the signal again. These handlers then do nothing, so
+    # that the process ends with status 0; before, while the index was being opened, a signal ended
+    # it at once.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
     # The MCP library logs the contents of a request that it refuses.

@@ -1,9 +1,10 @@
 """Limits of memory that all requests of a server share.
 
-A limit of one request bounds nothing where clients send many at once. What takes memory is the passages of answers,
-from the search until the client has read them, and the bodies of requests. An answer waits for its turn
-(:class:`Budget`), because it is known beforehand how many passages it may have. A body is refused once all have too
-many bytes (:class:`BodyLimit`), because waiting with half of it read could last for ever.
+A limit of one request bounds nothing where clients send many at once. What takes memory is the
+passages of answers, from the search until the client has read them, and the bodies of requests. An
+answer waits for its turn (:class:`Budget`), because it is known beforehand how many passages it may
+have. A body is refused once all have too many bytes (:class:`BodyLimit`), because waiting with half
+of it read could last for ever.
 """
 
 import asyncio
@@ -14,30 +15,46 @@ from collections.abc import AsyncIterator, Iterator
 from starlette.exceptions import HTTPException
 
 RETRY = {"retry-after": "1"}
+MAX_DOCUMENTS = 50_000
+"""Passages of one request, and of one search, where they are as long as usual."""
+USUAL_PASSAGE_BYTES = 2048
+MIN_DOCUMENTS = 64  # of a request, however long the passages are
+
+
+def max_documents(passage_bytes: float) -> int:
+    """Return how many passages one request may have where they have so many bytes on average."""
+    fitting = MAX_DOCUMENTS * USUAL_PASSAGE_BYTES / max(passage_bytes, USUAL_PASSAGE_BYTES)
+    return max(MIN_DOCUMENTS, int(fitting))
 
 
 class Budget:
     """An amount that requests share: each takes its part and gives it back; the first that waits is the next to go on.
 
-    A part of more than a sixteenth is large. Large parts have half of the amount to themselves, the others the other
-    half, so that one large part after the other does not keep the small ones waiting.
+    A part of more than a sixteenth is large. Large parts have half of the amount to themselves, the
+    others the other half, so that one large part after the other does not keep the small ones
+    waiting.
     """
 
     def __init__(self, amount: int) -> None:
         self._half = amount // 2
         self._large_from = amount // 16
         self._taken = {True: 0, False: 0}  # by whether the parts are large
-        self._waiting: dict[bool, deque[tuple[int, asyncio.Future[None]]]] = {True: deque(), False: deque()}
+        self._waiting: dict[bool, deque[tuple[int, asyncio.Future[None]]]] = {
+            True: deque(),
+            False: deque(),
+        }
 
     @contextlib.asynccontextmanager
     async def part(self, amount: int, timeout_s: float) -> AsyncIterator[None]:
         """Hold a part, of half the budget at most, while the block runs; HTTPException 503 if none is free in time."""
         is_large = amount > self._large_from
         part = min(amount, self._half)
+
         if self._waiting[is_large] or self._taken[is_large] + part > self._half:
             await self._wait(part, is_large, timeout_s)
         else:
             self._taken[is_large] += part
+
         try:
             yield
         finally:
@@ -47,18 +64,25 @@ class Budget:
     async def _wait(self, part: int, is_large: bool, timeout_s: float) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[is_large].append((part, turn))
+
         try:
             async with asyncio.timeout(timeout_s):
                 await turn
         except BaseException as error:
-            if turn.done() and not turn.cancelled():  # it was this request's turn when its time was up
+            # It was this request's turn when its time was up
+            if turn.done() and not turn.cancelled():
                 self._taken[is_large] -= part
             else:
                 self._waiting[is_large].remove((part, turn))
+
             self._admit(is_large)
+
             if isinstance(error, TimeoutError):
-                problem = f"answers to other requests take all memory for {timeout_s:g} s; try again."
+                problem = (
+                    f"answers to other requests take all memory for {timeout_s:g} s; try again."
+                )
                 raise HTTPException(503, problem, RETRY) from error
+
             raise
 
     def _admit(self, is_large: bool) -> None:
@@ -89,7 +113,12 @@ class BodyLimit:
     def add(self, size_bytes: int) -> None:
         """Count further bytes; raise a HTTPException (503) where all bodies together have too many."""
         if self._bytes + size_bytes > self._max_bytes:
-            raise HTTPException(503, f"all requests together have more than {self._max_bytes} bytes; try again.", RETRY)
+            raise HTTPException(
+                503,
+                f"all requests together have more than {self._max_bytes} bytes; try again.",
+                RETRY,
+            )
+
         self._bytes += size_bytes
 
 

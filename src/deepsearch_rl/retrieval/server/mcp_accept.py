@@ -1,14 +1,15 @@
 """MCP over HTTP for clients that do not accept both kinds of answer.
 
-The protocol wants clients to accept JSON and event streams. Some send ``Accept: text/event-stream`` alone, or no Accept
-at all, and the library refuses them with 406. Here an answer is one JSON text, which an event stream can carry as its
-only event.
+The protocol wants clients to accept JSON and event streams. Some send ``Accept: text/event-stream``
+alone, or no Accept at all, and the library refuses them with 406. Here an answer is one JSON text,
+which an event stream can carry as its only event.
 """
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-JSON, EVENTS = "application/json", "text/event-stream"
+JSON = "application/json"
+EVENTS = "text/event-stream"
 
 
 class AnyAccept:
@@ -21,6 +22,7 @@ class AnyAccept:
         """Answer one request; one that accepts neither JSON nor events is left to the library to refuse."""
         accept = Headers(scope=scope).get("accept", "*/*")
         kinds = {kind.partition(";")[0].strip().lower() for kind in accept.split(",")}
+
         if kinds & {JSON, "application/*", "*/*"}:
             await self._app(_accepting(scope, f"{JSON}, {EVENTS}"), receive, send)
         elif kinds & {EVENTS, "text/*"}:
@@ -39,12 +41,17 @@ class EventSend:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._start: Message | None = None  # of a JSON answer, until its body is complete
+        # Of a JSON answer, until its body is complete
+        self._start: Message | None = None
         self._body = bytearray()
 
     async def __call__(self, message: Message) -> None:
         """Send a message of the answer, or keep it until the answer is complete."""
-        if message["type"] == "http.response.start" and message["status"] == 200 and _is_json(message):
+        if (
+            message["type"] == "http.response.start"
+            and message["status"] == 200
+            and _is_json(message)
+        ):
             self._start = message
         elif self._start is None:
             await self._send(message)

@@ -1,8 +1,9 @@
 """Search tools over MCP: server ``retrieval_server``, tool ``retrieve`` (DeepSearch-RL's dialect).
 
-The model reads the text content, plain passages; programs read the structured content beside it. A failure is a result
-with ``isError``, never an empty list: an agent that takes a broken index for "nothing found" learns to give up.
-``retrieve_filtered`` is a tool of its own, so that ``retrieve`` stays the one that models were trained with.
+The model reads the text content, plain passages; programs read the structured content beside it. A
+failure is a result with ``isError``, never an empty list: an agent that takes a broken index for
+"nothing found" learns to give up. ``retrieve_filtered`` is a tool of its own, so that ``retrieve``
+stays the one that models were trained with.
 """
 
 from datetime import date
@@ -27,7 +28,8 @@ def make_mcp_server(queue: SearchQueue, top_k: int, filters: bool) -> MCPServer:
     """Return an MCP server whose tools find the ``top_k`` best passages; ``filters`` adds the second tool."""
     server = MCPServer(SERVER_NAME, version=__version__, log_level="WARNING", subscriptions=False)
 
-    # No output schema: clients would check every answer against it, and list the tools once more to get it.
+    # No output schema: clients would check every answer against it, and list the tools once more to
+    # get it.
     @server.tool(structured_output=False)
     async def retrieve(query: str, with_meta: bool = False) -> CallToolResult:
         """Search the corpus for passages."""
@@ -37,31 +39,44 @@ def make_mcp_server(queue: SearchQueue, top_k: int, filters: bool) -> MCPServer:
         query: str,
         source: Annotated[str | None, Field(description="Name of the source, exactly.")] = None,
         after: Annotated[date | None, Field(description="Published on this day or later.")] = None,
-        before: Annotated[date | None, Field(description="Published on this day or earlier.")] = None,
+        before: Annotated[
+            date | None, Field(description="Published on this day or earlier.")
+        ] = None,
     ) -> CallToolResult:
         """Search the passages of one source, or of a range of days."""
         try:
             where = Filter(source=source, after=after, before=before)
         except ValidationError as error:
             raise ToolError(f"this filter cannot work: {error.errors()[0]['msg']}.") from error
-        return await _search(queue, query, top_k, None if where == Filter() else where, with_meta=True)
+
+        return await _search(
+            queue, query, top_k, None if where == Filter() else where, with_meta=True
+        )
 
     if filters:
         server.add_tool(retrieve_filtered, structured_output=False)
     return server
 
 
-async def _search(queue: SearchQueue, query: str, top_k: int, where: Filter | None, with_meta: bool) -> CallToolResult:
+async def _search(
+    queue: SearchQueue, query: str, top_k: int, where: Filter | None, with_meta: bool
+) -> CallToolResult:
     if len(query) > MAX_QUERY_CHARS:
-        raise ToolError(f"the query has {len(query)} characters and may have {MAX_QUERY_CHARS}; shorten it.")
+        raise ToolError(
+            f"the query has {len(query)} characters and may have {MAX_QUERY_CHARS}; shorten it."
+        )
+
     try:
         [answer] = await queue.search([query], top_k, where)
     except DeepsearchError as error:
         raise ToolError(str(error)) from error
+
     hits: list[dict[str, JsonValue]] = []
+
     for passage in answer.passages:
         hits.append({"chunk": passage.contents, "chunk_id": passage.id, "score": passage.score})
         if with_meta:
             hits[-1]["metadata"] = passage.metadata
+
     text = format_passages(answer.passages)
     return CallToolResult(content=[TextContent(text=text)], structured_content={"result": hits})

@@ -2,7 +2,14 @@
 
 import functools
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 OTHER_ROUTE = "other"  # the label of paths that are no routes
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -23,9 +30,15 @@ class Metrics:
         self._labelled = functools.cache(
             lambda route, status: (requests.labels(route, str(status)), latency.labels(route))
         )
-        self.batch_queries = histogram("deepsearch_batch_queries", "Queries per search.", buckets=_QUERIES)
-        self.search_seconds = histogram("deepsearch_search_seconds", "Time of one search.", buckets=_SECONDS)
-        self.search_failures = counter("deepsearch_search_failures", "Searches that raised an error.")
+        self.batch_queries = histogram(
+            "deepsearch_batch_queries", "Queries per search.", buckets=_QUERIES
+        )
+        self.search_seconds = histogram(
+            "deepsearch_search_seconds", "Time of one search.", buckets=_SECONDS
+        )
+        self.search_failures = counter(
+            "deepsearch_search_failures", "Searches that raised an error."
+        )
         self.cache_hits = counter("deepsearch_cache_hits", "Queries answered from the cache.")
         self.cache_misses = counter("deepsearch_cache_misses", "Queries that were searched for.")
         text = "Queries answered by a running search for the same query."

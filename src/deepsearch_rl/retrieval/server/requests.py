@@ -1,8 +1,9 @@
 """Requests: who may send them, and how their bodies are read.
 
-A page in a browser on this machine can make a foreign name resolve to 127.0.0.1 (DNS rebinding) and then reads whatever
-answers there. Such a request carries that name as its Host, so a server that listens on loopback answers to loopback's
-names alone. The limits of a body leave room for a trainer that sends the queries of a whole step at once.
+A page in a browser on this machine can make a foreign name resolve to 127.0.0.1 (DNS rebinding) and
+then reads whatever answers there. Such a request carries that name as its Host, so a server that
+listens on loopback answers to loopback's names alone. The limits of a body leave room for a trainer
+that sends the queries of a whole step at once.
 """
 
 import asyncio
@@ -27,8 +28,6 @@ MAX_BODIES_BYTES = 64 * 2**20  # of all requests together, read or being answere
 BODY_TIMEOUT_S = 30  # how long a client may take to send a body
 MAX_QUERIES = 10_000
 MAX_QUERY_CHARS = 32_768
-MAX_DOCUMENTS = 50_000  # queries times passages of one request, and of one search
-MAX_HELD_DOCUMENTS = 2 * MAX_DOCUMENTS  # of all requests together, from the search until they are sent
 MAX_URLS = 1_000
 MAX_PAGES_BYTES = 64 * 2**20  # size of the answer to one ``/access``
 MAX_HELD_PAGES_BYTES = 2 * MAX_PAGES_BYTES  # of all such answers together
@@ -62,10 +61,17 @@ async def read_body(scope: Scope, receive: Receive, held: HeldBody) -> bytes:
     ``held`` counts its bytes, and refuses them where all bodies together have too many.
     """
     headers = dict(scope["headers"])
-    content_type = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
+    content_type = (
+        headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
+    )
+
     if content_type != b"application/json" and not content_type.endswith(b"+json"):
-        raise HTTPException(415, "the body must be JSON: send the header `Content-Type: application/json`.")
+        raise HTTPException(
+            415, "the body must be JSON: send the header `Content-Type: application/json`."
+        )
+
     body = bytearray()
+
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             while True:
@@ -75,8 +81,13 @@ async def read_body(scope: Scope, receive: Receive, held: HeldBody) -> bytes:
                 block = message.get("body", b"")
                 body += block
                 held.add(len(block))
+
                 if len(body) > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"a body may have at most {MAX_BODY_BYTES} bytes; send several requests.")
+                    raise HTTPException(
+                        413,
+                        f"a body may have at most {MAX_BODY_BYTES} bytes; send several requests.",
+                    )
+
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError as error:
@@ -129,11 +140,18 @@ class Guard:
         """Refuse a foreign Host with 421, a foreign Origin with 403."""
         if not self.loopback:
             return
-        host, origin = headers.get(b"host"), headers.get(b"origin")
+        host = headers.get(b"host")
+        origin = headers.get(b"origin")
+
         if host and not _names_loopback(b"//" + host):
-            raise HTTPException(421, "this server answers on loopback, and the Host header names another machine.")
+            raise HTTPException(
+                421, "this server answers on loopback, and the Host header names another machine."
+            )
+
         if origin and not _names_loopback(origin):
-            raise HTTPException(403, "this server answers on loopback, and the request comes from a page elsewhere.")
+            raise HTTPException(
+                403, "this server answers on loopback, and the request comes from a page elsewhere."
+            )
 
     def check_token(self, headers: Mapping[bytes, bytes]) -> None:
         """Refuse a request without the token with 401."""

@@ -1,7 +1,7 @@
 """A thread that runs one search after the other for an event loop, and is left behind where a search hangs.
 
-No thread can be stopped from outside. One whose search is past its deadline keeps its memory and, if it computes, its
-core, until the search returns; a new thread takes its place.
+No thread can be stopped from outside. One whose search is past its deadline keeps its memory and,
+if it computes, its core, until the search returns; a new thread takes its place.
 """
 
 import asyncio
@@ -18,9 +18,14 @@ ResultT = TypeVar("ResultT")
 class SearchThread(Generic[JobT, ResultT]):
     """Runs ``function`` on one job after the other."""
 
-    def __init__(self, function: Callable[[JobT], ResultT], loop: asyncio.AbstractEventLoop) -> None:
-        self._function, self._loop = function, loop
-        self._jobs: queue.SimpleQueue[tuple[JobT, asyncio.Future[ResultT]] | None] = queue.SimpleQueue()
+    def __init__(
+        self, function: Callable[[JobT], ResultT], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._function = function
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[tuple[JobT, asyncio.Future[ResultT]] | None] = (
+            queue.SimpleQueue()
+        )
         # A daemon: a search that hangs must not keep a server alive that was told to stop.
         threading.Thread(target=self._work, name="search", daemon=True).start()
 
@@ -41,10 +46,14 @@ class SearchThread(Generic[JobT, ResultT]):
                 settle = partial(future.set_result, self._function(job))
             # Whatever it is: without this thread, every later job would wait for ever.
             except BaseException as error:  # noqa: BLE001
-                settle = partial(future.set_exception, RuntimeError(f"{type(error).__name__}: {error}"))
+                settle = partial(
+                    future.set_exception, RuntimeError(f"{type(error).__name__}: {error}")
+                )
+
             try:
                 self._loop.call_soon_threadsafe(_unless_done, future, settle)
-            except RuntimeError:  # the loop was closed while the job ran, so nobody waits for it
+            except RuntimeError:
+                # The loop was closed while the job ran, so nobody waits for it
                 return
 
 

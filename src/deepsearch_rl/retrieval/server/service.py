@@ -1,9 +1,10 @@
 """The HTTP application: all routes of the retrieval server.
 
-``/retrieve``, ``/access``, ``/healthz``, ``/metrics``, MCP at ``/mcp`` and ``/sse``, OpenAPI at ``/docs``. Shapes and
-errors are those of docs/contracts.md, section 1. Whatever the dialect, a query waits in the same queue and is answered
-from the same cache. FastAPI documents the routes and serves those of GET; ``/retrieve`` and ``/access`` are answered
-before FastAPI sees the request (docs/retrieval.md has the measured gain).
+``/retrieve``, ``/access``, ``/healthz``, ``/metrics``, MCP at ``/mcp`` and ``/sse``, OpenAPI at
+``/docs``. Shapes and errors are those of docs/contracts.md, section 1. Whatever the dialect, a
+query waits in the same queue and is answered from the same cache. FastAPI documents the routes and
+serves those of GET; ``/retrieve`` and ``/access`` are answered before FastAPI sees the request
+(docs/retrieval.md has the measured gain).
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepsearch_rl import __version__
 from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.retrieval.manifest import read_manifest
 from deepsearch_rl.retrieval.online.searcher import open_online
 from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher
 from deepsearch_rl.retrieval.rows import UNKNOWN_DAY
@@ -32,7 +34,7 @@ from deepsearch_rl.retrieval.server import requests
 from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages
 from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue, SearchTimeoutError
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
-from deepsearch_rl.retrieval.server.limits import RETRY, BodyLimit, Budget
+from deepsearch_rl.retrieval.server.limits import RETRY, BodyLimit, Budget, max_documents
 from deepsearch_rl.retrieval.server.mcp_accept import AnyAccept
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
 from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
@@ -49,6 +51,8 @@ class SearchEngine:
     searcher: SearchesChunks
     passages: int  # no search finds more
     takes_filters: bool  # whether its passages name sources or days
+    # Mean size of a passage in the chunk file; 0 where it is not known
+    passage_bytes: float = 0.0
 
 
 def open_engine(config: ServerConfig) -> SearchEngine:
@@ -56,37 +60,55 @@ def open_engine(config: ServerConfig) -> SearchEngine:
     settings = config.retrieval
     if settings.online:
         searcher = open_online(settings.online)
-        passages, takes_filters = searcher.config.max_results, False
+        passages = searcher.config.max_results
+        takes_filters = False
+        passage_bytes = 0.0  # an answer's bytes have a limit of their own
     else:
         assert config.index is not None
         searcher = open_index(config.index, config.chunks, settings.retriever)
         searcher.search(["warm up"], settings.top_k)
+        manifest = read_manifest(config.index)
         passages = len(searcher.chunks)
-        takes_filters = bool(searcher.rows.sources) or bool((searcher.rows.day_N != UNKNOWN_DAY).any())
+        passage_bytes = manifest.chunks_bytes / manifest.rows
+        takes_filters = bool(searcher.rows.sources) or bool(
+            (searcher.rows.day_N != UNKNOWN_DAY).any()
+        )
+
     if settings.reranker is not None:
         reranker = CrossEncoder(settings.reranker)
         reranker.warm_up()
         searcher = RerankedSearcher(searcher, reranker, settings.reranker.depth)
-    return SearchEngine(searcher, passages, takes_filters)
+
+    return SearchEngine(searcher, passages, takes_filters, passage_bytes)
 
 
 class RetrievalApp:
     """The ASGI application over one engine, ``api`` its FastAPI part; making it raises what :func:`read_pages` does."""
 
-    def __init__(self, engine: SearchEngine, config: RetrievalConfig, guard: requests.Guard) -> None:
-        self._guard, self._top_k, self._max_top_k = guard, config.top_k, engine.passages
+    def __init__(
+        self, engine: SearchEngine, config: RetrievalConfig, guard: requests.Guard
+    ) -> None:
+        self._guard = guard
+        self._top_k = config.top_k
+        self._max_top_k = engine.passages
         self._pages = read_pages(config.pages) if config.pages else None
         self._metrics = Metrics()
         self._wait_s = config.search_timeout_s
         self._bodies = BodyLimit(requests.MAX_BODIES_BYTES)
-        self._documents = Budget(requests.MAX_HELD_DOCUMENTS)
+        self._max_documents = max_documents(engine.passage_bytes)
+        self._documents = Budget(2 * self._max_documents)  # of all requests together
         self._page_bytes = Budget(requests.MAX_HELD_PAGES_BYTES)
-        self._queue = SearchQueue(engine.searcher, config, self._metrics)
-        # The guard has checked Host and Origin. A search is one request and one answer: sessions cost round trips.
+        self._queue = SearchQueue(engine.searcher, config, self._metrics, self._max_documents)
+        # The guard has checked Host and Origin. A search is one request and one answer: sessions
+        # cost round trips.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         self._mcp = make_mcp_server(self._queue, config.top_k, filters=engine.takes_filters)
-        self._mcp.streamable_http_app(stateless_http=True, json_response=True, transport_security=security)
-        sse = self._mcp.sse_app(transport_security=security, max_request_body_size=requests.MAX_BODY_BYTES)
+        self._mcp.streamable_http_app(
+            stateless_http=True, json_response=True, transport_security=security
+        )
+        sse = self._mcp.sse_app(
+            transport_security=security, max_request_body_size=requests.MAX_BODY_BYTES
+        )
         self._mcp_apps: dict[str, ASGIApp] = {
             "/mcp": AnyAccept(self._mcp.session_manager.handle_request),
             "/messages": sse,
@@ -94,7 +116,13 @@ class RetrievalApp:
         }
         self.api = self._make_api()
         self._methods = {route.path: "GET" for route in self.api.routes if isinstance(route, Route)}
-        self._methods |= {"/retrieve": "POST", "/access": "POST", "/mcp": "POST", "/messages": "POST", "/sse": "GET"}
+        self._methods |= {
+            "/retrieve": "POST",
+            "/access": "POST",
+            "/mcp": "POST",
+            "/messages": "POST",
+            "/sse": "GET",
+        }
 
     def _make_api(self) -> FastAPI:
         api = FastAPI(
@@ -115,16 +143,20 @@ class RetrievalApp:
         if scope["type"] == "lifespan":
             await self.api(scope, receive, send)
             return
+
         path = scope["path"].rstrip("/")
         route = path if path in self._methods else OTHER_ROUTE
         response = CountedResponse(send, route, self._metrics)
+
         try:
             await self._serve(scope, receive, response, path)
         except HTTPException as error:
             refusal = JSONResponse({"detail": error.detail}, error.status_code, error.headers)
             await refusal(scope, receive, response)
         except asyncio.CancelledError:  # its time was up when the server stopped
-            await JSONResponse({"detail": "the server is stopping."}, 503, RETRY)(scope, receive, response)
+            await JSONResponse({"detail": "the server is stopping."}, 503, RETRY)(
+                scope, receive, response
+            )
             raise
         except Exception:
             _LOG.exception("a request to %s failed", route)
@@ -134,23 +166,31 @@ class RetrievalApp:
             await refusal(scope, receive, response)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        headers, method = dict(scope["headers"]), "GET" if scope["method"] == "HEAD" else scope["method"]
+        headers = dict(scope["headers"])
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
         self._guard.check_names(headers)
         if path != "/healthz":
             self._guard.check_token(headers)
         allowed = self._methods.get(path)
+
         if allowed is None:
-            raise HTTPException(404, f"there is no such route; there are {', '.join(self._methods)}.")
+            raise HTTPException(
+                404, f"there is no such route; there are {', '.join(self._methods)}."
+            )
+
         if method != allowed:
             raise HTTPException(405, f"this route answers {allowed}.", {"allow": allowed})
         with self._bodies.body() as held:
             body = await requests.read_body(scope, receive, held) if method == "POST" else b""
             if path == "/retrieve":
-                await self._answer_retrieve(requests.parse_body(requests.RetrieveRequest, body), scope, receive, send)
+                await self._answer_retrieve(
+                    requests.parse_body(requests.RetrieveRequest, body), scope, receive, send
+                )
             elif path == "/access":
                 await self._answer_access(body, scope, receive, send)
             elif path in self._mcp_apps and method == "POST":
-                requests.check_json(body)  # the library accepts texts that no answer can be made of
+                # The library accepts texts that no answer can be made of
+                requests.check_json(body)
                 async with self._documents.part(self._top_k, self._wait_s):
                     await self._mcp_apps[path](scope, requests.replayed(body, receive), send)
             elif path in self._mcp_apps:
@@ -168,8 +208,12 @@ class RetrievalApp:
 
     async def _answer_access(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         if self._pages is None:
-            raise HTTPException(404, "this server has no pages: start it with a pages file to use /access.")
+            raise HTTPException(
+                404, "this server has no pages: start it with a pages file to use /access."
+            )
+
         request = requests.parse_body(requests.AccessRequest, body)
+
         async with self._page_bytes.part(sum(map(len, self._find_pages(request))), self._wait_s):
             response = await self._access(request)
             async with asyncio.timeout(requests.SEND_TIMEOUT_S):
@@ -188,18 +232,22 @@ class RetrievalApp:
     async def retrieve(self, body: requests.RetrieveRequest) -> Response:
         """Search, as Search-R1, veRL and RLinf do.
 
-        The answer is `{"result": [[{"document": {id, contents, url, metadata}, "score"}, ...], ...]}`, a list per
-        query, or the documents alone where `return_scores` is false.
+        The answer is `{"result": [[{"document": {id, contents, url, metadata}, "score"}, ...],
+        ...]}`, a list per query, or the documents alone where `return_scores` is false.
         """
         self._documents_of(body)
         try:
             answers = await self._queue.search(body.queries, self._top_k_of(body))
         except EndpointError as error:
-            # A full queue and an online search's endpoint may be well again soon, an index will not.
+            # A full queue and an online search's endpoint may be well again soon, an index will
+            # not.
             passes = isinstance(error, OverloadedError | SearchTimeoutError) or isinstance(
                 error.__cause__, EndpointError
             )
-            raise HTTPException(503 if passes else 500, str(error), RETRY if passes else None) from error
+            raise HTTPException(
+                503 if passes else 500, str(error), RETRY if passes else None
+            ) from error
+
         return _results([answer.as_json(body.return_scores) for answer in answers])
 
     def _top_k_of(self, body: requests.RetrieveRequest) -> int:
@@ -209,8 +257,8 @@ class RetrievalApp:
         """Return how many passages the answer may have; raise a HTTPException (422) if they are too many."""
         top_k = self._top_k_of(body)
         documents = len(body.queries) * top_k
-        if documents > requests.MAX_DOCUMENTS:
-            limit = f"{len(body.queries)} queries may ask for {requests.MAX_DOCUMENTS} passages in all"
+        if documents > self._max_documents:
+            limit = f"{len(body.queries)} queries may ask for {self._max_documents} passages in all"
             raise HTTPException(422, f"topk: {limit}, not for {top_k} each; send several requests.")
         return documents
 
@@ -221,8 +269,13 @@ class RetrievalApp:
     def _find_pages(self, body: requests.AccessRequest) -> list[bytes]:
         known = self._pages or {}
         pages = [known.get(normalise_url(url), b"null") for url in body.urls]
+
         if sum(map(len, pages)) > requests.MAX_PAGES_BYTES:
-            raise HTTPException(422, f"urls: the pages have more than {requests.MAX_PAGES_BYTES} bytes; ask for fewer.")
+            raise HTTPException(
+                422,
+                f"urls: the pages have more than {requests.MAX_PAGES_BYTES} bytes; ask for fewer.",
+            )
+
         return pages
 
     async def _healthz(self) -> dict[str, str]:
@@ -239,13 +292,16 @@ class RetrievalApp:
 class CountedResponse:
     """A ``send`` for one response, counted as soon as it begins.
 
-    An event stream that is cut off when the server stops begins a second response, which is sent as the first's end.
+    An event stream that is cut off when the server stops begins a second response, which is sent as
+    the first's end.
     """
 
     __slots__ = ("_ended", "_metrics", "_route", "_send", "_started", "begun")
 
     def __init__(self, send: Send, route: str, metrics: Metrics) -> None:
-        self._send, self._route, self._metrics = send, route, metrics
+        self._send = send
+        self._route = route
+        self._metrics = metrics
         self._started = time.perf_counter()
         self.begun = self._ended = False
 
@@ -257,9 +313,14 @@ class CountedResponse:
             if self.begun:
                 message = {"type": "http.response.body", "body": b""}
             else:
-                self._metrics.count_request(self._route, message["status"], time.perf_counter() - self._started)
+                self._metrics.count_request(
+                    self._route, message["status"], time.perf_counter() - self._started
+                )
+
         self.begun = True
-        self._ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+        self._ended = message["type"] == "http.response.body" and not message.get(
+            "more_body", False
+        )
         await self._send(message)
 
 
@@ -268,7 +329,9 @@ class PiecewiseResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the body; a piece is only begun when the client has read most of those before."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
         for start in range(0, len(self.body), PIECE_BYTES):
             piece = self.body[start : start + PIECE_BYTES]
             is_last = start + PIECE_BYTES >= len(self.body)

@@ -1,6 +1,7 @@
 """From a chunk to the terms that lexical indexes count, and to their keys.
 
-The texts of a chunk that can be searched and weighted separately (a chunk without the metadata has an empty field):
+The texts of a chunk that can be searched and weighted separately (a chunk without the metadata has
+an empty field):
 
     contents   title and body, as the chunk file holds them
     title      the first line of the contents
@@ -8,16 +9,17 @@ The texts of a chunk that can be searched and weighted separately (a chunk witho
     source     ``metadata.source``, e.g. the newspaper
     date       the day of ``metadata.published_at`` as questions write it: "October 30 2023"
 
-Documents and queries are lower-cased and split at everything but word characters; English stop words are dropped; the
-rest is stemmed (Snowball English).
+Documents and queries are lower-cased and split at everything but word characters; English stop
+words are dropped; the rest is stemmed (Snowball English).
 
-Scripts that put no blank between words (Chinese, Japanese, Thai, ...) have no words that a rule could find. There a
-term is a pair of neighbouring letters, as in Lucene's CJKAnalyzer: n letters have n - 1 pairs, and a letter that stands
-alone is a term itself. BM25 indexes the letters of the pairs as well, so that a query of one letter finds them; they do
-not make a passage longer.
+Scripts that put no blank between words (Chinese, Japanese, Thai, ...) have no words that a rule
+could find. There a term is a pair of neighbouring letters, as in Lucene's CJKAnalyzer: n letters
+have n - 1 pairs, and a letter that stands alone is a term itself. BM25 indexes the letters of the
+pairs as well, so that a query of one letter finds them; they do not make a passage longer.
 
-A combining mark (a vowel sign of Hindi, a tone of Thai, a detached accent) belongs to the letter before it. Texts with
-such marks or scripts are brought to Unicode's form NFC first, and letters of full or half width to their usual one.
+A combining mark (a vowel sign of Hindi, a tone of Thai, a detached accent) belongs to the letter
+before it. Texts with such marks or scripts are brought to Unicode's form NFC first, and letters of
+full or half width to their usual one.
 """
 
 import re
@@ -44,7 +46,8 @@ STOP_WORDS = frozenset({
     "with"
 })  # fmt: skip
 """Lucene's English stop words, which the published BM25 baselines drop."""
-CACHED_STEMS = 1 << 17  # stemming costs ten times what a look-up does, and a corpus repeats its words
+# Stemming costs ten times what a look-up does, and a corpus repeats its words
+CACHED_STEMS = 1 << 17
 CACHED_KEYS = 1 << 16
 
 _WORD = re.compile(r"\w+")
@@ -53,19 +56,23 @@ UNSPACED = (
     "\u0e00-\u0eff"  # Thai, Lao
     "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f"  # Burmese
     "\u1780-\u17ff"  # Khmer
-    "\u1950-\u19df\u1a20-\u1aaf\uaa80-\uaadf\U00011700-\U0001174f"  # Tai Le, Tai Lue, Tai Tham, Tai Viet, Ahom
+    # Tai Le, Tai Lue, Tai Tham, Tai Viet, Ahom
+    "\u1950-\u19df\u1a20-\u1aaf\uaa80-\uaadf\U00011700-\U0001174f"
     "\u1b00-\u1b7f\ua980-\ua9df"  # Balinese, Javanese
-    "\u1100-\u11ff\u3130-\u318f\ua960-\ua97f\uac00-\ud7ff"  # Hangul, whose particles follow without a blank
+    # Hangul, whose particles follow without a blank
+    "\u1100-\u11ff\u3130-\u318f\ua960-\ua97f\uac00-\ud7ff"
     "\u3005-\u3007\u3021-\u3029\u3031-\u303c\u3040-\u30ff\u31f0-\u31ff\U0001aff0-\U0001b16f"  # Japanese
     "\u3100-\u312f\u31a0-\u31bf\u3400-\u4dbf\u4e00-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese, Yi
 )
 """The scripts without blanks between words, as ranges of a regular expression's class.
 
-They are those of the line-breaking classes SA, ID and CJ (Unicode Standard Annex 14) whose characters are letters.
+They are those of the line-breaking classes SA, ID and CJ (Unicode Standard Annex 14) whose
+characters are letters.
 """
 _WIDTHS = "\uff01-\uffdc"  # full-width ASCII, half-width katakana and Hangul
 _JOINERS = "\u200c\u200d"
-_SELECTORS = "\ufe00-\ufe0f\U000e0100-\U000e01ef"  # choose between shapes of the same character
+# Choose between shapes of the same character
+_SELECTORS = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
 _STEMMER = Stemmer.Stemmer("english", 0)  # without its own, slower cache
 
 
@@ -86,6 +93,7 @@ def written_date(published_at: str) -> str:
         day = datetime.fromisoformat(published_at)
     except ValueError:
         return published_at
+
     return f"{MONTHS[day.month - 1]} {day.day} {day.year}"
 
 
@@ -101,11 +109,13 @@ def _marks() -> str:
         if unicodedata.category(chr(code)) in ("Mn", "Mc") and not is_selector(chr(code))
     ]
     ranges: list[tuple[int, int]] = []
+
     for code in codes:
         if ranges and code == ranges[-1][1] + 1:
             ranges[-1] = ranges[-1][0], code
         else:
             ranges.append((code, code))
+
     return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
 
 
@@ -116,7 +126,9 @@ _OTHER_WIDTH = re.compile(f"[{_WIDTHS}]+")
 _INVISIBLE = re.compile(f"(?<=[{_MARKS}])[{_JOINERS}]|[{_SELECTORS}]")
 _UNSPACED = re.compile(f"[{UNSPACED}{_WIDTHS}]")
 _LETTER = re.compile(f"[{UNSPACED}][{_MARKS}]*")
-_PIECE = re.compile(f"((?:(?=\\w)[{UNSPACED}][{_MARKS}]*)+)|[^\\W{UNSPACED}](?:[^\\W{UNSPACED}]+|[{_MARKS}]+)*")
+_PIECE = re.compile(
+    f"((?:(?=\\w)[{UNSPACED}][{_MARKS}]*)+)|[^\\W{UNSPACED}](?:[^\\W{UNSPACED}]+|[{_MARKS}]+)*"
+)
 """A run of letters without blanks, group 1, or a word."""
 
 
@@ -131,11 +143,13 @@ def split_words(text: str) -> list[str]:
     if text.isascii() or not _SPECIAL.search(text):
         return _WORD.findall(text)
     words: list[str] = []
+
     for piece in _pieces(text):
         if isinstance(piece, str):
             words.append(piece)
         else:
             words += [first + second for first, second in pairwise(piece)] or piece
+
     return words
 
 
@@ -144,7 +158,12 @@ def inner_letters(text: str) -> list[str]:
     text = text.lower()
     if not has_unspaced(text):
         return []
-    return [letter for piece in _pieces(text) if not isinstance(piece, str) and len(piece) > 1 for letter in piece]
+    return [
+        letter
+        for piece in _pieces(text)
+        if not isinstance(piece, str) and len(piece) > 1
+        for letter in piece
+    ]
 
 
 def _pieces(text: str) -> Iterator[str | list[str]]:
@@ -170,6 +189,9 @@ def analyse(text: str) -> list[str]:
 def term_key(term: str) -> int:
     """Return the key of a term, from 0 to 2**64 - 1: its BLAKE2b digest, so that a vocabulary is one sorted array.
 
-    The probability that any two of ten million terms share a key is 3e-6; they would then count as one term.
+    The probability that any two of ten million terms share a key is 3e-6; they would then count as
+    one term.
     """
-    return int.from_bytes(blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+    )

@@ -25,10 +25,16 @@ from deepsearch_rl.records import Chunk, Record
 from deepsearch_rl.retrieval.ranking import Mask, Ranking, rank
 from deepsearch_rl.retrieval.rows import open_column
 from deepsearch_rl.retrieval.sparse.analysis import analyse, field_text, term_key
-from deepsearch_rl.retrieval.sparse.building import TOKENS_PER_RUN, Bm25Config, RunWriter, merge_runs
+from deepsearch_rl.retrieval.sparse.building import (
+    TOKENS_PER_RUN,
+    Bm25Config,
+    RunWriter,
+    merge_runs,
+)
 
 LANES = 64
-FEW_COLUMNS = 512  # up to this number, ranking all rows is faster than looking for the best columns first
+# Up to this number, ranking all rows is faster than looking for the best columns first
+FEW_COLUMNS = 512
 
 
 class IndexSummary(Record):
@@ -50,12 +56,17 @@ class Bm25Index:
 
     @classmethod
     def build(
-        cls, chunks: Collection[Chunk], folder: Path, config: Bm25Config, tokens_per_run: int = TOKENS_PER_RUN
+        cls,
+        chunks: Collection[Chunk],
+        folder: Path,
+        config: Bm25Config,
+        tokens_per_run: int = TOKENS_PER_RUN,
     ) -> Self:
         """Index chunks into ``folder``, reading them once; equal chunks give equal bytes.
 
-        Memory does not grow with the chunks: every ``tokens_per_run`` words are written to disk and merged at the end.
-        Raise ConfigError where no chunk holds a single term, ArtifactError where the disk is full.
+        Memory does not grow with the chunks: every ``tokens_per_run`` words are written to disk and
+        merged at the end. Raise ConfigError where no chunk holds a single term, ArtifactError where
+        the disk is full.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with full_disk_named(folder), TemporaryDirectory(dir=folder, prefix=".runs-") as work:
@@ -63,9 +74,14 @@ class Bm25Index:
             for chunk in track(chunks, "count terms", len(chunks), "chunks"):
                 writer.add([field_text(chunk, name) for name in config.fields])
             runs = writer.finish()
+
             if not any(len(run.keys_V) for run in runs):
-                raise ConfigError("there is nothing to index: no chunk holds a word that is not a stop word.")
+                raise ConfigError(
+                    "there is nothing to index: no chunk holds a word that is not a stop word."
+                )
+
             merge_runs(runs, config, folder)
+
         summary = IndexSummary(rows=writer.rows, config=config)
         write_json(folder / "index.json", summary.model_dump(mode="json"))
         return cls.open(folder)
@@ -80,17 +96,30 @@ class Bm25Index:
             open_column(folder / "rows.npy", np.int32),
             open_column(folder / "scores.npy", np.float32),
         )
-        terms, postings = len(index.keys_V), len(index.rows_P)
-        if len(index.offsets) != terms + 1 or not index.offsets[-1] == postings == len(index.scores_P) > 0:
-            raise ArtifactError(f"the arrays of the BM25 index in {folder} do not fit each other; build it again.")
+        terms = len(index.keys_V)
+        postings = len(index.rows_P)
+
+        if (
+            len(index.offsets) != terms + 1
+            or not index.offsets[-1] == postings == len(index.scores_P) > 0
+        ):
+            raise ArtifactError(
+                f"the arrays of the BM25 index in {folder} do not fit each other; build it again."
+            )
+
         return index
 
-    def search(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
+    def search(
+        self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
+    ) -> list[Ranking]:
         """Rank the allowed rows that share a term with the query; a term counts as often as the query repeats it."""
-        scores_N = np.empty(self.summary.rows, dtype=np.float32)  # one for the call, so that threads do not meet
+        # One for the call, so that threads do not meet
+        scores_N = np.empty(self.summary.rows, dtype=np.float32)
         rankings: list[Ranking] = []
+
         for query in queries:
-            counts = Counter(analyse(query))  # in the order in which the terms first occur
+            # In the order in which the terms first occur
+            counts = Counter(analyse(query))
             keys_U = np.fromiter(map(term_key, counts), dtype=np.uint64, count=len(counts))
             counts_U = np.fromiter(counts.values(), dtype=np.float32, count=len(counts))
             places_U = np.searchsorted(self.keys_V, keys_U)
@@ -99,26 +128,33 @@ class Bm25Index:
             starts_M = self.offsets[places_M].tolist()
             ends_M = self.offsets[places_M + 1].tolist()
             scores_N.fill(0)
+
             for start, end, count in zip(starts_M, ends_M, counts_U[known_U], strict=True):
                 scores_P = self.scores_P[start:end]
                 # The postings of a term are read once, however often the query repeats it.
-                np.add.at(scores_N, self.rows_P[start:end], scores_P if count == 1 else count * scores_P)
+                np.add.at(
+                    scores_N, self.rows_P[start:end], scores_P if count == 1 else count * scores_P
+                )
+
             if allowed_N is not None:
                 np.multiply(scores_N, allowed_N, out=scores_N)
             rankings.append(top_rows(scores_N, top_k))
+
         return rankings
 
 
 def top_rows(scores_N: NDArray[np.float32], top_k: int) -> Ranking:
     """Return the ``top_k`` best rows with a positive score, by score, then by row; fewer where fewer score.
 
-    The scores are read as a matrix of ``LANES`` rows; its column maxima cost one vectorised pass. The k-th largest
-    maximum is a lower bound of the k-th best score, so the best rows are in the few columns whose maximum reaches it.
+    The scores are read as a matrix of ``LANES`` rows; its column maxima cost one vectorised pass.
+    The k-th largest maximum is a lower bound of the k-th best score, so the best rows are in the
+    few columns whose maximum reaches it.
     """
     columns = len(scores_N) // LANES
     if columns <= max(top_k, FEW_COLUMNS):
         rows_M = np.flatnonzero(scores_N > 0)
         return rank(rows_M, scores_N[rows_M], top_k)
+
     scores_RC = scores_N[: LANES * columns].reshape(LANES, columns)
     best_C = scores_RC.max(axis=0)
     threshold = np.partition(best_C, columns - top_k)[columns - top_k]

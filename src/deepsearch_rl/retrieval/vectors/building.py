@@ -1,8 +1,8 @@
 """Builds a vector index without holding the vectors in memory.
 
-Training reads a seeded sample in file order; adding reads block by block. What stays in memory is the FAISS index until
-it is written: 8 bytes and a code of m nbits / 8 bytes per row of product codes, whole vectors for ``ivf_flat`` and
-``hnsw``.
+Training reads a seeded sample in file order; adding reads block by block. What stays in memory is
+the FAISS index until it is written: 8 bytes and a code of m nbits / 8 bytes per row of product
+codes, whole vectors for ``ivf_flat`` and ``hnsw``.
 """
 
 from pathlib import Path
@@ -25,23 +25,28 @@ FAST_SCAN_BITS = 4
 def build_vector_index(vectors: Path, folder: Path, config: VectorsConfig, seed: int) -> None:
     """Index a vectors file into ``folder``, which then holds what :func:`open_vector_index` reads and no more.
 
-    Kinds that read whole vectors keep them as ``folder/vectors.npy``: ``vectors`` itself if it lies there, else a hard
-    link to it, or a copy from another disk. Other kinds leave no such file in ``folder``.
+    Kinds that read whole vectors keep them as ``folder/vectors.npy``: ``vectors`` itself if it lies
+    there, else a hard link to it, or a copy from another disk. Other kinds leave no such file in
+    ``folder``.
 
     Raises:
         ArtifactError: the vectors file is missing or damaged, or the disk is full.
         ConfigError: the parameters do not fit the number or the dimension of the vectors.
-        UnavailableError: ``device: cuda`` without faiss-gpu or without a GPU, or its memory is full.
+        UnavailableError: ``device: cuda`` without faiss-gpu or without a GPU, or its memory is
+            full.
     """
     require_device(config)
     file = open_vector_file(vectors)
     folder.mkdir(parents=True, exist_ok=True)
+
     if config.kind == "flat":
         (folder / INDEX_FILE).unlink(missing_ok=True)
     else:
         index = _hnsw(file, config) if config.kind == "hnsw" else _ivf(file, config, seed)
         write_faiss(index, folder / INDEX_FILE)
+
     copy = folder / VECTORS_FILE
+
     if config.kind not in ("flat", "ivf_pq_refine"):
         copy.unlink(missing_ok=True)
     elif not (copy.exists() and copy.samefile(vectors)):
@@ -49,14 +54,18 @@ def build_vector_index(vectors: Path, folder: Path, config: VectorsConfig, seed:
 
 
 def _hnsw(file: VectorFile, config: HnswConfig) -> faiss.Index:
-    index: Any = faiss.index_factory(file.dimension, f"HNSW{config.links},Flat", faiss.METRIC_INNER_PRODUCT)
+    index: Any = faiss.index_factory(
+        file.dimension, f"HNSW{config.links},Flat", faiss.METRIC_INNER_PRODUCT
+    )
     index.hnsw.efConstruction = config.ef_construction
     threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)  # the graph depends on the order in which vectors are linked
+    # The graph depends on the order in which vectors are linked
+    faiss.omp_set_num_threads(1)
     try:
         _add(index, file)
     finally:
         faiss.omp_set_num_threads(threads)
+
     return index
 
 
@@ -66,24 +75,30 @@ def _ivf(file: VectorFile, config: IvfConfig, seed: int) -> faiss.Index:
     codes = "Flat"
     if isinstance(config, PqConfig):
         codes = f"PQ{config.m}x{config.nbits}{'fs' if config.nbits == FAST_SCAN_BITS else 'np'}"
-    index: Any = faiss.index_factory(file.dimension, f"IVF{config.nlist},{codes}", faiss.METRIC_INNER_PRODUCT)
+    index: Any = faiss.index_factory(
+        file.dimension, f"IVF{config.nlist},{codes}", faiss.METRIC_INNER_PRODUCT
+    )
     index.cp.seed = seed
     if isinstance(config, PqConfig):
         index.pq.cp.seed = seed
     index.nprobe = config.nprobe
     rows_M = np.sort(np.random.default_rng(seed).choice(file.rows, sample, replace=False))
     sample_MD = file.vectors_ND[rows_M].astype(np.float32, copy=False)
+
     if config.device == "cpu":
         index.train(sample_MD)
         _add(index, file)
         return index
+
     worker: Any = copy_to_gpu(index, file.rows)
     worker.cp.seed = seed  # FAISS copies that of the codes alone
+
     try:
         worker.train(sample_MD)
         _add(worker, file)
     except RuntimeError as error:
         raise gpu_failed(error) from error
+
     return faiss.index_gpu_to_cpu(worker)  # pyright: ignore[reportAttributeAccessIssue] - faiss-gpu alone has it
 
 
@@ -93,8 +108,12 @@ def _check(dimension: int, sample: int, config: IvfConfig) -> None:
         raise ConfigError(
             f"{sample} training vectors are too few for nlist = {config.nlist} cells; lower nlist or raise train_rows."
         )
+
     if isinstance(config, PqConfig) and dimension % config.m:
-        raise ConfigError(f"vectors.m = {config.m} does not divide the encoder's dimension {dimension}.")
+        raise ConfigError(
+            f"vectors.m = {config.m} does not divide the encoder's dimension {dimension}."
+        )
+
     if isinstance(config, PqConfig) and sample < 2**config.nbits:
         raise ConfigError(
             f"{sample} training vectors are too few for {2**config.nbits} codes per sub-quantizer; lower nbits or "
@@ -114,4 +133,6 @@ def write_faiss(index: faiss.Index, path: Path) -> None:
     try:
         faiss.write_index(index, str(path))
     except RuntimeError as error:  # FAISS hides the system's error
-        raise ArtifactError(f"the vectors cannot be written to {path}; is the disk full?") from error
+        raise ArtifactError(
+            f"the vectors cannot be written to {path}; is the disk full?"
+        ) from error

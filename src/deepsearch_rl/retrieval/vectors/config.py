@@ -1,11 +1,12 @@
 """How a corpus's vectors are searched: one config per kind of index.
 
-docs/retrieval.md, "Vector indexes", compares the kinds. ``nprobe``, ``ef_search`` and ``refine_factor`` are read when
-an index is opened, so that they can change without a new build; everything else is built in. All kinds compare by inner
-product, which for vectors of length one is the cosine.
+docs/retrieval.md, "Vector indexes", compares the kinds. ``nprobe``, ``ef_search`` and
+``refine_factor`` are read when an index is opened, so that they can change without a new build;
+everything else is built in. All kinds compare by inner product, which for vectors of length one is
+the cosine.
 
-Codes of 4 bits are laid out for SIMD registers ("fast scan": Andre, Kermarrec and Le Scouarnec 2015) and scanned ten
-times as fast as codes of 8.
+Codes of 4 bits are laid out for SIMD registers ("fast scan": Andre, Kermarrec and Le Scouarnec
+2015) and scanned ten times as fast as codes of 8.
 """
 
 from typing import Annotated, Literal, Self
@@ -30,11 +31,17 @@ class FlatConfig(Record):
 class IvfConfig(Record):
     """What every inverted file has."""
 
-    nlist: int = Field(ge=1, description="number of cells; the square root of the rows, times 1 to 8, is usual")
+    nlist: int = Field(
+        ge=1, description="number of cells; the square root of the rows, times 1 to 8, is usual"
+    )
     nprobe: int = Field(ge=1, description="cells visited per query")
-    train_rows: int = Field(ge=1, description="vectors that cells and codes are learnt from, drawn by seed")
+    train_rows: int = Field(
+        ge=1, description="vectors that cells and codes are learnt from, drawn by seed"
+    )
     device: Device = Field(description="where it is trained and filled; cuda needs faiss-gpu")
-    search_device: Device = Field(description="where it is searched; on cuda, filtered searches stay on the CPU")
+    search_device: Device = Field(
+        description="where it is searched; on cuda, filtered searches stay on the CPU"
+    )
 
     @property
     def on_gpu(self) -> bool:
@@ -44,7 +51,10 @@ class IvfConfig(Record):
     @model_validator(mode="after")
     def _cells_fit_a_gpu(self) -> Self:
         if self.on_gpu and self.nprobe > GPU_CANDIDATES:
-            raise ValueError(f"FAISS visits at most {GPU_CANDIDATES} cells on a GPU; lower nprobe, or set device: cpu")
+            raise ValueError(
+                f"FAISS visits at most {GPU_CANDIDATES} cells on a GPU; lower nprobe, or set device: cpu"
+            )
+
         return self
 
 
@@ -52,7 +62,11 @@ class PqConfig(IvfConfig):
     """What every inverted file of product-quantized vectors has."""
 
     m: int = Field(ge=1, description="sub-quantizers; divides the encoder's dimension")
-    nbits: int = Field(ge=1, le=16, description="bits per sub-quantizer; 4 is scanned in registers, and held in memory")
+    nbits: int = Field(
+        ge=1,
+        le=16,
+        description="bits per sub-quantizer; 4 is scanned in registers, and held in memory",
+    )
 
     @model_validator(mode="after")
     def _codes_fit_a_gpu(self) -> Self:
@@ -61,6 +75,7 @@ class PqConfig(IvfConfig):
                 f"FAISS has no codes of {self.m} x {self.nbits} bits on a GPU; set nbits: {GPU_BITS} and m to one of "
                 f"{', '.join(map(str, CODE_LENGTHS))}, or device and search_device to cpu (4 bits are quick there)"
             )
+
         return self
 
 
@@ -87,11 +102,16 @@ class HnswConfig(Record):
     """A navigable graph over whole vectors (Malkov and Yashunin 2016); one thread builds it, to be reproducible."""
 
     kind: Literal["hnsw"]
-    links: int = Field(ge=2, description="neighbours per vector and layer; twice as many on the lowest layer")
+    links: int = Field(
+        ge=2, description="neighbours per vector and layer; twice as many on the lowest layer"
+    )
     ef_construction: int = Field(ge=1, description="vectors kept in view while one is linked")
-    ef_search: int = Field(ge=1, description="vectors kept in view during a search; at least top_k are")
+    ef_search: int = Field(
+        ge=1, description="vectors kept in view during a search; at least top_k are"
+    )
 
 
 VectorsConfig = Annotated[
-    FlatConfig | IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig | HnswConfig, Field(discriminator="kind")
+    FlatConfig | IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig | HnswConfig,
+    Field(discriminator="kind"),
 ]

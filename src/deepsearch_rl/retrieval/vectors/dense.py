@@ -1,14 +1,15 @@
 """Dense retrieval: an encoder's query vectors, searched in a vector index whose row N is row N of the chunk store.
 
-An approximate index is FAISS's, memory-mapped. ``IO_FLAG_MMAP_IFC`` leaves inverted lists, codes, vectors and graph
-links in the file: opening takes no memory but the cells' centroids and code books. Codes of 4 bits are the exception:
-FAISS reads them into memory.
+An approximate index is FAISS's, memory-mapped. ``IO_FLAG_MMAP_IFC`` leaves inverted lists, codes,
+vectors and graph links in the file: opening takes no memory but the cells' centroids and code
+books. Codes of 4 bits are the exception: FAISS reads them into memory.
 
-A mask lowers the number of rows that a visit of a cell (or a step through the graph) can find. The effort therefore
-grows as the share of allowed rows falls, so that a filter does not cost hits.
+A mask lowers the number of rows that a visit of a cell (or a step through the graph) can find. The
+effort therefore grows as the share of allowed rows falls, so that a filter does not cost hits.
 
-Refinement scores a few dozen candidates, because the error of a code is larger than the gaps between neighbours. They
-are requested from the disk at once for a whole batch, so that a cold page cache costs one round of parallel reads.
+Refinement scores a few dozen candidates, because the error of a code is larger than the gaps
+between neighbours. They are requested from the disk at once for a whole batch, so that a cold page
+cache costs one round of parallel reads.
 """
 
 import math
@@ -25,11 +26,18 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.encoders.encoder import Encoder, Vectors
 from deepsearch_rl.retrieval.ranking import Mask, Ranking, rank
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE
-from deepsearch_rl.retrieval.vectors.config import GPU_CANDIDATES, HnswConfig, IvfConfig, PqConfig, VectorsConfig
+from deepsearch_rl.retrieval.vectors.config import (
+    GPU_CANDIDATES,
+    HnswConfig,
+    IvfConfig,
+    PqConfig,
+    VectorsConfig,
+)
 from deepsearch_rl.retrieval.vectors.flat import FlatIndex, VectorFile, open_vector_file
 from deepsearch_rl.retrieval.vectors.gpu import copy_to_gpu, require_device
 
-TIE_SLACK = 16  # hits beyond top_k that FAISS is asked for: it cuts equal scores in any order, ours is by row
+# Hits beyond top_k that FAISS is asked for: it cuts equal scores in any order, ours is by row
+TIE_SLACK = 16
 
 
 class VectorIndex(Protocol):
@@ -40,10 +48,13 @@ class VectorIndex(Protocol):
         """D, the components of a vector."""
         ...
 
-    def search(self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
+    def search(
+        self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
+    ) -> list[Ranking]:
         """Return one ranking per query of at most ``top_k`` rows, best first, equal scores by row.
 
-        Rows that ``allowed_N`` denies are not found. A zero query, which points nowhere, finds nothing.
+        Rows that ``allowed_N`` denies are not found. A zero query, which points nowhere, finds
+        nothing.
         """
         ...
 
@@ -54,34 +65,45 @@ class ApproximateIndex:
 
     index: faiss.Index
     config: IvfConfig | HnswConfig
-    gpu_index: faiss.Index | None = None  # a copy for searches without a filter, of at most GPU_CANDIDATES hits
+    # A copy for searches without a filter, of at most GPU_CANDIDATES hits
+    gpu_index: faiss.Index | None = None
 
     @property
     def dimension(self) -> int:
         """D, the components of a vector."""
         return self.index.d
 
-    def search(self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
+    def search(
+        self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
+    ) -> list[Ranking]:
         """See :meth:`VectorIndex.search`; a row that is not looked at is not found."""
         depth = min(top_k + TIE_SLACK, self.index.ntotal)
         fits_gpu = allowed_N is None and depth <= GPU_CANDIDATES
         index = self.gpu_index if self.gpu_index is not None and fits_gpu else self.index
-        scores_QC, rows_QC = index.search(queries_QD, depth, params=self._parameters(depth, allowed_N))
-        hits_QC = (rows_QC >= 0) & queries_QD.any(axis=1, keepdims=True)  # FAISS pads with row -1
+        scores_QC, rows_QC = index.search(
+            queries_QD, depth, params=self._parameters(depth, allowed_N)
+        )
+        # FAISS pads with row -1
+        hits_QC = (rows_QC >= 0) & queries_QD.any(axis=1, keepdims=True)
         return [
             rank(rows_C[hits_C], scores_C[hits_C], top_k)
             for scores_C, rows_C, hits_C in zip(scores_QC, rows_QC, hits_QC, strict=True)
         ]
 
     def _parameters(self, depth: int, allowed_N: Mask | None) -> faiss.SearchParameters:
-        share, selection, rows = 1.0, {}, self.index.ntotal
+        share = 1.0
+        selection = {}
+        rows = self.index.ntotal
+
         if allowed_N is not None:
             share = max(int(allowed_N.sum()), 1) / rows
             bits = np.packbits(allowed_N, bitorder="little")
             selection["sel"] = faiss.IDSelectorBitmap(bits)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
         if isinstance(self.config, HnswConfig):
             effort = min(math.ceil(max(self.config.ef_search, depth) / share), rows)
             return faiss.SearchParametersHNSW(**selection, efSearch=effort)  # pyright: ignore[reportAttributeAccessIssue]
+
         nprobe = min(math.ceil(self.config.nprobe / share), self.config.nlist)
         return faiss.SearchParametersIVF(**selection, **{"nprobe": nprobe})
 
@@ -99,14 +121,21 @@ class RefinedIndex:
         """D, the components of a vector."""
         return self.file.dimension
 
-    def search(self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
+    def search(
+        self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
+    ) -> list[Ranking]:
         """See :meth:`VectorIndex.search`; scores are exact, and so is the order of the candidates."""
         depth = math.ceil(min(top_k, self.file.rows) * self.refine_factor)
-        if allowed_N is not None and np.count_nonzero(allowed_N) <= depth:  # few enough to compare with all of them
+        # Few enough to compare with all of them
+        if allowed_N is not None and np.count_nonzero(allowed_N) <= depth:
             allowed_C = np.flatnonzero(allowed_N)
             candidates = [allowed_C if query_D.any() else allowed_C[:0] for query_D in queries_QD]
         else:
-            candidates = [np.sort(ranking.rows_K) for ranking in self.first.search(queries_QD, depth, allowed_N)]
+            candidates = [
+                np.sort(ranking.rows_K)
+                for ranking in self.first.search(queries_QD, depth, allowed_N)
+            ]
+
         self.file.prefetch(np.concatenate([np.empty(0, np.int64), *candidates]))
         return [
             rank(rows_C, self.file.inner_products(rows_C, query_D), top_k)
@@ -119,7 +148,9 @@ def read_faiss(path: Path) -> faiss.Index:
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
-        raise ArtifactError(f"the vectors in {path} cannot be read; build the index again.") from error
+        raise ArtifactError(
+            f"the vectors in {path} cannot be read; build the index again."
+        ) from error
 
 
 def open_vector_index(folder: Path, config: VectorsConfig) -> VectorIndex:
@@ -129,14 +160,17 @@ def open_vector_index(folder: Path, config: VectorsConfig) -> VectorIndex:
 
     Raises:
         ArtifactError: a file is missing or damaged, or the two do not belong together.
-        UnavailableError: ``search_device: cuda`` without faiss-gpu or without a GPU, or its memory is full.
+        UnavailableError: ``search_device: cuda`` without faiss-gpu or without a GPU, or its memory
+            is full.
     """
     require_device(config)
     if config.kind == "flat":
         return FlatIndex(open_vector_file(folder / VECTORS_FILE))
     if isinstance(config, PqConfig) and (folder / INDEX_FILE).is_file():
-        with (folder / INDEX_FILE).open("rb") as codes:  # small, and most searches run through a part of them
+        # Small, and most searches run through a part of them
+        with (folder / INDEX_FILE).open("rb") as codes:
             os.posix_fadvise(codes.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
     index = read_faiss(folder / INDEX_FILE)
     on_gpu = isinstance(config, IvfConfig) and config.search_device == "cuda"
     first = ApproximateIndex(index, config, copy_to_gpu(index) if on_gpu else None)
@@ -144,11 +178,13 @@ def open_vector_index(folder: Path, config: VectorsConfig) -> VectorIndex:
         return first
     file = open_vector_file(folder / VECTORS_FILE, random_access=True)
     rows = first.index.ntotal
+
     if (rows, first.dimension) != (file.rows, file.dimension):
         raise ArtifactError(
             f"{folder}: {INDEX_FILE} holds {rows} x {first.dimension} and {VECTORS_FILE} {file.rows} x "
             f"{file.dimension}; they are of different builds, so build the index again."
         )
+
     return RefinedIndex(first, file, config.refine_factor)
 
 
@@ -159,7 +195,9 @@ class DenseRetriever:
     encoder: Encoder
     vectors: VectorIndex
 
-    def search(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
+    def search(
+        self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
+    ) -> list[Ranking]:
         """Rank rows by inner product; a query in which the encoder sees nothing finds nothing.
 
         Raises:
@@ -168,9 +206,11 @@ class DenseRetriever:
         if not queries:
             return []
         queries_QD = self.encoder.encode(queries, "query")
+
         if queries_QD.shape[1] != self.vectors.dimension:
             raise ArtifactError(
                 f"the encoder gives vectors of {queries_QD.shape[1]} dimensions and the index holds "
                 f"{self.vectors.dimension}, so it was built with another encoder; build it again with this one."
             )
+
         return self.vectors.search(queries_QD, top_k, allowed_N)

@@ -1,13 +1,14 @@
 """Vectors on disk, and exact search straight from their file.
 
-A memory-mapped .npy file holds N x D numbers of float16 or float32, row by row. The pages belong to the file, so that
-the kernel may drop them and they count as RssFile, never as RssAnon. :meth:`VectorFile.inner_products` computes every
-score, whichever index asks, so that it depends on nothing but the query and the row: not on the batch, not on the row's
-place in a matrix product.
+A memory-mapped .npy file holds N x D numbers of float16 or float32, row by row. The pages belong to
+the file, so that the kernel may drop them and they count as RssFile, never as RssAnon.
+:meth:`VectorFile.inner_products` computes every score, whichever index asks, so that it depends on
+nothing but the query and the row: not on the batch, not on the row's place in a matrix product.
 
-Exact search begins with a matrix product per block of rows, which finds every row that can be among the best. Only
-these few get their scores, so that equal vectors have equal scores and the lower row comes first. BLAS and FAISS do not
-promise that: there a row's last bit depends on its place in a block and on the queries beside it.
+Exact search begins with a matrix product per block of rows, which finds every row that can be among
+the best. Only these few get their scores, so that equal vectors have equal scores and the lower row
+comes first. BLAS and FAISS do not promise that: there a row's last bit depends on its place in a
+block and on the queries beside it.
 """
 
 import contextlib
@@ -27,7 +28,8 @@ from deepsearch_rl.retrieval.ranking import Mask, Ranking, rank
 
 BLOCK_ROWS = 16_384  # rows of one pass of a sequential read
 GATHERED_ROWS = 4096  # rows that are copied out of the map at once
-ROUNDING = 1e-5  # more than the scores of a matrix product of unit vectors in float32 can be off by
+# More than the scores of a matrix product of unit vectors in float32 can be off by
+ROUNDING = 1e-5
 QUERIES = 256
 """Queries compared with a block of rows at once: their scores take 16 MiB, however many queries a call has."""
 CONVERTED_ROWS = 256
@@ -63,7 +65,9 @@ class VectorFile:
         for start in range(0, len(rows_C), GATHERED_ROWS):
             part = slice(start, start + GATHERED_ROWS)
             vectors_CD = self.vectors_ND[rows_C[part]].astype(np.float32, copy=False)
-            scores_C[part] = np.einsum("cd,d->c", vectors_CD, query_D)  # row by row, unlike a matrix product
+            # Row by row, unlike a matrix product
+            scores_C[part] = np.einsum("cd,d->c", vectors_CD, query_D)
+
         return scores_C
 
     def prefetch(self, rows_C: NDArray[np.int64]) -> None:
@@ -78,16 +82,18 @@ class VectorFile:
 def as_float32(vectors_ND: NDArray[np.float32] | NDArray[np.float16]) -> NDArray[np.float32]:
     """Return float32 vectors as they are, and float16 vectors converted, without rounding.
 
-    NumPy converts one number after the other. Here the bits of many move to their places in a float32 at once, and the
-    product with a power of two corrects the exponents.
+    NumPy converts one number after the other. Here the bits of many move to their places in a
+    float32 at once, and the product with a power of two corrects the exponents.
     """
     if vectors_ND.dtype == np.float32:
         return vectors_ND.view(np.float32)
-    # Neither infinities nor NaNs survive the product: those of positive sign begin at 7c00, those of negative at fc00.
+    # Neither infinities nor NaNs survive the product: those of positive sign begin at 7c00, those
+    # of negative at fc00.
     if vectors_ND.view(np.int16).max() >= 0x7C00 or vectors_ND.view(np.uint16).max() >= 0xFC00:
         return vectors_ND.astype(np.float32)
     bits_ND = np.left_shift(vectors_ND.view(np.int16), 13, dtype=np.int32)
-    bits_ND &= -0x70002000  # the sign in bit 31 and the 15 bits of the number, without the sign's copies between them
+    # The sign in bit 31 and the 15 bits of the number, without the sign's copies between them
+    bits_ND &= -0x70002000
     floats_ND = bits_ND.view(np.float32)
     floats_ND *= 2.0**112  # 127 - 15, the difference of the exponents' biases
     return floats_ND
@@ -102,14 +108,26 @@ def open_vector_file(path: Path, random_access: bool = False) -> VectorFile:
     try:
         mapped = open_memmap(path, mode="r")
     except FileNotFoundError as error:
-        raise ArtifactError(f"{path} does not exist; check the path, or build the index again.") from error
+        raise ArtifactError(
+            f"{path} does not exist; check the path, or build the index again."
+        ) from error
     except (ValueError, OSError) as error:
-        raise ArtifactError(f"{path} is not a vector file ({error}); build the index again.") from error
+        raise ArtifactError(
+            f"{path} is not a vector file ({error}); build the index again."
+        ) from error
+
     dtypes = (np.dtype(np.float16), np.dtype(np.float32))
-    if mapped.ndim != 2 or mapped.dtype not in dtypes or not mapped.flags.c_contiguous or 0 in mapped.shape:
+
+    if (
+        mapped.ndim != 2
+        or mapped.dtype not in dtypes
+        or not mapped.flags.c_contiguous
+        or 0 in mapped.shape
+    ):
         raise ArtifactError(
             f"{path} holds {mapped.dtype} of shape {mapped.shape}; vectors are rows of float16 or float32."
         )
+
     assert isinstance(mapped.base, mmap.mmap)
     if random_access:
         mapped.base.madvise(mmap.MADV_RANDOM)
@@ -122,6 +140,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     with contextlib.suppress(OSError):
         target.hardlink_to(source)
         return
+
     shutil.copyfile(source, target)
 
 
@@ -131,7 +150,8 @@ class _Pool:
 
     rows_C: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     scores_C: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
-    floor: float = float(np.finfo(np.float32).min)  # lower scores, and the minus infinity of a denied row, are out
+    # Lower scores, and the minus infinity of a denied row, are out
+    floor: float = float(np.finfo(np.float32).min)
 
     def add(self, start: int, scores_B: NDArray[np.float32], top_k: int) -> None:
         """Take in the scores of a block that begins with row ``start``."""
@@ -140,10 +160,12 @@ class _Pool:
             return
         self.rows_C = np.concatenate([self.rows_C, rows_B + start])
         self.scores_C = np.concatenate([self.scores_C, scores_B[rows_B]])
+
         if len(self.rows_C) > top_k:
             self.floor = float(np.partition(self.scores_C, -top_k)[-top_k]) - ROUNDING
             able_C = self.scores_C >= self.floor
-            self.rows_C, self.scores_C = self.rows_C[able_C], self.scores_C[able_C]
+            self.rows_C = self.rows_C[able_C]
+            self.scores_C = self.scores_C[able_C]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +179,31 @@ class FlatIndex:
         """D, the components of a vector."""
         return self.file.dimension
 
-    def search(self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
+    def search(
+        self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
+    ) -> list[Ranking]:
         """See :meth:`VectorIndex.search`; exact."""
-        parts = [queries_QD[start : start + QUERIES] for start in range(0, len(queries_QD), QUERIES)]
+        parts = [
+            queries_QD[start : start + QUERIES] for start in range(0, len(queries_QD), QUERIES)
+        ]
         return [ranking for part_QD in parts for ranking in self._rank(part_QD, top_k, allowed_N)]
 
     def _rank(self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None) -> list[Ranking]:
         """Rank for a few queries, for which the file is read once."""
         pools = [_Pool() for _ in queries_QD]
-        searching = [(query, pools[query]) for query in np.flatnonzero(queries_QD.any(axis=1)).tolist()]
+        searching = [
+            (query, pools[query]) for query in np.flatnonzero(queries_QD.any(axis=1)).tolist()
+        ]
         converted = self.file.vectors_ND.dtype == np.float16
         size = min(CONVERTED_ROWS * len(queries_QD), BLOCK_ROWS) if converted else BLOCK_ROWS
+
         for start, block_BD in self.file.blocks(size):
             scores_QB = queries_QD @ block_BD.T
             if allowed_N is not None:
                 scores_QB[:, ~allowed_N[start : start + len(block_BD)]] = -np.inf
             for query, pool in searching:
                 pool.add(start, scores_QB[query], top_k)
+
         return [
             rank(pool.rows_C, self.file.inner_products(pool.rows_C, query_D), top_k)
             for pool, query_D in zip(pools, queries_QD, strict=True)

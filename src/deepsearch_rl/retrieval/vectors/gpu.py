@@ -1,11 +1,12 @@
 """Inverted files on a GPU, by faiss-gpu: what it can hold, and the way there.
 
-Limits of FAISS 1.15 without cuVS, which PyPI's wheel has not: codes of 8 bits in one of ``config.CODE_LENGTHS``
-(``IVFPQ::isSupportedPQCodeLength``), at most 2,048 cells and candidates of a search (``GPU_MAX_SELECTION_K``), and no
-filter: a search takes an ``IDSelector`` and does not look at it, so denied rows would be found.
+Limits of FAISS 1.15 without cuVS, which PyPI's wheel has not: codes of 8 bits in one of
+``config.CODE_LENGTHS`` (``IVFPQ::isSupportedPQCodeLength``), at most 2,048 cells and candidates of
+a search (``GPU_MAX_SELECTION_K``), and no filter: a search takes an ``IDSelector`` and does not
+look at it, so denied rows would be found.
 
-A block holds the lookup table of a query in shared memory, m x 256 entries. 96 of them fit into 48 KB as float16 and 48
-as float32 (``GpuIndexIVFPQ::verifyPQSettings_``); hence float16.
+A block holds the lookup table of a query in shared memory, m x 256 entries. 96 of them fit into 48
+KB as float16 and 48 as float32 (``GpuIndexIVFPQ::verifyPQSettings_``); hence float16.
 """
 
 import faiss
@@ -38,9 +39,11 @@ def copy_to_gpu(index: faiss.Index, rows: int = 0) -> faiss.Index:
     Raises UnavailableError where FAISS refuses, mostly because the GPU's memory is full.
     """
     options = faiss.GpuClonerOptions()  # pyright: ignore[reportAttributeAccessIssue] - faiss-gpu alone has it
-    options.useFloat16 = True  # of lookup tables; centroids, vectors and codes keep their type
+    # Of lookup tables; centroids, vectors and codes keep their type
+    options.useFloat16 = True
     options.reserveVecs = rows
     resources = faiss.StandardGpuResources()  # pyright: ignore[reportAttributeAccessIssue]
+
     try:
         return faiss.index_cpu_to_gpu(resources, 0, index, options)  # pyright: ignore[reportAttributeAccessIssue]
     except RuntimeError as error:

@@ -28,6 +28,7 @@ def _art(backend: BackendConfig) -> MakeTrainer:
 
         require_runtime()
         return _make_unsloth
+
     if backend.device == "cuda":
         require_gpu("rl with device: cuda")
     return _make_own
@@ -39,7 +40,8 @@ ENGINES: Mapping[str, Callable[[BackendConfig], MakeTrainer]] = {"art": _art}
 def open_engine(backend: BackendConfig) -> MakeTrainer:
     """Return what makes the trainer of a run, after a check, before anything is read or started, that it can run here.
 
-    The engine itself is imported when the trainer is made: a watching process asks only whether it could be.
-    Raises UnknownNameError for an unknown engine, UnavailableError if hardware or packages are missing.
+    The engine itself is imported when the trainer is made: a watching process asks only whether it
+    could be. Raises UnknownNameError for an unknown engine, UnavailableError if hardware or
+    packages are missing.
     """
     return look_up("rl.backend.engine", backend.engine, ENGINES)(backend)

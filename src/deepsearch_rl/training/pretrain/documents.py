@@ -1,25 +1,27 @@
 """Generated conversations that the base model learns from, in the exact layout of real rollouts.
 
-They teach the language of both worlds, every relation and every wording of a question, and no task as a whole:
+They teach the language of both worlds, every relation and every wording of a question, and no task
+as a whole:
 
 - *copy*: a list of names and relation words to repeat; nothing teaches copying sooner;
 - *search*: a question and the call that looks up its first fact;
-- *continuation*: a question of several hops, some of its searches with their results, and the next call, or all of them
-  and the answer; it teaches to look back at the question after reading, and to search in other words where a result
-  lacks the fact;
-- *given search*: a question, a call that the model need not write, all passages that the question needs, in any order,
-  and the answer; it teaches what is enough;
-- *demonstration*: a question, one call, three passages, an answer. These are rough: a question of several hops is
-  answered after one search as if it had one, so the base model ends where a teacher would continue.
+- *continuation*: a question of several hops, some of its searches with their results, and the next
+  call, or all of them and the answer; it teaches to look back at the question after reading, and to
+  search in other words where a result lacks the fact;
+- *given search*: a question, a call that the model need not write, all passages that the question
+  needs, in any order, and the answer; it teaches what is enough;
+- *demonstration*: a question, one call, three passages, an answer. These are rough: a question of
+  several hops is answered after one search as if it had one, so the base model ends where a teacher
+  would continue.
 
-After every result the model first writes down the facts that it read. A served model sees the tool in its system block:
-so begin demonstrations, and few continuations, which never end in an answer. That makes the base model answer after one
-search, and sometimes go on.
+After every result the model first writes down the facts that it read. A served model sees the tool
+in its system block: so begin demonstrations, and few continuations, which never end in an answer.
+That makes the base model answer after one search, and sometimes go on.
 
-Nothing here comes from a generated world. Names are put together anew for every document and facts are drawn at
-random, so a model can learn how to read from them, and nothing about the world that it is tested on. The passages look
-like the first results of a search: parts of one article, and articles about subjects with similar names that state the
-relation that was asked for.
+Nothing here comes from a generated world. Names are put together anew for every document and facts
+are drawn at random, so a model can learn how to read from them, and nothing about the world that it
+is tested on. The passages look like the first results of a search: parts of one article, and
+articles about subjects with similar names that state the relation that was asked for.
 """
 
 import json
@@ -51,10 +53,13 @@ GIVEN = "given"
 """Key of a turn that the model reads although the assistant says it: nothing is learnt from its tokens."""
 
 RESULTS = 3  # passages that a search returns
-_SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.5  # shares of further passages; the rest is about anything
-_SAME_RELATION = 0.8  # share of those about similar subjects that state the relation that was searched for
+# Shares of further passages; the rest is about anything
+_SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.5
+# Share of those about similar subjects that state the relation that was searched for
+_SAME_RELATION = 0.8
 _NEW_PARAGRAPH = 0.3  # share of sentences that open one
-_SHUFFLED = 0.3  # share of results whose first passage is not the one that was searched for
+# Share of results whose first passage is not the one that was searched for
+_SHUFFLED = 0.3
 
 
 class CurriculumStage(Record):
@@ -62,24 +67,46 @@ class CurriculumStage(Record):
 
     tokens: int = Field(ge=0, description="tokens trained on in this stage")
     hops: tuple[float, ...] = Field(description="shares of questions with 1, 2, ... hops")
-    results: int = Field(ge=1, description="passages of a result; a given search has as many as it needs, at least")
+    results: int = Field(
+        ge=1, description="passages of a result; a given search has as many as it needs, at least"
+    )
     facts: tuple[int, int] = Field(description="fewest and most facts of a passage")
-    fillers: tuple[int, int] = Field(description="fewest and most sentences without a fact of a passage")
+    fillers: tuple[int, int] = Field(
+        description="fewest and most sentences without a fact of a passage"
+    )
     copy_share: float = Field(ge=0, le=1, description="share of the documents that repeat names")
-    search_share: float = Field(ge=0, le=1, description="share that writes one search and nothing else")
-    continuation_share: float = Field(ge=0, le=1, description="share that writes searches after others")
-    given_share: float = Field(ge=0, le=1, description="share that answers from passages it did not ask for")
+    search_share: float = Field(
+        ge=0, le=1, description="share that writes one search and nothing else"
+    )
+    continuation_share: float = Field(
+        ge=0, le=1, description="share that writes searches after others"
+    )
+    given_share: float = Field(
+        ge=0, le=1, description="share that answers from passages it did not ask for"
+    )
 
 
 class DocumentConfig(Record):
     """What all stages of the curriculum share."""
 
-    in_domain: float = Field(ge=0, le=1, description="share of documents in the language of the in-domain world")
-    second_words: float = Field(ge=0, le=1, description="share of facts stated with the second word of their relation")
-    unanswerable: float = Field(ge=0, le=1, description="share of questions that no passage answers")
-    without_system: float = Field(ge=0, le=1, description="share of first calls and given searches without the tool")
-    tool_continuations: float = Field(ge=0, le=1, description="share of continuations with the tool")
-    second_query: float = Field(ge=0, le=1, description="share of a continuation's searches that need a second one")
+    in_domain: float = Field(
+        ge=0, le=1, description="share of documents in the language of the in-domain world"
+    )
+    second_words: float = Field(
+        ge=0, le=1, description="share of facts stated with the second word of their relation"
+    )
+    unanswerable: float = Field(
+        ge=0, le=1, description="share of questions that no passage answers"
+    )
+    without_system: float = Field(
+        ge=0, le=1, description="share of first calls and given searches without the tool"
+    )
+    tool_continuations: float = Field(
+        ge=0, le=1, description="share of continuations with the tool"
+    )
+    second_query: float = Field(
+        ge=0, le=1, description="share of a continuation's searches that need a second one"
+    )
 
 
 class Fact(NamedTuple):
@@ -115,7 +142,8 @@ def draw_name(grammar: Grammar, kind: str, rng: random.Random) -> str:
 
 def draw_similar_name(grammar: Grammar, name: str, kind: str, rng: random.Random) -> str:
     """Return a name of ``kind`` that differs from ``name`` in one word, where ``name`` has several."""
-    words, other = name.split(), draw_name(grammar, kind, rng).split()
+    words = name.split()
+    other = draw_name(grammar, kind, rng).split()
     if len(words) == 1:
         return other[0]
     place = rng.randrange(len(words))
@@ -139,29 +167,47 @@ class Articles:
     ) -> tuple[Turn, list[str]]:
         """Return a result with the facts of a chain from ``subject``, and the names that they lead to.
 
-        If ``hidden``, the chain has one fact: the result lacks it, and there are no names. ``word`` is that of the
-        facts' relations in the text; None draws it.
+        If ``hidden``, the chain has one fact: the result lacks it, and there are no names. ``word``
+        is that of the facts' relations in the text; None draws it.
         """
-        rng, stated, names = self.rng, set[tuple[str, Relation]](), list[str]()
-        asked, passages = list[tuple[str, Relation]](), list[FactPassage]()
+        rng = self.rng
+        stated = set[tuple[str, Relation]]()
+        names = list[str]()
+        asked = list[tuple[str, Relation]]()
+        passages = list[FactPassage]()
+
         for relation in chain:
             asked.append((subject, relation))
-            stated.add((subject, relation))  # also where it is hidden: then no passage states it
-            passages.append(self._passage(subject, relation.subject_kind, [] if hidden else [relation], stated, word))
+            # Also where it is hidden: then no passage states it
+            stated.add((subject, relation))
+            passages.append(
+                self._passage(
+                    subject, relation.subject_kind, [] if hidden else [relation], stated, word
+                )
+            )
+
             if not hidden:
                 subject = passages[-1].facts[0].object
                 names.append(subject)
                 self.visited.add(subject)
+
         while len(passages) < self.stage.results:
             draw, (name, relation), also = rng.random(), rng.choice(asked), list[Relation]()
             kind = relation.subject_kind
+
             if draw >= _SAME_SUBJECT + _SIMILAR_SUBJECT:
                 kind = rng.choice(list(self.grammar.kinds))
                 name = draw_name(self.grammar, kind, rng)
             elif draw >= _SAME_SUBJECT:
                 name = draw_similar_name(self.grammar, name, kind, rng)
-                also = [relation] if rng.random() < _SAME_RELATION and (name, relation) not in stated else []
+                also = (
+                    [relation]
+                    if rng.random() < _SAME_RELATION and (name, relation) not in stated
+                    else []
+                )
+
             passages.append(self._passage(name, kind, also, stated))
+
         if len(chain) > 1 or rng.random() < _SHUFFLED:
             rng.shuffle(passages)
         return {"role": "tool", "content": format_passages(passages)}, names
@@ -175,7 +221,9 @@ class Articles:
         word: str | None = None,
     ) -> FactPassage:
         """Return a passage that states ``relations`` first, and others at random that the result has not ``stated``."""
-        others = [other for other in self.grammar.relations_of(kind) if (subject, other) not in stated]
+        others = [
+            other for other in self.grammar.relations_of(kind) if (subject, other) not in stated
+        ]
         others = [other for other in others if other not in relations]
         count = max(0, self.rng.randint(*self.stage.facts) - len(relations))
         chosen = [*relations, *self.rng.sample(others, min(count, len(others)))]
@@ -188,17 +236,27 @@ class Articles:
             name = draw_name(self.grammar, relation.object_kind, self.rng)
             if name != subject and name not in self.visited:
                 self._objects[subject, relation] = name
+
         return self._objects[subject, relation]
 
     def _write(self, facts: Sequence[Fact], word: str | None) -> str:
-        rng, sentences = self.rng, list[str]()
+        rng = self.rng
+        sentences = list[str]()
+
         for relation, subject, object_ in facts:
             drawn = relation.second if rng.random() < self.second_words else relation.noun
-            sentences.append(rng.choice(STATEMENTS).format(noun=word or drawn, subject=subject, object=object_))
+            sentences.append(
+                rng.choice(STATEMENTS).format(noun=word or drawn, subject=subject, object=object_)
+            )
             word = None  # of the first fact alone
-        sentences += rng.sample(self.grammar.fillers, max(rng.randint(*self.stage.fillers), 0 if facts else 1))
+
+        sentences += rng.sample(
+            self.grammar.fillers, max(rng.randint(*self.stage.fillers), 0 if facts else 1)
+        )
         rng.shuffle(sentences)
-        return "".join(sentence + ("\n" if rng.random() < _NEW_PARAGRAPH else " ") for sentence in sentences).strip()
+        return "".join(
+            sentence + ("\n" if rng.random() < _NEW_PARAGRAPH else " ") for sentence in sentences
+        ).strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +276,15 @@ class DocumentGenerator:
 
     def _copy(self, _: CurriculumStage, rng: random.Random) -> list[Turn]:
         grammar = self._grammar(rng)
-        words = [word for relation in grammar.relations.values() for word in (relation.noun, relation.second)]
+        words = [
+            word
+            for relation in grammar.relations.values()
+            for word in (relation.noun, relation.second)
+        ]
         names = [
-            rng.choice(words) if rng.random() < 0.3 else draw_name(grammar, rng.choice(list(grammar.kinds)), rng)
+            rng.choice(words)
+            if rng.random() < 0.3
+            else draw_name(grammar, rng.choice(list(grammar.kinds)), rng)
             for _ in range(rng.randint(2, 12))
         ]
         return [_user(f"Name {', '.join(names)}."), _answer(", ".join(names))]
@@ -232,31 +296,48 @@ class DocumentGenerator:
 
     def _continuation(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng, min_hops=2)
-        articles, subject = self._articles(task, stage, rng), task.head
+        articles = self._articles(task, stage, rng)
+        subject = task.head
         turns = [_user(task.question), _call("", subject, task.chain[0].noun)]
         has_tool = rng.random() < self.config.tool_continuations
-        for place, relation in enumerate(task.chain[: rng.randint(1, len(task.chain) - has_tool)], 1):
+
+        for place, relation in enumerate(
+            task.chain[: rng.randint(1, len(task.chain) - has_tool)], 1
+        ):
             if needs_second := rng.random() < self.config.second_query:
                 turns += [articles.search(subject, [relation], hidden=True)[0]]
                 turns += [_call(write_note(relation.noun, None), subject, relation.second)]
-            result, (subject,) = articles.search(subject, [relation], word=relation.second if needs_second else None)
+
+            result, (subject,) = articles.search(
+                subject, [relation], word=relation.second if needs_second else None
+            )
             note = write_note(relation.noun, subject)
             is_last = place == len(task.chain)
-            turns += [result, _answer(subject, note) if is_last else _call(note, subject, task.chain[place].noun)]
+            turns += [
+                result,
+                _answer(subject, note) if is_last else _call(note, subject, task.chain[place].noun),
+            ]
+
         return [self._system(), *turns] if has_tool else turns
 
     def _given(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng)
         result, names = self._articles(task, stage, rng).search(task.head, task.chain)
-        notes = [write_note(relation.noun, name) for relation, name in zip(task.chain, names, strict=True)]
+        notes = [
+            write_note(relation.noun, name)
+            for relation, name in zip(task.chain, names, strict=True)
+        ]
         call = _call("", task.question, "") | {GIVEN: True}
         turns = [_user(task.question), call, result, _answer(names[-1], *notes)]
         return self._with_system(turns, self.config.without_system, rng)
 
     def _demonstration(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng)
-        noun, hidden = task.chain[0].noun, rng.random() < self.config.unanswerable
-        result, names = self._articles(task, stage, rng).search(task.head, task.chain[:1], hidden=hidden)
+        noun = task.chain[0].noun
+        hidden = rng.random() < self.config.unanswerable
+        result, names = self._articles(task, stage, rng).search(
+            task.head, task.chain[:1], hidden=hidden
+        )
         name = names[0] if names else None
         answer = _answer(name or INSUFFICIENT, write_note(noun, name))
         return [self._system(), _user(task.question), _call("", task.head, noun), result, answer]
@@ -281,7 +362,8 @@ class DocumentGenerator:
         chain = [rng.choice(list(grammar.relations.values()))]
         while len(chain) < hops:
             chain.append(rng.choice(grammar.relations_of(chain[-1].object_kind)))
-        head, style = draw_name(grammar, chain[0].subject_kind, rng), rng.choice(list(STYLES.values()))
+        head = draw_name(grammar, chain[0].subject_kind, rng)
+        style = rng.choice(list(STYLES.values()))
         nouns = grammar.nouns([relation.noun for relation in chain], infer=rng.random() < 0.5)
         return Task(grammar, ask(style, rng.choice(style.questions), nouns, head), head, chain)
 

@@ -1,9 +1,10 @@
 """The tokenizer of the generated worlds and the empty Qwen3 model.
 
-The tokenizer is a byte-level BPE in which every word of given texts is one token, because copying names is what a model
-of this size learns last. Qwen's pre-tokeniser joins a word with the space before it, so this holds for words that
-follow a space: that is why answers are written ``<answer> X</answer>``. As in Llama 3's tokenizer (``ignore_merges``),
-a word that is in the vocabulary is taken whole, and merges serve any other text.
+The tokenizer is a byte-level BPE in which every word of given texts is one token, because copying
+names is what a model of this size learns last. Qwen's pre-tokeniser joins a word with the space
+before it, so this holds for words that follow a space: that is why answers are written ``<answer>
+X</answer>``. As in Llama 3's tokenizer (``ignore_merges``), a word that is in the vocabulary is
+taken whole, and merges serve any other text.
 """
 
 import json
@@ -12,39 +13,63 @@ from collections.abc import Iterator
 
 import torch
 from pydantic import Field
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.prompts import load_chat_template
-from deepsearch_rl.corpora.world.grammar import GRAMMARS, STATEMENTS, STYLES, name_words, write_note, write_query
+from deepsearch_rl.corpora.world.grammar import (
+    GRAMMARS,
+    STATEMENTS,
+    STYLES,
+    name_words,
+    write_note,
+    write_query,
+)
 from deepsearch_rl.records import Record
 
-END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
-# Added but not special: a decoder that skips special tokens must keep them, or no tool call could be parsed.
+# Added but not special: a decoder that skips special tokens must keep them, or no tool call could
+# be parsed.
 FORMAT_TOKENS = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
     *("<think>", "</think>", "<answer>", "</answer>"),
 )
-# Qwen2's pre-tokenisation (transformers, models/qwen2/tokenization_qwen2.py): a word takes the one space before it,
-# and every digit stands alone.
+# Qwen2's pre-tokenisation (transformers, models/qwen2/tokenization_qwen2.py): a word takes the one
+# space before it, and every digit stands alone.
 _WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 def world_tokenizer(prompt: str, subwords: int, context_tokens: int) -> PreTrainedTokenizerFast:
     """Return the tokenizer of models that read the generated worlds.
 
-    Its vocabulary holds every word of the system block and of both worlds' sentences, and their name words as they
-    stand after a space. ``subwords`` is the size of the part learned by BPE, the 256 bytes included.
+    Its vocabulary holds every word of the system block and of both worlds' sentences, and their
+    name words as they stand after a space. ``subwords`` is the size of the part learned by BPE, the
+    256 bytes included.
     """
     template = load_chat_template()
     contents = {"system": prompt, "user": "", "assistant": ""}
     turns = [{"role": role, "content": content} for role, content in contents.items()]
-    texts = [render_jinja_template([turns], tools=[RETRIEVE_TOOL], chat_template=template)[0][0], '"}}\n']
+    texts = [
+        render_jinja_template([turns], tools=[RETRIEVE_TOOL], chat_template=template)[0][0],
+        '"}}\n',
+    ]
     texts += _wordings()
     texts += [f" {word}" for grammar in GRAMMARS.values() for word in name_words(grammar)]
     backend = _learn(texts, subwords)
@@ -70,8 +95,11 @@ def _wordings() -> Iterator[str]:
         templates += [style.step, *style.questions]
     for grammar in GRAMMARS.values():
         templates += grammar.fillers
-        templates += [f"a {relation.noun} {relation.second}" for relation in grammar.relations.values()]
+        templates += [
+            f"a {relation.noun} {relation.second}" for relation in grammar.relations.values()
+        ]
         templates += [f"a {noun}" for noun in grammar.inferences]
+
     for template in templates:
         text = re.sub(r" ?\{\w+\}", "", template)
         yield from (text, f" {text}")
@@ -84,7 +112,9 @@ def _learn(texts: list[str], subwords: int) -> Tokenizer:
     bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = splitter = pre_tokenizers.Sequence([words, bytes_of_words])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=subwords, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=subwords, initial_alphabet=alphabet, show_progress=False
+    )
     backend.train_from_iterator(texts, trainer)
     learned = json.loads(backend.to_str())
     vocabulary: dict[str, int] = learned["model"]["vocab"]
@@ -105,10 +135,14 @@ class ModelConfig(Record):
     mlp_size: int = Field(ge=8, description="width of the gated feed-forward layer")
     rope_theta: float = Field(gt=1, description="base of the rotary position angles")
     initializer_range: float = Field(gt=0, description="standard deviation of the first weights")
-    context_tokens: int = Field(ge=128, description="longest sequence that the model promises to handle")
+    context_tokens: int = Field(
+        ge=128, description="longest sequence that the model promises to handle"
+    )
 
 
-def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+def build_model(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int
+) -> Qwen3ForCausalLM:
     """Return a float32 model with random weights drawn from ``seed``, its generation settings included."""
     torch.manual_seed(seed)
     end, padding = (tokenizer.get_vocab()[token] for token in (TURN_END, END_OF_TEXT))
@@ -125,11 +159,14 @@ def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: i
             rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
             initializer_range=config.initializer_range,
             tie_word_embeddings=True,
-            use_cache=True,  # saved as it is: without it a server recomputes every token of every turn
+            # Saved as it is: without it a server recomputes every token of every turn
+            use_cache=True,
             eos_token_id=end,
             pad_token_id=padding,
             dtype="float32",
         )
     )
-    model.generation_config = GenerationConfig(do_sample=True, temperature=0.7, eos_token_id=end, pad_token_id=padding)
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=0.7, eos_token_id=end, pad_token_id=padding
+    )
     return model

@@ -28,7 +28,9 @@ class ModelHubConfig(Record):
     """A model repository."""
 
     repository: NonEmpty = Field(description="owner/name")
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$", description="commit, so that every download has the same bytes")
+    revision: str = Field(
+        pattern=r"^[0-9a-f]{40}$", description="commit, so that every download has the same bytes"
+    )
 
 
 class PrepareModelConfig(Record):
@@ -42,8 +44,9 @@ class PrepareModelConfig(Record):
 def prepare_model(config: PrepareModelConfig, prompt: str, seed: int, folder: Path) -> None:
     """Write the base model, with tokenizer and chat template, at once; ``seed`` draws weights and documents.
 
-    A model trained from scratch learns the system prompt that ``prompt`` names. Raises ArtifactError for a prompt that
-    does not exist, ConfigError where the section of the source is missing, and as :func:`snapshot`.
+    A model trained from scratch learns the system prompt that ``prompt`` names. Raises
+    ArtifactError for a prompt that does not exist, ConfigError where the section of the source is
+    missing, and as :func:`snapshot`.
     """
     with atomic_directory(folder) as partial:
         if config.source == "pretrain" and config.pretrain:
@@ -60,13 +63,18 @@ def prepare_model(config: PrepareModelConfig, prompt: str, seed: int, folder: Pa
 def snapshot(config: ModelHubConfig, patterns: list[str]) -> Path:
     """Fetch the files of a repository that fit patterns into the hub's own cache, and return their folder there.
 
-    Raises ConfigError if there is no such repository or revision, EndpointError if the hub does not answer.
+    Raises ConfigError if there is no such repository or revision, EndpointError if the hub does not
+    answer.
     """
     name = f"{config.repository} at revision {config.revision[:12]}"
     try:
-        return Path(snapshot_download(config.repository, revision=config.revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(config.repository, revision=config.revision, allow_patterns=patterns)
+        )
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        raise ConfigError(f"the hub has no model {name}; check prepare_model.hub in the params file.") from error
+        raise ConfigError(
+            f"the hub has no model {name}; check prepare_model.hub in the params file."
+        ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError) as error:
         raise EndpointError(
             f"the hub did not answer for {name}. Check the network (HF_ENDPOINT names a mirror) and run the stage "

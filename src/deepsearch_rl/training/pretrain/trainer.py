@@ -2,9 +2,10 @@
 
 Batches are right-padded conversations of similar lengths, with the loss on assistant tokens alone.
 
-Source of Muon: Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024),
-https://kellerjordan.github.io/posts/muon/. ``torch.optim.Muon`` is the same algorithm in bfloat16; on a CPU without
-bfloat16 instructions it takes 290 ms a step for this model where this float32 version takes 15 ms.
+Source of Muon: Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks"
+(2024), https://kellerjordan.github.io/posts/muon/. ``torch.optim.Muon`` is the same algorithm in
+bfloat16; on a CPU without bfloat16 instructions it takes 290 ms a step for this model where this
+float32 version takes 15 ms.
 """
 
 import itertools
@@ -30,13 +31,26 @@ from deepsearch_rl.records import Record
 from deepsearch_rl.serving.trained_with import MANIFEST, TRAINED_WITH, served_with
 from deepsearch_rl.training.curves import record_step
 from deepsearch_rl.training.finite import NotFiniteError, first_not_finite
-from deepsearch_rl.training.pretrain.documents import GIVEN, CurriculumStage, DocumentConfig, DocumentGenerator, Turn
-from deepsearch_rl.training.pretrain.model import TURN_END, TURN_START, ModelConfig, build_model, world_tokenizer
+from deepsearch_rl.training.pretrain.documents import (
+    GIVEN,
+    CurriculumStage,
+    DocumentConfig,
+    DocumentGenerator,
+    Turn,
+)
+from deepsearch_rl.training.pretrain.model import (
+    TURN_END,
+    TURN_START,
+    ModelConfig,
+    build_model,
+    world_tokenizer,
+)
 
 TRAIN_LOG = "train_log.jsonl"
 LOG_EVERY = 25  # steps between two lines of the training log
 IGNORED = -100  # label of a token without loss, as transformers has it
-_A, _B, _C = 3.4445, -4.7750, 2.0315  # Muon's quintic iteration with the steepest slope at zero
+# Muon's quintic iteration with the steepest slope at zero
+_A, _B, _C = 3.4445, -4.7750, 2.0315
 _NEWTON_SCHULZ_STEPS = 5
 _MOMENTUM = 0.95  # share of the old direction that a step of Muon keeps
 
@@ -46,20 +60,32 @@ class OptimizerConfig(Record):
 
     muon_learning_rate: float = Field(gt=0, description="of matrices")
     adam_learning_rate: float = Field(gt=0, description="of embeddings and norms")
-    adam_epsilon: float = Field(gt=0, description="added to the root of squares; large: words not in a batch stay put")
+    adam_epsilon: float = Field(
+        gt=0, description="added to the root of squares; large: words not in a batch stay put"
+    )
     batch_tokens: int = Field(ge=64, description="tokens of a batch, padding included")
     threads: int = Field(
-        ge=1, le=2, description="that share a batch; the model's bytes do not depend on which ends first"
+        ge=1,
+        le=2,
+        description="that share a batch; the model's bytes do not depend on which ends first",
     )
-    pool: int = Field(ge=1, description="documents that are sorted by length before they are cut into batches")
-    warmup: float = Field(ge=0, le=1, description="share of training over which the rates rise from zero")
-    decay: float = Field(ge=0, le=1, description="share of training over which they fall to a tenth, at the end")
+    pool: int = Field(
+        ge=1, description="documents that are sorted by length before they are cut into batches"
+    )
+    warmup: float = Field(
+        ge=0, le=1, description="share of training over which the rates rise from zero"
+    )
+    decay: float = Field(
+        ge=0, le=1, description="share of training over which they fall to a tenth, at the end"
+    )
 
 
 class PretrainConfig(Record):
     """A model trained from scratch on generated conversations."""
 
-    subwords: int = Field(ge=256, description="tokens learned by BPE, the 256 bytes included; whole words come on top")
+    subwords: int = Field(
+        ge=256, description="tokens learned by BPE, the 256 bytes included; whole words come on top"
+    )
     model: ModelConfig
     documents: DocumentConfig
     curriculum: tuple[CurriculumStage, ...] = Field(min_length=1, description="easiest stage first")
@@ -80,24 +106,33 @@ class PretrainStep(Record):
 def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> None:
     """Train tokenizer and model from scratch and save both to an existing empty folder.
 
-    ``prompt`` is the text that documents with a system block open with. The training log is beside the model, and a
-    manifest that says what it was trained with. Raises NotFiniteError at a loss or a gradient that is NaN or infinite.
+    ``prompt`` is the text that documents with a system block open with. The training log is beside
+    the model, and a manifest that says what it was trained with. Raises NotFiniteError at a loss or
+    a gradient that is NaN or infinite.
     """
     tokenizer = world_tokenizer(prompt, config.subwords, config.model.context_tokens)
     model = build_model(config.model, tokenizer, seed).train()
-    rates, parameters = config.optimizer, list(model.named_parameters())
+    rates = config.optimizer
+    parameters = list(model.named_parameters())
     muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "embed" not in name)
     others = [weight for name, weight in parameters if weight.ndim != 2 or "embed" in name]
-    epsilon, betas = rates.adam_epsilon, (0.9, 0.98)
-    adam = torch.optim.AdamW(others, rates.adam_learning_rate, betas, epsilon, weight_decay=0.0, fused=True)
-    total, done = sum(stage.tokens for stage in config.curriculum), 0
+    epsilon = rates.adam_epsilon
+    betas = (0.9, 0.98)
+    adam = torch.optim.AdamW(
+        others, rates.adam_learning_rate, betas, epsilon, weight_decay=0.0, fused=True
+    )
+    total = sum(stage.tokens for stage in config.curriculum)
+    done = 0
     window: list[Scores] = []
-    bar, pool = ProgressBar("pretrain", total, "tokens"), ThreadPoolExecutor(rates.threads)
+    bar = ProgressBar("pretrain", total, "tokens")
+    pool = ThreadPoolExecutor(rates.threads)
+
     with AppendLog(folder / TRAIN_LOG) as log, bar, pool:
         for step, (level, examples) in enumerate(_curriculum(config, prompt, tokenizer, seed), 1):
             window.append(backward_in_threads(model, examples, pool, rates.threads))
             require_finite_step(step, window[-1].loss, parameters)
-            progress = done / total  # the rates rise from 0 to 1, stay there and fall to 0.1
+            # The rates rise from 0 to 1, stay there and fall to 0.1
+            progress = done / total
             rate = progress / rates.warmup if progress < rates.warmup else 1.0
             if progress > 1 - rates.decay:
                 rate = 1 - 0.9 * (progress - (1 - rates.decay)) / rates.decay
@@ -108,20 +143,26 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
             tokens = sum(len(example.tokens_T) for example in examples)
             done += tokens
             bar.advance(tokens, f"loss {window[-1].loss:.2f}")
+
             if step % LOG_EVERY == 0:
-                loss, accuracy = (round(sum(values) / len(window), 5) for values in zip(*window, strict=True))
+                loss, accuracy = (
+                    round(sum(values) / len(window), 5) for values in zip(*window, strict=True)
+                )
                 scores = {"loss": loss, "accuracy": accuracy, "rate": round(rate, 5)}
                 line = PretrainStep(step=step, tokens=done, level=level, **scores)
                 log.append(line)
                 record_step(line.model_dump())
                 window.clear()
+
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     trained_with = served_with(folder, PromptDigests.of(prompt, tools_text(RETRIEVE_TOOL)))
     write_json(folder / MANIFEST, {TRAINED_WITH: trained_with.model_dump()})
 
 
-def require_finite_step(step: int, loss: float, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+def require_finite_step(
+    step: int, loss: float, parameters: Sequence[tuple[str, torch.nn.Parameter]]
+) -> None:
     """Raise NotFiniteError, before a step is applied, if its loss or a gradient is NaN or infinite."""
     gradients = [(name, weight.grad) for name, weight in parameters if weight.grad is not None]
     norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
@@ -154,10 +195,14 @@ def _curriculum(
 ) -> Iterator[tuple[int, list[Example]]]:
     """Yield batches, each with the number of its stage, until every stage has had its tokens."""
     generator = DocumentGenerator(prompt, config.documents)
-    document_rng, batch_rng = random.Random(seed), random.Random(seed)
+    document_rng = random.Random(seed)
+    batch_rng = random.Random(seed)
+
     for level, stage in enumerate(config.curriculum):
         examples = (encode(tokenizer, turns) for turns in generator.documents(stage, document_rng))
-        stream, left = batches(examples, config.optimizer.batch_tokens, config.optimizer.pool, batch_rng), stage.tokens
+        stream = batches(examples, config.optimizer.batch_tokens, config.optimizer.pool, batch_rng)
+        left = stage.tokens
+
         while left > 0:
             batch = next(stream)
             yield level, batch
@@ -167,62 +212,86 @@ def _curriculum(
 def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Example:
     """Render and tokenise a conversation; assistant turns are trained from their first token to their end token.
 
-    Conversations with a system prompt have the search tool. A turn that is ``GIVEN`` is not trained.
+    Conversations with a system prompt have the search tool. A turn that is ``GIVEN`` is not
+    trained.
     """
     conversation: list[Any] = list(turns)
     tools: list[Any] | None = [RETRIEVE_TOOL] if turns[0]["role"] == "system" else None
-    tokens = cast(list[int], tokenizer.apply_chat_template(conversation, tools=tools, return_dict=False))
+    tokens = cast(
+        list[int], tokenizer.apply_chat_template(conversation, tools=tools, return_dict=False)
+    )
     opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
     end = tokenizer.convert_tokens_to_ids(TURN_END)
     trained = iter([not turn.get(GIVEN) for turn in turns if turn["role"] == "assistant"])
-    labels, inside, learn = [], False, False
+    labels = []
+    inside = False
+    learn = False
+
     for place, token in enumerate(tokens):
         if not inside and tokens[place - len(opening) : place] == opening:
-            inside, learn = True, next(trained)
+            inside = True
+            learn = next(trained)
+
         labels.append(token if inside and learn else IGNORED)
         inside = inside and token != end
+
     return Example(torch.tensor(tokens), torch.tensor(labels))
 
 
-def batches(examples: Iterator[Example], batch_tokens: int, pool: int, rng: random.Random) -> Iterator[list[Example]]:
+def batches(
+    examples: Iterator[Example], batch_tokens: int, pool: int, rng: random.Random
+) -> Iterator[list[Example]]:
     """Yield batches of at most ``batch_tokens`` padded tokens (one example at least).
 
-    Every ``pool`` examples are sorted by length and cut into batches, which come in random order: padding stays under
-    a few per cent, and a batch holds conversations of one size but of every kind.
+    Every ``pool`` examples are sorted by length and cut into batches, which come in random order:
+    padding stays under a few per cent, and a batch holds conversations of one size but of every
+    kind.
     """
-    while pooled := sorted(itertools.islice(examples, pool), key=lambda example: len(example.tokens_T)):
+    while pooled := sorted(
+        itertools.islice(examples, pool), key=lambda example: len(example.tokens_T)
+    ):
         groups: list[list[Example]] = [[]]
         for example in pooled:
             if groups[-1] and (len(groups[-1]) + 1) * len(example.tokens_T) > batch_tokens:
                 groups.append([])
             groups[-1].append(example)
+
         rng.shuffle(groups)
         yield from groups
 
 
-def backward(model: Qwen3ForCausalLM, examples: Sequence[Example], trained_tokens: int) -> tuple[float, int]:
+def backward(
+    model: Qwen3ForCausalLM, examples: Sequence[Example], trained_tokens: int
+) -> tuple[float, int]:
     """Add a part's gradients to those of its batch, which trains ``trained_tokens``.
 
-    Return the part's share of the batch's mean loss, and how many trained tokens were predicted right.
+    Return the part's share of the batch's mean loss, and how many trained tokens were predicted
+    right.
     """
     tokens, labels = zip(*examples, strict=True)
-    # No attention mask: padding stands on the right, where a causal model cannot see it from any trained token.
+    # No attention mask: padding stands on the right, where a causal model cannot see it from any
+    # trained token.
     inputs_BT = pad_sequence(list(tokens), batch_first=True)
     labels_S = pad_sequence(list(labels), batch_first=True, padding_value=IGNORED).flatten()
     places_P = (labels_S != IGNORED).nonzero().squeeze(1)
     hidden_BTD = model.model(input_ids=inputs_BT, use_cache=False).last_hidden_state
     # Logits of trained positions alone: eight of nine tokens are read, not written.
-    logits_PV, targets_P = model.lm_head(hidden_BTD.flatten(0, 1)[places_P - 1]), labels_S[places_P]
+    logits_PV = model.lm_head(hidden_BTD.flatten(0, 1)[places_P - 1])
+    targets_P = labels_S[places_P]
     loss = functional.cross_entropy(logits_PV, targets_P, reduction="sum") / trained_tokens
     loss.backward()
     return loss.item(), int((logits_PV.argmax(-1) == targets_P).sum())
 
 
-def backward_in_threads(model: Qwen3ForCausalLM, examples: Sequence[Example], pool: Executor, threads: int) -> Scores:
+def backward_in_threads(
+    model: Qwen3ForCausalLM, examples: Sequence[Example], pool: Executor, threads: int
+) -> Scores:
     """Compute a batch's gradients in one or two threads; return the loss and the share of right predictions."""
     trained_tokens = sum(int((example.labels_T != IGNORED).sum()) for example in examples)
     parts = [part for part in (examples[first::threads] for first in range(threads)) if part]
-    losses, right = zip(*pool.map(lambda part: backward(model, part, trained_tokens), parts), strict=True)
+    losses, right = zip(
+        *pool.map(lambda part: backward(model, part, trained_tokens), parts), strict=True
+    )
     return Scores(sum(losses), sum(right) / trained_tokens)
 
 
@@ -234,6 +303,7 @@ def orthogonalise(matrices_NRC: Tensor) -> Tensor:
     for _ in range(_NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
+
     return x
 
 
@@ -254,7 +324,9 @@ class Muon:
 
         @torch.no_grad()
         def step_group(group: list[torch.nn.Parameter], momenta_NRC: Tensor) -> None:
-            gradients_NRC = torch.stack([parameter.grad for parameter in group if parameter.grad is not None])
+            gradients_NRC = torch.stack(
+                [parameter.grad for parameter in group if parameter.grad is not None]
+            )
             momenta_NRC.lerp_(gradients_NRC, 1 - _MOMENTUM)
             updates_NRC = orthogonalise(gradients_NRC.lerp(momenta_NRC, _MOMENTUM))
             scale = max(1.0, updates_NRC.size(-2) / updates_NRC.size(-1)) ** 0.5

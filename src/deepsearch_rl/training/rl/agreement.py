@@ -1,10 +1,11 @@
 """How far the sampler's log-probabilities are from the trainer's own, over all sampled tokens of a step.
 
-The trainer computes the log-probabilities of what was sampled before each update. They are the old policy of ratio and
-clip; the sampler's only weight a token (truncated importance sampling, https://fengyao.notion.site/off-policy-rl).
-Two engines differ by rounding. A sampler that still has the weights of an earlier step, renders prompts in another
-way or bends the distribution differs by far more, and stops the run. Rollouts that were made ahead
-(``rl.rollouts_ahead``) are meant to be those of the policy before: they are measured and weighted, not refused.
+The trainer computes the log-probabilities of what was sampled before each update. They are the old
+policy of ratio and clip; the sampler's only weight a token (truncated importance sampling,
+https://fengyao.notion.site/off-policy-rl). Two engines differ by rounding. A sampler that still has
+the weights of an earlier step, renders prompts in another way or bends the distribution differs by
+far more, and stops the run. Rollouts that were made ahead (``rl.rollouts_ahead``) are meant to be
+those of the policy before: they are measured and weighted, not refused.
 
 Shapes: B rollouts, S tokens, P sampled tokens of all rollouts.
 """
@@ -28,23 +29,25 @@ def agreement(
 ) -> dict[str, float]:
     """Return a step's metrics of sampler and trainer; log-probabilities in nats, NaN in ``sampled_BS`` where none is.
 
-    ``trained_BS`` are those of the policy, ``start_BS`` those of the model that training began from, both by the
-    trainer. A metric that is not defined (no such rollout, equal probabilities) is left out:
+    ``trained_BS`` are those of the policy, ``start_BS`` those of the model that training began
+    from, both by the trainer. A metric that is not defined (no such rollout, equal probabilities)
+    is left out:
 
-    - ``mismatch_mean``, ``mismatch_p99`` and ``mismatch_max`` are of the absolute difference over the P tokens,
-      ``mismatch_corr`` is the correlation of the two probabilities.
-    - ``mismatch_median`` is the median over rollouts of their mean absolute difference: a policy that wrote tokens
-      which its tokenizer would not choose for that text is served other tokens in the next turn, so that single
-      rollouts differ without being stale. A rollout without a number counts as one that differs.
-    - ``served_share`` is how much of the training the sampler serves (:func:`served_share`): 1 is the policy, 0 the
-      model that it started from.
-    - ``outside_clip_positive`` and ``outside_clip_negative`` are the shares of rollouts with an advantage of that sign
-      whose mean ratio of trainer to sampler lies outside the clip range: those that would teach nothing if the
-      sampler's were the old policy.
+    - ``mismatch_mean``, ``mismatch_p99`` and ``mismatch_max`` are of the absolute difference over
+      the P tokens, ``mismatch_corr`` is the correlation of the two probabilities.
+    - ``mismatch_median`` is the median over rollouts of their mean absolute difference: a policy
+      that wrote tokens which its tokenizer would not choose for that text is served other tokens in
+      the next turn, so that single rollouts differ without being stale. A rollout without a number
+      counts as one that differs.
+    - ``served_share`` is how much of the training the sampler serves (:func:`served_share`): 1 is
+      the policy, 0 the model that it started from.
+    - ``outside_clip_positive`` and ``outside_clip_negative`` are the shares of rollouts with an
+      advantage of that sign whose mean ratio of trainer to sampler lies outside the clip range:
+      those that would teach nothing if the sampler's were the old policy.
 
-    Raises StalePolicyError if ``mismatch_median`` exceeds ``max_mismatch``, or if the sampler is nearer to the start
-    model than to the policy by more than the noise of the two engines; ``max_mismatch`` None, for rollouts of an
-    earlier policy, checks neither.
+    Raises StalePolicyError if ``mismatch_median`` exceeds ``max_mismatch``, or if the sampler is
+    nearer to the start model than to the policy by more than the noise of the two engines;
+    ``max_mismatch`` None, for rollouts of an earlier policy, checks neither.
     """
     sampled_mask_BS = ~sampled_BS.isnan()
     sampled_P = sampled_BS[sampled_mask_BS].double()
@@ -62,6 +65,7 @@ def agreement(
                 f"{max_mismatch:g}. Nothing of this step was kept; check that the server took over the new weights and "
                 "renders prompts as the trainer does."
             )
+
         if is_start_model(share, error):
             raise StalePolicyError(
                 "the rollouts were not sampled from the newest policy: the log-probabilities of the sampled tokens "
@@ -75,7 +79,9 @@ def agreement(
         "mismatch_median": median,
         "mismatch_p99": float(mismatch_P.kthvalue(math.ceil(0.99 * len(mismatch_P))).values),
         "mismatch_max": float(mismatch_P.max()),
-        "mismatch_corr": float(torch.corrcoef(torch.stack([sampled_P.exp(), trained_P.exp()]))[0, 1]),
+        "mismatch_corr": float(
+            torch.corrcoef(torch.stack([sampled_P.exp(), trained_P.exp()]))[0, 1]
+        ),
         "served_share": share,
     }
     outside_B = outside_clip(mean_difference(trained_BS - sampled_BS)[:, 0], loss)

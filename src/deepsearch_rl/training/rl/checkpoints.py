@@ -16,14 +16,17 @@ class KeepConfig(Record):
     """Checkpoints kept beside the best one; each is an adapter with its optimizer, about three times the adapter."""
 
     last: int = Field(ge=2, description="of the newest steps: the newest of all may be damaged")
-    every: int | None = Field(ge=1, description="of all multiples of this step, steps / every in all; null: none")
+    every: int | None = Field(
+        ge=1, description="of all multiples of this step, steps / every in all; null: none"
+    )
 
 
 def kept_steps(step: int, bests: Sequence[int], keep: KeepConfig) -> set[int]:
     """Return whose checkpoints are kept after ``step``; ``bests`` has the best step so far after each of the last ones.
 
-    These are the last ``keep.last`` steps, the best that each of them knew, since the newest may turn out to be
-    damaged, and the multiples of ``keep.every``: at most 2 x ``keep.last`` + steps / ``keep.every``.
+    These are the last ``keep.last`` steps, the best that each of them knew, since the newest may
+    turn out to be damaged, and the multiples of ``keep.every``: at most 2 x ``keep.last`` + steps /
+    ``keep.every``.
     """
     multiples = range(keep.every, step + 1, keep.every) if keep.every else ()
     return {*bests, *range(max(0, step - keep.last + 1), step + 1), *multiples}
@@ -32,15 +35,19 @@ def kept_steps(step: int, bests: Sequence[int], keep: KeepConfig) -> set[int]:
 def checkpoints(scratch: Path) -> dict[int, list[Path]]:
     """Return the steps that have a checkpoint in a run's scratch folder, with what belongs to each.
 
-    Every engine keeps them below a folder ``checkpoints``, as folders or files that are named by the step's number.
+    Every engine keeps them below a folder ``checkpoints``, as folders or files that are named by
+    the step's number.
     """
     found: dict[int, list[Path]] = {}
     for path in sorted(scratch.glob("**/checkpoints/*")):
         if path.name.isdigit():
             found.setdefault(int(path.name), []).append(path)
+
     return found
 
 
 def origin(scratch: Path) -> Mapping[str, Any]:
     """Return ``forked_from`` for the manifest of a run that `deepsearch rl fork` began, nothing for any other."""
-    return {"forked_from": read_json(scratch / FORK_FILE)} if (scratch / FORK_FILE).is_file() else {}
+    return (
+        {"forked_from": read_json(scratch / FORK_FILE)} if (scratch / FORK_FILE).is_file() else {}
+    )

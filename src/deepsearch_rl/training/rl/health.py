@@ -1,8 +1,9 @@
 """Alarms of an RL run: what goes wrong while a reward still looks well, as pure functions of the training log.
 
-Every alarm compares the mean of the last :data:`WINDOW` steps with that of the first ones, so that it says nothing
-before a run has twice as many steps, apart from those that need no start to compare with. An alarm is a warning with
-its figures; ``rl.stop_on`` names those that end a run, whose best checkpoint is then published as at any end.
+Every alarm compares the mean of the last :data:`WINDOW` steps with that of the first ones, so that
+it says nothing before a run has twice as many steps, apart from those that need no start to compare
+with. An alarm is a warning with its figures; ``rl.stop_on`` names those that end a run, whose best
+checkpoint is then published as at any end.
 
 Where the field has described a failure, its source stands at the alarm.
 """
@@ -51,6 +52,7 @@ def alarms_at_end(lines: Sequence[TrainingStep]) -> dict[AlarmName, str]:
     for name, alarm in ALARMS.items():
         if reason := alarm(lines[1:]):
             found[name] = reason
+
     return found
 
 
@@ -61,11 +63,13 @@ def alarms_of_log(lines: Sequence[TrainingStep]) -> list[Alarm]:
     """
     found: list[Alarm] = []
     before: dict[AlarmName, str] = {}
+
     for end in range(1, len(lines) + 1):
         now = alarms_at_end(lines[:end])
         step = lines[end - 1].step
         found += [Alarm(name, step, reason) for name, reason in now.items() if name not in before]
         before = now
+
     return found
 
 
@@ -86,8 +90,15 @@ def _change(steps: Sequence[TrainingStep], metric: str) -> _Change | None:
 def _answer_avoidance(steps: Sequence[TrainingStep]) -> str:
     refusals = _change(steps, "refusals")
     reward = _change(steps, "reward")
-    if refusals is None or reward is None or refusals.now - refusals.start < 0.15 or reward.now > reward.start:
+
+    if (
+        refusals is None
+        or reward is None
+        or refusals.now - refusals.start < 0.15
+        or reward.now > reward.start
+    ):
         return ""
+
     return (
         f"the share of refusals rose from {refusals.start:.0%} to {refusals.now:.0%} while the reward went from "
         f"{reward.start:.3f} to {reward.now:.3f}: the policy learns not to answer"
@@ -174,6 +185,7 @@ def _spike(steps: Sequence[TrainingStep]) -> str:
         usual = median(sizes[:-1])
         if sizes[-1] > SPIKE * usual > 0:
             return f"{metric} is {sizes[-1]:.3g}, usually {usual:.3g}: look at this step's rollouts"
+
     return ""
 
 
@@ -194,8 +206,9 @@ ALARMS: Mapping[AlarmName, Callable[[Sequence[TrainingStep]], str]] = {
 def gate_warning(pass_1: float, pass_k: float, samples: int, min_f1: float) -> str:
     """Return what to expect of RL from a start that answers dev questions with these scores; empty if all is well.
 
-    ``pass_1`` is the mean F1 of one answer, ``pass_k`` the mean over questions of the best F1 of ``samples`` answers.
-    RL raises the first towards the second: it makes right answers frequent that the start finds at times.
+    ``pass_1`` is the mean F1 of one answer, ``pass_k`` the mean over questions of the best F1 of
+    ``samples`` answers. RL raises the first towards the second: it makes right answers frequent
+    that the start finds at times.
     """
     figures = f"F1 of one answer {pass_1:.3f}, of the best of {samples} {pass_k:.3f}"
     if pass_k < 0.05:

@@ -41,6 +41,7 @@ class _Server:
                 f"{self.name} does not answer at {self.health}; it did at {self.answered:%d %b %H:%M:%S}. The rollouts "
                 "since then are not used."
             )
+
         self.answered = datetime.now()
 
 
@@ -70,7 +71,8 @@ def begin(phase: Phase, step: int) -> None:
 def check_server(name: str, health: str) -> None:
     """Have the address of a server's health check asked before every phase from now on, if this process is watched.
 
-    A phase in which it was lost then ends the training, so that no step learns from its silence and no score counts it.
+    A phase in which it was lost then ends the training, so that no step learns from its silence and
+    no score counts it.
     """
     if heart := _HEART.get():
         heart.servers.append(_Server(name, health, datetime.now()))
@@ -83,6 +85,7 @@ def run_watched(work: Callable[[], None], pipe: int) -> int:
     """
     heart = _Heart(pipe, Beat(step=0, phase="load"))
     _HEART.set(heart)
+
     try:
         with full_disk_named("while writing"):
             work()
@@ -95,6 +98,7 @@ def run_watched(work: Callable[[], None], pipe: int) -> int:
         }
         heart.send(heart.beat.model_copy(update=change))
         return 1
+
     return 0
 
 

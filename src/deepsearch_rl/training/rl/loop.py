@@ -1,15 +1,17 @@
-"""Reinforcement learning from search: rollouts by the agent, updates by an engine, the best checkpoint by dev F1.
+"""Reinforcement learning from search: rollouts, updates by an engine, the best step by dev F1.
 
-One step: the policy as it is answers every question of the step's batch ``group_size`` times, the engine updates the
-policy from the rewards, which are compared inside each question's group. Rollouts that infrastructure broke are counted
-and not trained on. ``train_log.jsonl`` gets one line per step; a killed run continues after the last step with a line.
+One step: the policy as it is answers every question of the step's batch ``group_size`` times, the
+engine updates the policy from the rewards, which are compared inside each question's group.
+Rollouts that infrastructure broke are counted and not trained on. ``train_log.jsonl`` gets one line
+per step; a killed run continues after the last step with a line.
 
-With ``rl.max_refills`` a step rolls out further questions in place of those whose rewards are all equal (dynamic
-sampling, DAPO, arXiv 2503.14476). The log counts a step's questions; the next step begins after them.
+With ``rl.max_refills`` a step rolls out further questions in place of those whose rewards are all
+equal (dynamic sampling, DAPO, arXiv 2503.14476). The log counts a step's questions; the next step
+begins after them.
 
-With ``rl.rollouts_ahead`` the next step is rolled out while the policy is updated, by the policy before that update:
-one step off policy. The first step after every start is on policy, so that a run that was killed does not end with the
-bytes of one that was not.
+With ``rl.rollouts_ahead`` the next step is rolled out while the policy is updated, by the policy
+before that update: one step off policy. The first step after every start is on policy, so that a
+run that was killed does not end with the bytes of one that was not.
 """
 
 import asyncio
@@ -17,94 +19,77 @@ import itertools
 import logging
 import random
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
 from transformers import AutoTokenizer
 
-from deepsearch_rl.agent.config import FUNCTION_CALLING
-from deepsearch_rl.answers import INSUFFICIENT, normalise, score_rollout
-from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, look_up
-from deepsearch_rl.files import AppendLog, atomic_directory, read_json, read_jsonl, sha256_json, write_json, write_jsonl
+from deepsearch_rl.answers import score_rollout
+from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.files import (
+    AppendLog,
+    atomic_directory,
+    read_json,
+    read_jsonl,
+    sha256_json,
+    write_json,
+    write_jsonl,
+)
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import SERVER_FAILURES, Question
+from deepsearch_rl.records import Question
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
-from deepsearch_rl.serving.trained_with import TRAINED_WITH, require_trained_with, served_with
+from deepsearch_rl.serving.trained_with import TRAINED_WITH, served_with
 from deepsearch_rl.training.curves import TrainingStep, record_step, standard_error
 from deepsearch_rl.training.finite import NotFiniteError
 from deepsearch_rl.training.rl.checkpoints import kept_steps, origin
 from deepsearch_rl.training.rl.health import alarms_at_end, alarms_of_log, gate_warning
 from deepsearch_rl.training.rl.heartbeat import begin
+from deepsearch_rl.training.rl.question_order import batch
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
+from deepsearch_rl.training.rl.step_rollouts import (
+    Groups,
+    progress_note,
+    rollout_metrics,
+    trainable,
+)
+from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollout, Sampling
 
 _LOG = logging.getLogger(__name__)
 TRAIN_LOG = "train_log.jsonl"
-Groups = list[list[Rollout]]  # Q questions, G rollouts of each
 BAD_UPDATE = "bad_update.json"
 """File of the scratch folder that says which step's update was not finite, and how often."""
 MIN_DEV_SHARE = 0.9
-"""Share of a dev score's rollouts that infrastructure must have left whole; with fewer the score is none."""
+"""Share of a dev score's rollouts that infrastructure must have left whole for it to be a score."""
 
 
 def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Path) -> None:
-    """Train from ``task.start`` and write the best checkpoint's adapter, ``train_log.jsonl`` and ``manifest.json``.
+    """Train from ``task.start``; write the best adapter, ``train_log.jsonl`` and ``manifest.json``.
 
     Raises:
         StalePolicyError: the server does not serve the policy that was just trained.
-        ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``, another protocol,
-            thoughts not sent back, or rollouts that are longer than what is trained on; or the start was trained with
-            another prompt, tool or chat template.
+        ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``,
+            another protocol, thoughts not sent back, or rollouts that are longer than what is
+            trained on; or the start was trained with another prompt, tool or chat template.
         UnknownNameError: a type in ``rl.type_shares`` that no train question has.
         ArtifactError: a split without a question.
         EndpointError: all rollouts of a step failed.
     """
-    if task.start_name not in config.steps:
-        raise ConfigError(f"rl.steps has no entry for the start {task.start_name!r}; add one.")
-    if task.agent.protocol != FUNCTION_CALLING:
-        raise ConfigError(f"rl trains function_calling, not {task.agent.protocol}; change agent.protocol.")
     served = served_with(task.start, task.agent.prompt_digests())
-    require_trained_with(task.start, served, f"the agent (agent.prompt: {task.agent.prompt})")
-    for split, questions in (("train", task.train), ("dev", task.dev)):
-        if not questions:
-            raise ArtifactError(f"the {split} split of rl.dataset {config.dataset!r} has no question.")
-    for name in config.type_shares:
-        look_up("question type in rl.type_shares", name, {q.metadata.question_type: q for q in task.train})
-    per_step, limit = config.groups_per_step * (1 + config.max_refills), config.epochs * len(task.train)
-    if config.steps[task.start_name] * per_step > limit:
-        raise ConfigError(
-            f"rl.steps.{task.start_name} x rl.groups_per_step x (1 + rl.max_refills) are "
-            f"{config.steps[task.start_name] * per_step} questions, more than rl.epochs = {config.epochs:g} over the "
-            f"{len(task.train)} train questions of {config.dataset}; lower the steps to {int(limit // per_step)} or "
-            "raise rl.epochs."
-        )
-    if task.agent.context_tokens > config.max_sequence_tokens:
-        raise ConfigError(
-            f"a rollout can have agent.context_tokens = {task.agent.context_tokens} tokens, and rl trains on "
-            f"rl.max_sequence_tokens = {config.max_sequence_tokens} of them at most: the longest rollouts, up to "
-            f"{task.agent.context_tokens - config.max_sequence_tokens} tokens too long, would be left out, whatever "
-            "their reward. Set the two to the same number."
-        )
+    require_task(task, config, served)
     policy = policy_text(task.start, config)
-    if policy.opens_thought and not task.agent.history_reasoning:
-        raise ConfigError(
-            f"{task.start} thinks before every turn, and rl trains a rollout as one conversation with all its "
-            "thoughts; set agent.history_reasoning: true, so that this is what the model is served."
-        )
+    require_thoughts_sent_back(task, opens_thought=policy.opens_thought)
+
     lines = asyncio.run(_Run(task, config, trainer, policy).train())
     best = best_line(lines)
-    gate = lines[0].metrics
     manifest = {
         "start": task.start_name,
         "steps": lines[-1].step,
         "best_step": best.step,
         "best_dev_f1": best.dev_f1,
-        "gate": {"pass_1": gate["pass_1"], "pass_k": gate["pass_k"], "samples": config.gate.samples},
-        "gate_warning": gate_warning(gate["pass_1"], gate["pass_k"], config.gate.samples, config.gate.min_f1),
+        **_gate_figures(lines[0], config),
         "alarms": [alarm._asdict() for alarm in alarms_of_log(lines)],
         "backend": f"{config.backend.engine}, {config.backend.service}",
         **trainer.hardware,
@@ -112,44 +97,32 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         TRAINED_WITH: served.model_dump(),
         **origin(task.scratch),
     }
+
     with atomic_directory(output) as partial:
         trainer.save(best.step, partial)
         shutil.copyfile(task.scratch / TRAIN_LOG, partial / TRAIN_LOG)
         write_json(partial / "manifest.json", manifest)
 
 
+def _gate_figures(start: TrainingStep, config: RlConfig) -> dict[str, object]:
+    """Return what the manifest says of the gate, which the line of step 0 holds."""
+    pass_1 = start.metrics["pass_1"]
+    pass_k = start.metrics["pass_k"]
+    samples = config.gate.samples
+    return {
+        "gate": {"pass_1": pass_1, "pass_k": pass_k, "samples": samples},
+        "gate_warning": gate_warning(pass_1, pass_k, samples, config.gate.min_f1),
+    }
+
+
 def policy_text(start: Path, config: RlConfig) -> PolicyText:
-    """Return how to read the policy that starts from a model folder, from its tokenizer and chat template."""
+    """Return how to read the policy that starts from a model folder."""
     tokenizer = AutoTokenizer.from_pretrained(start)
     return PolicyText(
         count_tokens=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
         think_length=config.think_length,
         opens_thought=prompt_opens_thought(start),
     )
-
-
-def batch(task: RlTask, type_shares: Mapping[str, float], first: int, size: int) -> list[Question]:
-    """Return ``size`` train questions from number ``first`` on, counted from 0.
-
-    Every epoch has an order of its own. With shares every type has its own epochs, and the next question is of the type
-    that is furthest below its share.
-    """
-    return list(islice(_without_end(task, type_shares or {"": 1.0}), first, first + size))
-
-
-def _without_end(task: RlTask, shares: Mapping[str, float]) -> Iterator[Question]:
-    of_type = {name: [q for q in task.train if name in ("", q.metadata.question_type)] for name in shares}
-    drawn, orders = Counter[str](), {name: _epochs(questions, task.seed) for name, questions in of_type.items()}
-    while True:
-        share_drawn = (drawn.total() + 1) / sum(shares.values())
-        name = max(shares, key=lambda name: shares[name] * share_drawn - drawn[name])
-        drawn[name] += 1
-        yield next(orders[name])
-
-
-def _epochs(questions: Sequence[Question], seed: int) -> Iterator[Question]:
-    for epoch in itertools.count():
-        yield from random.Random(f"{seed}/{epoch}").sample(questions, len(questions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,80 +136,147 @@ class _Run:
 
     async def train(self) -> list[TrainingStep]:
         """Train the steps that have no line in the log yet and return the whole log."""
-        steps, log_path = self.config.steps[self.task.start_name], self.task.scratch / TRAIN_LOG
-        AppendLog(log_path).close()  # cuts off a line that a kill left unfinished
-        lines = list(read_jsonl(log_path, TrainingStep))
+        steps = self.config.steps[self.task.start_name]
+        log_path = self.task.scratch / TRAIN_LOG
+
         try:
-            begin("start", len(lines))
-            done = await self.trainer.start(max(0, len(lines) - 1))
-            if done + 1 < len(lines):  # the newest checkpoints were damaged: their steps are made again
-                lines = lines[: done + 1]
-                write_jsonl(log_path, lines)
-            if lines:
-                self.trainer.require_whole(best_line(lines).step)
+            lines, done = await self._resume(log_path)
             with (
                 AppendLog(log_path) as log,
                 ProgressBar(f"rl@{self.task.start_name}", steps, "steps", done=done) as bar,
             ):
                 ahead: Groups | None = None
                 for step in range(len(lines), steps + 1):
-                    if step and evaluations_since_best(lines) >= (self.config.patience or steps + 2):
+                    if step and self._is_stopped(lines, steps):
                         break
-                    if stops := set(self.config.stop_on) & set(alarms_at_end(lines)):
-                        _LOG.warning("rl@%s ends: rl.stop_on names %s", self.task.start_name, ", ".join(sorted(stops)))
-                        break
-                    first = sum(int(line.metrics["questions"]) for line in lines[1:])
-                    metrics, ahead = await self._update(step, first, ahead) if step else ({}, None)
-                    evaluated = step % self.config.dev.every == 0 or step == steps
-                    begin("dev", step)
-                    if step == 0:
-                        metrics = await self._gate()
-                    dev = await self._dev_f1() if evaluated else {"dev_f1": None}
+
+                    figures, ahead = await self._step(step, steps, lines, ahead)
                     begin("save", step)
-                    lines.append(self._with_alarms(lines, {"step": step, **dev, **metrics}))
+                    lines.append(self._with_alarms(lines, figures))
                     record_step(lines[-1].model_dump())
                     log.append(lines[-1])
-                    newest = range(len(lines), max(0, len(lines) - self.config.keep.last), -1)
-                    bests = [best_line(lines[:end]).step for end in newest]
-                    self.trainer.keep_only(kept_steps(step, bests, self.config.keep))
-                    bar.advance(min(step, 1), note=_note(lines[-1]))
+                    self._discard_checkpoints(step, lines)
+                    bar.advance(min(step, 1), note=progress_note(lines[-1]))
         finally:
             await self.trainer.close()
+
         return lines
 
-    def _with_alarms(self, lines: Sequence[TrainingStep], figures: Mapping[str, float | None]) -> TrainingStep:
-        """Return the next line of the log, with a metric for each alarm that it gives; say those that begin with it."""
+    async def _resume(self, log_path: Path) -> tuple[list[TrainingStep], int]:
+        """Start the engine; return the lines of the log and the last step whose policy it has."""
+        AppendLog(log_path).close()  # cuts off a line that a kill left unfinished
+        lines = list(read_jsonl(log_path, TrainingStep))
+        begin("start", len(lines))
+        done = await self.trainer.start(max(0, len(lines) - 1))
+
+        # The newest checkpoints were damaged: their steps are made again.
+        if done + 1 < len(lines):
+            lines = lines[: done + 1]
+            write_jsonl(log_path, lines)
+
+        if lines:
+            self.trainer.require_whole(best_line(lines).step)
+        return lines, done
+
+    def _is_stopped(self, lines: Sequence[TrainingStep], steps: int) -> bool:
+        """Whether the log ends the training early: no patience left, or an alarm of ``rl.stop_on``."""
+        if evaluations_since_best(lines) >= (self.config.patience or steps + 2):
+            return True
+
+        alarms = set(self.config.stop_on) & set(alarms_at_end(lines))
+        if not alarms:
+            return False
+        names = ", ".join(sorted(alarms))
+        _LOG.warning("rl@%s ends: rl.stop_on names %s", self.task.start_name, names)
+        return True
+
+    async def _step(
+        self,
+        step: int,
+        steps: int,
+        lines: Sequence[TrainingStep],
+        ahead: Groups | None,
+    ) -> tuple[dict[str, float | None], Groups | None]:
+        """Make the policy of a step and evaluate it; step 0 is the start.
+
+        Return the figures of its line, and the next step's rollouts if they were made meanwhile.
+        """
+        metrics: dict[str, float] = {}
+        following: Groups | None = None
+        if step:
+            first = sum(int(line.metrics["questions"]) for line in lines[1:])
+            metrics, following = await self._update(step, first, ahead)
+
+        begin("dev", step)
+        if step == 0:
+            metrics = await self._gate()
+
+        dev: dict[str, float | None] = {"dev_f1": None}
+        if step % self.config.dev.every == 0 or step == steps:
+            dev.update(await self._dev_f1())
+
+        return {"step": step, **dev, **metrics}, following
+
+    def _discard_checkpoints(self, step: int, lines: Sequence[TrainingStep]) -> None:
+        """Keep the checkpoints of the newest steps, and the best after each of them."""
+        newest = range(len(lines), max(0, len(lines) - self.config.keep.last), -1)
+        bests = [best_line(lines[:end]).step for end in newest]
+        self.trainer.keep_only(kept_steps(step, bests, self.config.keep))
+
+    def _with_alarms(
+        self,
+        lines: Sequence[TrainingStep],
+        figures: Mapping[str, float | None],
+    ) -> TrainingStep:
+        """Return the next line of the log, with a metric for each alarm that it gives.
+
+        Say those that begin with it.
+        """
         line = TrainingStep.model_validate(figures)
         alarms = alarms_at_end([*lines, line])
         before = alarms_at_end(lines) if lines else {}
+
         for name in sorted(alarms.keys() - before.keys()):
-            _LOG.warning("rl@%s, step %d, %s: %s.", self.task.start_name, line.step, name, alarms[name])
+            _LOG.warning(
+                "rl@%s, step %d, %s: %s.", self.task.start_name, line.step, name, alarms[name]
+            )
+
         return TrainingStep.model_validate({**figures, **{f"alarm/{name}": 1.0 for name in alarms}})
 
     async def _gate(self) -> dict[str, float]:
-        """Return the F1 of one answer and of the best of several to dev questions by the start; say what is wrong."""
+        """Return the start's F1 on dev questions, of one answer and of the best of several."""
         gate = self.config.gate
         questions = self.task.dev[: gate.questions]
         sampling = Sampling(gate.samples, self.config.temperature, self._seed(-2), trained=False)
         kept = await self._answers_by(questions, sampling)
-        f1_QG = [[score_rollout(rollout.trajectory).f1 for rollout in rollouts_G] for rollouts_G in kept]
+        f1_QG = [
+            [score_rollout(rollout.trajectory).f1 for rollout in rollouts_G] for rollouts_G in kept
+        ]
         pass_1 = fmean(map(fmean, f1_QG))
         pass_k = fmean(map(max, f1_QG))
         if warning := gate_warning(pass_1, pass_k, gate.samples, gate.min_f1):
             _LOG.warning("rl@%s: %s.", self.task.start_name, warning)
         return {"pass_1": pass_1, "pass_k": pass_k}
 
-    async def _update(self, step: int, first: int, ahead: Groups | None) -> tuple[dict[str, float], Groups | None]:
-        """Make and serve the policy of a step from its rollouts, which are made here unless they were made ``ahead``.
+    async def _update(
+        self,
+        step: int,
+        first: int,
+        ahead: Groups | None,
+    ) -> tuple[dict[str, float], Groups | None]:
+        """Make and serve the policy of a step from its rollouts.
 
-        Its questions are those from number ``first`` on. Return the metrics of rollouts and update, and the next step's
-        rollouts if they were made meanwhile.
+        They are made here unless they were made ``ahead``.
+        Its questions are those from number ``first`` on. Return the metrics of rollouts and update,
+        and the next step's rollouts if they were made meanwhile.
         """
         kept_QG, rewards_QG, metrics = await self._rewarded(step, first, ahead)
         update = self._finite_update(step, kept_QG, rewards_QG)
         size = self.config.groups_per_step
+
         if not self.config.rollouts_ahead or step == self.config.steps[self.task.start_name]:
-            metrics, following = metrics | await update, None
+            metrics = metrics | await update
+            following = None
         else:
             rollouts = asyncio.create_task(self._roll_out(step + 1, first + size, size))
             try:
@@ -245,13 +285,14 @@ class _Run:
                 following = await rollouts
             finally:
                 rollouts.cancel()
+
         await self.trainer.serve()
         return metrics, following
 
     async def _finite_update(
         self, step: int, rollouts_QG: Groups, rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
-        """Have the engine update; note an update that is not finite, so that its next try has other rollouts."""
+        """Have the engine update; note one that is not finite: its next try has other rollouts."""
         try:
             return await self.trainer.update(rollouts_QG, rewards_QG)
         except NotFiniteError:
@@ -268,36 +309,48 @@ class _Run:
     async def _rewarded(
         self, step: int, first: int, ahead: Groups | None
     ) -> tuple[Groups, list[list[float]], dict[str, float]]:
-        """Return the rollouts of a step that are trained on, their rewards, and the metrics of all rollouts.
+        """Return the rollouts of a step to train on, their rewards, and the metrics of all.
 
-        A refill rolls out as many further questions as groups with a signal, unequal rewards, are missing.
+        A refill rolls out as many further questions as groups with a signal, unequal rewards, are
+        missing.
         """
-        config, missing, refills = self.config, self.config.groups_per_step, 0
+        config = self.config
+        missing = config.groups_per_step
+        refills = 0
         rollouts_QG: Groups = []
+
         while True:
             begin("roll out", step)
             rollouts_QG += ahead or await self._roll_out(step, first + len(rollouts_QG), missing)
             begin("update", step)
+
             kept_QG = trainable(rollouts_QG)
-            signal_QG = [rollouts_G for rollouts_G in kept_QG if len({rollout.reward for rollout in rollouts_G}) > 1]
+            signal_QG = [
+                group for group in kept_QG if len({rollout.reward for rollout in group}) > 1
+            ]
             missing = config.groups_per_step - len(signal_QG)
             if not missing or refills == config.max_refills:
                 break
             refills += 1
-        rollouts = [rollout for rollouts_G in rollouts_QG for rollout in rollouts_G]
+
+        rollouts = list(itertools.chain.from_iterable(rollouts_QG))
+        reward_Q = [fmean(rollout.reward for rollout in group) for group in rollouts_QG]
         metrics = rollout_metrics(rollouts, self.task.agent.max_searches)
-        metrics |= standard_error("reward", [fmean(rollout.reward for rollout in group) for group in rollouts_QG])
+        metrics |= standard_error("reward", reward_Q)
         metrics["questions"] = len(rollouts_QG)
-        metrics["left_out"] = float(sum(map(len, rollouts_QG)) - sum(map(len, kept_QG)))
+        metrics["left_out"] = float(len(rollouts) - sum(map(len, kept_QG)))
         metrics["groups_without_signal"] = 1 - len(signal_QG) / len(rollouts_QG)
+
         if config.max_refills:
             metrics["refills"] = refills
             kept_QG = signal_QG
-        rewards_QG = [[rollout.reward for rollout in rollouts_G] for rollouts_G in kept_QG]
+
+        rewards_QG = [[rollout.reward for rollout in group] for group in kept_QG]
         if config.shuffle_rewards:
             shuffler = random.Random(f"{self.task.seed}/{step - 1}")
             for rewards_G in rewards_QG:
                 shuffler.shuffle(rewards_G)
+
         return kept_QG, rewards_QG, metrics
 
     async def _roll_out(self, step: int, first: int, count: int) -> Groups:
@@ -306,21 +359,32 @@ class _Run:
         seed = self._seed(step - 1, self._bad_tries(step))
         sampling = Sampling(self.config.group_size, self.config.temperature, seed, trained=True)
         rollouts_QG = await self.trainer.roll_out(questions, sampling)
-        weights, policy = self.config.rewards, self.policy
-        return [
-            [replace(rollout, parts=reward_parts(weights, rollout.trajectory, question, policy)) for rollout in group]
-            for question, group in zip(questions, rollouts_QG, strict=True)
-        ]
+        weights = self.config.rewards
+        policy = self.policy
+
+        rewarded_QG: Groups = []
+        for question, group in zip(questions, rollouts_QG, strict=True):
+            rewarded_G: list[Rollout] = []
+            for rollout in group:
+                parts = reward_parts(weights, rollout.trajectory, question, policy)
+                rewarded_G.append(replace(rollout, parts=parts))
+
+            rewarded_QG.append(rewarded_G)
+
+        return rewarded_QG
 
     async def _dev_f1(self) -> dict[str, float]:
         questions = self.task.dev[: self.config.dev.questions]
-        sampling = Sampling(self.config.dev.samples, self.config.dev.temperature, self._seed(-1), trained=False)
-        kept = await self._answers_by(questions, sampling)
-        f1_Q = [fmean(score_rollout(rollout.trajectory).f1 for rollout in rollouts_G) for rollouts_G in kept]
+        dev = self.config.dev
+        sampling = Sampling(dev.samples, dev.temperature, self._seed(-1), trained=False)
+
+        f1_Q: list[float] = []
+        for group in await self._answers_by(questions, sampling):
+            f1_Q.append(fmean(score_rollout(rollout.trajectory).f1 for rollout in group))
         return {"dev_f1": fmean(f1_Q), **standard_error("dev_f1", f1_Q)}
 
     async def _answers_by(self, questions: Sequence[Question], sampling: Sampling) -> Groups:
-        """Return the rollouts of dev questions that infrastructure left whole: no other may choose a checkpoint.
+        """Return the rollouts of dev questions that infrastructure left whole: they choose a checkpoint.
 
         Raises EndpointError if they are less than :data:`MIN_DEV_SHARE`.
         """
@@ -328,12 +392,14 @@ class _Run:
         kept = trainable(groups)
         whole = sum(map(len, kept))
         wanted = sum(map(len, groups))
+
         if whole < MIN_DEV_SHARE * wanted:
             raise EndpointError(
                 f"{wanted - whole} of the {wanted} rollouts of a dev score were failed by a server, and the "
                 "others are too few to choose a checkpoint by. Check the servers and run the command again, which goes "
                 "on from the last step."
             )
+
         return kept
 
     def _seed(self, draw: int, tries: int = 0) -> int:
@@ -343,7 +409,7 @@ class _Run:
 
 
 def best_line(lines: Sequence[TrainingStep]) -> TrainingStep:
-    """Return the line of the step with the best dev F1, the earliest of equals; without any, the first line."""
+    """Return the line with the best dev F1, the earliest of equals; without any, the first line."""
     evaluated = [line for line in lines if line.dev_f1 is not None]
     return max(evaluated, key=lambda line: (line.dev_f1 or 0.0, -line.step), default=lines[0])
 
@@ -352,56 +418,3 @@ def evaluations_since_best(lines: Sequence[TrainingStep]) -> int:
     """Return how many dev scores came after the best one without being better."""
     best = best_line(lines).step
     return sum(line.dev_f1 is not None and line.step > best for line in lines)
-
-
-def trainable(rollouts_QG: Groups) -> Groups:
-    """Leave out the rollouts that a server failed, whose reward of zero says nothing of the policy, and empty groups.
-
-    Those that the engine cannot train on (:attr:`Rollout.left_out`) are left out, too. Raises EndpointError if nothing
-    is left: a server that fails everything must not use up steps.
-    """
-    kept_QG = [[rollout for rollout in group if not _why_left_out(rollout)] for group in rollouts_QG]
-    if not any(kept_QG):
-        first = rollouts_QG[0][0]
-        raise EndpointError(
-            f"every rollout of the step failed; the first one ended with {_why_left_out(first)}: "
-            f"{first.trajectory.error}. Nothing of the step was kept; check the server that this names and run the "
-            "command again, which goes on from the last step."
-        )
-    return list(filter(None, kept_QG))
-
-
-def _why_left_out(rollout: Rollout) -> str:
-    """Return the server's failure or the engine's reason to leave a rollout out; empty where it is trained on."""
-    reason = rollout.trajectory.stop_reason
-    return str(reason) if reason in SERVER_FAILURES else rollout.left_out
-
-
-def rollout_metrics(rollouts: Sequence[Rollout], max_searches: int) -> dict[str, float]:
-    """Return means over a step's rollouts: reward and parts, F1, lengths, tool calls, and the share of each failure.
-
-    ``refusals`` is the share that answers :data:`~deepsearch_rl.answers.INSUFFICIENT`, ``at_search_limit`` that which
-    used all searches it was allowed.
-    """
-    trajectories = [rollout.trajectory for rollout in rollouts]
-    failures = Counter(trajectory.stop_reason for trajectory in trajectories if trajectory.failed)
-    left_out = Counter(rollout.left_out for rollout in rollouts if rollout.left_out)
-    refusal = normalise(INSUFFICIENT)
-    parts = rollouts[0].parts
-    return {
-        "reward": fmean(rollout.reward for rollout in rollouts),
-        **{f"reward/{name}": fmean(rollout.parts[name] for rollout in rollouts) for name in parts},
-        "f1": fmean(score_rollout(trajectory).f1 for trajectory in trajectories),
-        "refusals": fmean(normalise(trajectory.answer) == refusal for trajectory in trajectories),
-        "response_tokens": fmean(trajectory.completion_tokens for trajectory in trajectories),
-        "tool_calls": fmean(trajectory.tool_calls for trajectory in trajectories),
-        "at_search_limit": fmean(trajectory.tool_calls >= max_searches for trajectory in trajectories),
-        "rounds": fmean(trajectory.rounds for trajectory in trajectories),
-        **{f"failures/{kind}": count / len(rollouts) for kind, count in sorted(failures.items())},
-        **{f"left_out/{name}": count / len(rollouts) for name, count in sorted(left_out.items())},
-    }
-
-
-def _note(line: TrainingStep) -> str:
-    values = {"reward": line.metrics.get("reward"), "F1": line.metrics.get("f1"), "dev F1": line.dev_f1}
-    return ", ".join(f"{name} {value:.3f}" for name, value in values.items() if value is not None)

@@ -1,12 +1,14 @@
 """Rewards by name: functions of a rollout and its question that score 0 to 1.
 
-``rl.rewards`` gives each reward its weight; the reward of a rollout is the weighted sum. To add a reward, write a
-function below :func:`reward` and give it a line in docs/contracts.md, section 3.
+``rl.rewards`` gives each reward its weight; the reward of a rollout is the weighted sum. To add a
+reward, write a function below :func:`reward` and give it a line in docs/contracts.md, section 3.
 
-Sources: DeepSearch-RL's published rewards are ``2 * f1`` (there called ``correct``), ``0.5 * answer_format``,
-``0.5 * think_format`` and ``0.5 * short_think``. Search-R1's are ``exact_match`` (arXiv 2503.09516) and, in its later
-recipe (arXiv 2505.15117 and ``verl/utils/reward_score/qa_em_format.py`` of its repository), a table that the weights
-``{exact_match: 0.8, search_r1_structure: 0.2, search_r1_retrieval: 0.1, search_r1_format: 0.1}`` give exactly.
+Sources: DeepSearch-RL's published rewards are ``2 * f1`` (there called ``correct``), ``0.5 *
+answer_format``, ``0.5 * think_format`` and ``0.5 * short_think``. Search-R1's are ``exact_match``
+(arXiv 2503.09516) and, in its later recipe (arXiv 2505.15117 and
+``verl/utils/reward_score/qa_em_format.py`` of its repository), a table that the weights
+``{exact_match: 0.8, search_r1_structure: 0.2, search_r1_retrieval: 0.1, search_r1_format: 0.1}``
+give exactly.
 """
 
 import math
@@ -38,7 +40,9 @@ class ThinkLength(Record):
     """How many tokens of a thought ``short_think`` rewards."""
 
     min_tokens: int = Field(ge=0, description="shorter thoughts score 0")
-    full_score_tokens: int = Field(description="thoughts of min_tokens to full_score_tokens score 1")
+    full_score_tokens: int = Field(
+        description="thoughts of min_tokens to full_score_tokens score 1"
+    )
     max_tokens: int = Field(description="thoughts of this length and longer ones score 0")
 
     @model_validator(mode="after")
@@ -59,7 +63,9 @@ class PolicyText:
 
     def turns(self, trajectory: Trajectory) -> list[str]:
         """Return the assistant turns as the policy wrote them, with separate reasoning put back into its tags."""
-        return [self.turn(message) for message in trajectory.messages if message.role == "assistant"]
+        return [
+            self.turn(message) for message in trajectory.messages if message.role == "assistant"
+        ]
 
     def turn(self, message: Message) -> str:
         """Return one assistant turn as the policy wrote it; calls that the server parsed are not in the text."""
@@ -70,7 +76,8 @@ class PolicyText:
 
 
 RewardFunction = Callable[[Trajectory, Question, PolicyText], float]
-REWARDS: dict[str, RewardFunction] = {}  # every reward by the name that `rl.rewards` gives it
+# Every reward by the name that `rl.rewards` gives it
+REWARDS: dict[str, RewardFunction] = {}
 
 
 def reward(function: RewardFunction) -> RewardFunction:
@@ -84,7 +91,10 @@ def reward_parts(
 ) -> dict[str, float]:
     """Return the summands of a rollout's reward by name, each weight times score; all zero for a failed rollout."""
     return trajectory.score(
-        lambda rollout: {name: weight * REWARDS[name](rollout, question, policy) for name, weight in weights.items()},
+        lambda rollout: {
+            name: weight * REWARDS[name](rollout, question, policy)
+            for name, weight in weights.items()
+        },
         dict.fromkeys(weights, 0.0),
     )
 
@@ -150,15 +160,21 @@ def search_r1_structure(trajectory: Trajectory, _question: Question, policy: Pol
             turn = policy.turn(message)
             parsed_call = message.tool_calls and "<search>" not in turn
             blocks.append(f"{turn}<search></search>" if parsed_call else turn)
+
     return float(_SEARCH_R1.fullmatch("".join(blocks)) is not None)
 
 
 @reward
 def search_r1_retrieval(trajectory: Trajectory, question: Question, policy: PolicyText) -> float:
     """1 if the structure is right, the answer wrong, and a golden answer (normalised) in a tool result."""
-    if exact_match(trajectory, question, policy) or not search_r1_structure(trajectory, question, policy):
+    if exact_match(trajectory, question, policy) or not search_r1_structure(
+        trajectory, question, policy
+    ):
         return 0.0
-    results = [normalise(message.content) for message in trajectory.messages if message.role == "tool"]
+
+    results = [
+        normalise(message.content) for message in trajectory.messages if message.role == "tool"
+    ]
     golds = [gold for gold in map(normalise, question.golden_answers) if gold]
     return float(any(gold in result for gold in golds for result in results))
 
@@ -166,7 +182,9 @@ def search_r1_retrieval(trajectory: Trajectory, question: Question, policy: Poli
 @reward
 def search_r1_format(trajectory: Trajectory, question: Question, policy: PolicyText) -> float:
     """1 if there is an answer, but both the answer and the structure are wrong."""
-    right = exact_match(trajectory, question, policy) or search_r1_structure(trajectory, question, policy)
+    right = exact_match(trajectory, question, policy) or search_r1_structure(
+        trajectory, question, policy
+    )
     return float(not right)
 
 
@@ -188,8 +206,9 @@ def _only_thought(turn: str) -> re.Match[str] | None:
 def _thinks_first(turn: str) -> bool:
     """Return whether the only thought is not empty and precedes the action of the turn.
 
-    Calls that the server parsed follow the text. In the text, no action's tag may precede the thought, and the answer,
-    which is the last one (:func:`~deepsearch_rl.answers.extract_answer`), may not lie inside it.
+    Calls that the server parsed follow the text. In the text, no action's tag may precede the
+    thought, and the answer, which is the last one (:func:`~deepsearch_rl.answers.extract_answer`),
+    may not lie inside it.
     """
     thought = _only_thought(turn)
     if thought is None or not thought[1].strip():

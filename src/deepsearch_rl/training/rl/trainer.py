@@ -1,8 +1,9 @@
 """Params section ``rl``, and the protocol between the RL loop and the engines that train and serve a policy.
 
-An engine is a module of ``training/backends`` with an entry in ``backends/make.py``. It samples, updates, keeps its
-checkpoints and serves the newest policy. Batches, rewards, dev score, choice of the checkpoint, log and resume belong
-to :mod:`deepsearch_rl.training.rl.loop`. The losses are in :mod:`deepsearch_rl.training.rl.policy_loss`.
+An engine is a module of ``training/backends`` with an entry in ``backends/make.py``. It samples,
+updates, keeps its checkpoints and serves the newest policy. Batches, rewards, dev score, choice of
+the checkpoint, log and resume belong to :mod:`deepsearch_rl.training.rl.loop`. The losses are in
+:mod:`deepsearch_rl.training.rl.policy_loss`.
 """
 
 import math
@@ -30,14 +31,26 @@ class LossConfig(Record):
     """The policy-gradient loss (:mod:`deepsearch_rl.training.rl.policy_loss`)."""
 
     algorithm: AlgorithmName
-    aggregation: Aggregation | None = Field(description="mean over tokens; null: that of the algorithm's source")
-    sample_std: bool = Field(description="divide by the sample's standard deviation as veRL, not the population's")
-    unit_advantages: bool = Field(description="divide a step's advantages by their mean absolute value, as ART")
+    aggregation: Aggregation | None = Field(
+        description="mean over tokens; null: that of the algorithm's source"
+    )
+    sample_std: bool = Field(
+        description="divide by the sample's standard deviation as veRL, not the population's"
+    )
+    unit_advantages: bool = Field(
+        description="divide a step's advantages by their mean absolute value, as ART"
+    )
     epsilon: float = Field(gt=0, description="lower clip range of the ratio")
     epsilon_high: float = Field(gt=0, description="upper clip range of the ratio")
-    dual_clip: float | None = Field(gt=1, description="largest ratio of a negative advantage; null is off")
-    truncated_importance_sampling: float | None = Field(description="cap of the ratio as a loss weight; null is off")
-    kl_penalty: float = Field(ge=0, description="weight of the KL to the start model in the advantage")
+    dual_clip: float | None = Field(
+        gt=1, description="largest ratio of a negative advantage; null is off"
+    )
+    truncated_importance_sampling: float | None = Field(
+        description="cap of the ratio as a loss weight; null is off"
+    )
+    kl_penalty: float = Field(
+        ge=0, description="weight of the KL to the start model in the advantage"
+    )
     kl_loss: float = Field(ge=0, description="weight of the KL to the start model in the loss")
     kl_estimate: KlEstimate = Field(description="Schulman's estimate in the loss")
     entropy_bonus: float = Field(ge=0, description="weight of the entropy, which the loss rewards")
@@ -46,7 +59,9 @@ class LossConfig(Record):
 class DevConfig(Record):
     """How checkpoints are compared."""
 
-    every: int = Field(ge=1, description="steps between two evaluations; step 0 and the last are always evaluated")
+    every: int = Field(
+        ge=1, description="steps between two evaluations; step 0 and the last are always evaluated"
+    )
     questions: int = Field(ge=1, description="questions of the dev split")
     samples: int = Field(ge=1, description="answers per question")
     temperature: float = Field(ge=0)
@@ -57,7 +72,9 @@ class GateConfig(Record):
 
     questions: int = Field(ge=1, description="of the dev split")
     samples: int = Field(ge=2, description="answers per question, at rl.temperature")
-    min_f1: float = Field(ge=0, le=1, description="F1 of one answer below which a start is reported as too weak")
+    min_f1: float = Field(
+        ge=0, le=1, description="F1 of one answer below which a start is reported as too weak"
+    )
 
 
 class LoraConfig(Record):
@@ -71,8 +88,12 @@ class BackendConfig(Record):
     """Where a policy is trained and sampled from; raises ValueError for a pair that does not exist."""
 
     engine: NonEmpty = Field(description="name of the engine (backends/make.py)")
-    service: Literal["own", "unsloth"] = Field(description="what trains behind ART: our service, or ART's with Unsloth")
-    device: Literal["cpu", "cuda"] = Field(description="of the training; on cuda, vLLM samples, on a cpu our engine")
+    service: Literal["own", "unsloth"] = Field(
+        description="what trains behind ART: our service, or ART's with Unsloth"
+    )
+    device: Literal["cpu", "cuda"] = Field(
+        description="of the training; on cuda, vLLM samples, on a cpu our engine"
+    )
 
     @model_validator(mode="after")
     def _exists(self) -> Self:
@@ -85,14 +106,24 @@ class SamplerConfig(Record):
     """The server that rollouts are sampled from; a device reads its own fields only."""
 
     slots: int = Field(ge=2, description="cpu: conversations that the server keeps")
-    program: NonEmpty | None = Field(description="cuda: path of the command `vllm`, e.g. in the serve environment")
-    gpu_memory_utilization: float = Field(gt=0, le=1, description="cuda: share of the GPU's memory that vLLM takes")
+    program: NonEmpty | None = Field(
+        description="cuda: path of the command `vllm`, e.g. in the serve environment"
+    )
+    gpu_memory_utilization: float = Field(
+        gt=0, le=1, description="cuda: share of the GPU's memory that vLLM takes"
+    )
     enforce_eager: bool = Field(description="cuda: no CUDA graphs")
     sleep: bool = Field(description="cuda: vLLM gives its memory back during updates")
     max_num_seqs: int = Field(ge=1, description="cuda: rollouts decoded together")
-    tool_call_parser: NonEmpty = Field(description="cuda: vLLM's name of the model's tool call format")
-    reasoning_parser: NonEmpty | None = Field(description="cuda: vLLM's name of the model's think format; null: none")
-    timeout_s: float = Field(gt=0, description="cuda: for the server's start, and for each adapter, sleep and wake-up")
+    tool_call_parser: NonEmpty = Field(
+        description="cuda: vLLM's name of the model's tool call format"
+    )
+    reasoning_parser: NonEmpty | None = Field(
+        description="cuda: vLLM's name of the model's think format; null: none"
+    )
+    timeout_s: float = Field(
+        gt=0, description="cuda: for the server's start, and for each adapter, sleep and wake-up"
+    )
 
 
 class OptimizerConfig(Record):
@@ -101,8 +132,12 @@ class OptimizerConfig(Record):
     beta2: float = Field(gt=0, lt=1)
     weight_decay: float = Field(ge=0)
     max_grad_norm: float = Field(gt=0, description="a longer gradient is shortened to this norm")
-    warmup_steps: int = Field(ge=0, description="first training steps, in which the learning rate rises")
-    schedule: Literal["constant", "linear", "cosine"] = Field(description="of the learning rate after them")
+    warmup_steps: int = Field(
+        ge=0, description="first training steps, in which the learning rate rises"
+    )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        description="of the learning rate after them"
+    )
 
 
 class RlConfig(Record):
@@ -110,13 +145,23 @@ class RlConfig(Record):
 
     backend: BackendConfig
     starts: tuple[str, ...] = Field(description="models that RL starts from; one rl stage each")
-    dataset: str = Field(description="its train split is rolled out, its dev split chooses the checkpoint")
+    dataset: str = Field(
+        description="its train split is rolled out, its dev split chooses the checkpoint"
+    )
     steps: dict[str, int] = Field(description="training steps per start")
-    epochs: float = Field(gt=0, description="of the train split that no start's steps, all refilled, may exceed")
-    patience: int | None = Field(ge=1, description="evaluations without a better dev score that end a run; null: none")
-    type_shares: dict[str, PositiveFloat] = Field(description="weight of question types in steps; empty: as they come")
+    epochs: float = Field(
+        gt=0, description="of the train split that no start's steps, all refilled, may exceed"
+    )
+    patience: int | None = Field(
+        ge=1, description="evaluations without a better dev score that end a run; null: none"
+    )
+    type_shares: dict[str, PositiveFloat] = Field(
+        description="weight of question types in steps; empty: as they come"
+    )
     groups_per_step: int = Field(ge=1, description="questions per step")
-    max_refills: int = Field(ge=0, description="times that a step replaces groups of equal rewards; 0: keep them")
+    max_refills: int = Field(
+        ge=0, description="times that a step replaces groups of equal rewards; 0: keep them"
+    )
     group_size: int = Field(ge=2, description="rollouts per question")
     concurrency: int = Field(ge=1, description="rollouts at once")
     temperature: float = Field(
@@ -124,23 +169,42 @@ class RlConfig(Record):
     )
     learning_rate: float = Field(gt=0)
     optimizer: OptimizerConfig
-    minibatches: int | None = Field(ge=1, description="optimizer steps per update epoch; null: one per rollout")
-    update_epochs: int = Field(ge=1, description="times that a training step goes over its rollouts")
-    rollouts_ahead: bool = Field(description="roll out the next step while the policy is updated: one step off policy")
+    minibatches: int | None = Field(
+        ge=1, description="optimizer steps per update epoch; null: one per rollout"
+    )
+    update_epochs: int = Field(
+        ge=1, description="times that a training step goes over its rollouts"
+    )
+    rollouts_ahead: bool = Field(
+        description="roll out the next step while the policy is updated: one step off policy"
+    )
     rewards: dict[str, FiniteFloat] = Field(min_length=1, description="weights by reward")
     think_length: ThinkLength = Field(description="tokens of a thought that short_think rewards")
-    shuffle_rewards: bool = Field(description="control experiment: shuffle rewards inside every group")
+    shuffle_rewards: bool = Field(
+        description="control experiment: shuffle rewards inside every group"
+    )
     gate: GateConfig
-    stop_on: tuple[AlarmName, ...] = Field(description="alarms that end a run (training/rl/health.py); empty: none")
-    max_sequence_tokens: int = Field(ge=1, description="of a rollout that is trained on; a multiple of logprob_chunk")
-    max_batch_tokens: int = Field(ge=1, description="of one forward pass, padding counted; a longer rollout goes alone")
+    stop_on: tuple[AlarmName, ...] = Field(
+        description="alarms that end a run (training/rl/health.py); empty: none"
+    )
+    max_sequence_tokens: int = Field(
+        ge=1, description="of a rollout that is trained on; a multiple of logprob_chunk"
+    )
+    max_batch_tokens: int = Field(
+        ge=1, description="of one forward pass, padding counted; a longer rollout goes alone"
+    )
     logprob_chunk: int = Field(ge=1, description="tokens whose logits are held at once")
-    gradient_checkpointing: bool = Field(description="compute activations twice and hold those of one layer")
-    dtype: Literal["float32", "bfloat16"] = Field(description="of base and products; adapters are float32")
+    gradient_checkpointing: bool = Field(
+        description="compute activations twice and hold those of one layer"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        description="of base and products; adapters are float32"
+    )
     lora: LoraConfig | None = Field(description="null trains all weights")
     loss: LossConfig
     max_mismatch: float = Field(
-        gt=0, description="median over a step's rollouts of mean |sampler - trainer| of the log-probabilities, nats"
+        gt=0,
+        description="median over a step's rollouts of mean |sampler - trainer| of the log-probabilities, nats",
     )
     dev: DevConfig
     sampler: SamplerConfig
@@ -158,27 +222,45 @@ class RlConfig(Record):
     def _agree(self) -> Self:
         """Refuse what excludes each other; no sampler shares the trainer's weights, so one that is awake may sample."""
         if self.rollouts_ahead and self.backend.device == "cuda" and self.sampler.sleep:
-            raise ValueError("rollouts_ahead samples during updates: set sampler.sleep: false, or give it up")
+            raise ValueError(
+                "rollouts_ahead samples during updates: set sampler.sleep: false, or give it up"
+            )
+
         if self.rollouts_ahead and self.loss.truncated_importance_sampling is None:
-            raise ValueError("rollouts_ahead needs loss.truncated_importance_sampling, which corrects for its lag")
+            raise ValueError(
+                "rollouts_ahead needs loss.truncated_importance_sampling, which corrects for its lag"
+            )
+
         if self.max_refills and self.rollouts_ahead:
-            raise ValueError("rollouts_ahead needs max_refills: 0, since a refill moves the next step's questions")
+            raise ValueError(
+                "rollouts_ahead needs max_refills: 0, since a refill moves the next step's questions"
+            )
+
         if self.max_refills and self.loss.algorithm == "reinforce_pp":
-            raise ValueError("max_refills drops groups of equal rewards, which reinforce_pp learns from; set it to 0")
+            raise ValueError(
+                "max_refills drops groups of equal rewards, which reinforce_pp learns from; set it to 0"
+            )
+
         return self
 
 
 def learning_rate(config: RlConfig, step: int, steps: int) -> float:
     """Return the learning rate of a training step s of S, counted from 1; it is above 0 in all of them.
 
-    With W warm-up steps it is ``rl.learning_rate`` times ``s / (W + 1)`` up to step W. From then on it is that times 1
-    (``constant``), ``1 - p`` (``linear``) or ``(1 + cos(pi p)) / 2`` (``cosine``), with ``p = (s - W - 1) / (S - W)``.
+    With W warm-up steps it is ``rl.learning_rate`` times ``s / (W + 1)`` up to step W. From then on
+    it is that times 1 (``constant``), ``1 - p`` (``linear``) or ``(1 + cos(pi p)) / 2``
+    (``cosine``), with ``p = (s - W - 1) / (S - W)``.
     """
-    warmup, schedule = config.optimizer.warmup_steps, config.optimizer.schedule
+    warmup = config.optimizer.warmup_steps
+    schedule = config.optimizer.schedule
     if step <= warmup:
         return config.learning_rate * step / (warmup + 1)
     progress = (step - warmup - 1) / (steps - warmup)
-    factors = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    factors = {
+        "constant": 1.0,
+        "linear": 1 - progress,
+        "cosine": (1 + math.cos(math.pi * progress)) / 2,
+    }
     return config.learning_rate * factors[schedule]
 
 
@@ -186,9 +268,10 @@ def learning_rate(config: RlConfig, step: int, steps: int) -> float:
 class RlTask:
     """What one RL run works on: it rolls out the ``train`` questions, and the ``dev`` questions choose the checkpoint.
 
-    RL starts from the merged model folder ``start``, which params call ``start_name``, e.g. ``sft``. ``scratch`` is for
-    checkpoints and the log of the running stage; the same task must get the same folder. ``seed`` is that of question
-    order, adapter and sampler; ``weights`` is a digest of those in ``start``.
+    RL starts from the merged model folder ``start``, which params call ``start_name``, e.g.
+    ``sft``. ``scratch`` is for checkpoints and the log of the running stage; the same task must get
+    the same folder. ``seed`` is that of question order, adapter and sampler; ``weights`` is a
+    digest of those in ``start``.
     """
 
     start: Path
@@ -206,8 +289,8 @@ class RlTask:
 class Sampling:
     """How a batch of questions is rolled out: ``samples`` rollouts each, with the ``temperature`` of every model call.
 
-    Equal seeds draw equal random numbers for equal questions. ``trained`` rollouts are trained on, so the engine
-    records their tokens and log-probabilities.
+    Equal seeds draw equal random numbers for equal questions. ``trained`` rollouts are trained on,
+    so the engine records their tokens and log-probabilities.
     """
 
     samples: int
@@ -220,7 +303,8 @@ class Sampling:
 class Rollout:
     """A finished rollout; ``capture`` is for its engine to train on; the loop adds the ``parts`` of its reward.
 
-    ``left_out`` is the engine's name of what keeps it from being trained on, empty where nothing does.
+    ``left_out`` is the engine's name of what keeps it from being trained on, empty where nothing
+    does.
     """
 
     trajectory: Trajectory
@@ -249,7 +333,9 @@ class RlTrainer(Protocol):
         """
         ...
 
-    async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
+    async def roll_out(
+        self, questions: Sequence[Question], sampling: Sampling
+    ) -> list[list[Rollout]]:
         """Answer every question with the policy that is served, also during an update; return Q groups in order."""
         ...
 
@@ -258,9 +344,10 @@ class RlTrainer(Protocol):
     ) -> dict[str, float]:
         """Make the policy of the next step and keep its checkpoint; return metrics by the log's names.
 
-        Groups may have lost rollouts, but none is empty. Raises StalePolicyError, before anything has changed, if the
-        rollouts were not sampled from the newest policy (:mod:`deepsearch_rl.training.rl.agreement`). With
-        ``rl.rollouts_ahead`` only the first step after a start is checked, whose rollouts alone are that policy's.
+        Groups may have lost rollouts, but none is empty. Raises StalePolicyError, before anything
+        has changed, if the rollouts were not sampled from the newest policy
+        (:mod:`deepsearch_rl.training.rl.agreement`). With ``rl.rollouts_ahead`` only the first step
+        after a start is checked, whose rollouts alone are that policy's.
         """
         ...
 

@@ -1,8 +1,9 @@
 """The watchdog of a training: what hangs or dies is ended with all that it started, and started again.
 
-The training is a child process that says which phase of which step it is in (``heartbeat.py``). A phase that takes
-longer than its limit, a crash, a kill and a lost server are failures; the next child continues after the last step in
-the log. An error that only a user can fix is not tried again.
+The training is a child process that says which phase of which step it is in (``heartbeat.py``). A
+phase that takes longer than its limit, a crash, a kill and a lost server are failures; the next
+child continues after the last step in the log. An error that only a user can fix is not tried
+again.
 """
 
 import contextlib
@@ -44,49 +45,76 @@ _CAUSES = {
         "The process that trains and serves the policy has ended; where nobody ended it, memory was full"
     ),
 }
-"""What an error means, by a pattern of its text: torch's and CUDA's; that of mp_actors, which starts ART's process."""
+"""What an error means, by a pattern of its text.
+
+The first is torch's and CUDA's, the second that of mp_actors, which starts ART's process.
+"""
 
 
 class WatchdogConfig(Record):
     """When a training counts as hung, and how often it is started again."""
 
     start_s: float = Field(gt=0, description="limit for loading models and starting servers")
-    rollout_s: float = Field(gt=0, description="limit for the rollouts of a step, a refill or a dev score")
+    rollout_s: float = Field(
+        gt=0, description="limit for the rollouts of a step, a refill or a dev score"
+    )
     update_s: float = Field(gt=0, description="limit for an update, and for keeping its checkpoint")
-    restarts: int = Field(ge=0, description="new starts after failures at one step; the next failure there is an error")
+    restarts: int = Field(
+        ge=0,
+        description="new starts after failures at one step; the next failure there is an error",
+    )
 
     def limit_s(self, phase: Phase) -> float:
         """Return how long a phase may take."""
         return float(getattr(self, _LIMITS[phase]))
 
 
-def watch(name: str, command: Sequence[str], settings: str, config: WatchdogConfig, scratch: Path) -> None:
-    """Run ``command`` with the number of a pipe as its last argument until it ends well (``run_watched``).
+def watch(
+    name: str,
+    command: Sequence[str],
+    settings: str,
+    config: WatchdogConfig,
+    scratch: Path,
+) -> None:
+    """Run ``command`` until it ends well (``run_watched``); its last argument is the number of a pipe.
 
-    The command reads ``settings`` from its standard input; its output goes to standard error and, with the traces of
-    its errors, to ``scratch/output.log``. Errors call it ``name``. Where a child of a killed watchdog still runs, the
-    first one starts when that has ended.
+    The command reads ``settings`` from its standard input; its output goes to standard error and,
+    with the traces of its errors, to ``scratch/output.log``. Errors call it ``name``. Where a child
+    of a killed watchdog still runs, the first one starts when that has ended.
 
     Raises:
         DeepsearchError: the child's own error, where only a user can fix it.
         CommandError: more than ``config.restarts`` failures at one step.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    log, failures, step = scratch / OUTPUT_LOG, Counter[int](), 0
+    log = scratch / OUTPUT_LOG
+    failures = Counter[int]()
+    step = 0
+
     with (scratch / "lock").open("a") as lock:
         _wait_for(lock, name)
+
         while failure := _attempt(command, settings, config, log, step, lock.fileno()):
             beat, problem = failure
             step = beat.step
             failures[step] += 1
+            count = failures[step]
+
             what = f"{name} failed at step {step}, phase {beat.phase!r}: {problem}"
-            if failures[step] > config.restarts:
+            if count > config.restarts:
                 raise CommandError(
-                    f"{what} This was failure {failures[step]} of this step; rl.watchdog.restarts allows "
-                    f"{config.restarts} new starts. All output is in {log}. The steps before are kept: fix the cause "
-                    "and run the stage again, which continues after the last of them."
+                    f"{what} This was failure {count} of this step; rl.watchdog.restarts allows "
+                    f"{config.restarts} new starts. All output is in {log}. The steps before are "
+                    "kept: fix the cause and run the stage again, which continues after the last "
+                    "of them."
                 )
-            _LOG.warning("%s It starts again after the last step (%d of %d).", what, failures[step], config.restarts)
+
+            _LOG.warning(
+                "%s It starts again after the last step (%d of %d).",
+                what,
+                count,
+                config.restarts,
+            )
 
 
 def _wait_for(lock: IO[str], name: str) -> None:
@@ -99,32 +127,51 @@ def _wait_for(lock: IO[str], name: str) -> None:
 
 
 def _attempt(
-    command: Sequence[str], settings: str, config: WatchdogConfig, log_path: Path, step: int, lock: int
+    command: Sequence[str],
+    settings: str,
+    config: WatchdogConfig,
+    log_path: Path,
+    step: int,
+    lock: int,
 ) -> tuple[Beat, str] | None:
-    """Run one child to its end and return where and how it failed, if so; raise an error that only a user can fix."""
+    """Run one child to its end; return where and how it failed, None if it did not.
+
+    Raise an error that only a user can fix.
+    """
     reading, writing = os.pipe()
     beats: queue.Queue[Beat | None] = queue.Queue()
+
     with log_path.open("ab", buffering=0) as log:
         with ThreadPoolExecutor(2) as readers, ProcessGuard() as guard:
-            process = guard.start([*command, str(writing)], settings=settings, inherited=[writing], kept=[lock])
+            arguments = [*command, str(writing)]
+            process = guard.start(arguments, settings=settings, inherited=[writing], kept=[lock])
             os.close(writing)
+
             readers.submit(_read_beats, reading, beats)
             readers.submit(stream_lines, process, lambda line: _write(line, log, sys.stderr))
             last, is_late = _follow(beats, Beat(step=step, phase="load"), config)
+
+            # Before the guard is closed, for the child's own status.
             if not is_late:
-                process.wait()  # before the guard is closed, for the child's own status
+                process.wait()
+
         if last.trace:
             _write(last.trace, log)
+
     if last.is_final:
         error = DeepsearchError(last.error)
         error.add_note(last.trace)  # for --debug
         raise error
+
     if last.error:
         return last, _explain(last.error)
     if is_late:
-        field = _LIMITS[last.phase]
-        return last, f"it was not done after {config.limit_s(last.phase):g} s (rl.watchdog.{field})."
-    return (last, _ending(process.returncode)) if process.returncode else None
+        limit_s = config.limit_s(last.phase)
+        return last, f"it was not done after {limit_s:g} s (rl.watchdog.{_LIMITS[last.phase]})."
+
+    if process.returncode:
+        return last, _ending(process.returncode)
+    return None
 
 
 def _read_beats(reading: int, beats: "queue.Queue[Beat | None]") -> None:
@@ -133,6 +180,7 @@ def _read_beats(reading: int, beats: "queue.Queue[Beat | None]") -> None:
         for line in pipe:
             if line.endswith("\n"):
                 beats.put(Beat.model_validate_json(line))
+
     beats.put(None)
 
 
@@ -144,13 +192,21 @@ def _write(line: str, log: IO[bytes], stream: IO[str] | None = None) -> None:
         stream.write(f"{line}\n")
 
 
-def _follow(beats: "queue.Queue[Beat | None]", last: Beat, config: WatchdogConfig) -> tuple[Beat, bool]:
-    """Return the last beat of a child that has ended, or of one whose phase takes too long, and which of both it is."""
+def _follow(
+    beats: "queue.Queue[Beat | None]",
+    last: Beat,
+    config: WatchdogConfig,
+) -> tuple[Beat, bool]:
+    """Return the last beat of a child, and whether the phase that it is in takes too long.
+
+    Otherwise the child has ended.
+    """
     while True:
         try:
             beat = beats.get(timeout=config.limit_s(last.phase))
         except queue.Empty:
             return last, True
+
         if beat is None:
             return last, False
         last = beat
@@ -158,14 +214,22 @@ def _follow(beats: "queue.Queue[Beat | None]", last: Beat, config: WatchdogConfi
 
 def _explain(error: str) -> str:
     """Return the text of an error, below what it means if that is known."""
-    meanings = [f"{meaning}: {error}" for pattern, meaning in _CAUSES.items() if re.search(pattern, error)]
-    return next(iter(meanings), error)
+    for pattern, meaning in _CAUSES.items():
+        if re.search(pattern, error):
+            return f"{meaning}: {error}"
+
+    return error
 
 
 def _ending(status: int) -> str:
-    """Return how a process ended that left no error: its exit status, a supervisor's for its command or its own."""
+    """Return how a process ended that left no error, by its exit status.
+
+    A supervisor's status is its command's or its own.
+    """
     number = -status if status < 0 else status - 128
     if number not in {*signal.Signals}:
         return f"the process ended with exit status {status}."
-    hint = ", as the system does when memory is full (`dmesg` shows that)" if number == signal.SIGKILL else ""
+
+    is_kill = number == signal.SIGKILL
+    hint = ", as the system does when memory is full (`dmesg` shows that)" if is_kill else ""
     return f"the process was killed by {signal.Signals(number).name}{hint}."

@@ -154,7 +154,7 @@
     button.tabIndex = 0;
     list.scrollTop = button.offsetTop - list.offsetTop - list.clientHeight / 3;
     const one = found[position];
-    const gold = { pattern: pattern(one.facts || []), titles: one.titles || [] };
+    const gold = { pattern: pattern(one.facts || []), titles: (one.titles || []).flat() };
     const conversation = one.messages.map((message) => turn(message, gold));
     view.replaceChildren(steps(), element("h3", "", one.question), summary(one), ...conversation);
     view.scrollTop = 0;
@@ -196,7 +196,7 @@
       const sought = pattern([fact]);
       evidence("gold fact", texts.some((text) => text.search(sought) >= 0), fact);
     }
-    for (const title of one.titles || []) evidence("gold document", passages.some((one) => one.title === title), title);
+    for (const names of one.titles || []) evidence("gold document", passages.some((one) => names.includes(one.title)), names[0]);
     return lines;
   }
 
@@ -242,7 +242,7 @@
     const bare = text.replace(/^\s*<information>|<\/information>\s*$/g, "");
     return bare.split(/^(?=\[\d+\] |Doc \d+\(Title: )/m).filter((part) => part.trim()).map((part) => {
       const [, head, title, rest] = part.match(/^(\[\d+\]) (.*)\n?([\s\S]*)$/) || part.match(/^(Doc \d+)\(Title: (.*?)\) ([\s\S]*)$/) || [];
-      return head ? { head: `${head} ${title}`, title: title.replace(/^"|"$/g, ""), text: part.trim() } : { title: "", text: part.trim() };
+      return head ? { head: `${head} ${title}`, title, text: part.trim() } : { title: "", text: part.trim() };
     });
   }
 

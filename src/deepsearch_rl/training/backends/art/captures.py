@@ -1,9 +1,10 @@
 """Whether a captured rollout can be trained on: every turn with its tokens, each in the prompt of the turns after it.
 
-The trainer puts the sampled tokens of all turns into one conversation. That is what the policy wrote only if a reply
-holds its tokens, and if the prompt of the next turn begins with them. A server's parser takes a turn apart, the agent
-sends it back, and the chat template writes it anew: another spacing of a call, text after it, or tokens that the
-tokenizer would not choose for their text come back as other tokens. Such a rollout is left out, and counted by name.
+The trainer puts the sampled tokens of all turns into one conversation. That is what the policy
+wrote only if a reply holds its tokens, and if the prompt of the next turn begins with them. A
+server's parser takes a turn apart, the agent sends it back, and the chat template writes it anew:
+another spacing of a call, text after it, or tokens that the tokenizer would not choose for their
+text come back as other tokens. Such a rollout is left out, and counted by name.
 """
 
 import re
@@ -27,7 +28,9 @@ _ENDINGS = frozenset({"stop", "length", "tool_calls", "function_call"})
 
 def sampled_choices(captured: art.Trajectory) -> list[Choice]:
     """Return the turns of a captured rollout in their order, without generations that failed and were asked again."""
-    histories = [history.messages_and_choices for history in (captured, *captured.additional_histories)]
+    histories = [
+        history.messages_and_choices for history in (captured, *captured.additional_histories)
+    ]
     choices = [item for history in histories for item in history if isinstance(item, Choice)]
     return [choice for choice in choices if _is_turn(choice)]
 
@@ -35,7 +38,9 @@ def sampled_choices(captured: art.Trajectory) -> list[Choice]:
 def _is_turn(choice: Choice) -> bool:
     message = choice.message
     has_tokens = choice.logprobs is not None and bool(choice.logprobs.content)
-    return choice.finish_reason in _ENDINGS and bool(has_tokens or message.content or message.tool_calls)
+    return choice.finish_reason in _ENDINGS and bool(
+        has_tokens or message.content or message.tool_calls
+    )
 
 
 def why_left_out(
@@ -45,7 +50,9 @@ def why_left_out(
 
     ``with_reasoning``: the agent sends the reasoning of a turn back with it.
     """
-    positions = [place for place, message in enumerate(trajectory.messages) if message.role == "assistant"]
+    positions = [
+        place for place, message in enumerate(trajectory.messages) if message.role == "assistant"
+    ]
     if not positions:
         return NO_TURN
     choices = sampled_choices(captured)
@@ -53,7 +60,9 @@ def why_left_out(
     if not len(turns) == len(choices) == len(positions):
         return UNREADABLE
     before_last = trajectory.messages[: positions[-1]]
-    return "" if comes_back(turns[:-1], before_last, chat_format, with_reasoning) else NOT_AS_SAMPLED
+    return (
+        "" if comes_back(turns[:-1], before_last, chat_format, with_reasoning) else NOT_AS_SAMPLED
+    )
 
 
 def sampled_tokens(choice: Choice) -> list[int]:
@@ -64,18 +73,24 @@ def sampled_tokens(choice: Choice) -> list[int]:
 
 
 def comes_back(
-    turns: Sequence[Sequence[int]], messages: Sequence[Message], chat_format: ChatFormat, with_reasoning: bool
+    turns: Sequence[Sequence[int]],
+    messages: Sequence[Message],
+    chat_format: ChatFormat,
+    with_reasoning: bool,
 ) -> bool:
     """Return whether the prompt of ``messages`` holds all turns, token by token, in their order."""
     if not turns:
         return True
     chat = chat_messages(messages, with_reasoning=with_reasoning)
+
     try:
         prompt = _bytes(chat_format.prompt_ids(chat, [RETRIEVE_TOOL]))
     except ConversationError:
         return False
+
     opening = _opening_ids(chat_format)
     end = 0
+
     for turn in turns:
         sampled = _bytes([*opening, *turn])
         start = prompt.find(sampled, end)
@@ -84,6 +99,7 @@ def comes_back(
         if start < 0:
             return False
         end = start + len(sampled)
+
     return True
 
 

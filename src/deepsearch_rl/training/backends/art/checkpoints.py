@@ -1,7 +1,7 @@
 """Checkpoint folders of a policy: sealed with digests of their files, so that a damaged one is found before it is used.
 
-A sealed folder has ``checkpoint.json``: ``{"start": ..., "files": {name: SHA-256}}``, where ``start`` is the digest of
-the weights that training started from.
+A sealed folder has ``checkpoint.json``: ``{"start": ..., "files": {name: SHA-256}}``, where
+``start`` is the digest of the weights that training started from.
 """
 
 import json
@@ -28,7 +28,10 @@ def is_whole(folder: Path) -> bool:
         digests = json.loads((folder / SEAL).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return {name: digest for name, digest in file_digests(folder).items() if name != SEAL} == digests
+
+    return {
+        name: digest for name, digest in file_digests(folder).items() if name != SEAL
+    } == digests
 
 
 def require_start(folder: Path, start: str) -> None:

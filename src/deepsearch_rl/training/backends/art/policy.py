@@ -1,16 +1,19 @@
 """A policy in training on any device: an adapter or all weights, AdamW, and forward passes in batches by tokens.
 
-Rollouts of a step are rows. Batches are made of rows of similar length, each padded to its own longest row, so that at
-most ``rl.max_batch_tokens`` go through the model at once. Logits are computed only for tokens that carry loss, in
-float32, and in chunks of ``rl.logprob_chunk``, whose gradient is recomputed.
+Rollouts of a step are rows. Batches are made of rows of similar length, each padded to its own
+longest row, so that at most ``rl.max_batch_tokens`` go through the model at once. Logits are
+computed only for tokens that carry loss, in float32, and in chunks of ``rl.logprob_chunk``, whose
+gradient is recomputed.
 
-There is one way to a log-probability. A row is scored in the batch in which it is trained on, by the same operations,
-so that the ratio of new to old policy is 1 until the first weight changes. Batches of another shape round in another
-way, and in bfloat16 that is more than a clip range of 3e-4: most rollouts would teach nothing.
+There is one way to a log-probability. A row is scored in the batch in which it is trained on, by
+the same operations, so that the ratio of new to old policy is 1 until the first weight changes.
+Batches of another shape round in another way, and in bfloat16 that is more than a clip range of
+3e-4: most rollouts would teach nothing.
 
-Shapes: N rows of a step, B rows of a forward pass, S tokens (padded on the right), P positions that carry loss, E
-hidden size, V vocabulary. Log-probabilities, masks and weights [B, S] have at position ``t`` what belongs to token
-``t + 1`` given the tokens up to ``t``; ART's packed tensors have it at ``t + 1``.
+Shapes: N rows of a step, B rows of a forward pass, S tokens (padded on the right), P positions that
+carry loss, E hidden size, V vocabulary. Log-probabilities, masks and weights [B, S] have at
+position ``t`` what belongs to token ``t + 1`` given the tokens up to ``t``; ART's packed tensors
+have it at ``t + 1``.
 """
 
 import contextlib
@@ -50,11 +53,17 @@ class Rows:
     """The N rollouts of a step as ART packed them, one a row, in an order that depends on their content alone."""
 
     def __init__(self, packed: PackedTensors) -> None:
-        tensors = {name: tensor for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)}
+        tensors = {
+            name: tensor for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)
+        }
         lengths = (tensors["group_ids"] != -1).sum(dim=1).tolist()
 
         def content(row: int) -> tuple[int, list[int], float]:
-            return lengths[row], tensors["tokens"][row].tolist(), float(tensors["advantages"][row].sum())
+            return (
+                lengths[row],
+                tensors["tokens"][row].tolist(),
+                float(tensors["advantages"][row].sum()),
+            )
 
         order = torch.tensor(sorted(range(len(lengths)), key=content))
         self.tensors = {name: tensor[order] for name, tensor in tensors.items()}
@@ -67,8 +76,9 @@ class Rows:
     def weigh(self, chosen: torch.Tensor, loss: LossConfig, max_tokens: int) -> None:
         """Give the tokens of a minibatch their weights in its loss (``token_weights``).
 
-        They are those of the whole step over the minibatch's share of it: of its tokens where the aggregation counts
-        tokens (``token``, and ``sequence_art`` as ART does), otherwise of its rollouts.
+        They are those of the whole step over the minibatch's share of it: of its tokens where the
+        aggregation counts tokens (``token``, and ``sequence_art`` as ART does), otherwise of its
+        rollouts.
         """
         aggregation = loss.aggregation or ALGORITHMS[loss.algorithm].aggregation
         mask_NS = self.mask(torch.arange(len(self.lengths_N)))
@@ -82,11 +92,16 @@ class Rows:
     def batches(self, rows: torch.Tensor, max_tokens: int) -> list[torch.Tensor]:
         """Split rows into batches of similar length with at most ``max_tokens``, padding counted, or one row."""
         batches: list[list[int]] = []
-        for row in sorted(rows.tolist(), reverse=True):  # rows are in the order of their lengths
-            if batches and int(self.lengths_N[batches[-1][0]]) * (len(batches[-1]) + 1) <= max_tokens:
+        # Rows are in the order of their lengths
+        for row in sorted(rows.tolist(), reverse=True):
+            if (
+                batches
+                and int(self.lengths_N[batches[-1][0]]) * (len(batches[-1]) + 1) <= max_tokens
+            ):
                 batches[-1].append(row)
             else:
                 batches.append([row])
+
         return [torch.tensor(batch) for batch in batches]
 
     def take(self, rows_B: torch.Tensor, device: str) -> dict[str, torch.Tensor]:
@@ -107,7 +122,8 @@ class Policy:
         self._has_moved = True  # since the rows were scored; nothing is scored yet
         torch.manual_seed(seed)
         self._adapter: peft.PeftModel | None = None
-        self._reference: PreTrainedModel | None = None  # of an adapter: the model without it
+        # Of an adapter: the model without it
+        self._reference: PreTrainedModel | None = None
         if config.lora is None:
             self.model = self._load(checkpoint or start, torch.float32)
             self._reference = self._load(start, getattr(torch, config.dtype)).requires_grad_(False)
@@ -115,19 +131,33 @@ class Policy:
         else:
             self.model = self._load(start, getattr(torch, config.dtype))
             self._trained = self._adapter = _with_adapter(self.model, config, checkpoint)
+
         if config.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
             self.model.enable_input_require_grads()
+
         self._trained.train()
-        parameters = [parameter for parameter in self._trained.parameters() if parameter.requires_grad]
+        parameters = [
+            parameter for parameter in self._trained.parameters() if parameter.requires_grad
+        ]
         optimizer = config.optimizer
         betas = (0.9, optimizer.beta2)
-        settings = {"lr": config.learning_rate, "betas": betas, "weight_decay": optimizer.weight_decay}
+        settings = {
+            "lr": config.learning_rate,
+            "betas": betas,
+            "weight_decay": optimizer.weight_decay,
+        }
         self.optimizer = torch.optim.AdamW(parameters, **settings)
+
         if checkpoint is not None:
-            state = torch.load(checkpoint / OPTIMIZER_FILE, map_location=self._device, weights_only=True)
+            state = torch.load(
+                checkpoint / OPTIMIZER_FILE, map_location=self._device, weights_only=True
+            )
             self.optimizer.load_state_dict(state)
-            self.optimizer.param_groups[0].update(settings)  # a fork may have others than its origin
+            # A fork may have others than its origin
+            self.optimizer.param_groups[0].update(settings)
 
     def _load(self, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -139,6 +169,7 @@ class Policy:
             if self._adapter is None:
                 served.load_state_dict(self.model.state_dict())
                 return
+
             for name, layer in self._adapter.base_model.model.named_modules():
                 if isinstance(layer, Linear):
                     base = cast(torch.nn.Linear, layer.get_base_layer())
@@ -148,24 +179,35 @@ class Policy:
     def save(self, folder: Path, start: str) -> None:
         """Write weights and optimizer and seal them; ``folder`` appears by one rename."""
         with atomic_directory(folder) as partial:
-            trained = ((name, weight) for name, weight in self._trained.named_parameters() if weight.requires_grad)
+            trained = (
+                (name, weight)
+                for name, weight in self._trained.named_parameters()
+                if weight.requires_grad
+            )
             require_finite_tensors("the trained weight", trained)
             self._trained.save_pretrained(str(partial))
-            if self._adapter is not None:  # PEFT writes a set, whose order changes from process to process
+
+            # PEFT writes a set, whose order changes from process to process
+            if self._adapter is not None:
                 settings = read_json(partial / ADAPTER_FILES[0])
                 settings["target_modules"].sort()
                 write_json(partial / ADAPTER_FILES[0], settings)
+
             torch.save(self.optimizer.state_dict(), partial / OPTIMIZER_FILE)
             seal(partial, start)
 
-    def score(self, rows: Rows, minibatches: Sequence[torch.Tensor], is_ahead: bool = False) -> dict[str, float]:
+    def score(
+        self, rows: Rows, minibatches: Sequence[torch.Tensor], is_ahead: bool = False
+    ) -> dict[str, float]:
         """Give the rows the log-probabilities of this policy and of the start model; return the metrics of both.
 
-        ``minibatches`` are the row numbers of each update to come: rows are scored in the batches of these updates.
-        The policy's own log-probabilities become ``logprobs``, the old policy of ratio and clip. The sampler's become
-        ``original_logprobs``, which truncated importance sampling compares them with.
+        ``minibatches`` are the row numbers of each update to come: rows are scored in the batches
+        of these updates. The policy's own log-probabilities become ``logprobs``, the old policy of
+        ratio and clip. The sampler's become ``original_logprobs``, which truncated importance
+        sampling compares them with.
 
-        Raises StalePolicyError, but not for rollouts that were made ahead of an update, and NotFiniteError.
+        Raises StalePolicyError, but not for rollouts that were made ahead of an update, and
+        NotFiniteError.
         """
         tensors = rows.tensors
         own_NS = torch.zeros_like(tensors["logprobs"])
@@ -178,9 +220,15 @@ class Policy:
                     width = inputs["tokens"].shape[1]
                     own_NS[rows_B, :width] = self.token_statistics(inputs)[0].cpu()
 
-                    with self._adapter.disable_adapter() if self._adapter else contextlib.nullcontext():
+                    with (
+                        self._adapter.disable_adapter()
+                        if self._adapter
+                        else contextlib.nullcontext()
+                    ):
                         start_BS = self.token_statistics(inputs, self._reference)[0]
+
                     reference_NS[rows_B, :width] = start_BS.cpu()
+
         self._has_moved = False
 
         mask_NS = rows.mask(torch.arange(len(own_NS)))
@@ -194,10 +242,14 @@ class Policy:
         sampled_NS = shift_tensor(tensors["logprobs"], float("nan")).where(mask_NS, float("nan"))
         advantages_N = tensors["advantages"].sum(dim=1)
         max_mismatch = None if is_ahead else self.config.max_mismatch
-        metrics = agreement(sampled_NS, own_NS, reference_NS, advantages_N, self.config.loss, max_mismatch)
+        metrics = agreement(
+            sampled_NS, own_NS, reference_NS, advantages_N, self.config.loss, max_mismatch
+        )
 
         tensors["original_logprobs"] = tensors["logprobs"]
-        tensors["logprobs"] = own_NS.roll(1, dims=1).where(~tensors["logprobs"].isnan(), float("nan"))
+        tensors["logprobs"] = own_NS.roll(1, dims=1).where(
+            ~tensors["logprobs"].isnan(), float("nan")
+        )
         tensors["reference_logprobs"] = reference_NS
         is_better_NS = mask_NS & (advantages_N > 0)[:, None]
         if is_better_NS.any():
@@ -209,44 +261,56 @@ class Policy:
     def update(self, rows: Rows, chosen: torch.Tensor) -> dict[str, float]:
         """Make one optimizer step over the chosen rows, a minibatch of :meth:`score`; return metrics by ART's names.
 
-        Raises, before a weight has changed:
-            NotFiniteError: the loss or a gradient is not finite.
-            CheckFailedError: a token of the first update after :meth:`score` is outside the clip range.
+        Raises, before a weight has changed: NotFiniteError: the loss or a gradient is not finite.
+            CheckFailedError: a token of the first update after :meth:`score` is outside the clip
+            range.
         """
         totals: dict[str, float] = defaultdict(float)
         trained_tokens = float(rows.mask(chosen).sum())
         rows.weigh(chosen, self.config.loss, self.config.max_sequence_tokens)
+
         for rows_B in rows.batches(chosen, self.config.max_batch_tokens):
-            for name, value in self.backward(rows.take(rows_B, self._device), trained_tokens).items():
+            inputs = rows.take(rows_B, self._device)
+            for name, value in self.backward(inputs, trained_tokens).items():
                 totals[name] += value
+
         parameters = self.optimizer.param_groups[0]["params"]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optimizer.max_grad_norm)
-        if not (math.isfinite(totals["loss/train"]) and bool(norm.isfinite())):
-            gradients = (
-                (name, weight.grad) for name, weight in self.model.named_parameters() if weight.grad is not None
-            )
-            first = first_not_finite(gradients)
-            self.optimizer.zero_grad(set_to_none=True)
-            raise NotFiniteError(
-                f"the update was not applied: its loss is {totals['loss/train']:g}"
-                + (f", and the first gradient that is not finite is that of {first}." if first else ".")
-            )
-        if not self._has_moved:
-            try:
+
+        try:
+            self._require_finite_update(totals["loss/train"], norm)
+            if not self._has_moved:
                 require_unclipped(totals["loss/clip_fraction"])
-            except CheckFailedError:
-                self.optimizer.zero_grad(set_to_none=True)
-                raise
+        except (NotFiniteError, CheckFailedError):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
+
         self.optimizer.step()
         self._has_moved = True
         self.optimizer.zero_grad(set_to_none=True)
-        return {**totals, "loss/grad_norm": float(norm), "loss/learning_rate": self.optimizer.param_groups[0]["lr"]}
+        return {
+            **totals,
+            "loss/grad_norm": float(norm),
+            "loss/learning_rate": self.optimizer.param_groups[0]["lr"],
+        }
+
+    def _require_finite_update(self, loss: float, norm: torch.Tensor) -> None:
+        """Raise NotFiniteError, with the first gradient that is not finite, for such a loss or norm."""
+        if math.isfinite(loss) and bool(norm.isfinite()):
+            return
+
+        named = self.model.named_parameters()
+        gradients = ((name, weight.grad) for name, weight in named if weight.grad is not None)
+        first = first_not_finite(gradients)
+        cause = f", and the first gradient that is not finite is that of {first}" if first else ""
+        raise NotFiniteError(f"the update was not applied: its loss is {loss:g}{cause}.")
 
     def backward(self, inputs: dict[str, torch.Tensor], trained_tokens: float) -> dict[str, float]:
         """Add one forward batch's share of the gradient; return its share of the step's mean metrics."""
         logprobs_BS, entropy_BS = self.token_statistics(inputs)
         loss = (self._token_losses(inputs, logprobs_BS, entropy_BS) * inputs["token_weights"]).sum()
         loss.backward()
+
         share_BS = shift_tensor(inputs["assistant_mask"], False).float() / trained_tokens
         clipped_BS = clipped(inputs, logprobs_BS.detach(), self.config.loss)
         return {
@@ -260,19 +324,26 @@ class Policy:
     ) -> torch.Tensor:
         """Return the loss of every token before its weight, [B, S]."""
         loss = self.config.loss
-        algorithm, old_BS = ALGORITHMS[loss.algorithm], shift_tensor(inputs["logprobs"], float("nan"))
+        algorithm = ALGORITHMS[loss.algorithm]
+        old_BS = shift_tensor(inputs["logprobs"], float("nan"))
         losses_BS = policy_losses(
             algorithm.objective,
-            log_ratios(algorithm.ratio, logprobs_BS, old_BS, shift_tensor(inputs["assistant_mask"], False)),
+            log_ratios(
+                algorithm.ratio, logprobs_BS, old_BS, shift_tensor(inputs["assistant_mask"], False)
+            ),
             logprobs_BS,
             shift_tensor(inputs["advantages"], 0.0),
             loss.epsilon,
             loss.epsilon_high,
             loss.dual_clip,
         )
+
         if loss.truncated_importance_sampling is not None:
             sampled_BS = shift_tensor(inputs["original_logprobs"], float("nan"))
-            losses_BS = losses_BS * importance_weights(old_BS, sampled_BS, loss.truncated_importance_sampling)
+            losses_BS = losses_BS * importance_weights(
+                old_BS, sampled_BS, loss.truncated_importance_sampling
+            )
+
         if loss.kl_loss:
             kl_BS = kl_estimates(loss.kl_estimate, logprobs_BS, inputs["reference_logprobs"])
             losses_BS = losses_BS + loss.kl_loss * kl_BS
@@ -283,9 +354,9 @@ class Policy:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probability and entropy (nats) of every next token that carries loss, each [B, S].
 
-        Both are zero elsewhere; the entropy has a gradient only for ``rl.loss.entropy_bonus``. ``inputs`` are ART's
-        ``tokens``, ``group_ids`` (-1 is padding) and ``assistant_mask``; ``model`` is the policy's own if none is
-        given.
+        Both are zero elsewhere; the entropy has a gradient only for ``rl.loss.entropy_bonus``.
+        ``inputs`` are ART's ``tokens``, ``group_ids`` (-1 is padding) and ``assistant_mask``;
+        ``model`` is the policy's own if none is given.
         """
         mask_BS = shift_tensor(inputs["assistant_mask"], False)
         next_P = shift_tensor(inputs["tokens"], 0)[mask_BS]
@@ -295,32 +366,53 @@ class Policy:
         with torch.autocast(self._device, torch.bfloat16, enabled=config.dtype == "bfloat16"):
             decoder: Any = model.get_decoder()
             attention_BS = (inputs["group_ids"] != -1).long()
-            hidden_BSE = decoder(inputs["tokens"], attention_mask=attention_BS, use_cache=False).last_hidden_state
+            hidden_BSE = decoder(
+                inputs["tokens"], attention_mask=attention_BS, use_cache=False
+            ).last_hidden_state
+
         hidden_PE = hidden_BSE[mask_BS]
 
         head = cast(torch.nn.Linear, model.get_output_embeddings())
         settings = (head, config.temperature, config.loss.entropy_bonus > 0)
+
         if len(hidden_PE) <= config.logprob_chunk:
             logprobs_P, entropy_P = _log_softmax_of(hidden_PE, next_P, *settings)
         else:
-            chunks = zip(hidden_PE.split(config.logprob_chunk), next_P.split(config.logprob_chunk), strict=True)
-            parts = [
-                recomputed(_log_softmax_of, hidden, tokens, *settings, use_reentrant=False) for hidden, tokens in chunks
-            ]
-            logprobs_P, entropy_P = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+            # The gradient of a chunk is recomputed, so that no more than one has its logits in
+            # memory.
+            logprobs: list[torch.Tensor] = []
+            entropies: list[torch.Tensor] = []
+            hidden_chunks = hidden_PE.split(config.logprob_chunk)
+            token_chunks = next_P.split(config.logprob_chunk)
+
+            for hidden, tokens in zip(hidden_chunks, token_chunks, strict=True):
+                chunk = recomputed(_log_softmax_of, hidden, tokens, *settings, use_reentrant=False)
+                logprobs.append(chunk[0])
+                entropies.append(chunk[1])
+
+            logprobs_P = torch.cat(logprobs)
+            entropy_P = torch.cat(entropies)
 
         zeros_BS = torch.zeros(mask_BS.shape, device=mask_BS.device)
-        return zeros_BS.masked_scatter(mask_BS, logprobs_P), zeros_BS.masked_scatter(mask_BS, entropy_P)
+        return zeros_BS.masked_scatter(mask_BS, logprobs_P), zeros_BS.masked_scatter(
+            mask_BS, entropy_P
+        )
 
 
-def _with_adapter(model: PreTrainedModel, config: RlConfig, checkpoint: Path | None) -> peft.PeftModel:
+def _with_adapter(
+    model: PreTrainedModel, config: RlConfig, checkpoint: Path | None
+) -> peft.PeftModel:
     """Return the model with an adapter on every linear layer: a new one, or a checkpoint's."""
     assert config.lora is not None
     if checkpoint is None:
         settings = peft.LoraConfig(
-            r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+            r=config.lora.rank,
+            lora_alpha=config.lora.alpha,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
         )
         return cast(peft.PeftModel, peft.get_peft_model(model, settings))
+
     try:
         return peft.PeftModel.from_pretrained(model, checkpoint, is_trainable=True)
     except (RuntimeError, ValueError) as error:
@@ -332,11 +424,16 @@ def _with_adapter(model: PreTrainedModel, config: RlConfig, checkpoint: Path | N
 
 
 def _log_softmax_of(
-    hidden_PE: torch.Tensor, next_P: torch.Tensor, head: torch.nn.Linear, temperature: float, has_bonus: bool
+    hidden_PE: torch.Tensor,
+    next_P: torch.Tensor,
+    head: torch.nn.Linear,
+    temperature: float,
+    has_bonus: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of the tokens ``next_P`` at a temperature and the entropies, in float32.
 
-    The head multiplies in float32 whatever the model's dtype is: a logit of 16 to 32 has steps of 0.125 in bfloat16.
+    The head multiplies in float32 whatever the model's dtype is: a logit of 16 to 32 has steps of
+    0.125 in bfloat16.
     """
     bias = None if head.bias is None else head.bias.float()
     logits_PV = torch.nn.functional.linear(hidden_PE.float(), head.weight.float(), bias)
@@ -346,10 +443,15 @@ def _log_softmax_of(
     return logprobs_PV.gather(-1, next_P[:, None])[:, 0], entropy_P
 
 
-def clipped(inputs: dict[str, torch.Tensor], logprobs_BS: torch.Tensor, loss: LossConfig) -> torch.Tensor:
+def clipped(
+    inputs: dict[str, torch.Tensor], logprobs_BS: torch.Tensor, loss: LossConfig
+) -> torch.Tensor:
     """Return 1 for tokens whose ratio to the old policy is outside the clip range, at the loss's own level."""
-    old_BS, mask_BS = shift_tensor(inputs["logprobs"], float("nan")), shift_tensor(inputs["assistant_mask"], False)
-    return outside_clip(log_ratios(ALGORITHMS[loss.algorithm].ratio, logprobs_BS, old_BS, mask_BS), loss).float()
+    old_BS = shift_tensor(inputs["logprobs"], float("nan"))
+    mask_BS = shift_tensor(inputs["assistant_mask"], False)
+    return outside_clip(
+        log_ratios(ALGORITHMS[loss.algorithm].ratio, logprobs_BS, old_BS, mask_BS), loss
+    ).float()
 
 
 def mean_kl(logprobs_P: torch.Tensor, reference_P: torch.Tensor) -> float:

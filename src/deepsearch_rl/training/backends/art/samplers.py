@@ -1,6 +1,7 @@
 """Servers that rollouts are sampled from: our engine in the training process, or vLLM with the adapter of each step.
 
-A sampler serves one name at a time, ``<model>@<step>``, so that a client that asks for an earlier policy gets 404.
+A sampler serves one name at a time, ``<model>@<step>``, so that a client that asks for an earlier
+policy gets 404.
 """
 
 import contextlib
@@ -37,7 +38,9 @@ class EngineSampler:
 
     def start(self) -> tuple[str, int]:
         """Serve from a thread and return host and port of the OpenAI API; nothing is served yet."""
-        self._served: Any = AutoModelForCausalLM.from_pretrained(self.start_folder, dtype=torch.float32).eval()
+        self._served: Any = AutoModelForCausalLM.from_pretrained(
+            self.start_folder, dtype=torch.float32
+        ).eval()
         self._engine = Engine(self._served, self.slots, self.context_tokens)
         self._server.callback(self._engine.close)
         app = chat_app(self._engine, load_chat_format(self.start_folder), lambda: self._name)
@@ -61,8 +64,9 @@ class EngineSampler:
 class VllmSampler:
     """``vllm serve`` beside the trainer on one GPU: it loads each step's adapter under a new name.
 
-    vLLM's prefix cache is keyed by the adapter too, so that a new name shares nothing with the one before. All methods
-    raise EndpointError if the server ends, refuses or does not answer within ``rl.sampler.timeout_s``.
+    vLLM's prefix cache is keyed by the adapter too, so that a new name shares nothing with the one
+    before. All methods raise EndpointError if the server ends, refuses or does not answer within
+    ``rl.sampler.timeout_s``.
     """
 
     start_folder: Path
@@ -77,8 +81,11 @@ class VllmSampler:
     def start(self) -> tuple[str, int]:
         """Start vLLM, wait until it answers, and return host and port of the OpenAI API; nothing is served yet."""
         port = free_port()
-        command = lora_serve_command(self.start_folder, self.config, self.context_tokens, self.seed, port)
-        url, timeout_s = f"http://{LOOPBACK}:{port}", self.config.sampler.timeout_s
+        command = lora_serve_command(
+            self.start_folder, self.config, self.context_tokens, self.seed, port
+        )
+        url = f"http://{LOOPBACK}:{port}"
+        timeout_s = self.config.sampler.timeout_s
         server = running_server("vLLM, which samples for rl,", command, url, "/health", timeout_s)
         self._server = self._resources.enter_context(server)
         return LOOPBACK, port
@@ -95,7 +102,10 @@ class VllmSampler:
             torch.cuda.empty_cache()
             self._post("/wake_up")
             self._asleep = False
-        self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(checkpoint.resolve())})
+
+        self._post(
+            "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(checkpoint.resolve())}
+        )
         if self._name:
             self._post("/v1/unload_lora_adapter", {"lora_name": self._name})
         self._name = name
@@ -108,17 +118,23 @@ class VllmSampler:
         assert self._server is not None, "the sampler was not started"
         self._server.raise_if_ended()
         timeout_s = self.config.sampler.timeout_s
+
         try:
-            response = httpx.post(f"{self._server.url}{path}", json=body, timeout=timeout_s, trust_env=False)
+            response = httpx.post(
+                f"{self._server.url}{path}", json=body, timeout=timeout_s, trust_env=False
+            )
         except httpx.HTTPError as error:
-            if not isinstance(error, httpx.TimeoutException):  # a broken connection comes before the end that broke it
+            # A broken connection comes before the end that broke it
+            if not isinstance(error, httpx.TimeoutException):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._server.process.wait(GRACE_S)
+
             self._server.raise_if_ended()
             raise EndpointError(
                 f"vLLM, which samples for rl, did not answer POST {path} within rl.sampler.timeout_s = {timeout_s:g} s "
                 f"({type(error).__name__}). The step is not kept; run the command again to go on from the last one."
             ) from error
+
         if response.status_code != http.HTTPStatus.OK:
             raise EndpointError(
                 f"vLLM, which samples for rl, refused POST {path} of {body or 'nothing'} with status "
@@ -133,11 +149,16 @@ Sampler: TypeAlias = EngineSampler | VllmSampler
 def lora_rank(config: RlConfig) -> int:
     """Return the rank that vLLM is started for; raise ConfigError without an adapter, and as :func:`served_rank`."""
     if config.lora is None:
-        raise ConfigError("rl.lora is null, and vLLM samples from adapters; set rl.lora, or rl.backend.device: cpu.")
+        raise ConfigError(
+            "rl.lora is null, and vLLM samples from adapters; set rl.lora, or rl.backend.device: cpu."
+        )
+
     return served_rank(config.lora.rank, "the adapter of rl.lora")
 
 
-def lora_serve_command(start: Path, config: RlConfig, context_tokens: int, seed: int, port: int) -> list[str]:
+def lora_serve_command(
+    start: Path, config: RlConfig, context_tokens: int, seed: int, port: int
+) -> list[str]:
     """Return the ``vllm serve`` call whose adapters change at runtime (vLLM 0.32, features/lora.md, sleep_mode.md)."""
     sampler = config.sampler
     assert sampler.program is not None, "checked where the trainer is made"
@@ -154,11 +175,13 @@ def lora_serve_command(start: Path, config: RlConfig, context_tokens: int, seed:
     )
     # Two at once: the next one is loaded before the last one is unloaded.
     lora = ["--enable-lora", "--max-lora-rank", str(lora_rank(config)), "--max-loras", "2"]
-    # Log-probabilities are those of rl.temperature, and the head multiplies in float32, both as in the trainer.
+    # Log-probabilities are those of rl.temperature, and the head multiplies in float32, both as in
+    # the trainer.
     lora += ["--logprobs-mode", "processed_logprobs", "--hf-overrides", '{"head_dtype": "float32"}']
     switches = ["VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"]
     if sampler.sleep:
         lora.append("--enable-sleep-mode")
         switches.append("VLLM_SERVER_DEV_MODE=1")
+
     _, *arguments = vllm_serve_command(start, settings, port, lora)
     return ["env", *switches, sampler.program, *arguments]

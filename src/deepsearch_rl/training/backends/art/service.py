@@ -1,7 +1,8 @@
 """Our ART service: a :class:`Policy` trains, a :class:`Sampler` serves it. Only device and sampler tell GPU from CPU.
 
-Departures from ART's own service: rollouts are padded to their own length and make ``rl.minibatches`` optimizer steps;
-the old policy of ratio and clip is the trainer's; optimizer and policy are one checkpoint.
+Departures from ART's own service: rollouts are padded to their own length and make
+``rl.minibatches`` optimizer steps; the old policy of ratio and clip is the trainer's; optimizer and
+policy are one checkpoint.
 """
 
 import asyncio
@@ -24,7 +25,12 @@ from art.utils.output_dirs import get_step_checkpoint_dir
 
 from deepsearch_rl.errors import ConfigError, UnavailableError
 from deepsearch_rl.training.backends.art.policy import Policy, Rows
-from deepsearch_rl.training.backends.art.samplers import EngineSampler, Sampler, VllmSampler, lora_rank
+from deepsearch_rl.training.backends.art.samplers import (
+    EngineSampler,
+    Sampler,
+    VllmSampler,
+    lora_rank,
+)
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, learning_rate
 
@@ -47,14 +53,18 @@ class OwnService:
     @cached_property
     def _policy(self) -> Policy:
         newest = get_last_checkpoint_dir(self.output_dir)
-        policy = Policy(self.task.start, self.config, self.task.seed, Path(newest) if newest else None)
-        if newest is None:  # step 0 is a checkpoint like any other: it may turn out to be the best
+        policy = Policy(
+            self.task.start, self.config, self.task.seed, Path(newest) if newest else None
+        )
+        # Step 0 is a checkpoint like any other: it may turn out to be the best
+        if newest is None:
             policy.save(self._checkpoint(0), self.task.weights)
         return policy
 
     @cached_property
     def _sampler(self) -> Sampler:
-        start, context_tokens = self.task.start, self.task.agent.context_tokens
+        start = self.task.start
+        context_tokens = self.task.agent.context_tokens
         if self.config.backend.device == "cpu":
             return EngineSampler(start, self.config.sampler.slots, context_tokens)
         return VllmSampler(start, self.config, context_tokens, self.task.seed)
@@ -72,7 +82,9 @@ class OwnService:
     async def serve(self) -> None:
         """Serve the newest policy and nothing else any more."""
         name = f"{self.model_name}@{self.step}"
-        await asyncio.to_thread(self._sampler.publish, self._policy, self._checkpoint(self.step), name)
+        await asyncio.to_thread(
+            self._sampler.publish, self._policy, self._checkpoint(self.step), name
+        )
 
     async def train(
         self,
@@ -83,9 +95,11 @@ class OwnService:
     ) -> AsyncIterator[dict[str, float]]:
         """Make this step's updates, yield their metrics and save the next step's checkpoint.
 
-        With ``rl.rollouts_ahead``, the rollouts of every update but the first were made ahead of the one before.
+        With ``rl.rollouts_ahead``, the rollouts of every update but the first were made ahead of
+        the one before.
         """
-        step, steps = self.step + 1, self.config.steps[self.task.start_name]
+        step = self.step + 1
+        steps = self.config.steps[self.task.start_name]
         rows = Rows(packed_tensors_from_dir(**disk_packed_tensors))
         parts = minibatches(len(rows.lengths_N), self.config.minibatches, self.task.seed + step)
         await asyncio.to_thread(self._sampler.rest)
@@ -96,8 +110,13 @@ class OwnService:
             self._policy.optimizer.param_groups[0]["lr"] = learning_rate(self.config, step, steps)
 
             for epoch in range(self.config.update_epochs):
-                # The parts stay what they were scored as; each later epoch takes them in an order of its own.
-                order = random.Random(f"{self.task.seed}/{step}/{epoch}").sample(parts, len(parts)) if epoch else parts
+                # The parts stay what they were scored as; each later epoch takes them in an order
+                # of its own.
+                order = (
+                    random.Random(f"{self.task.seed}/{step}/{epoch}").sample(parts, len(parts))
+                    if epoch
+                    else parts
+                )
                 for chosen in order:
                     yield {**metrics, **await asyncio.to_thread(self._policy.update, rows, chosen)}
 
@@ -133,6 +152,7 @@ def require_sampler(config: RlConfig) -> None:
     """Check that vLLM can be started for this adapter; raise ConfigError or UnavailableError."""
     lora_rank(config)
     program = config.sampler.program
+
     if program is None or shutil.which(program) is None:
         raise UnavailableError(
             f"rl samples from vLLM, and rl.sampler.program ({program}) is no program. Run `make gpu-environments`, or "
@@ -146,6 +166,7 @@ def make_own_trainer(task: RlTask, config: RlConfig, in_process: bool = False) -
         require_sampler(config)
 
     def make_service(model: TrainableModel[Any, Any], folder: str) -> OwnService:
-        return OwnService(model.name, folder, replace(task, train=(), dev=()), config)  # its process asks no question
+        # Its process asks no question
+        return OwnService(model.name, folder, replace(task, train=(), dev=()), config)
 
     return ArtTrainer(task, config, make_service, model_settings(config), in_process)

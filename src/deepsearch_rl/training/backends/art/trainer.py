@@ -1,8 +1,8 @@
 """ART as an engine of the RL loop, whichever of its services trains and serves the policy.
 
-The agent answers a question as it does everywhere; ART captures the model calls underneath, tokenises and packs the
-conversations and keeps a folder per step. Advantages are those of ``rl.loss.algorithm``. The services are those of
-``service.py`` and ``unsloth.py``.
+The agent answers a question as it does everywhere; ART captures the model calls underneath,
+tokenises and packs the conversations and keeps a folder per step. Advantages are those of
+``rl.loss.algorithm``. The services are those of ``service.py`` and ``unsloth.py``.
 """
 
 import asyncio
@@ -68,7 +68,8 @@ NO_ADVANTAGE = 1e-6
 class ServiceBackend(LocalBackend):
     """``art.LocalBackend`` that is given its services (ART 0.5.18 imports Megatron before it makes one).
 
-    Rollouts are packed to ``rl.max_sequence_tokens``; the services cut them to their own length or check the chunks.
+    Rollouts are packed to ``rl.max_sequence_tokens``; the services cut them to their own length or
+    check the chunks.
     """
 
     def __init__(self, *, config: RlConfig, in_process: bool, path: str) -> None:
@@ -85,12 +86,14 @@ class ServiceBackend(LocalBackend):
     def _get_packed_tensors(self, *arguments: Any, **named: Any) -> PackedTensors | None:
         """Tokenise and pack as ART does, with the advantages of ``rl.loss``, which ART would compute on the way.
 
-        ART drops a rollout that is longer than a row after it has compared rewards. Here it is left out, and counted,
-        before that: a baseline is the mean of what is trained on.
+        ART drops a rollout that is longer than a row after it has compared rewards. Here it is left
+        out, and counted, before that: a baseline is the mean of what is trained on.
         """
         results: list[TokenizedResult] = []
 
-        def tokenized(tokenizer: Any, groups: Any, no_logprobs: bool, _: bool, **rest: Any) -> list[TokenizedResult]:
+        def tokenized(
+            tokenizer: Any, groups: Any, no_logprobs: bool, _: bool, **rest: Any
+        ) -> list[TokenizedResult]:
             rest["drop_zero_advantage_trajectories"] = False
             rows = list(tokenize_trajectory_groups(tokenizer, groups, no_logprobs, False, **rest))
             fitting = [row for row in rows if len(row.token_ids) <= self._max_tokens]
@@ -108,8 +111,9 @@ class ServiceBackend(LocalBackend):
 class ArtTrainer:
     """An :class:`~deepsearch_rl.training.rl.trainer.RlTrainer` around one of ART's services.
 
-    ``make_service`` gets ART's model and its folder below ``task.scratch`` and makes an ART ``ModelService`` whose
-    checkpoints are sealed; it runs in a process of its own unless ``in_process``. ``settings`` are ART's, of the model.
+    ``make_service`` gets ART's model and its folder below ``task.scratch`` and makes an ART
+    ``ModelService`` whose checkpoints are sealed; it runs in a process of its own unless
+    ``in_process``. ``settings`` are ART's, of the model.
     """
 
     def __init__(
@@ -121,24 +125,37 @@ class ArtTrainer:
         in_process: bool = False,
     ) -> None:
         self.hardware: Mapping[str, str] = {"device": config.backend.device, "dtype": config.dtype}
-        self._task, self._config, self._make_service, self._in_process = task, config, make_service, in_process
+        self._task = task
+        self._config = config
+        self._make_service = make_service
+        self._in_process = in_process
         self._backend = ServiceBackend(config=config, path=str(task.scratch), in_process=in_process)
         self._model: art.TrainableModel[Any, Any] = art.TrainableModel(
-            name="policy", project="deepsearch-rl", base_model=str(task.start), _internal_config=settings
+            name="policy",
+            project="deepsearch-rl",
+            base_model=str(task.start),
+            _internal_config=settings,
         )
         self._folder = Path(get_model_dir(self._model, str(task.scratch)))
         self._step = 0
-        splits_thoughts = config.backend.device == "cuda" and config.sampler.reasoning_parser is not None
+        splits_thoughts = (
+            config.backend.device == "cuda" and config.sampler.reasoning_parser is not None
+        )
         self._begins_in_thought = not splits_thoughts and prompt_opens_thought(task.start)
 
     async def start(self, step: int) -> int:
         """Serve the newest policy up to ``step`` whose checkpoint is whole; delete all others, and say if one is not.
 
-        Raises ArtifactError if the checkpoint was trained from other weights than the start model's.
+        Raises ArtifactError if the checkpoint was trained from other weights than the start
+        model's.
         """
         steps = sorted(number for number in checkpoints(self._folder) if number <= step)
         while steps and not is_whole(self._checkpoint(steps[-1])):
-            _LOG.warning("%s is damaged; rl goes on from the checkpoint before it", self._checkpoint(steps.pop()))
+            _LOG.warning(
+                "%s is damaged; rl goes on from the checkpoint before it",
+                self._checkpoint(steps.pop()),
+            )
+
         if steps:
             require_start(self._checkpoint(steps[-1]), self._task.weights)
         self._step = steps[-1] if steps else 0
@@ -147,7 +164,9 @@ class ArtTrainer:
         self._service = service if self._in_process else move_to_child_process(service)
         self._backend._services[self._model.name] = self._service
         await self._model.register(self._backend)
-        check_server("the policy's server", self._endpoint().base_url.removesuffix("/v1") + "/health")
+        check_server(
+            "the policy's server", self._endpoint().base_url.removesuffix("/v1") + "/health"
+        )
         return self._step
 
     @cached_property
@@ -157,7 +176,9 @@ class ArtTrainer:
     def _checkpoint(self, step: int) -> Path:
         return Path(get_step_checkpoint_dir(str(self._folder), step))
 
-    async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
+    async def roll_out(
+        self, questions: Sequence[Question], sampling: Sampling
+    ) -> list[list[Rollout]]:
         """Answer every question with the agent; a trained rollout's ``capture`` is ART's record of its model calls."""
         agent = SearchAgent(
             self._task.agent,
@@ -172,36 +193,57 @@ class ArtTrainer:
         async def answer(question: Question, sample: int) -> Rollout:
             """Roll out one sample as soon as fewer than ``rl.concurrency`` others run."""
             async with limit:
-                with AutoTrajectoryContext() if sampling.trained else contextlib.nullcontext() as captured:
+                with (
+                    AutoTrajectoryContext()
+                    if sampling.trained
+                    else contextlib.nullcontext() as captured
+                ):
                     trajectory = await agent.answer(question, sample)
+
             if captured is None:
                 return Rollout(trajectory)
             with_reasoning = self._task.agent.history_reasoning
-            return Rollout(trajectory, captured, why_left_out(captured, trajectory, self._chat_format, with_reasoning))
+            return Rollout(
+                trajectory,
+                captured,
+                why_left_out(captured, trajectory, self._chat_format, with_reasoning),
+            )
 
         async with agent:
             samples = range(sampling.samples)
-            groups = [asyncio.gather(*(answer(question, sample) for sample in samples)) for question in questions]
+            groups = [
+                asyncio.gather(*(answer(question, sample) for sample in samples))
+                for question in questions
+            ]
             return await asyncio.gather(*groups)
 
     def _endpoint(self) -> Endpoint:
-        address, key = self._model.inference_base_url, self._model.inference_api_key
+        address = self._model.inference_base_url
+        key = self._model.inference_api_key
         assert address is not None, "the trainer was not started"
         assert key is not None
-        return Endpoint(address, self._model.get_inference_name(self._step), key, self._begins_in_thought)
+        return Endpoint(
+            address, self._model.get_inference_name(self._step), key, self._begins_in_thought
+        )
 
     async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
         """Have ART train on the captured rollouts; return those of its metrics that :data:`METRICS` names."""
-        random.seed(f"{self._task.seed}/{self._step}")  # ART draws ids and orders from the module's generator
+        # ART draws ids and orders from the module's generator
+        random.seed(f"{self._task.seed}/{self._step}")
         groups = [
             art.TrajectoryGroup([art_trajectory(*pair) for pair in in_order(rollouts_G, rewards_G)])
             for rollouts_G, rewards_G in zip(rollouts_QG, rewards_QG, strict=True)
         ]
-        with contextlib.redirect_stdout(io.StringIO()):  # ART prints a line per step; the loop's log holds more
+        # ART prints a line per step; the loop's log holds more
+        with contextlib.redirect_stdout(io.StringIO()):
             result = await self._backend.train(self._model, groups, **train_arguments(self._config))
-        metrics = {name: float(result.metrics[key]) for key, name in METRICS.items() if key in result.metrics}
+        metrics = {
+            name: float(result.metrics[key])
+            for key, name in METRICS.items()
+            if key in result.metrics
+        }
         return {**metrics, "overlong": float(self._backend.overlong)}
 
     def require_whole(self, step: int) -> None:
@@ -225,7 +267,9 @@ class ArtTrainer:
 
     def keep_only(self, steps: set[int]) -> None:
         """Delete all other folders of checkpoints."""
-        for checkpoint in set(self._folder.glob("checkpoints/*")) - {self._checkpoint(step) for step in steps}:
+        for checkpoint in set(self._folder.glob("checkpoints/*")) - {
+            self._checkpoint(step) for step in steps
+        }:
             shutil.rmtree(checkpoint)
 
     async def close(self) -> None:
@@ -245,7 +289,9 @@ def with_advantages(results: Sequence[TokenizedResult], loss: LossConfig) -> lis
     return [result for result in results if abs(result.advantage) > NO_ADVANTAGE]
 
 
-def in_order(rollouts_G: Sequence[Rollout], rewards_G: Sequence[float]) -> list[tuple[Rollout, float]]:
+def in_order(
+    rollouts_G: Sequence[Rollout], rewards_G: Sequence[float]
+) -> list[tuple[Rollout, float]]:
     """Return the rollouts of a group with their rewards by id, so that no sum depends on which one ended first."""
     return sorted(zip(rollouts_G, rewards_G, strict=True), key=lambda pair: pair[0].trajectory.id)
 
@@ -253,34 +299,43 @@ def in_order(rollouts_G: Sequence[Rollout], rewards_G: Sequence[float]) -> list[
 def art_trajectory(rollout: Rollout, reward: float) -> art.Trajectory:
     """Return a rollout that ART captured as one conversation with its tools and its reward."""
     captured: art.Trajectory = rollout.capture
-    tools = next((history.tools for history in (captured, *captured.additional_histories) if history.tools), None)
+    tools = next(
+        (history.tools for history in (captured, *captured.additional_histories) if history.tools),
+        None,
+    )
     return art.Trajectory(messages_and_choices=conversation(captured), tools=tools, reward=reward)
 
 
 def conversation(captured: art.Trajectory) -> MessagesAndChoices:
     """Return the whole conversation of a rollout with every assistant turn as the choice that was sampled.
 
-    ART splits a rollout into several histories where a request does not repeat the previous answer to the letter (an
-    empty text against none); they are put back together. ART renders an assistant turn as its sampled tokens followed
-    by its structured tool calls, which the tokens already hold; the structured copy is dropped.
+    ART splits a rollout into several histories where a request does not repeat the previous answer
+    to the letter (an empty text against none); they are put back together. ART renders an assistant
+    turn as its sampled tokens followed by its structured tool calls, which the tokens already hold;
+    the structured copy is dropped.
     """
-    histories = [history.messages_and_choices for history in (captured, *captured.additional_histories)]
+    histories = [
+        history.messages_and_choices for history in (captured, *captured.additional_histories)
+    ]
     choices = iter(sampled_choices(captured))
     items: MessagesAndChoices = []
+
     for item in max(histories, key=len):
         if isinstance(item, Choice) or item["role"] == "assistant":
             choice = next(choices)
             message = choice.message.model_copy(update={"content": "", "tool_calls": None})
             item = choice.model_copy(update={"message": message})
+
         items.append(item)
+
     return items
 
 
 def model_settings(config: RlConfig) -> dev.InternalModelConfig:
     """Return ART's model settings that all services share.
 
-    ``vllm_openai`` renders the tool schema as servers do; with ART's default the correlation of sampled and trained
-    probabilities falls from 0.99 to 0.83.
+    ``vllm_openai`` renders the tool schema as servers do; with ART's default the correlation of
+    sampled and trained probabilities falls from 0.99 to 0.83.
     """
     return {
         "chat_template_tool_schema_format": "vllm_openai",
@@ -291,13 +346,16 @@ def model_settings(config: RlConfig) -> dev.InternalModelConfig:
 def train_arguments(config: RlConfig) -> dict[str, Any]:
     """Return the keyword arguments of ``art.LocalBackend.train``, the same for every service.
 
-    With ``precalculate_logprobs`` ART's service recomputes the old log-probabilities by the trainer, as ours does.
+    With ``precalculate_logprobs`` ART's service recomputes the old log-probabilities by the
+    trainer, as ours does.
     """
     return {
         "learning_rate": config.learning_rate,
         "loss_fn": "ppo",
         "precalculate_logprobs": True,
-        "importance_sampling_level": "token" if ALGORITHMS[config.loss.algorithm].ratio == "token" else "sequence",
+        "importance_sampling_level": "token"
+        if ALGORITHMS[config.loss.algorithm].ratio == "token"
+        else "sequence",
         "epsilon": config.loss.epsilon,
         "epsilon_high": config.loss.epsilon_high,
         "truncated_importance_sampling": config.loss.truncated_importance_sampling,

@@ -1,8 +1,9 @@
 """ART's own service on a GPU: Unsloth trains, ART's vLLM runtime serves.
 
-The pure part, :func:`unsloth_settings`, says everything that differs from ART's defaults, and :func:`require_honoured`
-which params this service cannot honour. ART pads every rollout to ``rl.max_sequence_tokens`` and makes an optimizer
-step for each; docs/training.md compares it with our service. Importing this module imports trl.
+The pure part, :func:`unsloth_settings`, says everything that differs from ART's defaults, and
+:func:`require_honoured` which params this service cannot honour. ART pads every rollout to
+``rl.max_sequence_tokens`` and makes an optimizer step for each; docs/training.md compares it with
+our service. Importing this module imports trl.
 """
 
 import contextlib
@@ -35,17 +36,30 @@ LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 
 def require_honoured(config: RlConfig) -> None:
     """Raise ConfigError with every field of params that has a value which this service cannot honour."""
-    whole, loss = config.max_sequence_tokens, config.loss
+    whole = config.max_sequence_tokens
+    loss = config.loss
     needed: dict[str, tuple[object, object, str]] = {
-        "loss.aggregation": (loss.aggregation or ALGORITHMS[loss.algorithm].aggregation, "sequence_art", "ART's"),
+        "loss.aggregation": (
+            loss.aggregation or ALGORITHMS[loss.algorithm].aggregation,
+            "sequence_art",
+            "ART's",
+        ),
         "loss.unit_advantages": (loss.unit_advantages, True, "ART's"),
         "loss.dual_clip": (loss.dual_clip, None, "ART has none"),
         "loss.kl_loss": (loss.kl_loss, 0.0, "ART has none"),
         "loss.entropy_bonus": (loss.entropy_bonus, 0.0, "ART has none"),
-        "temperature": (config.temperature, 1.0, "ART's log-probabilities are those of temperature 1"),
+        "temperature": (
+            config.temperature,
+            1.0,
+            "ART's log-probabilities are those of temperature 1",
+        ),
         "minibatches": (config.minibatches, None, "one optimizer step per rollout"),
         "update_epochs": (config.update_epochs, 1, "ART trains once on a rollout"),
-        "max_batch_tokens": (config.max_batch_tokens, whole, "every rollout is padded to max_sequence_tokens"),
+        "max_batch_tokens": (
+            config.max_batch_tokens,
+            whole,
+            "every rollout is padded to max_sequence_tokens",
+        ),
         "gradient_checkpointing": (config.gradient_checkpointing, True, "Unsloth's own"),
         "dtype": (config.dtype, "bfloat16", "of base and products"),
         "optimizer.weight_decay": (config.optimizer.weight_decay, 0.1, "ART's"),
@@ -56,7 +70,11 @@ def require_honoured(config: RlConfig) -> None:
         "sampler.reasoning_parser": (config.sampler.reasoning_parser, None, "ART names none"),
         "sampler.tool_call_parser": (config.sampler.tool_call_parser, "hermes", "ART's"),
     }
-    wrong = [f"rl.{name}: {value} ({why})" for name, (given, value, why) in needed.items() if given != value]
+    wrong = [
+        f"rl.{name}: {value} ({why})"
+        for name, (given, value, why) in needed.items()
+        if given != value
+    ]
     if loss.algorithm not in ("grpo", "gspo"):
         wrong.append("rl.loss.algorithm: grpo or gspo (ART's)")
     if config.lora is None:
@@ -64,21 +82,28 @@ def require_honoured(config: RlConfig) -> None:
     if whole % config.logprob_chunk:
         wrong.append(f"rl.logprob_chunk: a divisor of max_sequence_tokens = {whole}")
     if wrong:
-        raise ConfigError(f"rl with service: unsloth needs {'; '.join(wrong)}. Set these, or service: own.")
+        raise ConfigError(
+            f"rl with service: unsloth needs {'; '.join(wrong)}. Set these, or service: own."
+        )
 
 
 def unsloth_settings(config: RlConfig, seed: int, folder: str) -> dev.InternalModelConfig:
     """Return all of ART's model settings: an adapter beside the 16-bit base, served by vLLM beside the same base.
 
-    The optimizer is ART's own paged 8-bit AdamW. ART's runtime drops arguments that are false: prefix caching is on,
-    and ``enforce_eager`` takes effect only if it is true. ``folder`` is where trl may write.
+    The optimizer is ART's own paged 8-bit AdamW. ART's runtime drops arguments that are false:
+    prefix caching is on, and ``enforce_eager`` takes effect only if it is true. ``folder`` is where
+    trl may write.
     """
     assert config.lora is not None, "checked by require_honoured"
     sampler = config.sampler
     return {
         **model_settings(config),
         "rollout_weights_mode": "lora",
-        "init_args": {"max_seq_length": config.max_sequence_tokens, "load_in_4bit": False, "random_state": seed},
+        "init_args": {
+            "max_seq_length": config.max_sequence_tokens,
+            "load_in_4bit": False,
+            "random_state": seed,
+        },
         "engine_args": {
             "max_model_len": config.max_sequence_tokens,
             "max_lora_rank": config.lora.rank,
@@ -122,13 +147,17 @@ def unsloth_settings(config: RlConfig, seed: int, folder: str) -> dev.InternalMo
 def make_unsloth_trainer(task: RlTask, config: RlConfig) -> ArtTrainer:
     """Return the trainer; raise ConfigError for params that it cannot honour."""
     require_honoured(config)
-    os.environ["IMPORT_UNSLOTH"] = "1"  # read by ART's child process, which must import unsloth before torch
+    # Read by ART's child process, which must import unsloth before torch
+    os.environ["IMPORT_UNSLOTH"] = "1"
     os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"  # it would call a hub
     settings = unsloth_settings(config, task.seed, str(task.scratch / "trl"))
 
     def make_service(model: TrainableModel[Any, Any], folder: str) -> SealingUnslothService:
-        # The settings are complete: ART's get_model_config (which imports Megatron to look up defaults) is not asked.
-        return SealingUnslothService(config, task.weights, model.name, model.base_model, settings, folder)
+        # The settings are complete: ART's get_model_config (which imports Megatron to look up
+        # defaults) is not asked.
+        return SealingUnslothService(
+            config, task.weights, model.name, model.base_model, settings, folder
+        )
 
     return ArtTrainer(task, config, make_service, settings)
 
@@ -137,10 +166,17 @@ class SealingUnslothService(UnslothService):
     """ART's service with our measures of an update, and with checkpoints that hold the optimizer and are sealed."""
 
     def __init__(
-        self, rl: RlConfig, weights: str, name: str, base: str, settings: dev.InternalModelConfig, folder: str
+        self,
+        rl: RlConfig,
+        weights: str,
+        name: str,
+        base: str,
+        settings: dev.InternalModelConfig,
+        folder: str,
     ) -> None:
         super().__init__(name, base, settings, folder)
-        self._rl, self._weights = rl, weights
+        self._rl = rl
+        self._weights = weights
 
     async def start_openai_server(self, config: dev.OpenAIServerConfig | None) -> tuple[str, int]:
         """Serve the newest policy; a resumed trainer gets its optimizer back."""
@@ -163,6 +199,7 @@ class SealingUnslothService(UnslothService):
         with memory_named(self._rl), measured(self._rl) as metrics:
             async for result in super().train(disk_packed_tensors, config, _config, verbose):
                 yield {**result, **metrics}
+
         self._state.save_optimizer_state(str(get_last_checkpoint_dir(self.output_dir)))
         self._seal_newest()
 
@@ -177,12 +214,13 @@ class SealingUnslothService(UnslothService):
 def measured(config: RlConfig) -> Iterator[dict[str, float]]:
     """Yield metrics that ART's training fills in while the block runs; it raises StalePolicyError.
 
-    ART scores all rollouts once before the first update of a step, and computes a loss per rollout. Both functions are
-    names of its module ``art.unsloth.train``, which are replaced for the block.
+    ART scores all rollouts once before the first update of a step, and computes a loss per rollout.
+    Both functions are names of its module ``art.unsloth.train``, which are replaced for the block.
     """
     metrics: dict[str, float] = {}
     module: Any = unsloth_train
-    score, compute_loss = module._precalculate_new_logprobs, module.loss_fn
+    score = module._precalculate_new_logprobs
+    compute_loss = module.loss_fn
 
     def score_and_compare(
         context: unsloth_train.UnslothTrainContext,
@@ -200,7 +238,9 @@ def measured(config: RlConfig) -> Iterator[dict[str, float]]:
 
         advantages_B = packed["advantages"].sum(dim=1)
         sampled_BS = packed["logprobs"].where(mask_BS, float("nan"))
-        compared = agreement(sampled_BS, trained_BS, reference_BS, advantages_B, config.loss, config.max_mismatch)
+        compared = agreement(
+            sampled_BS, trained_BS, reference_BS, advantages_B, config.loss, config.max_mismatch
+        )
         metrics.update(compared)
         metrics["kl"] = mean_kl(trained_BS[mask_BS], reference_BS[mask_BS])
         return trained_BS
@@ -208,11 +248,16 @@ def measured(config: RlConfig) -> Iterator[dict[str, float]]:
     def loss_and_clips(inputs: Any, new_logprobs: torch.Tensor, *rest: Any, **named: Any) -> Any:
         """Return what ART's function does, having counted what it clips."""
         mask_BS = shift_tensor(inputs["assistant_mask"], False)
-        metrics["loss/clip_fraction"] = float(clipped(inputs, new_logprobs.detach(), config.loss)[mask_BS].mean())
+        metrics["loss/clip_fraction"] = float(
+            clipped(inputs, new_logprobs.detach(), config.loss)[mask_BS].mean()
+        )
         return compute_loss(inputs, new_logprobs, *rest, **named)
 
-    module._precalculate_new_logprobs, module.loss_fn = score_and_compare, loss_and_clips
+    module._precalculate_new_logprobs = score_and_compare
+    module.loss_fn = loss_and_clips
+
     try:
         yield metrics
     finally:
-        module._precalculate_new_logprobs, module.loss_fn = score, compute_loss
+        module._precalculate_new_logprobs = score
+        module.loss_fn = compute_loss
