@@ -222,6 +222,11 @@ ASK = Command(
         "--temperature": ("0.5", "4", 0.5),
     },
 )
+ASK_ENDPOINT = Command(
+    "ask who? --profile multihoprag",
+    ASK.function,
+    {"--request": ("temperature=omit", "7.temperature", "omit")},
+)
 SCORE = Command(
     "score predictions.jsonl",
     "deepsearch_rl.commands.score.report_scores",
@@ -326,6 +331,7 @@ COMMANDS = (
     FRONTIER_OF_INDEX,
     FRONTIER_MEASURED,
     ASK,
+    ASK_ENDPOINT,
     SCORE,
     COMPARE,
     CONVERT,
