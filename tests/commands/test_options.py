@@ -223,7 +223,7 @@ ASK = Command(
     },
 )
 ASK_ENDPOINT = Command(
-    "ask who? --profile multihoprag",
+    "ask who? --model remote",
     ASK.function,
     {"--request": ("temperature=omit", "7.temperature", "omit")},
 )
@@ -388,6 +388,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / folder).mkdir()
         for name in ("corpus.jsonl", "questions.jsonl"):
             (tmp_path / folder / name).touch()
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / "endpoint.json").write_text("{}")
     (tmp_path / "index" / "dense").mkdir(parents=True)
     for name in ("vectors.npy", "more.npy", "queries.npy", "index/dense/vectors.npy"):
         np.save(tmp_path / name, np.eye(8, dtype=np.float32))
