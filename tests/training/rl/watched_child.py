@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.training.finite import NotFiniteError
 from deepsearch_rl.training.rl.heartbeat import Phase, begin, check_server, run_watched
 
 
@@ -30,6 +31,10 @@ def fail_as_a_server() -> None:
     raise EndpointError("vLLM ended with status 2.")
 
 
+def diverge() -> None:
+    raise NotFiniteError("the update was not applied: its loss is nan.")
+
+
 def lose_a_server() -> None:
     check_server("the policy's server", "http://127.0.0.1:9/health")
     begin("save", 0)
@@ -42,6 +47,7 @@ ACTIONS = {
     "refuse": refuse,
     "fail as a server": fail_as_a_server,
     "lose a server": lose_a_server,
+    "diverge": diverge,
 }
 
 
