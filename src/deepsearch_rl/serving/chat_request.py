@@ -197,8 +197,8 @@ class ChatCompletionRequest(_Wire):
 
     @property
     def may_call(self) -> bool:
-        """Whether tools are offered, and calls in the answer are taken for calls."""
-        return self.tool_choice != "none"
+        """Whether tools are offered, and calls in the answer are taken for calls; as in vLLM, without tools never."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def with_usage(self) -> bool:
