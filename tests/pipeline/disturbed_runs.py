@@ -38,7 +38,7 @@ MOMENTS = (0.1, 0.7)
 """The share of a stage's time after which it is disturbed; the end is left out, when nobody looks any more."""
 SHORTEST_S = 4.0
 """Stages that take less are not edited: they would be over."""
-ATTEMPTS = 3
+ATTEMPTS = 6
 STARTS_ANEW = "starts anew"
 REMOTE = "experiments"
 LIMIT_S = 900.0
