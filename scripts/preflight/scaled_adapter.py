@@ -4,8 +4,9 @@
 
 A few steps of RL change a model by less than two engines differ by rounding: a server that ignores
 such an adapter looks as right as one that applies it. SCALED is ADAPTER with its second factor
-times a power of two, MERGED the same model without an adapter. RESULT is a JSON file with that
-factor, and by how much the two models differ in nats a token.
+times a power of two, MERGED the same model without an adapter. Where RL kept its start, that factor
+is 0, and random numbers take its place. RESULT is a JSON file with the power, and by how much the
+two models differ in nats a token.
 """
 
 import shutil
@@ -31,14 +32,18 @@ LARGEST_EXPONENT = 26
 
 
 def enlarge(adapter: Path, scaled: Path, factor: float) -> None:
-    """Write the adapter with its factor B times ``factor``."""
+    """Write the adapter with its factor B, random numbers where that is 0, times ``factor``."""
     shutil.rmtree(scaled, ignore_errors=True)
     shutil.copytree(adapter, scaled)
     weights = load_file(adapter / ADAPTER_FILES[1])
-    for name in weights:
-        if ".lora_B." in name:
-            weights[name] = weights[name] * factor
+    generator = torch.Generator().manual_seed(0)
 
+    for name, weight in weights.items():
+        if ".lora_B." not in name:
+            continue
+        if not weight.any():
+            weight = 1e-3 * torch.randn(weight.shape, generator=generator).to(weight.dtype)
+        weights[name] = weight * factor
     save_file(weights, scaled / ADAPTER_FILES[1], metadata={"format": "pt"})
 
 
@@ -65,9 +70,7 @@ def make(
         if difference >= WANTED_NATS:
             break
     else:
-        raise CheckFailedError(
-            f"{adapter} changes nothing, however large it is made: RL did not train it."
-        )
+        raise CheckFailedError(f"{adapter} changes nothing, however large it is made.")
 
     model.merge_and_unload().save_pretrained(merged)
     complete_folder(start, merged, scaled)
