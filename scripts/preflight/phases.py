@@ -304,8 +304,12 @@ class Preflight:
         served: str = "base",
         merged: str = "base",
         overrides: Mapping[str, object] = MappingProxyType({}),
+        must_call: bool = True,
     ) -> Any:
-        """Serve one of the copy's models and return the figures of its answers, compared with the model ``merged``."""
+        """Serve one of the copy's models and return the figures of its answers, compared with the model ``merged``.
+
+        ``must_call``: the model has learnt to call the tool.
+        """
         project = self.project
         result = self.project.work / f"{name}.json"
         params = project.write_params(overrides, f"{name}.yaml")
@@ -313,7 +317,7 @@ class Preflight:
         project.run("serve", "scripts.preflight.serve_probe", *folders, result, params=params)
         probe = read_json(result)
 
-        if not any(answer["called"] for answer in probe["answers"]):
+        if must_call and not any(answer["called"] for answer in probe["answers"]):
             raise CheckFailedError(
                 f"the server parsed no tool call in {len(probe['answers'])} answers of a model that writes them; check "
                 f"serving's tool_call_parser and the model's chat template. The answers are in {result}."
@@ -397,7 +401,7 @@ class Preflight:
         merged = models / "scaled_merged"
         folders = [models / START, models / "rl_adapter" / START, scaled, merged]
         self.project.run("sft", "scripts.preflight.scaled_adapter", *folders, result)
-        probe = self._probe("adapter", scaled.name, merged.name)
+        probe = self._probe("adapter", scaled.name, merged.name, must_call=False)
         return {**serve_figures(probe), "adapter_nats": read_json(result)["difference"]}
 
     def evaluate(self) -> Figures:
