@@ -77,7 +77,7 @@ PROVOKED = {
     ),
     "spike": (
         spiked("grad_norm", 50),
-        [spiked("grad_norm", 3), spiked("loss", 0.01), log(grad_norm=(0.0, 0.0))],
+        [spiked("grad_norm", 3), spiked("loss", 50), log(grad_norm=(0.0, 0.0))],
     ),
 }
 
@@ -94,10 +94,9 @@ def test_an_alarm_is_given_by_its_run_alone(name: str) -> None:
         assert not alarms_at_end(good)
 
 
-@pytest.mark.parametrize("metric", ["grad_norm", "loss"])
-def test_a_spike_names_its_metric_and_both_sizes(metric: str) -> None:
-    reason = alarms_at_end(spiked(metric, 50))["spike"]
-    assert reason.startswith(f"{metric} is 27.5, usually 0.5")
+def test_a_spike_names_both_sizes() -> None:
+    reason = alarms_at_end(spiked("grad_norm", 50))["spike"]
+    assert reason.startswith("grad_norm is 27.5, usually 0.5")
 
 
 def test_a_short_run_gives_no_alarm_that_compares_with_its_start() -> None:

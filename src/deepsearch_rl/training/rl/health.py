@@ -28,7 +28,7 @@ AlarmName = Literal[
 WINDOW = 5
 """Steps of a mean."""
 SPIKE = 10.0
-"""Times the usual size of a loss or a gradient from which on it is a spike."""
+"""Times the usual norm of a gradient from which on it is a spike."""
 
 
 class Alarm(NamedTuple):
@@ -178,15 +178,15 @@ def _length_limit(steps: Sequence[TrainingStep]) -> str:
 
 
 def _spike(steps: Sequence[TrainingStep]) -> str:
-    for metric in ("grad_norm", "loss"):
-        sizes = [abs(step.metrics[metric]) for step in steps if metric in step.metrics]
-        if len(sizes) <= WINDOW or not steps or metric not in steps[-1].metrics:
-            continue
-        usual = median(sizes[:-1])
-        if sizes[-1] > SPIKE * usual > 0:
-            return f"{metric} is {sizes[-1]:.3g}, usually {usual:.3g}: look at this step's rollouts"
+    """The loss says nothing here: at a ratio of 1 it is about 0, whatever is learnt."""
+    norms = [step.metrics["grad_norm"] for step in steps if "grad_norm" in step.metrics]
+    if len(norms) <= WINDOW or "grad_norm" not in steps[-1].metrics:
+        return ""
 
-    return ""
+    usual = median(norms[:-1])
+    if not norms[-1] > SPIKE * usual > 0:
+        return ""
+    return f"grad_norm is {norms[-1]:.3g}, usually {usual:.3g}: look at this step's rollouts"
 
 
 ALARMS: Mapping[AlarmName, Callable[[Sequence[TrainingStep]], str]] = {
