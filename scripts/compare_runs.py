@@ -293,14 +293,7 @@ def compare_runs_command(
     _print_pairs("Settings that differ", comparison.params)
     digests = {name: (_short(one), _short(other)) for name, (one, other) in comparison.data.items()}
     _print_pairs("Data and weights that differ", digests)
-    paired = [row for row in comparison.f1 if row.difference]
-    corrected = dict(
-        zip(
-            map(id, paired),
-            holm([row.difference.p_value for row in paired if row.difference]),
-            strict=True,
-        )
-    )
+    corrected = iter(holm([row.difference.p_value for row in comparison.f1 if row.difference]))
     header = [
         "model",
         "questions",
@@ -311,7 +304,7 @@ def compare_runs_command(
         "p (Holm)",
         "n",
     ]
-    cells = [_f1_cells(row, corrected.get(id(row))) for row in comparison.f1]
+    cells = [_f1_cells(row, next(corrected) if row.difference else None) for row in comparison.f1]
     print_table("F1, first minus second, question by question", header, cells)
 
 

@@ -8,7 +8,6 @@ greedy answers of the start with its adapter.
 
 import sys
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from deepsearch_rl.files import write_json
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.training.merge import Answer, answer_logprobs, fixed_prompts, greedy_answers
+from scripts.preflight.logprobs import mean_difference
 
 PROMPTS = 4
 MAX_TOKENS = 24
@@ -36,12 +36,7 @@ def main() -> None:
     answers = [Answer(*pair) for pair in zip(prompts, written, strict=True)]
     ours = answer_logprobs(adapted, answers)
     theirs = answer_logprobs(whole.to(device), answers)
-    differences = [
-        abs(own - other)
-        for own_T, other_T in zip(ours, theirs, strict=True)
-        for own, other in zip(own_T, other_T, strict=True)
-    ]
-    write_json(Path(result), {"parity": fmean(differences)})
+    write_json(Path(result), {"parity": mean_difference(ours, theirs)})
 
 
 if __name__ == "__main__":

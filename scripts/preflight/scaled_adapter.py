@@ -24,6 +24,7 @@ from deepsearch_rl.files import write_json
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.training.merge import Answer, answer_logprobs, fixed_prompts, greedy_answers
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, complete_folder
+from scripts.preflight.logprobs import mean_difference
 
 PROMPTS = 4
 MAX_TOKENS = 24
@@ -59,14 +60,12 @@ def make(
         Answer(*pair)
         for pair in zip(prompts, greedy_answers(base, prompts, MAX_TOKENS), strict=True)
     ]
-    of_base = torch.tensor(flat(answer_logprobs(base, answers)))
+    of_base = answer_logprobs(base, answers)
 
     for exponent in range(0, LARGEST_EXPONENT, 2):
         enlarge(adapter, scaled, 2.0**exponent)
         model: Any = PeftModel.from_pretrained(load(start, dtype=dtype).to(device), scaled)
-        difference = float(
-            (torch.tensor(flat(answer_logprobs(model, answers))) - of_base).abs().mean()
-        )
+        difference = mean_difference(answer_logprobs(model, answers), of_base)
         if difference >= WANTED_NATS:
             break
     else:
@@ -75,11 +74,6 @@ def make(
     model.merge_and_unload().save_pretrained(merged)
     complete_folder(start, merged, scaled)
     return {"factor": 2.0**exponent, "difference": difference}
-
-
-def flat(rows: list[list[float]]) -> list[float]:
-    """Return the values of all rows, one after the other."""
-    return [value for row in rows for value in row]
 
 
 def main() -> None:

@@ -32,6 +32,8 @@ from deepsearch_rl.profile import Profile, load_profile
 from deepsearch_rl.records import Message, Question
 from deepsearch_rl.serving.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
+from deepsearch_rl.training import merge
+from scripts.preflight.logprobs import mean_difference
 
 PROMPTS = 8
 REQUESTS = 32
@@ -108,6 +110,7 @@ def probe(profile: Profile, folder: Path, merged: Path) -> Probe:
     system = {"role": "system", "content": load_prompt(profile.values["agent"]["prompt"])}
     prompts = [[system, {"role": "user", "content": question.question}] for question in questions]
     config = profile.section("serving", ServingConfig)
+    chat_format = load_chat_format(merged)
     started = time.monotonic()
 
     with serve_model(folder, config) as endpoint, ThreadPoolExecutor(REQUESTS) as pool:
@@ -120,12 +123,10 @@ def probe(profile: Profile, folder: Path, merged: Path) -> Probe:
         tokens = sum(len(answer.tokens) for answer in sampled)
         tokens_per_s = tokens / (time.monotonic() - started)
         pairs = [(prompts[n % PROMPTS], answer) for n, answer in enumerate([*answers, *sampled])]
-        returned = list(
-            pool.map(lambda pair: comes_back(endpoint, load_chat_format(merged), *pair), pairs)
-        )
+        returned = list(pool.map(lambda pair: comes_back(endpoint, chat_format, *pair), pairs))
 
     dtype = config.vllm.dtype if config.backend == "vllm" and config.vllm else "float32"
-    parity = _parity(merged, dtype, prompts, answers)
+    parity = _parity(merged, dtype, chat_format, prompts, answers)
     others = [
         answer.turn.content
         for (_, answer), same in zip(pairs, returned, strict=True)
@@ -173,24 +174,23 @@ def comes_back(
     ] == len(rendered)
 
 
-def _parity(folder: Path, dtype: str, prompts: Sequence[Any], answers: Sequence[Answer]) -> float:
+def _parity(
+    folder: Path,
+    dtype: str,
+    chat_format: ChatFormat,
+    prompts: Sequence[Any],
+    answers: Sequence[Answer],
+) -> float:
     """Return the mean difference of the server's log-probabilities from transformers'."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    chat_format = load_chat_format(folder)
-    differences = list[float]()
-
-    for messages, answer in zip(prompts, answers, strict=True):
-        prompt = chat_format.prompt_ids(messages, [RETRIEVE_TOOL])
-        tokens_S = torch.tensor([*prompt, *answer.tokens], device=model.device)
-        with torch.inference_mode():
-            logits_SV = model(input_ids=tokens_S[None, :-1]).logits[0].float()
-        logprobs_S = logits_SV.log_softmax(dim=-1).gather(1, tokens_S[1:, None])[
-            len(prompt) - 1 :, 0
-        ]
-        differences += (logprobs_S.cpu() - torch.tensor(answer.logprobs)).abs().tolist()
-
-    return sum(differences) / len(differences)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    written = [
+        merge.Answer(chat_format.prompt_ids(messages, [RETRIEVE_TOOL]), answer.tokens)
+        for messages, answer in zip(prompts, answers, strict=True)
+    ]
+    return mean_difference(
+        merge.answer_logprobs(model, written), [answer.logprobs for answer in answers]
+    )
 
 
 def main() -> None:

@@ -621,6 +621,20 @@ def test_an_answer_after_a_closed_thought_counts_also_where_the_limit_cut_what_f
     assert answer().answer == "Mary Moss"
 
 
+def score_ifeval(chat_server: Any, count: int, out: Path) -> None:
+    """Have so many generated prompts answered and scored."""
+    config = IfevalConfig(
+        prompts="generated",
+        count=count,
+        path=None,
+        max_tokens=64,
+        concurrency=1,
+        timeout_s=10,
+        retries=1,
+    )
+    evaluate_ifeval("m", chat_server.endpoint, config, generated_prompts(count), 1, out)
+
+
 @pytest.mark.parametrize(
     ("content", "response"),
     [
@@ -635,16 +649,7 @@ def test_ifeval_scores_what_was_said_as_the_agent_reads_it(
     chat_server: Any, tmp_path: Path, content: str, response: str
 ) -> None:
     chat_server.says(content)
-    config = IfevalConfig(
-        prompts="generated",
-        count=1,
-        path=None,
-        max_tokens=64,
-        concurrency=1,
-        timeout_s=10,
-        retries=1,
-    )
-    evaluate_ifeval("m", chat_server.endpoint, config, generated_prompts(1), 1, tmp_path / "ifeval")
+    score_ifeval(chat_server, 1, tmp_path / "ifeval")
     [row] = read_jsonl(tmp_path / "ifeval/responses.jsonl", IfevalResponse)
     assert row.response == response
 
@@ -660,16 +665,7 @@ def test_ifeval_warns_of_responses_that_are_thoughts_alone(
     chat_server.script.append(
         reply({"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"})
     )
-    config = IfevalConfig(
-        prompts="generated",
-        count=2,
-        path=None,
-        max_tokens=64,
-        concurrency=1,
-        timeout_s=10,
-        retries=1,
-    )
-    evaluate_ifeval("m", chat_server.endpoint, config, generated_prompts(2), 1, tmp_path / "ifeval")
+    score_ifeval(chat_server, 2, tmp_path / "ifeval")
     assert "2 of 2 responses are a thought without a text" in caplog.text
     assert "--reasoning-parser" in caplog.text
 

@@ -368,6 +368,16 @@ def run(*arguments: object) -> str:
     return result.stdout
 
 
+BM25_ALONE = ("--stored-weights", "--draws", 0, "--retriever", "bm25")
+"""Options of `retrieve eval`."""
+
+
+def measured(index: Path, questions: Path) -> dict[str, Any]:
+    """Return what `retrieve eval` says of BM25 on questions."""
+    files = ("--index", index, "--questions", questions)
+    return json.loads(run("retrieve", "eval", *BM25_ALONE, *files, "--json"))
+
+
 def test_gold_that_the_corpus_does_not_have_is_counted_and_listed_with_the_nearest(
     tmp_path: Path, index: Path
 ) -> None:
@@ -378,25 +388,13 @@ def test_gold_that_the_corpus_does_not_have_is_counted_and_listed_with_the_neare
         QUESTION | {"id": "3", "supporting_titles": ["Somebody Else"]},
     ]
     path = write(tmp_path / "q.jsonl", *lines)
-    options = (
-        "--index",
-        index,
-        "--questions",
-        path,
-        "--stored-weights",
-        "--draws",
-        0,
-        "--retriever",
-        "bm25",
-    )
-    missing = json.loads(run("retrieve", "eval", *options, "--json"))["missing_gold"]
+    missing = measured(index, path)["missing_gold"]
     assert (missing["documents"], missing["missing"]) == (5, 3)
     assert [(each["name"], each["nearest"]) for each in missing["listed"]] == [
         ("Waters", "Water"), ("Somebody Else", None), ("9", None),
     ]  # fmt: skip
-    assert "3 of 5 gold documents are not in the corpus: 'Waters' (nearest: 'Water')" in run(
-        "retrieve", "eval", *options
-    )
+    printed = run("retrieve", "eval", *BM25_ALONE, "--index", index, "--questions", path)
+    assert "3 of 5 gold documents are not in the corpus: 'Waters' (nearest: 'Water')" in printed
 
 
 # --- Official files, FlashRAG's question files, training rows ---
@@ -537,18 +535,7 @@ def test_flashrags_question_files_are_taken_wherever_questions_are(
         lines.writelines(json.dumps(FLASHRAG | {"id": number}) + "\n" for number in range(6))
     run("trajectories", "convert", path, tmp_path / "out.jsonl", "--to", "rlinf")
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 6
-    options = (
-        "--index",
-        index,
-        "--questions",
-        path,
-        "--stored-weights",
-        "--draws",
-        0,
-        "--retriever",
-        "bm25",
-    )
-    scores = json.loads(run("retrieve", "eval", *options, "--json"))
+    scores = measured(index, path)
     assert (scores["questions"], scores["scores"]["bm25"]["mrr@10"]["mean"]) == (6, 1.0)
     passages = index.with_name("passages.jsonl")
     built = run(
