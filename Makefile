@@ -52,7 +52,7 @@ multihoprag: environment  ##run an API's model on MultiHop-RAG; OPENAI_BASE_URL,
 	@$(BIN)/deepsearch table multihoprag
 
 multihoprag-stages:
-	@$(BIN)/python -m deepsearch_rl.project_state
+	@$(BIN)/python -m deepsearch_rl.project.state
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
@@ -63,7 +63,7 @@ optimize-prompt: environment  ##run a better prompt for that model, by GEPA, and
 	@$(BIN)/deepsearch table multihoprag
 
 optimize-prompt-stages:
-	@$(BIN)/python -m deepsearch_rl.project_state
+	@$(BIN)/python -m deepsearch_rl.project.state
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:optimize_prompt@api
 	@$(BIN)/python -m scripts.optimized_prompt multihoprag api
@@ -77,7 +77,7 @@ rft: environment  ##run ROUNDS (2) of rejection sampling: SFT on the model's own
 	@$(TURN) $(PROFILE) "make $@ PROFILE=$(PROFILE)" $(MAKE) --no-print-directory rft-rounds
 
 rft-rounds:
-	@$(BIN)/python -m deepsearch_rl.project_state
+	@$(BIN)/python -m deepsearch_rl.project.state
 	@from=models/$(PROFILE)/base; for round in $$(seq $(or $(ROUNDS),2)); do \
 	  $(BIN)/python flows/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.self.model=$$from || exit 1; \
 	  from=models/$(PROFILE)/rft/$$round; mkdir -p $$from && rm -r $$from && cp -r models/$(PROFILE)/sft $$from || exit 1; \

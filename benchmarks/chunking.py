@@ -33,13 +33,13 @@ from benchmarks.measure import (
     timed,
 )
 from benchmarks.ranking import FIELDED, index_config
-from deepsearch_rl.corpora.chunking import CHUNKERS, chunk_corpora, cut_documents
-from deepsearch_rl.corpora.token_counts import HfCounter, TokenCounter, WordCounter
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Document, Question
-from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.quality import measure, with_gold
-from deepsearch_rl.retrieval.searcher import open_index
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import Document, Question
+from deepsearch_rl.corpora.chunking.chunking import CHUNKERS, chunk_corpora, cut_documents
+from deepsearch_rl.corpora.chunking.token_counts import HfCounter, TokenCounter, WordCounter
+from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.retrieval.search.quality import measure, with_gold
+from deepsearch_rl.retrieval.search.searcher import open_index
 
 CHUNK_SIZES = (256, 128)
 """Tokens; speed is measured with the first."""

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.data import make_trajectory, row_key
 from benchmarks.measure import parse_options, publish, restart_peak, status_kb
+from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.evaluation.scoring.score import build_row
-from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.trajectories.collect import collect
+from deepsearch_rl.trajectories.collecting.collect import collect
 
 CONCURRENCY = 30
 SAMPLE = 1000

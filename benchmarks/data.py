@@ -9,10 +9,8 @@ from typing import Any
 
 import yaml
 
-from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
-from deepsearch_rl.evaluation.scoring.f1_row import RowKey
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import (
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import (
     Chunk,
     ChunkMetadata,
     Document,
@@ -24,8 +22,10 @@ from deepsearch_rl.records import (
     ToolCall,
     Trajectory,
 )
-from deepsearch_rl.retrieval.build import IndexSection, build_index
-from deepsearch_rl.retrieval.manifest import IndexConfig, read_manifest
+from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
+from deepsearch_rl.evaluation.scoring.f1_row import RowKey
+from deepsearch_rl.retrieval.build.build import IndexSection, build_index
+from deepsearch_rl.retrieval.search.manifest import IndexConfig, read_manifest
 
 DATA = Path("../shared/data")
 WORK = Path("work/benchmarks")

@@ -26,7 +26,7 @@ from benchmarks import data
 from benchmarks import hostile_requests as requests
 from benchmarks.measure import parse_options, publish
 from benchmarks.servers import ServerProcess, running_server
-from deepsearch_rl.processes import LOOPBACK
+from deepsearch_rl.core.processes import LOOPBACK
 
 MAX_GROWTH_MB = 50
 CONNECTIONS = 32

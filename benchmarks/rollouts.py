@@ -52,13 +52,13 @@ from benchmarks.measure import (
 )
 from benchmarks.servers import ServerProcess, running_server, spare_core
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.endpoint import NO_KEY, Endpoint
-from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.processes import LOOPBACK
-from deepsearch_rl.records import Question
+from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.core.processes import LOOPBACK
+from deepsearch_rl.core.records import Question
+from deepsearch_rl.endpoints.endpoint import NO_KEY, Endpoint
 from deepsearch_rl.retrieval.server.launch import listen
-from deepsearch_rl.trajectories.collect import collect
+from deepsearch_rl.trajectories.collecting.collect import collect
 
 MODEL = "scripted"
 ANSWER = "Vienna"

@@ -29,8 +29,8 @@ import psutil
 import uvloop
 
 from benchmarks.measure import status_kb
-from deepsearch_rl import processes
-from deepsearch_rl.processes import LOOPBACK, free_port
+from deepsearch_rl.core import processes
+from deepsearch_rl.core.processes import LOOPBACK, free_port
 
 STARTUP_TIMEOUT_S = 180
 GRACE_S = 30

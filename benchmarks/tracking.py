@@ -15,12 +15,12 @@ from pathlib import Path
 
 from benchmarks.data import make_trajectory, row_key
 from benchmarks.measure import parse_options, publish, size_mb, timed
-from deepsearch_rl.evaluation.report.table_files import write_table
-from deepsearch_rl.evaluation.report.tables import build_table
+from deepsearch_rl.core.files import write_json, write_jsonl
+from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, RowKey
 from deepsearch_rl.evaluation.scoring.score import build_row
-from deepsearch_rl.files import write_json, write_jsonl
-from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.evaluation.tables.table_files import write_table
+from deepsearch_rl.evaluation.tables.tables import build_table
 from deepsearch_rl.tracking.bundle import Provenance, Results, TrackConfig, build_bundle
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.store import connected

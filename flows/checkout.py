@@ -19,35 +19,35 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.utils.flatten import flatten
 
-from deepsearch_rl.copies import CHECKOUTS
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.files import atomic_directory, atomic_file, sha256_json
-from deepsearch_rl.profile import PARAMS, dvc_file, find_profile, read_values
-from deepsearch_rl.project_state import require_git
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.files import atomic_directory, atomic_file, sha256_json
+from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile, read_values
+from deepsearch_rl.project.copies import CHECKOUTS
+from deepsearch_rl.project.state import require_git
 from flows.dvc.__main__ import modify_yaml_at_once
 
 SECTIONS = {
     "agent": "deepsearch_rl.agent.config:AgentConfig",
-    "chunk": "deepsearch_rl.corpora.chunking:ChunkConfig",
-    "download": "deepsearch_rl.corpora.download:DownloadConfig",
-    "evaluate": "deepsearch_rl.evaluation.plan:EvaluateConfig",
-    "filter": "deepsearch_rl.trajectories.training_set:FilterConfig",
+    "chunk": "deepsearch_rl.corpora.chunking.chunking:ChunkConfig",
+    "download": "deepsearch_rl.corpora.download.download:DownloadConfig",
+    "evaluate": "deepsearch_rl.evaluation.models.plan:EvaluateConfig",
+    "filter": "deepsearch_rl.trajectories.rows.training_set:FilterConfig",
     "flow": "flows.stage_run:FlowConfig",
-    "ifeval": "deepsearch_rl.evaluation.ifeval:IfevalConfig",
-    "index": "deepsearch_rl.retrieval.build:IndexSection",
-    "merge": "deepsearch_rl.training.merge:MergeConfig",
-    "optimize_prompt": "deepsearch_rl.training.prompt_search:OptimizePromptConfig",
+    "ifeval": "deepsearch_rl.evaluation.ifeval.ifeval:IfevalConfig",
+    "index": "deepsearch_rl.retrieval.build.build:IndexSection",
+    "merge": "deepsearch_rl.training.merging.merge:MergeConfig",
+    "optimize_prompt": "deepsearch_rl.training.prompt_search.prompt_search:OptimizePromptConfig",
     "prepare_model": "deepsearch_rl.training.pretrain.prepare:PrepareModelConfig",
     "report": "deepsearch_rl.evaluation.report.write_report:ReportConfig",
     "requires": "deepsearch_rl.commands.doctor:Requirements",
     "retrieval": "deepsearch_rl.retrieval.server.config:RetrievalConfig",
     "rl": "deepsearch_rl.training.rl.trainer:RlConfig",
     "serving": "deepsearch_rl.serving.launch:ServingConfig",
-    "sft": "deepsearch_rl.training.sft:SftConfig",
-    "synthesize": "deepsearch_rl.trajectories.synthesize:SynthesizeConfig",
+    "sft": "deepsearch_rl.training.sft.train:SftConfig",
+    "synthesize": "deepsearch_rl.trajectories.synthesis.synthesize:SynthesizeConfig",
     "track": "deepsearch_rl.tracking.bundle:TrackConfig",
     "trained": "deepsearch_rl.evaluation.report.write_report:TrainedConfig",
-    "unsloth_merge": "deepsearch_rl.training.merge:AdapterMergeConfig",
+    "unsloth_merge": "deepsearch_rl.training.merging.merge:AdapterMergeConfig",
 }
 """Section of params.yaml -> its config, imported only when a run changes the section: some load torch."""
 

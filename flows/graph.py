@@ -14,9 +14,9 @@ from dvc.repo import Repo, lock_repo
 from dvc.repo.graph import build_graph
 from dvc.stage import PipelineStage
 
-from deepsearch_rl.dvc_lock import LOCK_FILES, blocking_pids, wait_for_users
-from deepsearch_rl.errors import ConfigError, UnknownNameError
-from deepsearch_rl.profile import dvc_file, require_profile
+from deepsearch_rl.core.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.profile import dvc_file, require_profile
+from deepsearch_rl.project.dvc_lock import LOCK_FILES, blocking_pids, wait_for_users
 from flows.locks import say_waiting
 
 _LOG = logging.getLogger(__name__)

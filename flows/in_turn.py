@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.profile import require_profile
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.profile import require_profile
 from flows.dvc_calls import CANCELLED_STATUS, find_foreign_run
 from flows.locks import take_run_lock
 

@@ -35,8 +35,8 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Crashed
 
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.processes import Server, is_healthy
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.processes import Server, is_healthy
 
 ATTEMPTS = 10
 POLL_S = 10.0

@@ -17,10 +17,10 @@ from logging import LoggerAdapter
 from pathlib import Path
 
 from deepsearch_rl.commands.summary import latest_runs
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.processes import ProcessGuard
-from deepsearch_rl.profile import require_profile
-from deepsearch_rl.project_state import require_sound_project
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.processes import ProcessGuard
+from deepsearch_rl.core.profile import require_profile
+from deepsearch_rl.project.state import require_sound_project
 from flows.dvc_calls import find_foreign_run
 from flows.graph import Stage, read_graph, select
 from flows.locks import run_held
@@ -38,7 +38,7 @@ def repro(
 
     Raises:
         DeepsearchError: an unknown name, a stage that failed, or a project that cannot run now
-            (:mod:`deepsearch_rl.project_state`).
+            (:mod:`deepsearch_rl.project.state`).
     """
     root = Path.cwd()
     require_profile(root, profile)

@@ -33,9 +33,9 @@ from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from deepsearch_rl.commands.summary import latest_runs, read_table
-from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError, EndpointError
-from deepsearch_rl.processes import ProcessGuard
-from deepsearch_rl.project_state import require_sound_project
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, DeepsearchError, EndpointError
+from deepsearch_rl.core.processes import ProcessGuard
+from deepsearch_rl.project.state import require_sound_project
 from flows.checkout import (
     check_experiment_is_new,
     check_experiment_name,
@@ -117,7 +117,7 @@ def reproduce(
 
     Raises:
         DeepsearchError: an unknown name, a stage that failed, or a project that cannot run now
-            (:mod:`deepsearch_rl.project_state`).
+            (:mod:`deepsearch_rl.project.state`).
     """
     project = project_folder()
     logger = get_run_logger()

@@ -34,9 +34,9 @@ from dvc.repo.reproduce import reproduce
 from dvc.stage import PipelineStage
 from dvc.stage.cache import RunCacheNotFoundError
 
-from deepsearch_rl.dvc_lock import repair_dvc_locks
-from deepsearch_rl.errors import ConfigError, DeepsearchError
-from deepsearch_rl.profile import PARAMS, dvc_file, require_profile
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError
+from deepsearch_rl.core.profile import PARAMS, dvc_file, require_profile
+from deepsearch_rl.project.dvc_lock import repair_dvc_locks
 from flows.dvc_calls import find_foreign_run
 from flows.graph import read_graph
 from flows.locks import run_held

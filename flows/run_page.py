@@ -11,8 +11,8 @@ from typing import Any
 
 from prefect.client.schemas.objects import State
 
+from deepsearch_rl.core.files import read_json
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
-from deepsearch_rl.files import read_json
 from flows.graph import Graph, Stage
 
 KEY_FIGURES = {

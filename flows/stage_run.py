@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import Field
 
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.processes import ProcessGuard, stream_lines
-from deepsearch_rl.profile import find_profile
-from deepsearch_rl.records import Record
-from deepsearch_rl.redaction import environment_secrets, redact
-from deepsearch_rl.retries import retry
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.processes import ProcessGuard, stream_lines
+from deepsearch_rl.core.profile import find_profile
+from deepsearch_rl.core.records import Record
+from deepsearch_rl.core.redaction import environment_secrets, redact
+from deepsearch_rl.core.retries import retry
 from flows.graph import Stage
 from flows.locks import gpu_lock, held
 

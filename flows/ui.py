@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.files import sha256_json
-from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server, free_port
-from deepsearch_rl.profile import find_profile, profile_names
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.files import sha256_json
+from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, Server, free_port
+from deepsearch_rl.core.profile import find_profile, profile_names
 from deepsearch_rl.tracking.local_store import ARTIFACTS, follow_folder, local_store
 from flows.recovery import kept_running
 from flows.server import ROOT, START_TIMEOUT_S, prefect_api, require_login, start_server

@@ -5,7 +5,7 @@ import sys
 
 from art import vllm_runtime
 
-from deepsearch_rl.errors import UnavailableError
+from deepsearch_rl.core.errors import UnavailableError
 
 
 def install_runtime() -> None:

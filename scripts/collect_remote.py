@@ -18,7 +18,7 @@ from dvc_data.hashfile.hash_info import HashInfo
 from dvc_data.hashfile.tree import Tree
 from dvc_objects.errors import ObjectFormatError
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, DeepsearchError
 
 DIRECTORY = ".dir"
 

@@ -25,17 +25,17 @@ from typer import Option
 from deepsearch_rl.commands.score import AsJson, ComparisonDraws, Seed
 from deepsearch_rl.commands.summary import STORE_HELP
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.errors import ArtifactError, CheckFailedError, DeepsearchError
-from deepsearch_rl.evaluation.report.holm import holm
-from deepsearch_rl.evaluation.report.tables import Figures
+from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, DeepsearchError
+from deepsearch_rl.core.files import read_record
+from deepsearch_rl.core.profile import dvc_file, require_profile
+from deepsearch_rl.core.records import Record
 from deepsearch_rl.evaluation.scoring.score import (
     PairedDifference,
     QuestionScores,
     paired_differences,
 )
-from deepsearch_rl.files import read_record
-from deepsearch_rl.profile import dvc_file, require_profile
-from deepsearch_rl.records import Record
+from deepsearch_rl.evaluation.tables.holm import holm
+from deepsearch_rl.evaluation.tables.tables import Figures
 from deepsearch_rl.tracking.bundle import BUNDLE, FILES, PARAMS, QUESTION_F1, Bundle
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.store import connected, public_uri

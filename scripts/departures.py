@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, JsonValue
 
-from deepsearch_rl.errors import ConfigError, DeepsearchError
-from deepsearch_rl.files import atomic_file
-from deepsearch_rl.profile import PARAMS, Profile, load_profile, read_values
-from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError
+from deepsearch_rl.core.files import atomic_file
+from deepsearch_rl.core.profile import PARAMS, Profile, load_profile, read_values
+from deepsearch_rl.core.records import NonEmpty, Record
 from scripts.imports import ROOT
 from scripts.markers import with_part
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.profile import PARAMS, read_values
+from deepsearch_rl.core.profile import PARAMS, read_values
 from scripts.imports import ROOT, closure, programs_in
 from scripts.packages import PACKAGES_FILE, packages_text
 

@@ -24,8 +24,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from deepsearch_rl.errors import ConfigError, DeepsearchError
-from deepsearch_rl.profile import PARAMS, dvc_file, find_profile
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError
+from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile
 
 MAX_WIDTH = 119
 ABSENT = "-"

@@ -15,44 +15,20 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from deepsearch_rl import cli
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.evaluation.report.table_files import CSV_COLUMNS
-from deepsearch_rl.records import StopReason
-from deepsearch_rl.training.rl.rewards import REWARDS
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.records import StopReason
+from deepsearch_rl.evaluation.tables.table_files import CSV_COLUMNS
+from deepsearch_rl.training.rewards.rewards import REWARDS
 from scripts import departures, file_tree, readme
 from scripts.documents import all_code, anchors, documents, numbered_lines
 from scripts.imports import ROOT, parse
 from scripts.markers import with_part
 
-FOUNDATION = (
-    *(
-        "answers",
-        "copies",
-        "dvc_cache",
-        "dvc_lock",
-        "errors",
-        "files",
-        "frames",
-        "installed",
-        "locked",
-        "loopback",
-    ),
-    *(
-        "presets",
-        "processes",
-        "profile",
-        "progress",
-        "project_state",
-        "rate_limits",
-        "records",
-        "redaction",
-        "retries",
-    ),
-    *("scratch", "stage_graph", "stage_state"),
-)
-"""The modules beside the packages of ``deepsearch_rl``."""
 LAYERS = (
-    FOUNDATION,
+    ("core", "presets", "prompts"),
+    ("project",),
+    ("conversation",),
+    ("endpoints",),
     ("corpora",),
     ("retrieval",),
     ("agent",),

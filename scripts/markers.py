@@ -1,6 +1,6 @@
 """The parts of a document that a script writes: what stands between two HTML comments, which no renderer shows."""
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.core.errors import ArtifactError
 
 
 def with_part(text: str, name: str, part: str) -> str:

@@ -7,7 +7,7 @@
 
 import argparse
 
-from deepsearch_rl.profile import PARAMS, dvc_file, find_profile
+from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile
 from flows.dvc.__main__ import modify_yaml_at_once
 from scripts import deps
 from scripts.imports import ROOT

@@ -29,9 +29,9 @@ import yaml
 from packaging.utils import canonicalize_name
 
 from deepsearch_rl.commands.doctor import DISTRIBUTIONS
-from deepsearch_rl.installed import EITHER, PackageVersions
-from deepsearch_rl.locked import Versions, locked_versions
-from deepsearch_rl.profile import PARAMS, read_values
+from deepsearch_rl.core.installed import EITHER, PackageVersions
+from deepsearch_rl.core.profile import PARAMS, read_values
+from deepsearch_rl.project.locked import Versions, locked_versions
 from scripts.imports import PACKAGES, ROOT, closure, imported_names, parse, programs_in
 
 PACKAGES_FILE = "packages.json"

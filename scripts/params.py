@@ -22,10 +22,10 @@ from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from deepsearch_rl.errors import ConfigError, DeepsearchError
-from deepsearch_rl.files import sha256_json
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError
+from deepsearch_rl.core.files import sha256_json
+from deepsearch_rl.core.profile import PARAMS, read_values
 from deepsearch_rl.presets import preset_file
-from deepsearch_rl.profile import PARAMS, read_values
 from scripts.imports import ROOT
 
 _SECTION = re.compile(

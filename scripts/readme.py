@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.evaluation.report.table_files import score_text, signed
-from deepsearch_rl.evaluation.report.tables import Comparison, F1Table
-from deepsearch_rl.files import atomic_file, read_record
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.files import atomic_file, read_record
+from deepsearch_rl.evaluation.tables.table_files import score_text, signed
+from deepsearch_rl.evaluation.tables.tables import Comparison, F1Table
 from scripts.markers import with_part
 
 NAME = "results"

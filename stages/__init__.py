@@ -9,7 +9,7 @@ STARTED = time.time()
 """When this process began to load the stage's modules, in seconds since 1970."""
 
 # Set before a stage imports any library that reads them. A stage shows its progress by
-# deepsearch_rl.progress, and the libraries' own bars would be written over it.
+# deepsearch_rl.core.progress, and the libraries' own bars would be written over it.
 for _name, _value in {
     "TQDM_DISABLE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -6,10 +6,10 @@ they were started from. The variables come from, in this order: the process's ow
 ``.env`` of the project (each user's, not in git), and ``project.env`` beside this file; Prefect's
 database is in ``.prefect`` and MLflow's in ``mlruns`` of the project, also for a copy of the
 project inside it. Where the shell names a proxy, this machine's own addresses are kept from it
-(``src/deepsearch_rl/loopback.py``). Outside of the project's folder no variable is set.
+(``src/deepsearch_rl/project/loopback.py``). Outside of the project's folder no variable is set.
 
 The Python that runs `dvc repro --force`, or `dvc exp run --force`, tells the stages that they begin
-from nothing: DVC itself does not (``DEEPSEARCH_RESUME``, read by ``stages/entry.py``; set to 1 by
+from nothing: DVC itself does not (``DEEPSEARCH_RESUME``, read by ``stages/running/entry.py``; set to 1 by
 hand, a forced stage resumes).
 
 Modules come from the project first, then from its environment, and from folders of a foreign
@@ -25,7 +25,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib takes 10 ms to load
 ENV_FILE_NAMES = "DEEPSEARCH_ENV_FILE_NAMES"
-"""Names that ``.env`` sets, for deepsearch_rl.redaction: what looks like a key among their values reaches no log."""
+"""Names that ``.env`` sets, for core/redaction.py: what looks like a key among their values reaches no log."""
 WARNED = "DEEPSEARCH_ENV_WARNED"
 """Set where a process has named the unreadable lines of ``.env``, so that those that it starts do not."""
 
@@ -174,7 +174,7 @@ def apply() -> None:
 
 def spare_loopback() -> None:
     """Keep this machine's own addresses from any proxy; the package's function, from its file of this revision."""
-    path = os.path.join(ROOT, "src", "deepsearch_rl", "loopback.py")  # noqa: PTH118
+    path = os.path.join(ROOT, "src", "deepsearch_rl", "project", "loopback.py")  # noqa: PTH118
     if not os.path.exists(path):  # noqa: PTH110
         return
     names: dict[str, object] = {"__name__": "loopback"}

@@ -1,10 +1,10 @@
 """Choose the teacher's good trajectories and convert them to training rows."""
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import look_up
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.trajectories.training_set import FilterConfig, build_training_set
-from stages.entry import run
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.trajectories.rows.training_set import FilterConfig, build_training_set
+from stages.running.entry import run
 
 
 def main(profile: Profile) -> None:

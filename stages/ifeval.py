@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from deepsearch_rl.errors import look_up
-from deepsearch_rl.evaluation.ifeval import IfevalConfig, evaluate_ifeval, load_prompts
-from deepsearch_rl.profile import Profile
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.evaluation.ifeval.ifeval import IfevalConfig, evaluate_ifeval, load_prompts
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
-from stages.entry import run
+from stages.running.entry import run
 
 
 def main(profile: Profile, item: str) -> None:

@@ -1,13 +1,17 @@
 """Build BM25 and dense indexes over every corpus's chunks and measure them against the gold evidence."""
 
-from deepsearch_rl.corpora.chunking import ChunkConfig
-from deepsearch_rl.files import write_json
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import RetrievalReport
-from deepsearch_rl.retrieval.build import IndexSection, build_indexes
-from deepsearch_rl.retrieval.quality import DatasetConfig, measure_datasets, training_questions
-from deepsearch_rl.scratch import Scratch
-from stages.entry import run
+from deepsearch_rl.core.files import write_json
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import RetrievalReport
+from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.corpora.chunking.chunking import ChunkConfig
+from deepsearch_rl.retrieval.build.build import IndexSection, build_indexes
+from deepsearch_rl.retrieval.search.quality import (
+    DatasetConfig,
+    measure_datasets,
+    training_questions,
+)
+from stages.running.entry import run
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

@@ -1,12 +1,12 @@
 """prepare_model: the base model, trained from scratch (tiny) or a hub snapshot at a pinned revision (gpu)."""
 
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.scratch import Scratch
-from deepsearch_rl.stage_graph import require_data
-from deepsearch_rl.training.curves import recorded_curve
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.core.stage_graph import require_data
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, prepare_model
-from stages.entry import ROOT, run
-from stages.followed import followed
+from deepsearch_rl.training.runs.curves import recorded_curve
+from stages.running.entry import ROOT, run
+from stages.running.followed import followed
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import sha256_json
-from deepsearch_rl.profile import PARAMS
-from deepsearch_rl.project_state import require_git
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.files import sha256_json
+from deepsearch_rl.core.profile import PARAMS
+from deepsearch_rl.project.state import require_git
 from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance
 from deepsearch_rl.tracking.run_names import (
     CHANGES_TAG,

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.evaluation.report.write_report import (
     ReportConfig,
     Sources,
     TrainedConfig,
     write_report,
 )
-from deepsearch_rl.profile import Profile
-from stages.entry import run
+from stages.running.entry import run
 
 
 def main(profile: Profile) -> None:

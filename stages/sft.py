@@ -1,11 +1,11 @@
 """sft: a LoRA on the teacher's successful trajectories, trained by ms-swift."""
 
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.scratch import Scratch
-from deepsearch_rl.training.curves import recorded_curve
-from deepsearch_rl.training.sft import SftConfig, train_adapter
-from stages.entry import run
-from stages.followed import followed
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.training.runs.curves import recorded_curve
+from deepsearch_rl.training.sft.train import SftConfig, train_adapter
+from stages.running.entry import run
+from stages.running.followed import followed
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

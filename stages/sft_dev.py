@@ -1,15 +1,15 @@
 """Choose SFT's checkpoint by rollouts on dev questions: the end of the stage `sft` where `sft.checkpoint` is `dev`."""
 
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.scratch import Scratch
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.serving.launch import ServingConfig
-from deepsearch_rl.training.curves import recorded_curve
-from deepsearch_rl.training.sft import SftConfig
-from deepsearch_rl.training.sft_dev import DevRollouts, choose_on_dev
-from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
-from stages.entry import run
-from stages.followed import followed
+from deepsearch_rl.training.runs.curves import recorded_curve
+from deepsearch_rl.training.sft.dev import DevRollouts, choose_on_dev
+from deepsearch_rl.training.sft.train import SftConfig
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
+from stages.running.entry import run
+from stages.running.followed import followed
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

@@ -1,10 +1,14 @@
 """Let the teacher answer the training questions."""
 
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.scratch import Scratch
-from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
-from deepsearch_rl.trajectories.synthesize import ServedTeacher, SynthesizeConfig, synthesize
-from stages.entry import run
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
+from deepsearch_rl.trajectories.synthesis.synthesize import (
+    ServedTeacher,
+    SynthesizeConfig,
+    synthesize,
+)
+from stages.running.entry import run
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.scratch import Scratch
+from deepsearch_rl.conversation.trained_with import require_trained_with, served_with
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.serving.adapters import digest_weights, tokenizer_folder
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
-from deepsearch_rl.serving.trained_with import require_trained_with, served_with
-from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
-from stages.entry import run
+from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig
+from stages.running.entry import run
 from stages.synthesize import answer
 
 

@@ -9,17 +9,17 @@ import logging
 import os
 from pathlib import Path
 
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.evaluation.report.tables import F1Table
-from deepsearch_rl.files import read_record, write_json
-from deepsearch_rl.profile import Profile
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.files import read_record, write_json
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.evaluation.tables.tables import F1Table
 from deepsearch_rl.tracking.bundle import Results, TrackConfig, build_bundle
 from deepsearch_rl.tracking.live import LiveFigures, waiting
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.outbox import outbox_folder
 from deepsearch_rl.tracking.upload import FailedUpload, put_into_outbox, upload_all
-from stages.entry import run
 from stages.provenance import read_provenance
+from stages.running.entry import run
 
 TRAIN_LOGS = {
     "base": "base",

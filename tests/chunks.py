@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.core.records import Chunk, ChunkMetadata
 
 
 def make_chunk(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.training.pretrain.model import ModelConfig, build_model, world_tokenizer
 
 CONTEXT_TOKENS = 512

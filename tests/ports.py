@@ -10,7 +10,7 @@ import itertools
 import socket
 from collections.abc import Iterator
 
-from deepsearch_rl import processes
+from deepsearch_rl.core import processes
 
 FIRST, LAST, BLOCK = 18_000, 32_000, 200
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from deepsearch_rl.processes import LOOPBACK
+from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.retrieval.server.launch import listen
 from deepsearch_rl.retrieval.server.requests import Guard

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.retrieval.manifest import IndexConfig
+from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig
-from deepsearch_rl.scratch import Scratch
 
 INDEX = IndexConfig.model_validate(
     {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepsearch_rl.answers import METRICS, ZERO, extract_answer, f1, normalise, score
+from deepsearch_rl.core.answers import METRICS, ZERO, extract_answer, f1, normalise, score
 
 
 @pytest.mark.parametrize(

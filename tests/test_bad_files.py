@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from deepsearch_rl.cli import main
-from deepsearch_rl.errors import RecordError
+from deepsearch_rl.core.errors import RecordError
+from deepsearch_rl.core.files import read_distinct, read_jsonl, write_jsonl
+from deepsearch_rl.core.records import Message, StopReason, Trajectory
 from deepsearch_rl.evaluation.report.rollouts import read_runs
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, F1TableRow
-from deepsearch_rl.evaluation.scoring.predictions import score_predictions
-from deepsearch_rl.files import read_distinct, read_jsonl, write_jsonl
-from deepsearch_rl.records import Message, StopReason, Trajectory
+from deepsearch_rl.evaluation.standalone.predictions import score_predictions
 from deepsearch_rl.trajectories.exchange import export_rows
-from deepsearch_rl.trajectories.results import import_results
-from deepsearch_rl.trajectories.statistics import read_statistics
+from deepsearch_rl.trajectories.statistics.results import import_results
+from deepsearch_rl.trajectories.statistics.statistics import read_statistics
 
 Line = dict[str, Any]
 UNICODE = {

@@ -14,26 +14,27 @@ from starlette.exceptions import HTTPException
 
 from deepsearch_rl.commands.doctor import Requirements
 from deepsearch_rl.commands.summary import TIMINGS, latest_runs
-from deepsearch_rl.corpora import flashrag, flashrag_sets, graphrag_bench
-from deepsearch_rl.corpora.catalogue import QUESTION_FORMATS
-from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
-from deepsearch_rl.evaluation.ifeval import read_prompts
+from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
+from deepsearch_rl.core.files import read_distinct, read_jsonl, read_record
+from deepsearch_rl.core.frames import check_frame
+from deepsearch_rl.core.profile import find_profile, load_profile
+from deepsearch_rl.core.records import Document, FilterReport, Question, RetrievalReport, Trajectory
+from deepsearch_rl.corpora.download import flashrag_sets, graphrag_bench
+from deepsearch_rl.corpora.download.catalogue import QUESTION_FORMATS
+from deepsearch_rl.corpora.reading import flashrag
+from deepsearch_rl.evaluation.ifeval.ifeval import read_prompts
 from deepsearch_rl.evaluation.report.plots import read_rl_run
-from deepsearch_rl.evaluation.report.tables import F1Table, Figures
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
-from deepsearch_rl.evaluation.scoring.predictions import score_predictions
-from deepsearch_rl.files import read_distinct, read_jsonl, read_record
-from deepsearch_rl.frames import check_frame
-from deepsearch_rl.profile import find_profile, load_profile
-from deepsearch_rl.records import Document, FilterReport, Question, RetrievalReport, Trajectory
-from deepsearch_rl.retrieval.manifest import read_manifest
-from deepsearch_rl.retrieval.rows import read_chunks
+from deepsearch_rl.evaluation.standalone.predictions import score_predictions
+from deepsearch_rl.evaluation.tables.tables import F1Table, Figures
+from deepsearch_rl.retrieval.search.manifest import read_manifest
+from deepsearch_rl.retrieval.search.rows import read_chunks
 from deepsearch_rl.retrieval.server.answers import read_pages
 from deepsearch_rl.retrieval.server.requests import AccessRequest, RetrieveRequest, parse_body
-from deepsearch_rl.trajectories.collect import read_times
-from deepsearch_rl.trajectories.convert import SwiftRow
+from deepsearch_rl.trajectories.collecting.collect import read_times
 from deepsearch_rl.trajectories.exchange import SCHEMAS
-from deepsearch_rl.trajectories.results import import_results
+from deepsearch_rl.trajectories.rows.convert import SwiftRow
+from deepsearch_rl.trajectories.statistics.results import import_results
 
 Row = dict[str, Any]
 ID = {"id": "a"}

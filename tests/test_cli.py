@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl import __version__
 from deepsearch_rl.cli import COMMANDS, app, load_command, main, require_own_sources
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.core.errors import ConfigError
 
 RUNNER = CliRunner()
 

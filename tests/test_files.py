@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, full_disk_named
-from deepsearch_rl.files import (
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, full_disk_named
+from deepsearch_rl.core.files import (
     AppendLog,
     atomic_directory,
     only_writer,
@@ -15,7 +15,7 @@ from deepsearch_rl.files import (
     write_json,
     write_jsonl,
 )
-from deepsearch_rl.records import Document
+from deepsearch_rl.core.records import Document
 
 DOCUMENTS = [
     Document(id="a", contents="Title\nText, with ünïcode."),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from deepsearch_rl.errors import ConfigError, UnavailableError
-from deepsearch_rl.installed import installed_versions, require_packages, require_recorded
+from deepsearch_rl.core.errors import ConfigError, UnavailableError
+from deepsearch_rl.core.installed import installed_versions, require_packages, require_recorded
 
 HERE = str(Path(sys.prefix, "bin", "python"))
 

@@ -39,7 +39,8 @@ def copied(root: Path, names: tuple[str, ...], folder: Path) -> Path:
 
 
 def test_an_upward_import_and_a_module_without_a_layer_are_found(tmp_path: Path) -> None:
-    imports = "import json\nfrom deepsearch_rl.errors import ConfigError\nfrom deepsearch_rl.agent import rollout\n"
+    imports = "import json\nfrom deepsearch_rl.core.errors import ConfigError\n"
+    imports += "from deepsearch_rl.agent import rollout\n"
     plant(
         tmp_path,
         {

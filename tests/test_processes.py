@@ -10,8 +10,8 @@ import httpx
 import psutil
 import pytest
 
-from deepsearch_rl.errors import EndpointError, UnavailableError
-from deepsearch_rl.processes import (
+from deepsearch_rl.core.errors import EndpointError, UnavailableError
+from deepsearch_rl.core.processes import (
     CANCELLED_STATUS,
     KILL_ROUNDS,
     LOOPBACK,
@@ -28,7 +28,7 @@ from deepsearch_rl.processes import (
 STUBBORN = "setsid sleep 600 & echo $! > server.pid; echo $$ > shell.pid; echo started; wait"
 HOLDER = """
 import sys
-from deepsearch_rl.processes import ProcessGuard
+from deepsearch_rl.core.processes import ProcessGuard
 with ProcessGuard() as guard:
     process = guard.start(sys.argv[1:])
     print(process.stdout.readline(), end="", flush=True)
@@ -201,7 +201,7 @@ def test_a_port_in_use_is_passed_over() -> None:
 def test_a_guard_does_not_wait_for_ever_for_a_supervisor_that_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepsearch_rl.processes.SUPERVISOR_GRACE_S", 0.5)
+    monkeypatch.setattr("deepsearch_rl.core.processes.SUPERVISOR_GRACE_S", 0.5)
     with ProcessGuard() as guard:
         process = guard.start(
             ["sh", "-c", "echo $$ > shell.pid; echo started; sleep 600"], folder=tmp_path
@@ -217,7 +217,7 @@ def test_a_guard_does_not_wait_for_ever_for_a_supervisor_that_does_not_end(
 def test_descendants_that_cannot_be_killed_are_named_and_left_behind(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("deepsearch_rl.processes.GRACE_S", 0.05)
+    monkeypatch.setattr("deepsearch_rl.core.processes.GRACE_S", 0.05)
     ended: list[int] = []
     monkeypatch.setattr(psutil.Process, "terminate", lambda process: ended.append(process.pid))
     monkeypatch.setattr(psutil.Process, "kill", lambda process: ended.append(process.pid))

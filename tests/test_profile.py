@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from deepsearch_rl.errors import ConfigError, UnknownNameError
-from deepsearch_rl.profile import Profile, find_profile, load_profile
-from deepsearch_rl.records import Record
+from deepsearch_rl.core.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.profile import Profile, find_profile, load_profile
+from deepsearch_rl.core.records import Record
 
 
 class ChunkSettings(Record):

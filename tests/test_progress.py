@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from deepsearch_rl.progress import ProgressBar, track
+from deepsearch_rl.core.progress import ProgressBar, track
 
 
 class Clock:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.project_state import (
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.project.state import (
     notices,
     project_problems,
     require_git,

@@ -1,6 +1,6 @@
 import pytest
 
-from deepsearch_rl.redaction import (
+from deepsearch_rl.core.redaction import (
     ENV_FILE_NAMES,
     environment_secrets,
     is_secret,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.retries import retry
+from deepsearch_rl.core.retries import retry
 
 
 class Busy(Exception):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.scratch import DAY_S, KEPT_DAYS, Scratch, open_scratch, unfinished
-from deepsearch_rl.stage_state import StageState
+from deepsearch_rl.core.scratch import DAY_S, KEPT_DAYS, Scratch, open_scratch, unfinished
+from deepsearch_rl.core.stage_state import StageState
 
 WORK = Path("work", "tiny")
 

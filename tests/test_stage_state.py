@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ConfigError, UnknownNameError
-from deepsearch_rl.profile import load_profile
-from deepsearch_rl.stage_graph import read_stage, require_data
-from deepsearch_rl.stage_state import DIGESTS, StageState, differences, read_state, summary
+from deepsearch_rl.core.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.core.stage_graph import read_stage, require_data
+from deepsearch_rl.core.stage_state import DIGESTS, StageState, differences, read_state, summary
 
 DVC_YAML = """
 stages:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
-from deepsearch_rl.corpora.download import DownloadConfig, download
-from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.retrieval.build import IndexSection, build_index
+from deepsearch_rl.core.profile import Profile, load_profile
+from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
+from deepsearch_rl.corpora.download.download import DownloadConfig, download
+from deepsearch_rl.retrieval.build.build import IndexSection, build_index
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from tests.conftest import ROOT
 

@@ -32,8 +32,8 @@ from dvc.lock import LockError
 from dvc.ui import ui
 from dvc.utils.serialize import modify_yaml
 
-from deepsearch_rl.dvc_lock import blocking_pids, wait_for_users
-from deepsearch_rl.files import atomic_file
+from deepsearch_rl.core.files import atomic_file
+from deepsearch_rl.project.dvc_lock import blocking_pids, wait_for_users
 
 INTERRUPTED_STATUS = 252  # DVC's own, after Ctrl-C
 PUSH_ADVICE = "Use `dvc push` to send your updates to remote storage."

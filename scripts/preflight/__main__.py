@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.errors import DeepsearchError, look_up
-from deepsearch_rl.profile import find_profile
+from deepsearch_rl.core.errors import DeepsearchError, look_up
+from deepsearch_rl.core.profile import find_profile
 from scripts.imports import ROOT
 from scripts.preflight.phases import Preflight, SkippedError
 from scripts.preflight.project import Project, cut_copy, open_copy

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.errors import CheckFailedError, DeepsearchError, StalePolicyError
-from deepsearch_rl.profile import load_profile
-from deepsearch_rl.records import Question, StopReason
+from deepsearch_rl.core.errors import CheckFailedError, DeepsearchError, StalePolicyError
+from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.core.records import Question, StopReason
 from deepsearch_rl.training.backends import make
-from deepsearch_rl.training.curves import curve_path
 from deepsearch_rl.training.rl.trainer import Rollout, Sampling
-from deepsearch_rl.training.rl_worker import rl_run, train
+from deepsearch_rl.training.rl_process.worker import rl_run, train
+from deepsearch_rl.training.runs.curves import curve_path
 
 
 class ArrangedTrainer:

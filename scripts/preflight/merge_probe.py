@@ -14,9 +14,14 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.files import write_json
-from deepsearch_rl.profile import load_profile
-from deepsearch_rl.training.merge import Answer, answer_logprobs, fixed_prompts, greedy_answers
+from deepsearch_rl.core.files import write_json
+from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.training.merging.merge import (
+    Answer,
+    answer_logprobs,
+    fixed_prompts,
+    greedy_answers,
+)
 from scripts.preflight.logprobs import mean_difference
 
 PROMPTS = 4

@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 from deepsearch_rl.commands.doctor import inspect
-from deepsearch_rl.errors import CheckFailedError, UnavailableError
-from deepsearch_rl.files import read_json
-from deepsearch_rl.profile import find_profile
-from deepsearch_rl.training.rl_fork import RUNS
-from deepsearch_rl.training.sft import ATTENTION_PACKAGES
+from deepsearch_rl.core.errors import CheckFailedError, UnavailableError
+from deepsearch_rl.core.files import read_json
+from deepsearch_rl.core.profile import find_profile
+from deepsearch_rl.training.rl_process.fork import RUNS
+from deepsearch_rl.training.sft.train import ATTENTION_PACKAGES
 from scripts.preflight.project import DATASET, START, Project
 from scripts.preflight.runner import Phase
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
-from deepsearch_rl.errors import CommandError
-from deepsearch_rl.files import read_json
-from deepsearch_rl.processes import LAST_LINES, ProcessGuard
-from deepsearch_rl.profile import PARAMS, Profile, find_profile, load_profile
+from deepsearch_rl.core.errors import CommandError
+from deepsearch_rl.core.files import read_json
+from deepsearch_rl.core.processes import LAST_LINES, ProcessGuard
+from deepsearch_rl.core.profile import PARAMS, Profile, find_profile, load_profile
 from scripts.preflight.runner import kill
 
 DATA_SECTIONS = ("datasets", "download", "chunk", "index", "retrieval", "synthesize")

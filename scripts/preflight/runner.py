@@ -16,9 +16,9 @@ from typing import Literal
 import psutil
 from pydantic import Field, ValidationError
 
-from deepsearch_rl.files import write_json
-from deepsearch_rl.processes import LAST_LINES, ProcessGuard
-from deepsearch_rl.records import Record
+from deepsearch_rl.core.files import write_json
+from deepsearch_rl.core.processes import LAST_LINES, ProcessGuard
+from deepsearch_rl.core.records import Record
 from scripts.preflight.memory import measured_memory
 
 COLUMNS = ("tokens_per_s", "peak_gib", "parity")

@@ -19,11 +19,16 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.errors import CheckFailedError, DeepsearchError
-from deepsearch_rl.files import write_json
-from deepsearch_rl.profile import load_profile
-from deepsearch_rl.training.merge import Answer, answer_logprobs, fixed_prompts, greedy_answers
-from deepsearch_rl.training.model_folder import ADAPTER_FILES, complete_folder
+from deepsearch_rl.core.errors import CheckFailedError, DeepsearchError
+from deepsearch_rl.core.files import write_json
+from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.training.merging.merge import (
+    Answer,
+    answer_logprobs,
+    fixed_prompts,
+    greedy_answers,
+)
+from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES, complete_folder
 from scripts.preflight.logprobs import mean_difference
 
 PROMPTS = 4

@@ -22,17 +22,17 @@ import torch
 from pydantic import BaseModel
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages
-from deepsearch_rl.agent.endpoint import Completion, Endpoint
-from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.protocols import FunctionCalling
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.files import read_jsonl, write_json
-from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.records import Message, Question
-from deepsearch_rl.serving.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_messages
+from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.files import read_jsonl, write_json
+from deepsearch_rl.core.profile import Profile, load_profile
+from deepsearch_rl.core.records import Message, Question
+from deepsearch_rl.endpoints.endpoint import Completion, Endpoint
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
-from deepsearch_rl.training import merge
+from deepsearch_rl.training.merging import merge
 from scripts.preflight.logprobs import mean_difference
 
 PROMPTS = 8

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from deepsearch_rl.agent.chat_messages import chat_messages
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.records import Message, Trajectory
+from deepsearch_rl.conversation.chat_messages import chat_messages
+from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.files import read_jsonl
+from deepsearch_rl.core.profile import Profile, load_profile
+from deepsearch_rl.core.records import Message, Trajectory
 from deepsearch_rl.training.pretrain.model import build_model, world_tokenizer
 from deepsearch_rl.training.pretrain.prepare import DESCRIPTIONS, PrepareModelConfig, snapshot
 from deepsearch_rl.training.pretrain.trainer import (

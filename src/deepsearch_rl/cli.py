@@ -15,8 +15,8 @@ import typer.main
 from typer.core import TyperGroup
 
 from deepsearch_rl import __version__
-from deepsearch_rl.errors import ConfigError, DeepsearchError, full_disk_named
-from deepsearch_rl.loopback import spare_loopback
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError, full_disk_named
+from deepsearch_rl.project.loopback import spare_loopback
 
 if TYPE_CHECKING:
     from typer._click import Command, Context

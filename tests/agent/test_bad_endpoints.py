@@ -12,10 +12,10 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent
 
-from deepsearch_rl.agent import endpoint as endpoint_module
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.records import Question, StopReason, Trajectory
+from deepsearch_rl.core.records import Question, StopReason, Trajectory
+from deepsearch_rl.endpoints import endpoint as endpoint_module
 from tests.agent.conftest import KEY
 from tests.search_servers import serve_app
 

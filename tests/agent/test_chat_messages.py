@@ -4,8 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepsearch_rl.agent.chat_messages import Thought, chat_messages, split_thought, spoken_text
-from deepsearch_rl.records import Message, ToolCall
+from deepsearch_rl.conversation.chat_messages import (
+    Thought,
+    chat_messages,
+    split_thought,
+    spoken_text,
+)
+from deepsearch_rl.core.records import Message, ToolCall
 
 CALL = ToolCall(id="call_1", name="retrieve", arguments='{"query": "mayor"}')
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.prompts import load_prompt, prompt_title
-from deepsearch_rl.errors import ArtifactError, UnknownNameError
-from deepsearch_rl.profile import load_profile
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.conversation.prompts import load_prompt, prompt_title
+from deepsearch_rl.core.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.training.pretrain.model import world_tokenizer
 
 
@@ -29,7 +29,7 @@ def test_an_unknown_prompt_is_refused_with_the_nearest_names() -> None:
     ("name", "title"),
     [
         ("tiny", "tiny"),
-        ("src/deepsearch_rl/agent/prompts/tiny.txt", "tiny"),
+        ("src/deepsearch_rl/prompts/tiny.txt", "tiny"),
         ("models/tiny/prompt/prompt.txt", "models/tiny/prompt/prompt.txt"),
     ],
 )

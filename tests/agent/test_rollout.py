@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent import endpoint as endpoint_module
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
-from deepsearch_rl.errors import EndpointError, UnknownNameError
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.core.errors import EndpointError, UnknownNameError
+from deepsearch_rl.core.records import Question, Retrieval, StopReason, Trajectory
+from deepsearch_rl.endpoints import endpoint as endpoint_module
+from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.records import Question, Retrieval, StopReason, Trajectory
 from tests.agent.conftest import completion
 
 QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))

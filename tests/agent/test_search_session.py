@@ -8,9 +8,9 @@ import pytest
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.records import Question, StopReason
-from deepsearch_rl.trajectories.collect import collect
+from deepsearch_rl.core.errors import EndpointError
+from deepsearch_rl.core.records import Question, StopReason
+from deepsearch_rl.trajectories.collecting.collect import collect
 from tests.agent.conftest import ChatServer, completion
 from tests.agent.search_server import breaking_proxy, serve_search
 

@@ -7,8 +7,8 @@ import pytest
 from deepsearch_rl.agent.protocols import INVALID_ACTION, RolloutPolicy
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.records import Question, StopReason, Trajectory
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.records import Question, StopReason, Trajectory
 
 QUESTION = Question(
     id="q1", question="Where was the director of Silent Harbor born?", golden_answers=("Stoke",)

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.teacher import ScriptedTeacher, TeacherConfig, read_plan
-from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, extract_answer, f1
-from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, find_entities
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.files import read_jsonl, write_jsonl
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import Chunk, Message, Question
-from deepsearch_rl.retrieval.build import IndexSection, build_index
-from deepsearch_rl.retrieval.passages import format_passages
-from deepsearch_rl.retrieval.searcher import Searcher, open_index
-from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
+from deepsearch_rl.conversation.passages import format_passages
+from deepsearch_rl.core.answers import INSUFFICIENT, SUCCESS_F1, extract_answer, f1
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.files import read_jsonl, write_jsonl
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import Chunk, Message, Question
+from deepsearch_rl.corpora.grammar.grammar import IN_DOMAIN, find_entities
+from deepsearch_rl.retrieval.build.build import IndexSection, build_index
+from deepsearch_rl.retrieval.search.searcher import Searcher, open_index
+from deepsearch_rl.trajectories.synthesis.scripted_teacher import (
+    ScriptedTeacher,
+    TeacherConfig,
+    read_plan,
+)
+from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig
 from tests.worlds import World, smoke, world
 
 __all__ = ["smoke", "world"]

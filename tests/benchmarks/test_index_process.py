@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.index_process import IndexProcess, Opening
 from benchmarks.vector_indexes import evict, open_in_memory, resident_share
-from deepsearch_rl.retrieval.encoders.encoder import normalise_rows
+from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
 from deepsearch_rl.retrieval.vectors.building import build_vector_index
 from deepsearch_rl.retrieval.vectors.config import IvfPqConfig, IvfPqRefineConfig
 

@@ -3,7 +3,7 @@
 import openai
 
 from benchmarks.rollouts import ANSWER, FORMATS, MODEL, OURS, THEIRS, scripted_endpoint, verdicts
-from deepsearch_rl.answers import extract_answer
+from deepsearch_rl.core.answers import extract_answer
 
 
 def measured(seconds: list[float], cpu_ms: float) -> list[dict[str, float]]:

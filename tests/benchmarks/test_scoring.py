@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scoring import loop_means, make_rows, ours
-from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.core.files import write_jsonl
 
 
 def test_the_loop_and_the_command_agree_on_generated_answers(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
 from tests.agent.search_server import serve_search
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 
@@ -68,7 +68,7 @@ def test_options_change_the_agent_of_the_profile(chat: ChatEndpoint) -> None:
     ask("--prompt", "multihoprag", "--temperature", "0.5")
     assert chat.requests[0]["temperature"] == 0.5
     assert chat.requests[0]["messages"][0]["content"] == (
-        (ROOT / "src/deepsearch_rl/agent/prompts/multihoprag.txt").read_text().strip()
+        (ROOT / "src/deepsearch_rl/prompts/multihoprag.txt").read_text().strip()
     )
 
 

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.profile import load_profile
-from deepsearch_rl.scratch import open_scratch
-from deepsearch_rl.stage_state import StageState, read_state
+from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.core.scratch import open_scratch
+from deepsearch_rl.core.stage_state import StageState, read_state
 
 WORK = Path("work", "tiny")
 

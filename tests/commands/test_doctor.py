@@ -18,7 +18,7 @@ from deepsearch_rl.commands.doctor import (
     render,
 )
 from deepsearch_rl.commands.result_versions import results_of_other_versions
-from deepsearch_rl.profile import Profile, find_profile
+from deepsearch_rl.core.profile import Profile, find_profile
 
 LAPTOP = Machine(cores=2, memory_gib=8, free_disk_gib=50, gpus_gib=(), java="")
 SERVER = Machine(

@@ -11,15 +11,15 @@ from typer.testing import CliRunner, Result
 
 from deepsearch_rl.cli import app
 from deepsearch_rl.commands.evaluate import _model_folder
-from deepsearch_rl.errors import (
+from deepsearch_rl.core.errors import (
     ArtifactError,
     ConfigError,
     DeepsearchError,
     EndpointError,
     UnknownNameError,
 )
-from deepsearch_rl.files import read_json, read_jsonl
-from deepsearch_rl.records import Trajectory
+from deepsearch_rl.core.files import read_json, read_jsonl
+from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.serving import launch
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.policies import policy_folder

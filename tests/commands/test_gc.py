@@ -11,10 +11,10 @@ import yaml
 from filelock import FileLock
 from typer.testing import CliRunner, Result
 
-from deepsearch_rl import dvc_cache
 from deepsearch_rl.cli import app
-from deepsearch_rl.dvc_cache import find_garbage, find_users, list_objects, recorded_objects
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.project import dvc_cache
+from deepsearch_rl.project.dvc_cache import find_garbage, find_users, list_objects, recorded_objects
 from flows.checkout import open_checkout
 from tests.flows.conftest import MakeProject, empty_project, make_project  # noqa: F401  fixtures
 from tests.flows.test_checkout import nobody

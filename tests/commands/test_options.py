@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl import cli
 from deepsearch_rl.cli import app, load_command
-from deepsearch_rl.retrieval.rows import Filter
+from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.serving.launch import vllm_serve_command
 from tests.conftest import ROOT
 
@@ -38,7 +38,7 @@ class Command:
 
 EVALUATE = Command(
     "evaluate --model org/gpt-x --dataset musique --data set --base-url http://127.0.0.1:9/v1",
-    "deepsearch_rl.evaluation.standalone.evaluate",
+    "deepsearch_rl.evaluation.standalone.standalone.evaluate",
     {
         "--model": ("org/other", "0.name", "other"),
         "--dataset": ("hotpotqa", "0.dataset", "hotpotqa"),
@@ -74,7 +74,7 @@ EVALUATE = Command(
 )
 BUILD = Command(
     "retrieve build --corpus corpus.jsonl --out index",
-    "deepsearch_rl.retrieval.build.build_index",
+    "deepsearch_rl.retrieval.build.build.build_index",
     {
         "--corpus": ("other.jsonl", "0", Path("other.jsonl")),
         "--out": ("other", "1", Path("other")),
@@ -142,7 +142,7 @@ SERVE_ONLINE = Command(
 )
 SEARCH = Command(
     "retrieve search --index index words",
-    "deepsearch_rl.retrieval.searcher.open_index",
+    "deepsearch_rl.retrieval.search.searcher.open_index",
     {
         "--index": ("other", "0", Path("other")),
         "--chunks": ("chunks.jsonl", "1", Path("chunks.jsonl")),
@@ -161,7 +161,7 @@ SEARCH_OPENED = Command(
 )
 SEARCH_RERANKED = Command(
     "retrieve search --index index words --reranker cross",
-    "deepsearch_rl.retrieval.rerank.CrossEncoder",
+    "deepsearch_rl.retrieval.server.rerank.CrossEncoder",
     {
         "--reranker": ("other", "0.model", Path("other")),
         "--rerank-depth": ("7", "0.depth", 7),
@@ -249,7 +249,7 @@ CONVERT = Command(
 )
 IMPORT = Command(
     "trajectories convert rows.jsonl out.jsonl --to trajectories",
-    "deepsearch_rl.trajectories.results.import_results",
+    "deepsearch_rl.trajectories.statistics.results.import_results",
     {"--model": ("kimi-k2", "2", "kimi-k2")},
 )
 STATS = Command(
@@ -293,7 +293,7 @@ PLAN = Command(
 )
 FORK = Command(
     "rl fork sft 20",
-    "deepsearch_rl.training.rl_fork.fork_run",
+    "deepsearch_rl.training.rl_process.fork.fork_run",
     {
         "--profile": ("smoke", "0.name", "smoke"),
         "--set-param": ("rl.steps.base=4", "0.values.rl.steps.base", 4),
@@ -413,7 +413,7 @@ def arguments_of(command: Command, extra: str, monkeypatch: pytest.MonkeyPatch) 
 
     with monkeypatch.context() as patch:
         if command.function != SEARCH.function:
-            patch.setattr("deepsearch_rl.retrieval.searcher.open_index", OpenIndex)
+            patch.setattr("deepsearch_rl.retrieval.search.searcher.open_index", OpenIndex)
         if command is FRONTIER_MEASURED:
             patch.setattr(FRONTIER.function, lambda *_: [])
         patch.setattr(importlib.import_module(module), name, record)

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
 from deepsearch_rl.commands.summary import StageRun, wall_s
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.files import write_json
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
+from deepsearch_rl.core.files import write_json
+from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.planning import slopes as slopes_module
 from deepsearch_rl.planning.estimate import Plan, StageWork, make_plan, require_hours
 from deepsearch_rl.planning.slopes import SLOPES, read_slopes
-from deepsearch_rl.profile import Profile, find_profile
 from scripts.slopes import measure, write
 from tests.conftest import ROOT
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
 from deepsearch_rl.commands import remote
-from deepsearch_rl.errors import CommandError, ConfigError, UnavailableError, UnknownNameError
-from deepsearch_rl.processes import LOOPBACK
+from deepsearch_rl.core.errors import CommandError, ConfigError, UnavailableError, UnknownNameError
+from deepsearch_rl.core.processes import LOOPBACK
 
 
 @pytest.fixture(scope="module")

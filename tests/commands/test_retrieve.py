@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.retrieval.manifest import read_manifest
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.retrieval.search.manifest import read_manifest
 from tests.conftest import ROOT
 from tests.retrieval.encoders.folders import write_bert
 

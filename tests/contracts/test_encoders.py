@@ -1,11 +1,11 @@
-"""What every encoder promises, whichever it is; ``retrieval/encoders/encoder.py`` says it in words."""
+"""What every encoder promises, whichever it is; ``retrieval/encoding/encoder.py`` says it in words."""
 
 import numpy as np
 import pytest
 
-from deepsearch_rl.retrieval.encoders.encoder import Encoder
-from deepsearch_rl.retrieval.encoders.encoding import open_encoder, prepare_encoder
-from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
+from deepsearch_rl.retrieval.encoders.tfidf_svd.encoder import TfidfSvdConfig
+from deepsearch_rl.retrieval.encoding.encoder import Encoder
+from deepsearch_rl.retrieval.encoding.encoding import open_encoder, prepare_encoder
 from tests.chunks import make_chunks
 from tests.retrieval.encoders.folders import (
     onnx_config,

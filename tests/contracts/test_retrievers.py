@@ -6,20 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Chunk
-from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import Chunk
+from deepsearch_rl.retrieval.build.build import build_index
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
-from deepsearch_rl.retrieval.manifest import (
+from deepsearch_rl.retrieval.ranking.ranking import FusionWeights
+from deepsearch_rl.retrieval.search.manifest import (
     TERMS_FOLDER,
     IndexConfig,
     read_manifest,
     write_manifest,
 )
-from deepsearch_rl.retrieval.ranking import FusionWeights
-from deepsearch_rl.retrieval.rows import ChunkStore, Filter
-from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
+from deepsearch_rl.retrieval.search.rows import ChunkStore, Filter
+from deepsearch_rl.retrieval.search.searcher import RETRIEVERS, Searcher, open_index
 from tests.chunks import make_chunk
 from tests.settings import INDEX
 

@@ -10,11 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.corpora import flashrag, graphrag_bench, ifeval
-from deepsearch_rl.corpora.card import CARDS
-from deepsearch_rl.corpora.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
-from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
-from deepsearch_rl.retrieval.gold import without_space
+from deepsearch_rl.core.errors import ArtifactError, RecordError, UnknownNameError
+from deepsearch_rl.corpora.cards.card import CARDS
+from deepsearch_rl.corpora.download import graphrag_bench
+from deepsearch_rl.corpora.download.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
+from deepsearch_rl.corpora.reading import flashrag
+from deepsearch_rl.evaluation.ifeval import prompt_file as ifeval
+from deepsearch_rl.retrieval.ranking.gold import without_space
 from tests.corpora.real_news import read_rows, write_repository
 
 REAL_QUESTIONS = {

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from deepsearch_rl.corpora.chonkie_spans import SpanChunker, span_chunker
-from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora, cut_documents
-from deepsearch_rl.corpora.spans import Span
-from deepsearch_rl.corpora.token_counts import HfCounter, TokenCounter, WordCounter
-from deepsearch_rl.errors import UnavailableError, UnknownNameError
-from deepsearch_rl.files import read_jsonl, write_jsonl
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import Chunk, Document
+from deepsearch_rl.core.errors import UnavailableError, UnknownNameError
+from deepsearch_rl.core.files import read_jsonl, write_jsonl
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import Chunk, Document
+from deepsearch_rl.corpora.chunking.chonkie_spans import SpanChunker, span_chunker
+from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora, cut_documents
+from deepsearch_rl.corpora.chunking.spans import Span
+from deepsearch_rl.corpora.chunking.token_counts import HfCounter, TokenCounter, WordCounter
 from tests.corpora.tokenizers_of import byte_pairs, word_pieces
 
 MakeChunker = Callable[[TokenCounter, int, int], SpanChunker]
@@ -124,8 +124,8 @@ def test_a_chunker_that_does_not_exist_and_an_overlap_that_is_not_made_are_refus
 
 
 def test_without_chonkie_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "deepsearch_rl.corpora.chonkie_spans")
-    monkeypatch.delattr("deepsearch_rl.corpora.chonkie_spans")
+    monkeypatch.delitem(sys.modules, "deepsearch_rl.corpora.chunking.chonkie_spans")
+    monkeypatch.delattr("deepsearch_rl.corpora.chunking.chonkie_spans")
     monkeypatch.setitem(sys.modules, "chonkie", None)
     with pytest.raises(UnavailableError, match=r"deepsearch-rl\[chonkie\]"):
         cut_documents([], WordCounter(), CONFIG)

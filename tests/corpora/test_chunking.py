@@ -11,13 +11,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.corpora import spans
-from deepsearch_rl.corpora.chunking import ChunkConfig, Cutting, chunk_corpora, cut_documents
-from deepsearch_rl.corpora.spans import Sentences, sentence_spans, word_spans
-from deepsearch_rl.corpora.token_counts import WordCounter
-from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
-from deepsearch_rl.files import read_jsonl, write_jsonl
-from deepsearch_rl.records import Chunk, Document
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
+from deepsearch_rl.core.files import read_jsonl, write_jsonl
+from deepsearch_rl.core.records import Chunk, Document
+from deepsearch_rl.corpora.chunking import spans
+from deepsearch_rl.corpora.chunking.chunking import (
+    ChunkConfig,
+    Cutting,
+    chunk_corpora,
+    cut_documents,
+)
+from deepsearch_rl.corpora.chunking.spans import Sentences, sentence_spans, word_spans
+from deepsearch_rl.corpora.chunking.token_counts import WordCounter
 
 CONFIG = ChunkConfig(
     chunker="sentences", chunk_size=12, overlap=0, tokenizer="words", passages=(), variants={}
@@ -157,8 +162,9 @@ def test_a_long_document_is_chunked_in_memory_of_a_few_times_its_size(tmp_path: 
         row("a", "T\n" + ("Some seven words stand in this sentence. " * size_bytes)[:size_bytes]),
     )
     program = (
-        "import sys; from pathlib import Path; from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora\n"
-        "from deepsearch_rl.corpora.spans import sentence_spans\n"
+        "import sys; from pathlib import Path\n"
+        "from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora\n"
+        "from deepsearch_rl.corpora.chunking.spans import sentence_spans\n"
         "list(sentence_spans('The tables are made. Once.'))\n"
         "peak = lambda: int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) * 1024\n"
         "before = peak()\n"

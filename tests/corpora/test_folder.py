@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.corpora.download import (
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
+from deepsearch_rl.core.files import read_jsonl
+from deepsearch_rl.core.records import Document, Question
+from deepsearch_rl.corpora.download.download import (
     CorpusSource,
     DownloadConfig,
     FolderConfig,
@@ -18,10 +21,7 @@ from deepsearch_rl.corpora.download import (
     open_corpora,
     read_question_sets,
 )
-from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
-from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.records import Document, Question
 
 QUESTION = {"id": "dev_0", "question": "Who?", "golden_answers": ["A", "B"]}
 

@@ -15,15 +15,15 @@ from types import MappingProxyType
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.corpora.download import (
+from deepsearch_rl.core.errors import CheckFailedError, EndpointError
+from deepsearch_rl.corpora.download.download import (
     CorpusSource,
     DownloadConfig,
     FolderConfig,
     QuestionSource,
     download,
 )
-from deepsearch_rl.corpora.hub import HubConfig, HubRepository, fetch
-from deepsearch_rl.errors import CheckFailedError, EndpointError
+from deepsearch_rl.corpora.download.hub import HubConfig, HubRepository, fetch
 from tests.search_servers import in_thread
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -123,7 +123,7 @@ def test_a_download_that_the_server_breaks_off_is_continued_and_looks_whole_only
 def test_a_download_whose_process_is_killed_is_continued(tmp_path: Path) -> None:
     written, released = threading.Event(), threading.Event()
     program = (
-        "import sys; from pathlib import Path; from deepsearch_rl.corpora.hub import HubConfig, fetch; "
+        "import sys; from pathlib import Path; from deepsearch_rl.corpora.download.hub import HubConfig, fetch; "
         "fetch(HubConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))"
     )
 
@@ -155,7 +155,7 @@ def test_a_download_whose_process_is_killed_is_continued(tmp_path: Path) -> None
 def test_a_break_within_the_attempts_is_mended_in_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepsearch_rl.corpora.hub.RECONNECT_WAIT_S", 0.0)
+    monkeypatch.setattr("deepsearch_rl.corpora.download.hub.RECONNECT_WAIT_S", 0.0)
     with running(Hub(cut_at=500_000)) as hub:
         hub.on_cut = lambda: setattr(hub, "cut_at", None)
         fetch(config(hub.url).model_copy(update={"attempts": 2}), tmp_path)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.corpora.card import CARDS
-from deepsearch_rl.corpora.download import download
-from deepsearch_rl.corpora.presets import source_of
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
+from deepsearch_rl.corpora.cards.card import CARDS
+from deepsearch_rl.corpora.cards.presets import source_of
+from deepsearch_rl.corpora.download.download import download
 
 
 def test_multihoprag_comes_from_the_hub_with_the_published_split(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.corpora.chunking import ChunkConfig
-from deepsearch_rl.corpora.download import DownloadConfig
-from deepsearch_rl.corpora.spans import word_spans
+from deepsearch_rl.core.files import read_jsonl, sha256_file
+from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.core.records import Chunk, Question
+from deepsearch_rl.corpora.chunking.chunking import ChunkConfig
+from deepsearch_rl.corpora.chunking.spans import word_spans
+from deepsearch_rl.corpora.download.download import DownloadConfig
 from deepsearch_rl.corpora.world.questions import generate
-from deepsearch_rl.files import read_jsonl, sha256_file
-from deepsearch_rl.profile import load_profile
-from deepsearch_rl.records import Chunk, Question
 from stages import chunk, download
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from deepsearch_rl.corpora.spans import sentence_blocks, sentence_spans
-from deepsearch_rl.corpora.token_counts import HfCounter, WordCounter, load_tokenizer
-from deepsearch_rl.errors import UnavailableError, UnknownNameError
+from deepsearch_rl.core.errors import UnavailableError, UnknownNameError
+from deepsearch_rl.corpora.chunking.spans import sentence_blocks, sentence_spans
+from deepsearch_rl.corpora.chunking.token_counts import HfCounter, WordCounter, load_tokenizer
 from tests.corpora.tokenizers_of import byte_pairs, word_pieces
 
 CHARACTERS = [

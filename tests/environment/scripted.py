@@ -15,14 +15,14 @@ from typing import Any, cast
 from mcp.server.mcpserver.exceptions import ToolError
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.processes import LOOPBACK
-from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.serving.chat_format import ChatFormat
+from deepsearch_rl.conversation.chat_format import ChatFormat
+from deepsearch_rl.core.processes import LOOPBACK
+from deepsearch_rl.core.records import Question, Trajectory
+from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import ContextOverflowError, Engine, Generation, Sampling, Watch
-from deepsearch_rl.training.rl.rewards import PolicyText, ThinkLength
+from deepsearch_rl.training.rewards.rewards import PolicyText, ThinkLength
 from tests.agent.search_server import serve_search
 from tests.settings import AGENT
 

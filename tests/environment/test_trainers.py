@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.serving.chat_format import ChatFormat, load_chat_format
-from deepsearch_rl.training.rl.rewards import reward_parts
+from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.training.rewards.rewards import reward_parts
 from tests.environment.check_environments import ROOT, packages_of
 from tests.environment.scripted import (
     NEVER_FITS,

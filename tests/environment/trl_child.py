@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from deepsearch_rl.agent.search_tool import open_session, search_over_mcp
+from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.environment.adapters.trl import TrlSearch
 from deepsearch_rl.environment.blocking import BlockingEnvironment
 from deepsearch_rl.environment.episode import RewardSetting
 from deepsearch_rl.environment.search_environment import SearchEnvironment
 from deepsearch_rl.environment.tokens import end_ids
-from deepsearch_rl.serving.chat_format import load_chat_format
 from tests.environment.scripted import NEVER_FITS, QUESTION, REWARDS, SCRIPTS, Script, policy_text
 
 trl: Any = importlib.import_module("trl")

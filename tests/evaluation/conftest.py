@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.evaluation.report.write_report import Sources
-from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation, RowKey, run_file
-from deepsearch_rl.evaluation.scoring.score import build_control, build_row
-from deepsearch_rl.files import write_json, write_jsonl
-from deepsearch_rl.records import (
+from deepsearch_rl.core.files import write_json, write_jsonl
+from deepsearch_rl.core.records import (
     Evidence,
     Message,
     Question,
@@ -20,6 +17,9 @@ from deepsearch_rl.records import (
     ToolCall,
     Trajectory,
 )
+from deepsearch_rl.evaluation.report.write_report import Sources
+from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation, RowKey, run_file
+from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 
 SUCCESS = {"base": 0.2, "sft": 0.62, "rl": 0.35, "sft_rl": 0.75}
 CORPORA = {

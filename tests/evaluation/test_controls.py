@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
-from deepsearch_rl.records import Evidence, Question, QuestionMetadata, StopReason, Trajectory
-from deepsearch_rl.retrieval.passages import format_passages
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.conversation.passages import format_passages
+from deepsearch_rl.core.records import Evidence, Question, QuestionMetadata, StopReason, Trajectory
+from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.evaluation.models.controls import ControlAgent, GoldPassages
 from tests.chunks import make_chunk
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.settings import AGENT

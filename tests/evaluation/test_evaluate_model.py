@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.agent import prompts as prompts_module
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.corpora.chunking import ChunkConfig, ChunkVariant
-from deepsearch_rl.errors import ArtifactError, EndpointError, RecordError, UnknownNameError
-from deepsearch_rl.evaluation.evaluate_model import checkpoint_name, evaluate_model
-from deepsearch_rl.evaluation.plan import (
+from deepsearch_rl.conversation import prompts as prompts_module
+from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.conversation.trained_with import served_with
+from deepsearch_rl.core.errors import ArtifactError, EndpointError, RecordError, UnknownNameError
+from deepsearch_rl.core.files import read_jsonl, write_json, write_jsonl
+from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.core.records import Question, QuestionMetadata, Trajectory
+from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, ChunkVariant
+from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name, evaluate_model
+from deepsearch_rl.evaluation.models.plan import (
     EvaluateConfig,
     Evaluation,
     SetPlan,
@@ -24,15 +28,11 @@ from deepsearch_rl.evaluation.plan import (
     plan_runs,
     settings_of,
 )
-from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
-from deepsearch_rl.profile import load_profile
-from deepsearch_rl.records import Question, QuestionMetadata, Trajectory
-from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.quality import DatasetConfig
-from deepsearch_rl.retrieval.rerank import RerankerConfig
+from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.retrieval.search.quality import DatasetConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig
+from deepsearch_rl.retrieval.server.rerank import RerankerConfig
 from deepsearch_rl.serving.launch import CpuConfig, ServingConfig
-from deepsearch_rl.serving.trained_with import served_with
 from stages import evaluate as evaluate_stage
 from tests.chunks import make_chunk
 from tests.evaluation.chat import KEY, says, searches, serve_chat
@@ -118,7 +118,9 @@ def model_at(base_url: str, folder: Path) -> Path:
 @pytest.fixture
 def search_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The retrieval server runs in this process, for tests of anything but the process."""
-    monkeypatch.setattr("deepsearch_rl.evaluation.evaluate_model.serve_index", serve_index_here)
+    monkeypatch.setattr(
+        "deepsearch_rl.evaluation.models.evaluate_model.serve_index", serve_index_here
+    )
 
 
 @pytest.fixture
@@ -175,7 +177,7 @@ def test_every_set_is_searched_with_its_own_retriever(
         retrievers.append(config.retriever)
         return serve_index_here(index, chunks, config)
 
-    monkeypatch.setattr("deepsearch_rl.evaluation.evaluate_model.serve_index", recorded)
+    monkeypatch.setattr("deepsearch_rl.evaluation.models.evaluate_model.serve_index", recorded)
     retrieval = RETRIEVAL.model_copy(update={"dataset_retrievers": {"musique": "hybrid"}})
     with serve_chat(reads) as chat:
         model, plan = (
@@ -304,7 +306,7 @@ def test_another_index_over_the_same_chunks_or_an_edited_prompt_asks_everything_
     plan = setting({"musique": SETS["musique"]})
     copy, prompts = shutil.copytree(data, tmp_path / "data"), tmp_path / "prompts"
     shutil.copytree(PROMPTS, prompts)
-    monkeypatch.setattr("deepsearch_rl.agent.prompts._FOLDER", prompts)
+    monkeypatch.setattr("deepsearch_rl.conversation.prompts._FOLDER", prompts)
     with serve_chat(reads) as chat:
         model = model_at(chat.endpoint.base_url, tmp_path / "model")
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from evalscope.benchmarks.ifeval import instructions, instructions_registry, instructions_util
 
-from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.errors import (
+from deepsearch_rl.core.errors import (
     ArtifactError,
     CheckFailedError,
     ConfigError,
     EndpointError,
     RecordError,
 )
-from deepsearch_rl.evaluation.ifeval import (
+from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.evaluation.ifeval.ifeval import (
     IfevalConfig,
     evaluate_ifeval,
     generated_prompts,

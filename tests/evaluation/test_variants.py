@@ -3,11 +3,11 @@
 import csv
 from pathlib import Path
 
-from deepsearch_rl.evaluation.report.table_files import markdown, metrics, write_table
-from deepsearch_rl.evaluation.report.tables import F1Table, build_table
+from deepsearch_rl.core.files import read_record, write_json
 from deepsearch_rl.evaluation.report.write_report import Sources
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
-from deepsearch_rl.files import read_record, write_json
+from deepsearch_rl.evaluation.tables.table_files import markdown, metrics, write_table
+from deepsearch_rl.evaluation.tables.tables import F1Table, build_table
 
 PAIRS = (("sft", "base"),)
 

@@ -13,7 +13,7 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
-from deepsearch_rl.processes import LOOPBACK
+from deepsearch_rl.core.processes import LOOPBACK
 from flows import server
 from tests.ports import free_port
 

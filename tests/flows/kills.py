@@ -46,7 +46,7 @@ import httpx
 import psutil
 import yaml
 
-from deepsearch_rl.processes import LOOPBACK, is_healthy
+from deepsearch_rl.core.processes import LOOPBACK, is_healthy
 from tests.flows.kill_project import ROUNDS, KillProject, make_project, run
 from tests.ports import free_port
 
@@ -172,7 +172,9 @@ class Site:
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 line = " ".join(process.cmdline())
-                if "deepsearch_rl.processes" not in line and any(words in line for words in wanted):
+                if "deepsearch_rl.core.processes" not in line and any(
+                    words in line for words in wanted
+                ):
                     return process
         return None
 

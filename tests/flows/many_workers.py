@@ -46,8 +46,8 @@ from prefect.client.schemas.objects import TERMINAL_STATES, StateType, WorkerSta
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
-from deepsearch_rl.processes import LOOPBACK, ProcessGuard
-from deepsearch_rl.progress import ProgressBar
+from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard
+from deepsearch_rl.core.progress import ProgressBar
 from flows import server
 from flows.server import prefect_api
 from flows.worker import deploy

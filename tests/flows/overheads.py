@@ -35,7 +35,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.states import Cancelling
 
-from deepsearch_rl.processes import LOOPBACK, ProcessGuard
+from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard
 from flows.worker import deploy
 from tests.flows.many_workers import (
     MIB,

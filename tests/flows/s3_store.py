@@ -10,7 +10,7 @@ from typing import Any
 import boto3
 import httpx
 
-from deepsearch_rl.processes import LOOPBACK, running_server
+from deepsearch_rl.core.processes import LOOPBACK, running_server
 from tests.ports import free_port
 
 REGION = "us-east-1"

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from dvc.repo import Repo
 
-from deepsearch_rl.errors import ConfigError, UnknownNameError
-from deepsearch_rl.profile import find_profile
+from deepsearch_rl.core.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.profile import find_profile
 from flows.checkout import (
     SECTIONS,
     check_experiment_is_new,

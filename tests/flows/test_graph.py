@@ -1,6 +1,6 @@
 import pytest
 
-from deepsearch_rl.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.errors import ConfigError, UnknownNameError
 from flows.graph import longest_path_s, read_graph, select
 from tests.flows.conftest import MakeProject
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.processes import ProcessGuard
+from deepsearch_rl.core.processes import ProcessGuard
 from flows.locks import LOCKS_VARIABLE, Holder, current_holder, gpu_lock, held, run_held, run_lock
 
 HOLD = """

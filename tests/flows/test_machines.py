@@ -15,8 +15,8 @@ from prefect.client.schemas.objects import FlowRun
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.errors import CommandError
-from deepsearch_rl.processes import LOOPBACK
+from deepsearch_rl.core.errors import CommandError
+from deepsearch_rl.core.processes import LOOPBACK
 from flows.reproduce import reproduce
 from flows.worker import deploy
 from scripts.imports import ROOT

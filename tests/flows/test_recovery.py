@@ -21,7 +21,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Pending, Running, State
 from prefect.workers.process import ProcessWorker
 
-from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server
+from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, Server
 from flows import recovery, reproduce, server
 from flows.recovery import (
     ATTEMPTS,

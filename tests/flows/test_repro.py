@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.core.errors import ConfigError
 from flows.repro import repro
 from tests.flows.conftest import CHAIN, PROFILE, TAKING_TURNS, MakeProject, dvc_status, python
 

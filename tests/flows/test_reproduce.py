@@ -17,7 +17,7 @@ from prefect.client.schemas.sorting import ArtifactSort
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Running
 
-from deepsearch_rl.processes import LOOPBACK
+from deepsearch_rl.core.processes import LOOPBACK
 from flows import reproduce as flow_module
 from flows.reproduce import reproduce
 from flows.stage_run import StageFailedError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.core.errors import ConfigError
 from flows.restore import restore, save_workspace
 from tests.flows.conftest import PROFILE, MakeProject, dvc_status
 from tests.repository import commit_all, git

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.processes import LOOPBACK, ProcessGuard
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard
 from flows import server, ui
 from flows.server import LOGIN_VARIABLE, prefect_api, require_login
 from flows.ui import start_mlflow

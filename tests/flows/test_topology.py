@@ -26,7 +26,7 @@ import httpx
 import pytest
 import yaml
 
-from deepsearch_rl.processes import LAST_LINES, LOOPBACK, ProcessGuard
+from deepsearch_rl.core.processes import LAST_LINES, LOOPBACK, ProcessGuard
 from flows.server import ROOT
 from scripts import environment
 from tests.flows.s3_store import S3Store, running_store

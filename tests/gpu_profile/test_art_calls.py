@@ -19,7 +19,7 @@ from art.unsloth import train as _unsloth_train
 from art.unsloth.service import UnslothService
 from art.unsloth.train import UnslothTrainContext
 
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.training.backends.art.trainer import ServiceBackend, train_arguments
 from deepsearch_rl.training.backends.art.unsloth import (
     SealingUnslothService,

@@ -20,7 +20,7 @@ CALLS = """
 import json, sys
 from pathlib import Path
 import faiss, numpy
-from deepsearch_rl.errors import UnavailableError
+from deepsearch_rl.core.errors import UnavailableError
 from deepsearch_rl.retrieval.vectors.building import build_vector_index
 from deepsearch_rl.retrieval.vectors.config import IvfPqConfig
 from deepsearch_rl.retrieval.vectors.dense import open_vector_index

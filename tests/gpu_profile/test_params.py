@@ -15,16 +15,16 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.evaluation.plan import Evaluation
-from deepsearch_rl.profile import load_profile
+from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.endpoints.remote import read_remote
+from deepsearch_rl.evaluation.models.plan import Evaluation
 from deepsearch_rl.serving.launch import ServingConfig
-from deepsearch_rl.serving.remote import read_remote
 from deepsearch_rl.training.backends.art.trainer import train_arguments
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig
 from deepsearch_rl.training.rl.trainer import RlConfig
-from deepsearch_rl.training.sft import SftConfig
-from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
-from deepsearch_rl.trajectories.training_set import FilterConfig
+from deepsearch_rl.training.sft.train import SftConfig
+from deepsearch_rl.trajectories.rows.training_set import FilterConfig
+from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig
 from scripts.departures import read_published
 from scripts.imports import PACKAGES, closure, imported_names
 from tests.gpu_profile.check_environment import pins

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from dvc.utils.hydra import apply_overrides
 
-from deepsearch_rl.profile import load_profile
+from deepsearch_rl.core.profile import load_profile
 from tests.gpu_profile.test_params import LOADED, PROFILES, ROOT
 
 DOCUMENTS = [

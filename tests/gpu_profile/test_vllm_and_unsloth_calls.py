@@ -18,7 +18,7 @@ from deepsearch_rl.serving.adapters import Adapter
 from deepsearch_rl.serving.launch import VllmConfig, adapter_flags, vllm_serve_command
 from deepsearch_rl.training.backends.art.samplers import lora_serve_command
 from deepsearch_rl.training.backends.art.unsloth import unsloth_settings
-from deepsearch_rl.training.merge import (
+from deepsearch_rl.training.merging.merge import (
     AdapterMergeConfig,
     unsloth_load_arguments,
     unsloth_save_arguments,

@@ -18,8 +18,8 @@ import yaml
 from prefect import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from deepsearch_rl.processes import is_healthy
-from deepsearch_rl.stage_state import DIGESTS
+from deepsearch_rl.core.processes import is_healthy
+from deepsearch_rl.core.stage_state import DIGESTS
 from tests.pipeline.findings import Finding, Function, called_functions, chosen, verdict
 from tests.pipeline.finished_graph import (
     PROFILE,
@@ -32,7 +32,7 @@ from tests.pipeline.finished_graph import (
 from tests.pipeline.planting import with_fault_in_function
 
 WAYS = ("dvc repro", "make repro", "flow", "worker")
-SCRATCH_IS_OPEN = "stages/unchanged.py"
+SCRATCH_IS_OPEN = "stages/running/unchanged.py"
 """The first call in this module comes after the scratch folder of a stage is open."""
 MOMENTS = (0.1, 0.7)
 """The share of a stage's time after which it is disturbed; the end is left out, when nobody looks any more."""

@@ -19,13 +19,13 @@ CALLS = Path("work", "calls")
 """Where the copy keeps, for each stage, the functions that it calls: they are recorded once."""
 PROCESS_SETTINGS = (
     "src/deepsearch_rl/__init__.py",
-    "src/deepsearch_rl/loopback.py",
+    "src/deepsearch_rl/project/loopback.py",
     "stages/__init__.py",
     "stages/environment.py",
 )
 """Modules of every process that no stage lists (``scripts/imports.py``): a version, and environment variables."""
 HARMLESS = {
-    "stages/unchanged.py:_Watch.poll": "looks while the stage runs; the look at its end is in another function",
+    "stages/running/unchanged.py:_Watch.poll": "looks while the stage runs; the look at its end is in another function",
 }
 """Functions that may fail in a run whose result is right all the same, and why."""
 TEXT_OF_FAULT = "planted fault"

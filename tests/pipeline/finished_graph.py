@@ -2,7 +2,7 @@
 
     graph = FinishedGraph(folder)
     with graph.experiment("chunk"):
-        graph.write("src/deepsearch_rl/files.py", text)
+        graph.write("src/deepsearch_rl/core/files.py", text)
         run = graph.repro("chunk")
 
 After the block every file that was written, dvc.lock and the outputs of the stage are what they
@@ -25,10 +25,10 @@ import psutil
 import yaml
 
 from deepsearch_rl.commands.summary import latest_runs
-from deepsearch_rl.processes import LOOPBACK
-from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.scratch import STATE_FILE
-from deepsearch_rl.stage_graph import DeclaredStage, read_stage, stage_names
+from deepsearch_rl.core.processes import LOOPBACK
+from deepsearch_rl.core.profile import Profile, load_profile
+from deepsearch_rl.core.scratch import STATE_FILE
+from deepsearch_rl.core.stage_graph import DeclaredStage, read_stage, stage_names
 from tests.pipeline.smoke_copy import GRAPH
 from tests.ports import free_port
 

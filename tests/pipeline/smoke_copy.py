@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from deepsearch_rl.processes import LOOPBACK
+from deepsearch_rl.core.processes import LOOPBACK
 from scripts.imports import ROOT
 from tests.ports import free_port
 from tests.repository import commit_all, git

@@ -11,8 +11,8 @@ from dvc.dependency import ParamsDependency
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
-from deepsearch_rl.profile import PARAMS, dvc_file, load_profile, profile_names
-from deepsearch_rl.stage_graph import read_stage, stage_names
+from deepsearch_rl.core.profile import PARAMS, dvc_file, load_profile, profile_names
+from deepsearch_rl.core.stage_graph import read_stage, stage_names
 from scripts.deps import SOURCES, generated_files, source_deps, with_choices, with_source_deps
 from scripts.imports import ROOT, closure, parse
 from scripts.packages import PACKAGES_FILE
@@ -30,7 +30,7 @@ def read_stages(profile: str) -> list[PipelineStage]:
         ]
 
 
-PROMPTS = "src/deepsearch_rl/agent/prompts"
+PROMPTS = "src/deepsearch_rl/prompts"
 """The folder of the prompts that a profile names by their files; no module imports them."""
 STAGES = {
     stage.name: stage for profile in ("multihoprag", "tiny") for stage in read_stages(profile)
@@ -171,7 +171,7 @@ def test_generated_deps_replace_source_files_and_keep_data() -> None:
         "models/${profile}/base",
         *source_deps("merge"),
     ]
-    assert "src/deepsearch_rl/training/merge.py" in generated
+    assert "src/deepsearch_rl/training/merging/merge.py" in generated
     assert generated.endswith("    outs:\n      - models/${profile}/sft\n")
     assert with_source_deps(generated) == generated
 

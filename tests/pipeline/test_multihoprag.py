@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.evaluation.report.tables import F1Table
-from deepsearch_rl.files import read_jsonl, read_record
-from deepsearch_rl.profile import load_profile
-from deepsearch_rl.records import Trajectory
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.files import read_jsonl, read_record
+from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.core.records import Trajectory
+from deepsearch_rl.evaluation.tables.tables import F1Table
 from scripts.imports import ROOT
 from stages import prepare_model
 from tests.corpora.real_news import read_rows, write_repository

@@ -16,8 +16,8 @@ from dvc.stage.serialize import to_lockfile
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deepsearch_rl.locked import locked_versions, uv_versions
-from deepsearch_rl.profile import load_profile, profile_names
+from deepsearch_rl.core.profile import load_profile, profile_names
+from deepsearch_rl.project.locked import locked_versions, uv_versions
 from flows.graph import Graph, read_graph
 from scripts.imports import ROOT, programs_in
 from scripts.packages import (

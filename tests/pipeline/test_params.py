@@ -11,9 +11,9 @@ import yaml
 from dvc.utils.hydra import apply_overrides
 from ruamel.yaml import YAML
 
-from deepsearch_rl.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.presets import extended_values, load_preset, preset_file
-from deepsearch_rl.profile import load_profile
 from scripts import params
 from scripts.imports import ROOT
 from scripts.params import generate, profile_files, write_params

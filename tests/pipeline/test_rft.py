@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.files import file_digests
+from deepsearch_rl.core.files import file_digests
 from tests.pipeline.smoke_copy import finished_smoke_graph, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.commands.summary import latest_runs
-from deepsearch_rl.evaluation.report.tables import F1Table
+from deepsearch_rl.evaluation.tables.tables import F1Table
 from tests.pipeline.disturbed_runs import edits, kills
 from tests.pipeline.findings import faults
 from tests.pipeline.finished_graph import FinishedGraph

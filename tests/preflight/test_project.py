@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import CommandError
-from deepsearch_rl.profile import load_profile, profile_names
+from deepsearch_rl.core.errors import CommandError
+from deepsearch_rl.core.profile import load_profile, profile_names
 from deepsearch_rl.training.rl.trainer import RlConfig
-from deepsearch_rl.training.sft import SftConfig
+from deepsearch_rl.training.sft.train import SftConfig
 from scripts.imports import ROOT
 from scripts.preflight.phases import difference, long_row, packages
 from scripts.preflight.project import Project, cut_copy, open_copy

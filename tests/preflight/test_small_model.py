@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config
 
-from deepsearch_rl.profile import Profile, find_profile
-from deepsearch_rl.records import Message, Trajectory
+from deepsearch_rl.core.profile import Profile, find_profile
+from deepsearch_rl.core.records import Message, Trajectory
 from scripts.imports import ROOT
 from scripts.preflight.project import cut_values
 from scripts.preflight.small_model import empty_model, teach

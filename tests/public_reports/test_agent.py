@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent import endpoint as endpoint_module
-from deepsearch_rl.agent.chat_messages import OTHER_THOUGHTS
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.model_failures import TOO_LONG, Wording, failure_in
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
-from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.ifeval import (
+from deepsearch_rl.conversation.chat_messages import OTHER_THOUGHTS
+from deepsearch_rl.core.errors import CheckFailedError
+from deepsearch_rl.core.files import read_jsonl, write_jsonl
+from deepsearch_rl.core.records import Question, StopReason, Trajectory
+from deepsearch_rl.endpoints import endpoint as endpoint_module
+from deepsearch_rl.endpoints.model_failures import TOO_LONG, Wording, failure_in
+from deepsearch_rl.evaluation.ifeval.ifeval import (
     IfevalConfig,
     IfevalResponse,
     evaluate_ifeval,
     generated_prompts,
 )
-from deepsearch_rl.files import read_jsonl, write_jsonl
-from deepsearch_rl.records import Question, StopReason, Trajectory
-from deepsearch_rl.training.rl.rewards import PolicyText, ThinkLength, reward_parts
+from deepsearch_rl.training.rewards.rewards import PolicyText, ThinkLength, reward_parts
 from deepsearch_rl.trajectories.exchange import export_rows
 
 QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))

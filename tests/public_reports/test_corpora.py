@@ -19,25 +19,31 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.cli import app
-from deepsearch_rl.corpora import flashrag, flashrag_sets, graphrag_bench, layouts
-from deepsearch_rl.corpora.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
-from deepsearch_rl.corpora.chunking import ChunkConfig, Cutting, chunk_corpora, cut_documents
-from deepsearch_rl.corpora.spans import word_spans
-from deepsearch_rl.corpora.titles import title_key
-from deepsearch_rl.corpora.token_counts import WordCounter
-from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError
-from deepsearch_rl.evaluation.ifeval import read_prompts
-from deepsearch_rl.evaluation.scoring.predictions import score_predictions
-from deepsearch_rl.files import read_jsonl, write_jsonl
+from deepsearch_rl.core.answers import INSUFFICIENT
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError
+from deepsearch_rl.core.files import read_jsonl, write_jsonl
+from deepsearch_rl.core.records import Chunk, Document, Question, StopReason, Trajectory
+from deepsearch_rl.corpora.chunking.chunking import (
+    ChunkConfig,
+    Cutting,
+    chunk_corpora,
+    cut_documents,
+)
+from deepsearch_rl.corpora.chunking.spans import word_spans
+from deepsearch_rl.corpora.chunking.token_counts import WordCounter
+from deepsearch_rl.corpora.download import flashrag_sets, graphrag_bench
+from deepsearch_rl.corpora.download.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
+from deepsearch_rl.corpora.reading import flashrag, layouts
+from deepsearch_rl.corpora.reading.titles import title_key
+from deepsearch_rl.evaluation.ifeval.ifeval import read_prompts
+from deepsearch_rl.evaluation.standalone.predictions import score_predictions
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.records import Chunk, Document, Question, StopReason, Trajectory
-from deepsearch_rl.retrieval.build import IndexSection, build_index
-from deepsearch_rl.retrieval.gold import gold_evidence
-from deepsearch_rl.retrieval.rows import read_chunks, write_rows
-from deepsearch_rl.trajectories.results import import_results
-from deepsearch_rl.trajectories.statistics import read_statistics
+from deepsearch_rl.retrieval.build.build import IndexSection, build_index
+from deepsearch_rl.retrieval.ranking.gold import gold_evidence
+from deepsearch_rl.retrieval.search.rows import read_chunks, write_rows
+from deepsearch_rl.trajectories.statistics.results import import_results
+from deepsearch_rl.trajectories.statistics.statistics import read_statistics
 
 Line = dict[str, Any]
 NAN = float("nan")

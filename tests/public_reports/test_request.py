@@ -13,20 +13,20 @@ from typing import Any
 import openai
 import pytest
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.agent.endpoint import Completion, Endpoint, complete, open_client
-from deepsearch_rl.agent.pacing import pausable
-from deepsearch_rl.agent.request_options import RequestOptions, remedy
-from deepsearch_rl.errors import EndpointDownError
-from deepsearch_rl.evaluation.evaluate_model import checkpoint_name
-from deepsearch_rl.files import sha256_json, write_json
-from deepsearch_rl.rate_limits import rate_limits
-from deepsearch_rl.retries import is_quota_spent
-from deepsearch_rl.retrieval.encoders.remote import RemoteConfig as EmbeddingsConfig
-from deepsearch_rl.retrieval.encoders.remote import RemoteEncoder
+from deepsearch_rl.conversation.chat_format import assistant_message, load_chat_format
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.core.errors import EndpointDownError
+from deepsearch_rl.core.files import sha256_json, write_json
+from deepsearch_rl.core.rate_limits import rate_limits
+from deepsearch_rl.core.retries import is_quota_spent
+from deepsearch_rl.endpoints.endpoint import Completion, Endpoint, complete, open_client
+from deepsearch_rl.endpoints.pacing import pausable
+from deepsearch_rl.endpoints.remote import RemoteConfig
+from deepsearch_rl.endpoints.request_options import RequestOptions, remedy
+from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name
+from deepsearch_rl.retrieval.encoders.remote.encoder import RemoteConfig as EmbeddingsConfig
+from deepsearch_rl.retrieval.encoders.remote.encoder import RemoteEncoder
 from deepsearch_rl.serving.answer_text import AnswerText
-from deepsearch_rl.serving.chat_format import assistant_message, load_chat_format
-from deepsearch_rl.serving.remote import RemoteConfig
 from tests.agent.conftest import ChatServer, completion
 from tests.model_servers import endpoint, engine
 from tests.policies import policy_folder
@@ -448,7 +448,7 @@ def streams(chat: ChatServer, chunks: list[dict[str, Any]]) -> None:
 def test_a_streamed_call_and_thought_are_put_together_and_a_cut_stream_is_asked_for_again(
     chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepsearch_rl.agent.endpoint.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("deepsearch_rl.endpoints.endpoint.FIRST_WAIT_S", 0.001)
     streams(chat_server, CALL_CHUNKS[:3])
     streams(chat_server, CALL_CHUNKS)
     [completion] = asyncio.run(
@@ -544,7 +544,7 @@ def test_a_429_without_a_wait_is_waited_for_by_minutes_and_costs_a_question_no_t
     chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """explodinggradients/ragas#1519."""
-    monkeypatch.setattr("deepsearch_rl.retries.FIRST_CAPACITY_WAIT_S", 0.2)
+    monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.2)
     full = json.dumps(
         {
             "error": {
@@ -580,7 +580,7 @@ def reply_plainly(handler: BaseHTTPRequestHandler, status: int, body: str) -> No
 def test_the_waits_of_a_full_server_end_with_its_error(
     chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepsearch_rl.retries.FIRST_CAPACITY_WAIT_S", 0.05)
+    monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.05)
     chat_server.script.append(
         lambda handler: reply_plainly(handler, 429, '{"error": {"message": "full"}}')
     )
@@ -676,7 +676,7 @@ def embeddings_of(server: ChatServer, **changes: Any) -> RemoteEncoder:
 def test_an_embeddings_endpoint_that_takes_no_more_requests_is_waited_for(
     chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepsearch_rl.retries.FIRST_CAPACITY_WAIT_S", 0.01)
+    monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.01)
     for _ in range(5):  # more than its attempts
         chat_server.script.append(
             lambda handler: reply_plainly(handler, 429, '{"error": {"message": "slow down"}}')

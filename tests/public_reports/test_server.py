@@ -25,35 +25,40 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from deepsearch_rl import files
 from deepsearch_rl.cli import main
-from deepsearch_rl.errors import (
+from deepsearch_rl.core import files
+from deepsearch_rl.core.errors import (
     ArtifactError,
     ConfigError,
     EndpointDownError,
     EndpointError,
     RecordError,
 )
-from deepsearch_rl.files import read_distinct, write_jsonl
-from deepsearch_rl.records import Document, Question
-from deepsearch_rl.retrieval.build import IndexSection, build_index, build_indexes
-from deepsearch_rl.retrieval.encoders.remote import RemoteConfig, RemoteEncoder
+from deepsearch_rl.core.files import read_distinct, write_jsonl
+from deepsearch_rl.core.records import Document, Question
+from deepsearch_rl.retrieval.build.build import IndexSection, build_index, build_indexes
+from deepsearch_rl.retrieval.encoders.remote.encoder import RemoteConfig, RemoteEncoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
-from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint
 from deepsearch_rl.retrieval.online.searcher import OnlineSearcher
-from deepsearch_rl.retrieval.quality import DatasetConfig, measure_datasets
-from deepsearch_rl.retrieval.rerank import RerankedSearcher
-from deepsearch_rl.retrieval.rows import Filter
-from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError, SearchesChunks, open_index
+from deepsearch_rl.retrieval.search.analysis import analyse
+from deepsearch_rl.retrieval.search.manifest import IndexConfig
+from deepsearch_rl.retrieval.search.quality import DatasetConfig, measure_datasets
+from deepsearch_rl.retrieval.search.rows import Filter
+from deepsearch_rl.retrieval.search.searcher import (
+    Hit,
+    QueriesFailedError,
+    SearchesChunks,
+    open_index,
+)
 from deepsearch_rl.retrieval.server.batching import SearchFailedError, SearchQueue
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.retrieval.server.limits import Budget
 from deepsearch_rl.retrieval.server.metrics import Metrics
 from deepsearch_rl.retrieval.server.requests import MAX_BODIES_BYTES, MAX_BODY_BYTES, Guard
+from deepsearch_rl.retrieval.server.rerank import RerankedSearcher
 from deepsearch_rl.retrieval.server.service import RetrievalApp
-from deepsearch_rl.retrieval.sparse.analysis import analyse
-from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.retrieval.sparse.builtin.bm25 import Bm25Config, Bm25Index
 from tests.chunks import make_chunks
 from tests.retrieval.server.searchers import (
     GatedSearcher,
@@ -751,7 +756,7 @@ def test_two_writers_of_one_file_do_not_meet_and_the_last_ones_file_is_whole(
 def test_what_a_killed_writer_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     program = (
-        "import os, sys; from pathlib import Path; from deepsearch_rl.files import atomic_file\n"
+        "import os, sys; from pathlib import Path; from deepsearch_rl.core.files import atomic_file\n"
         "with atomic_file(Path(sys.argv[1])) as partial: partial.write_text('half'); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, RecordError
-from deepsearch_rl.retrieval.rows import ChunkStore, read_chunks, write_rows
+from deepsearch_rl.core.errors import ArtifactError, RecordError
+from deepsearch_rl.retrieval.search.rows import ChunkStore, read_chunks, write_rows
 
 LINES = [
     {

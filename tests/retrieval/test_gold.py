@@ -1,5 +1,5 @@
-from deepsearch_rl.records import Question
-from deepsearch_rl.retrieval.gold import gold_evidence
+from deepsearch_rl.core.records import Question
+from deepsearch_rl.retrieval.ranking.gold import gold_evidence
 from tests.chunks import make_chunk
 
 

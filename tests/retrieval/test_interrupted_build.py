@@ -8,21 +8,22 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.files import sha256_file
-from deepsearch_rl.retrieval import build
-from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.encoders import encoding
-from deepsearch_rl.retrieval.manifest import IndexConfig
-from deepsearch_rl.retrieval.searcher import open_index
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.files import sha256_file
+from deepsearch_rl.retrieval.build import build
+from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.retrieval.encoding import encoding
+from deepsearch_rl.retrieval.search.manifest import IndexConfig
+from deepsearch_rl.retrieval.search.searcher import open_index
 
 BUILD = """
 import os, signal, sys
 from pathlib import Path
 from typing import Any
-from deepsearch_rl.retrieval import build, manifest
-from deepsearch_rl.retrieval.encoders import encoding
-from deepsearch_rl.retrieval.manifest import IndexConfig
+from deepsearch_rl.retrieval.build import build
+from deepsearch_rl.retrieval.search import manifest
+from deepsearch_rl.retrieval.encoding import encoding
+from deepsearch_rl.retrieval.search.manifest import IndexConfig
 
 chunks, index, config, module, function, calls = sys.argv[1:]
 holder = {"build": build, "encoding": encoding, "manifest": manifest, "Bm25Index": build.Bm25Index}[module]

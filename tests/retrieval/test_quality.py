@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Evidence, Question, QuestionMetadata
-from deepsearch_rl.retrieval.gold import score_facts
-from deepsearch_rl.retrieval.quality import DatasetConfig, QualityConfig, measure_datasets
-from deepsearch_rl.retrieval.searcher import RETRIEVERS
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import Evidence, Question, QuestionMetadata
+from deepsearch_rl.retrieval.ranking.gold import score_facts
+from deepsearch_rl.retrieval.search.quality import DatasetConfig, QualityConfig, measure_datasets
+from deepsearch_rl.retrieval.search.searcher import RETRIEVERS
 
 QUALITY = QualityConfig(split="val", cutoffs=(1,))
 

@@ -4,7 +4,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from deepsearch_rl.retrieval.ranking import FusionConfig, Ranking, ReciprocalRankFusion, rank
+from deepsearch_rl.retrieval.ranking.ranking import (
+    FusionConfig,
+    Ranking,
+    ReciprocalRankFusion,
+    rank,
+)
 
 RANKS = {
     "depth": 10,

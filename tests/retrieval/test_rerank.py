@@ -18,12 +18,17 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.records import Chunk
-from deepsearch_rl.retrieval.rerank import CrossEncoder, Pair, RerankedSearcher, RerankerConfig
-from deepsearch_rl.retrieval.rows import Filter
-from deepsearch_rl.retrieval.searcher import Hit
+from deepsearch_rl.retrieval.search.rows import Filter
+from deepsearch_rl.retrieval.search.searcher import Hit
+from deepsearch_rl.retrieval.server.rerank import (
+    CrossEncoder,
+    Pair,
+    RerankedSearcher,
+    RerankerConfig,
+)
 from tests.chunks import make_chunk
 
 WORDS = ["comet", "lander", "probe", "river", "city", "capital", "moon", "orbit"]

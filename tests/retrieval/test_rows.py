@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.rows import (
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.retrieval.search.rows import (
     BUFFER_BYTES,
     UNKNOWN_DAY,
     Filter,

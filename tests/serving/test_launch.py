@@ -4,12 +4,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
-from deepsearch_rl.evaluation.evaluate_model import checkpoint_name
-from deepsearch_rl.files import write_json
-from deepsearch_rl.profile import load_profile
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.core.files import write_json
+from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.endpoints.remote import shown_address
+from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name
 from deepsearch_rl.serving.launch import ServingConfig, VllmConfig, serve_model, vllm_serve_command
-from deepsearch_rl.serving.remote import shown_address
 from tests.conftest import ROOT
 from tests.policies import CONTEXT_TOKENS
 from tests.search_servers import in_thread

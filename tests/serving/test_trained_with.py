@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.prompt_digests import PromptDigests, TrainedWith, tools_text
-from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.files import write_json
-from deepsearch_rl.serving.trained_with import (
+from deepsearch_rl.conversation.prompt_digests import PromptDigests, TrainedWith, tools_text
+from deepsearch_rl.conversation.trained_with import (
     chat_template,
     read_trained_with,
     require_trained_with,
     served_with,
 )
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.files import write_json
 
 TOOL = {"type": "function", "function": {"name": "retrieve"}}
 PROMPTS = PromptDigests.of("Search.", tools_text(TOOL))

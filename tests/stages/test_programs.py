@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import UnknownNameError
-from deepsearch_rl.processes import ProcessGuard
-from deepsearch_rl.profile import Profile, find_profile
-from deepsearch_rl.scratch import Scratch
+from deepsearch_rl.core.errors import UnknownNameError
+from deepsearch_rl.core.processes import ProcessGuard
+from deepsearch_rl.core.profile import Profile, find_profile
+from deepsearch_rl.core.scratch import Scratch
 from stages import filter as filter_stage
 from stages import optimize_prompt
-from stages.followed import RUNNER, followed
+from stages.running.followed import RUNNER, followed
 from tests.conftest import ROOT
 from tests.settings import new_scratch
 

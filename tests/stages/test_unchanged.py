@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.scratch import CHANGED_FILE, Scratch, unfinished
-from stages import unchanged
-from stages.entry import run
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.scratch import CHANGED_FILE, Scratch, unfinished
+from stages.running import unchanged
+from stages.running.entry import run
 
 SOURCE = Path("src", "loss.py")
 PARAMS = "profile: tiny\nparams: params.yaml\nrl: {rate: 1}\nother: 1\n"
@@ -21,7 +21,7 @@ WAIT_S = 30
 def run_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs a main as the stage ``train`` of a small project, and returns its error, empty if it has none."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stages.entry.ROOT", tmp_path)
+    monkeypatch.setattr("stages.running.entry.ROOT", tmp_path)
     monkeypatch.setattr(unchanged, "POLL_S", 0.01)
     monkeypatch.setattr(sys, "argv", ["stages/train.py", "params.yaml"])
     SOURCE.parent.mkdir()

@@ -8,12 +8,19 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from deepsearch_rl.evaluation.report.table_files import write_table
-from deepsearch_rl.evaluation.report.tables import build_table
+from deepsearch_rl.core.files import write_json, write_jsonl
+from deepsearch_rl.core.records import (
+    Message,
+    Retrieval,
+    StopReason,
+    TokenUsage,
+    ToolCall,
+    Trajectory,
+)
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation, RowKey
 from deepsearch_rl.evaluation.scoring.score import build_row
-from deepsearch_rl.files import write_json, write_jsonl
-from deepsearch_rl.records import Message, Retrieval, StopReason, TokenUsage, ToolCall, Trajectory
+from deepsearch_rl.evaluation.tables.table_files import write_table
+from deepsearch_rl.evaluation.tables.tables import build_table
 from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance, Results, TrackConfig
 from deepsearch_rl.tracking.local_store import database_file, local_store
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import RecordError
-from deepsearch_rl.evaluation.report.tables import F1Table
-from deepsearch_rl.files import parse_record, read_jsonl, read_record, sha256_file
+from deepsearch_rl.core.errors import RecordError
+from deepsearch_rl.core.files import parse_record, read_jsonl, read_record, sha256_file
+from deepsearch_rl.evaluation.tables.tables import F1Table
 from deepsearch_rl.tracking.bundle import (
     FILES,
     PREDICTIONS,
@@ -17,7 +17,7 @@ from deepsearch_rl.tracking.bundle import (
     read_bundle,
     row_scores,
 )
-from deepsearch_rl.training.curves import TrainingStep
+from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, QUESTIONS, SEED
 
 

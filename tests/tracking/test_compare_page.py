@@ -12,7 +12,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from deepsearch_rl.processes import ProcessGuard
+from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.tracking.bundle import build_bundle
 from deepsearch_rl.tracking.upload import upload
 from flows.server import START_TIMEOUT_S, start_server

@@ -20,15 +20,15 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from deepsearch_rl.files import AppendLog, read_record
-from deepsearch_rl.processes import running_server
+from deepsearch_rl.core.files import AppendLog, read_record
+from deepsearch_rl.core.processes import running_server
 from deepsearch_rl.tracking import live
 from deepsearch_rl.tracking.bundle import BUNDLE, Bundle, build_bundle
 from deepsearch_rl.tracking.curves import line_digest, read_runs, read_steps
 from deepsearch_rl.tracking.live import LiveFigures, follow
 from deepsearch_rl.tracking.store import held
-from deepsearch_rl.training.curves import CurveLine, curve_path
-from stages.followed import COMMAND
+from deepsearch_rl.training.runs.curves import CurveLine, curve_path
+from stages.running.followed import COMMAND
 from tests.conftest import ROOT
 from tests.ports import free_port
 from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, new_store
@@ -37,9 +37,9 @@ WORK, NAME = Path("work", "tiny"), "sft-0123456789ab"
 WAIT_S = 120
 STAGE = """
 import os, time
-from deepsearch_rl.training.curves import record_step, recorded_curve
-from stages.entry import run
-from stages.followed import followed
+from deepsearch_rl.training.runs.curves import record_step, recorded_curve
+from stages.running.entry import run
+from stages.running.followed import followed
 
 def main(profile, item, scratch):
     first, last, then = os.environ["STEPS"].split()
@@ -300,7 +300,7 @@ def follower(process: "subprocess.Popen[str]") -> psutil.Process:
     (found,) = [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
-        if "--stage" in child.cmdline() and "deepsearch_rl.processes" not in child.cmdline()
+        if "--stage" in child.cmdline() and "deepsearch_rl.core.processes" not in child.cmdline()
     ]
     return found
 

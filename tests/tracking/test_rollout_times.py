@@ -12,14 +12,19 @@ from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.agent.timing import RolloutTimes, trajectory_digest
-from deepsearch_rl.evaluation.report.tables import F1Table
-from deepsearch_rl.files import read_jsonl, read_record, sha256_file
-from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.core.files import read_jsonl, read_record, sha256_file
+from deepsearch_rl.core.records import Question, Trajectory
+from deepsearch_rl.endpoints.timing import RolloutTimes, trajectory_digest
+from deepsearch_rl.evaluation.tables.tables import F1Table
 from deepsearch_rl.tracking.bundle import build_bundle
 from deepsearch_rl.tracking.traces import NO_TIMES
 from deepsearch_rl.tracking.upload import upload
-from deepsearch_rl.trajectories.collect import collect, kept_times, read_times, times_path
+from deepsearch_rl.trajectories.collecting.collect import (
+    collect,
+    kept_times,
+    read_times,
+    times_path,
+)
 from tests.agent.conftest import ChatServer, agent_config, chat_server, completion
 from tests.agent.search_server import serve_search
 from tests.tracking.conftest import (

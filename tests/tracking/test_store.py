@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ConfigError, EndpointDownError, EndpointError
+from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.store import connected, public_uri
 from tests.search_servers import in_thread

@@ -3,8 +3,8 @@ import json
 import pytest
 from mlflow.entities import Trace
 
-from deepsearch_rl.agent.timing import RolloutTimes, TimedStep, trajectory_digest
-from deepsearch_rl.records import Message, Retrieval, StopReason, ToolCall, Trajectory
+from deepsearch_rl.core.records import Message, Retrieval, StopReason, ToolCall, Trajectory
+from deepsearch_rl.endpoints.timing import RolloutTimes, TimedStep, trajectory_digest
 from deepsearch_rl.tracking.bundle import ShownRollout
 from deepsearch_rl.tracking.traces import NO_TIMES, Owner, build_trace
 from tests.tracking.conftest import PASSAGES, rollout

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from deepsearch_rl.files import AppendLog, read_jsonl
-from deepsearch_rl.training.curves import (
+from deepsearch_rl.core.files import AppendLog, read_jsonl
+from deepsearch_rl.training.runs.curves import (
     CurveLine,
     TrainingStep,
     curve_path,

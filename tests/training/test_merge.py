@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from deepsearch_rl.errors import (
+from deepsearch_rl.core.errors import (
     ArtifactError,
     CheckFailedError,
     CommandError,
     ConfigError,
     UnavailableError,
 )
-from deepsearch_rl.files import file_digests, sha256_file
-from deepsearch_rl.training.merge import (
+from deepsearch_rl.core.files import file_digests, sha256_file
+from deepsearch_rl.training.merging.merge import (
     AdapterMergeConfig,
     Answer,
     MergeConfig,
@@ -32,7 +32,7 @@ from deepsearch_rl.training.merge import (
     merge_rl_adapter,
     require_trained_model,
 )
-from deepsearch_rl.training.model_folder import complete_folder
+from deepsearch_rl.training.runs.model_folder import complete_folder
 
 PEFT_MERGE = AdapterMergeConfig(
     backend="peft",

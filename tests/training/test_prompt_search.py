@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent.prompts import MADE_PROMPT
-from deepsearch_rl.errors import ConfigError, EndpointError
-from deepsearch_rl.files import read_json, write_json, write_jsonl
-from deepsearch_rl.records import Chunk, ChunkMetadata, Question
-from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl.conversation.prompts import MADE_PROMPT
+from deepsearch_rl.core.errors import ConfigError, EndpointError
+from deepsearch_rl.core.files import read_json, write_json, write_jsonl
+from deepsearch_rl.core.records import Chunk, ChunkMetadata, Question
+from deepsearch_rl.retrieval.build.build import build_index
 from deepsearch_rl.serving.launch import ServingConfig
-from deepsearch_rl.training.prompt_search import (
+from deepsearch_rl.training.prompt_search.prompt_search import (
     CANDIDATES,
     MANIFEST,
     OptimizePromptConfig,
     PromptTask,
     optimize_prompt,
 )
-from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.settings import AGENT, INDEX, RETRIEVAL
 

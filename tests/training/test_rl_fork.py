@@ -13,16 +13,16 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError
-from deepsearch_rl.files import file_digests, read_json, write_json, write_jsonl
-from deepsearch_rl.profile import Profile, load_profile
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, DeepsearchError
+from deepsearch_rl.core.files import file_digests, read_json, write_json, write_jsonl
+from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTrainer
 from deepsearch_rl.training.rl.watchdog import WatchdogConfig, watch
-from deepsearch_rl.training.rl_fork import fork, run_name, run_of
-from deepsearch_rl.training.rl_worker import RlRun
-from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
+from deepsearch_rl.training.rl_process.fork import fork, run_name, run_of
+from deepsearch_rl.training.rl_process.worker import RlRun
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from tests.training.rl.killed_loop import QUESTIONS, Killed, task
 from tests.training.rl.tiny_trainer import TinyTrainer
 from tests.worlds import World

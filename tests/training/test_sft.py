@@ -15,21 +15,20 @@ import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from deepsearch_rl.agent.prompt_digests import PromptDigests
-from deepsearch_rl.errors import (
+from deepsearch_rl.conversation.prompt_digests import PromptDigests
+from deepsearch_rl.conversation.trained_with import chat_template, read_trained_with, served_with
+from deepsearch_rl.core.errors import (
     ArtifactError,
     CommandError,
     ConfigError,
     RecordError,
     UnavailableError,
 )
-from deepsearch_rl.files import read_jsonl, read_record, sha256_file, write_json
-from deepsearch_rl.serving.trained_with import chat_template, read_trained_with, served_with
+from deepsearch_rl.core.files import read_jsonl, read_record, sha256_file, write_json
 from deepsearch_rl.tracking.curves import line_digest, read_steps
-from deepsearch_rl.training import sft
-from deepsearch_rl.training.curves import curve_path, recorded_curve
-from deepsearch_rl.training.finite import NotFiniteError, not_finite_metrics
-from deepsearch_rl.training.sft import (
+from deepsearch_rl.training.runs.curves import curve_path, recorded_curve
+from deepsearch_rl.training.runs.finite import NotFiniteError, not_finite_metrics
+from deepsearch_rl.training.sft.train import (
     TRAINER_STATE,
     SftConfig,
     TrainerState,
@@ -42,7 +41,8 @@ from deepsearch_rl.training.sft import (
     swift_sft_command,
     train_adapter,
 )
-from deepsearch_rl.trajectories.convert import SwiftRow
+from deepsearch_rl.training.sft.train import train as sft
+from deepsearch_rl.trajectories.rows.convert import SwiftRow
 
 ENTRY = {
     "loss": 1.5,
@@ -482,7 +482,8 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
 
 def _train_until_first_checkpoint(config: SftConfig, model: Path, rows: Path, work: Path) -> None:
     """Run the training in another process, and kill that as soon as a checkpoint is whole."""
-    call = "import sys; from pathlib import Path; from deepsearch_rl.training.sft import SftConfig, train_adapter; "
+    call = "import sys; from pathlib import Path; "
+    call += "from deepsearch_rl.training.sft.train import SftConfig, train_adapter; "
     call += "config = SftConfig.model_validate_json(sys.argv[1]); "
     call += "train_adapter(config, *map(Path, sys.argv[2:4]), 0, *map(Path, sys.argv[4:6]))"
     paths = [str(path) for path in (model, rows, work, work / "never")]

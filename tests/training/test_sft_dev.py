@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
-from deepsearch_rl.files import read_json, read_jsonl, sha256_file, write_json, write_jsonl
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import Question
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.core.files import read_json, read_jsonl, sha256_file, write_json, write_jsonl
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import Question
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.tracking.curves import read_runs
-from deepsearch_rl.training.curves import TrainingStep, curve_path, recorded_curve
-from deepsearch_rl.training.sft import SftDev
-from deepsearch_rl.training.sft_dev import DevRollouts, choose_on_dev
-from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
+from deepsearch_rl.training.runs.curves import TrainingStep, curve_path, recorded_curve
+from deepsearch_rl.training.sft.dev import DevRollouts, choose_on_dev
+from deepsearch_rl.training.sft.train import SftDev
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from stages import sft_dev as stage
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.policies import CONTEXT_TOKENS

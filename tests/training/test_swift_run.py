@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import CommandError
-from deepsearch_rl.training.swift_run import run_swift
+from deepsearch_rl.core.errors import CommandError
+from deepsearch_rl.training.runs.swift_run import run_swift
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 
-from deepsearch_rl.records import Message, StopReason, ToolCall, Trajectory
+from deepsearch_rl.core.records import Message, StopReason, ToolCall, Trajectory
 
 Turn = tuple[str | None, str, Iterable[str]]
 """Reasoning, text and queries."""

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.errors import ConfigError, EndpointError, RecordError
-from deepsearch_rl.files import only_writer, read_jsonl
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import Question, StopReason, Trajectory
-from deepsearch_rl.trajectories.collect import TrajectoryFile, collect
+from deepsearch_rl.core.errors import ConfigError, EndpointError, RecordError
+from deepsearch_rl.core.files import only_writer, read_jsonl
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import Question, StopReason, Trajectory
+from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.trajectories.collecting.collect import TrajectoryFile, collect
 from tests.trajectories.scripted import ScriptedAgent, make_questions, make_trajectory
 
 QUESTIONS = make_questions(20)

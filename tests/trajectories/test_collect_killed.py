@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.records import Trajectory
+from deepsearch_rl.core.records import Trajectory
 from tests.trajectories.scripted import ANNOUNCEMENT_BYTES, CONCURRENCY, SAMPLES
 
 PIPE_BYTES = 4096

@@ -2,9 +2,9 @@
 
 import pytest
 
-from deepsearch_rl.answers import INSUFFICIENT
-from deepsearch_rl.errors import ArtifactError, UnknownNameError
-from deepsearch_rl.records import (
+from deepsearch_rl.core.answers import INSUFFICIENT
+from deepsearch_rl.core.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.core.records import (
     Message,
     Question,
     QuestionMetadata,
@@ -13,7 +13,7 @@ from deepsearch_rl.records import (
     ToolCall,
     Trajectory,
 )
-from deepsearch_rl.trajectories.filters import (
+from deepsearch_rl.trajectories.filters.filters import (
     PREDICATES,
     apply_predicates,
     best_per_question,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.prompt_digests import PromptDigests
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.files import read_distinct, write_json
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import Trajectory
+from deepsearch_rl.conversation.prompt_digests import PromptDigests
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.files import read_distinct, write_json
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import Trajectory
 from stages import synthesize, synthesize_self
 from tests.policies import CONTEXT_TOKENS, policy_folder
 from tests.settings import new_scratch

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import (
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import (
     Evidence,
     Message,
     Question,
@@ -18,7 +18,7 @@ from deepsearch_rl.records import (
     TokenUsage,
     Trajectory,
 )
-from deepsearch_rl.trajectories.statistics import Tally, read_statistics
+from deepsearch_rl.trajectories.statistics.statistics import Tally, read_statistics
 from tests.trajectories.test_convert import ONE_CALL, conversation
 
 FACT = "The mayor of Northgate  is\nKaspar Granger."

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.answers import SUCCESS_F1, f1
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.files import read_distinct, write_jsonl
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.trajectories import synthesize as module
-from deepsearch_rl.trajectories.manifest import require_made_with
-from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
-from deepsearch_rl.trajectories.synthesize import SynthesizeConfig, synthesize
+from deepsearch_rl.core.answers import SUCCESS_F1, f1
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
+from deepsearch_rl.core.files import read_distinct, write_jsonl
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import Question, Trajectory
+from deepsearch_rl.trajectories.collecting.manifest import require_made_with
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
+from deepsearch_rl.trajectories.synthesis import synthesize as module
+from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig, synthesize
 from tests.worlds import World
 
 Teach = Callable[..., list[Trajectory]]

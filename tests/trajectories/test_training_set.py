@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, UnknownNameError
-from deepsearch_rl.files import read_json, read_jsonl, write_jsonl
-from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.records import Message, Question, Trajectory
-from deepsearch_rl.training.sft import SftConfig
-from deepsearch_rl.trajectories.convert import SwiftRow, swift_row
-from deepsearch_rl.trajectories.manifest import write_manifest
-from deepsearch_rl.trajectories.training_set import FilterConfig, build_training_set
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, UnknownNameError
+from deepsearch_rl.core.files import read_json, read_jsonl, write_jsonl
+from deepsearch_rl.core.profile import Profile, load_profile
+from deepsearch_rl.core.records import Message, Question, Trajectory
+from deepsearch_rl.training.sft.train import SftConfig
+from deepsearch_rl.trajectories.collecting.manifest import write_manifest
+from deepsearch_rl.trajectories.rows.convert import SwiftRow, swift_row
+from deepsearch_rl.trajectories.rows.training_set import FilterConfig, build_training_set
 from tests.conftest import ROOT
 from tests.trajectories import test_filters
 from tests.trajectories.test_filters import QUESTION

@@ -4,11 +4,11 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.agent.prompt_digests import PromptDigests, tools_text
-from deepsearch_rl.agent.prompts import load_prompt, prompt_path, prompt_title
-from deepsearch_rl.files import sha256_json
-from deepsearch_rl.records import ProtocolName, Record
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.conversation.prompt_digests import PromptDigests, tools_text
+from deepsearch_rl.conversation.prompts import load_prompt, prompt_path, prompt_title
+from deepsearch_rl.core.files import sha256_json
+from deepsearch_rl.core.records import ProtocolName, Record
 
 FUNCTION_CALLING: Final = "function_calling"
 

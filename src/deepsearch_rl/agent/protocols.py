@@ -37,7 +37,9 @@ from typing import Any, Protocol, TypeAlias
 
 import openai
 
-from deepsearch_rl.agent.chat_messages import (
+from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
+from deepsearch_rl.agent.transcript import RolloutStopped
+from deepsearch_rl.conversation.chat_messages import (
     RETRIEVE_TOOL,
     assistant_turn,
     chat_messages,
@@ -45,14 +47,12 @@ from deepsearch_rl.agent.chat_messages import (
     split_thought,
     spoken_text,
 )
-from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
-from deepsearch_rl.agent.endpoint import Completion, complete
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.agent.request_options import USUAL, RequestOptions
-from deepsearch_rl.agent.transcript import RolloutStopped
-from deepsearch_rl.answers import has_answer_tags
-from deepsearch_rl.records import Message, StopReason, TokenUsage, ToolCall
-from deepsearch_rl.retrieval.passages import NO_PASSAGES, Found, format_passages
+from deepsearch_rl.conversation.passages import NO_PASSAGES, Found, format_passages
+from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.core.answers import has_answer_tags
+from deepsearch_rl.core.records import Message, StopReason, TokenUsage, ToolCall
+from deepsearch_rl.endpoints.endpoint import Completion, complete
+from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
 _LOG = logging.getLogger(__name__)
 _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400

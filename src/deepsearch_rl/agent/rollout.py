@@ -28,16 +28,16 @@ from openai.types.responses import (
 )
 
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
-from deepsearch_rl.agent.endpoint import Endpoint, open_client, replace_lone_surrogates
-from deepsearch_rl.agent.model_failures import failed_generation, model_failure
-from deepsearch_rl.agent.pacing import pausable
 from deepsearch_rl.agent.protocols import EndpointPolicy, Reply, RolloutPolicy, open_protocol
 from deepsearch_rl.agent.search_tool import SearchTool, open_session, search_over_mcp
 from deepsearch_rl.agent.steps import RolloutSteps
-from deepsearch_rl.agent.timing import timed
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped, Transcript
-from deepsearch_rl.errors import ConfigError, EndpointError
-from deepsearch_rl.records import Message, Question, StopReason, Trajectory
+from deepsearch_rl.core.errors import ConfigError, EndpointError
+from deepsearch_rl.core.records import Message, Question, StopReason, Trajectory
+from deepsearch_rl.endpoints.endpoint import Endpoint, open_client, replace_lone_surrogates
+from deepsearch_rl.endpoints.model_failures import failed_generation, model_failure
+from deepsearch_rl.endpoints.pacing import pausable
+from deepsearch_rl.endpoints.timing import timed
 
 _LOG = logging.getLogger(__name__)
 PolicyPerRollout: TypeAlias = Callable[[Question, int], RolloutPolicy]

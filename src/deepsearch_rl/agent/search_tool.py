@@ -29,15 +29,22 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import TextContent
 from pydantic import Field, ValidationError
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import AgentProtocol
-from deepsearch_rl.agent.timing import timed
 from deepsearch_rl.agent.transcript import RolloutStopped, Transcript
-from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.files import first_problem
-from deepsearch_rl.records import ForeignRecord, Question, Record, Retrieval, StopReason, ToolCall
-from deepsearch_rl.retries import retry
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
+from deepsearch_rl.core.errors import EndpointError
+from deepsearch_rl.core.files import first_problem
+from deepsearch_rl.core.records import (
+    ForeignRecord,
+    Question,
+    Record,
+    Retrieval,
+    StopReason,
+    ToolCall,
+)
+from deepsearch_rl.core.retries import retry
+from deepsearch_rl.endpoints.timing import timed
 from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 
 _LOG = logging.getLogger(__name__)

@@ -14,13 +14,13 @@ rollout, and so does one after the notice that no searches are left.
 
 from dataclasses import dataclass
 
-from deepsearch_rl.agent.chat_messages import spoken_text
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import AgentProtocol, Reply
 from deepsearch_rl.agent.search_tool import parse_search
 from deepsearch_rl.agent.transcript import PromptCount, RolloutStopped, Transcript
-from deepsearch_rl.answers import has_answer_tags
-from deepsearch_rl.records import StopReason
+from deepsearch_rl.conversation.chat_messages import spoken_text
+from deepsearch_rl.core.answers import has_answer_tags
+from deepsearch_rl.core.records import StopReason
 
 NO_ROOM_LEFT = "No room left. Answer now."
 """What the model reads after the passages or instead of them when its context is nearly full."""

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, field
 
 from agents.exceptions import AgentsException
 
-from deepsearch_rl.agent.chat_messages import spoken_text
-from deepsearch_rl.agent.endpoint import replace_lone_surrogates
-from deepsearch_rl.answers import extract_answer
-from deepsearch_rl.records import (
+from deepsearch_rl.conversation.chat_messages import spoken_text
+from deepsearch_rl.core.answers import extract_answer
+from deepsearch_rl.core.records import (
     Message,
     ProtocolName,
     Question,
@@ -24,6 +23,7 @@ from deepsearch_rl.records import (
     ToolCall,
     Trajectory,
 )
+from deepsearch_rl.endpoints.endpoint import replace_lone_surrogates
 
 Observer = Callable[[Message], None]
 """Called with every message of a rollout, once the model wrote it or was shown it."""

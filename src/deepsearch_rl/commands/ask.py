@@ -16,9 +16,9 @@ from rich.text import Text
 from typer import Option
 
 from deepsearch_rl.commands.defaults import RequestOption, named_values, with_options
-from deepsearch_rl.errors import ConfigError, look_up
-from deepsearch_rl.profile import Profile, find_profile
-from deepsearch_rl.records import Message, Question, Trajectory
+from deepsearch_rl.core.errors import ConfigError, look_up
+from deepsearch_rl.core.profile import Profile, find_profile
+from deepsearch_rl.core.records import Message, Question, Trajectory
 
 PASSAGE_CHARACTERS = 240  # of every passage so much is shown; the model reads all of it
 _TAGGED = re.compile(r"</?think>|<(search|answer)>.*?</\1>", re.DOTALL)
@@ -42,7 +42,7 @@ def ask(
     from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - the agent's libraries take a second
     from deepsearch_rl.retrieval.server.launch import serve_index  # noqa: PLC0415
     from deepsearch_rl.serving.launch import ServingConfig, serve_model  # noqa: PLC0415 - torch
-    from deepsearch_rl.trajectories.rollout_setting import RolloutSetting  # noqa: PLC0415 - FAISS
+    from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415 - FAISS
 
     setting = RolloutSetting.of(settings, dataset)
     serving = settings.section("serving", ServingConfig)
@@ -76,7 +76,7 @@ def ask_command(
     retrieval_url: Annotated[
         str | None, Option(help="A running server in place of the profile's index.")
     ] = None,
-    prompt: Annotated[str | None, Option(help="Another prompt of agent/prompts.")] = None,
+    prompt: Annotated[str | None, Option(help="Another prompt of prompts.")] = None,
     protocol: Annotated[
         str | None, Option(help="function_calling, or search_tags for Search-R1's models.")
     ] = None,

@@ -10,10 +10,10 @@ import typer
 from typer import Argument, Option
 
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.profile import Profile, find_profile, profile_names
-from deepsearch_rl.scratch import DIGITS, unfinished
-from deepsearch_rl.stage_state import read_state
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.profile import Profile, find_profile, profile_names
+from deepsearch_rl.core.scratch import DIGITS, unfinished
+from deepsearch_rl.core.stage_state import read_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _why_not_resumable(profile: Profile, folder: Path) -> str:
 
 
 def _older_runs(profile: Profile) -> Iterator[Leftover]:
-    from deepsearch_rl.training.rl_fork import RUNS, find_runs  # noqa: PLC0415 - transformers
+    from deepsearch_rl.training.rl_process.fork import RUNS, find_runs  # noqa: PLC0415 - transformers
 
     starts: set[str] = set()
     for name, folder in find_runs(profile.work).items():

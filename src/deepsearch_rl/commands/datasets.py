@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from deepsearch_rl.corpora.card import CARDS
-from deepsearch_rl.errors import look_up
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.corpora.cards.card import CARDS
 
 Name = Annotated[
     str | None, typer.Argument(help="A data set; without one, all are listed.", show_default=False)

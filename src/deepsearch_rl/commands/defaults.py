@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeAlias
 import yaml
 from typer import Option
 
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.profile import Profile
 
 Fields: TypeAlias = dict[str, Any]
 """Values by the dotted names of their fields, such as ``"retrieval.top_k"``."""

@@ -23,16 +23,16 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from deepsearch_rl.commands.result_versions import results_of_other_versions
-from deepsearch_rl.dvc_lock import repair_dvc_locks
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.installed import EITHER
-from deepsearch_rl.locked import UV_LOCK, uv_versions
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.installed import EITHER
+from deepsearch_rl.core.processes import free_port
+from deepsearch_rl.core.profile import Profile, dvc_file, find_profile, profile_names
+from deepsearch_rl.core.records import Record
 from deepsearch_rl.planning.estimate import make_plan
-from deepsearch_rl.processes import free_port
-from deepsearch_rl.profile import Profile, dvc_file, find_profile, profile_names
-from deepsearch_rl.project_state import notices, project_problems
-from deepsearch_rl.records import Record
-from deepsearch_rl.training.sft import ATTENTION_PACKAGES
+from deepsearch_rl.project.dvc_lock import repair_dvc_locks
+from deepsearch_rl.project.locked import UV_LOCK, uv_versions
+from deepsearch_rl.project.state import notices, project_problems
+from deepsearch_rl.training.sft.train import ATTENTION_PACKAGES
 
 OURS = "deepsearch-rl"
 BASE = "base"  # what is installed without any extra

@@ -16,14 +16,14 @@ from deepsearch_rl.commands.defaults import (
     with_options,
 )
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.records import ProtocolName, RetrieverName, ServingBackend
+from deepsearch_rl.core.stage_state import package_digest
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.records import ProtocolName, RetrieverName, ServingBackend
-from deepsearch_rl.stage_state import package_digest
 
 if TYPE_CHECKING:
     from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
-    from deepsearch_rl.evaluation.standalone import Standalone
+    from deepsearch_rl.evaluation.standalone.standalone import Standalone
 
 WORK = Path("work", "evaluate")
 DIGITS = 8  # of a digest at the end of a folder's name
@@ -97,7 +97,7 @@ def evaluate_command(
     prompt: Annotated[
         str | None,
         Option(
-            help="Name of a system prompt in agent/prompts.",
+            help="Name of a system prompt in prompts.",
             show_default=f"{_PRESET.value('agent')['prompt']}; search_tags with that protocol",
         ),
     ] = None,
@@ -136,10 +136,10 @@ def _describe(
     name: str, model: Path, dataset: str, data: Path | None, options: Fields
 ) -> "Standalone":
     """Return the evaluation of a model folder on a set, with the fields that follow from options."""
-    from deepsearch_rl.corpora.presets import SPLIT, source_of  # noqa: PLC0415 - with the rest below, which loads FAISS
-    from deepsearch_rl.evaluation.plan import Evaluation  # noqa: PLC0415
-    from deepsearch_rl.evaluation.standalone import Standalone  # noqa: PLC0415
-    from deepsearch_rl.retrieval.build import IndexSection  # noqa: PLC0415
+    from deepsearch_rl.corpora.cards.presets import SPLIT, source_of  # noqa: PLC0415 - with the rest below, which loads FAISS
+    from deepsearch_rl.evaluation.models.plan import Evaluation  # noqa: PLC0415
+    from deepsearch_rl.evaluation.standalone.standalone import Standalone  # noqa: PLC0415
+    from deepsearch_rl.retrieval.build.build import IndexSection  # noqa: PLC0415
 
     consequences = {
         "agent.max_turns": options["agent.max_searches"] + 2,
@@ -164,7 +164,7 @@ def _describe(
 
 def _evaluate(request: "Standalone", out: Path | None, as_json: bool) -> None:
     """Run an evaluation and print its rows and where they lie."""
-    from deepsearch_rl.evaluation.standalone import evaluate  # noqa: PLC0415 - loads FAISS, the agent and its clients
+    from deepsearch_rl.evaluation.standalone.standalone import evaluate  # noqa: PLC0415 - loads FAISS, the agent and its clients
 
     place = (
         out or WORK / "results" / f"{request.name}-{request.dataset}-{request.digest()[:DIGITS]}"
@@ -207,8 +207,8 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
     """Return the folder of weights, or one that is made for the endpoint; raise ConfigError for a path or a key."""
     from pydantic import ValidationError  # noqa: PLC0415
 
-    from deepsearch_rl.files import first_problem, sha256_json, write_json  # noqa: PLC0415
-    from deepsearch_rl.serving.remote import FILE, RemoteConfig  # noqa: PLC0415
+    from deepsearch_rl.core.files import first_problem, sha256_json, write_json  # noqa: PLC0415
+    from deepsearch_rl.endpoints.remote import FILE, RemoteConfig  # noqa: PLC0415
 
     if model and Path(model).is_dir():
         if request:

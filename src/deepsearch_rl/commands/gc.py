@@ -11,8 +11,10 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from deepsearch_rl.copies import outer_project
-from deepsearch_rl.dvc_cache import (
+from deepsearch_rl.core.errors import CommandError, ConfigError
+from deepsearch_rl.core.redaction import environment_secrets, redact
+from deepsearch_rl.project.copies import outer_project
+from deepsearch_rl.project.dvc_cache import (
     Garbage,
     Users,
     find_garbage,
@@ -22,8 +24,6 @@ from deepsearch_rl.dvc_cache import (
     recorded_objects,
     remove,
 )
-from deepsearch_rl.errors import CommandError, ConfigError
-from deepsearch_rl.redaction import environment_secrets, redact
 
 GIB = 2**30
 

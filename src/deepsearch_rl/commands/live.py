@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.summary import STORE_HELP, ProfileName
-from deepsearch_rl.profile import find_profile
+from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.tracking.local_store import local_store
 
 END_S = 5.0

@@ -12,8 +12,8 @@ from typer import Option
 from deepsearch_rl.commands.defaults import named_numbers
 from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
+from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.planning.estimate import Plan, StageWork, make_plan, require_hours
-from deepsearch_rl.profile import find_profile
 
 
 def plan_command(

@@ -12,8 +12,8 @@ import typer
 from typer import Argument, Option
 
 from deepsearch_rl.commands.doctor import installed_version
-from deepsearch_rl.errors import CommandError, ConfigError, UnavailableError, look_up
-from deepsearch_rl.redaction import environment_secrets, redact, split_address
+from deepsearch_rl.core.errors import CommandError, ConfigError, UnavailableError, look_up
+from deepsearch_rl.core.redaction import environment_secrets, redact, split_address
 
 LOGINS = {  # what lets this machine in, by kind of remote
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in .env",

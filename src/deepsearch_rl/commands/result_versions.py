@@ -1,7 +1,7 @@
 """Results of a profile that were made with other versions of packages than the locked ones, for ``deepsearch doctor``.
 
 dvc.lock holds, with every result, the versions of the packages that its stage imports
-(``packages.json``, see :mod:`deepsearch_rl.installed`). DVC calls such a result changed once
+(``packages.json``, see :mod:`deepsearch_rl.core.installed`). DVC calls such a result changed once
 packages.json is written anew, and ``dvc repro`` makes it again.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from deepsearch_rl.installed import EITHER
-from deepsearch_rl.locked import locked_versions
-from deepsearch_rl.profile import Profile, dvc_file
+from deepsearch_rl.core.installed import EITHER
+from deepsearch_rl.core.profile import Profile, dvc_file
+from deepsearch_rl.project.locked import locked_versions
 
 
 def results_of_other_versions(root: Path, profile: Profile) -> list[str]:

@@ -11,12 +11,12 @@ from typer import Option
 
 from deepsearch_rl.commands.defaults import FieldOption, Fields, field_options, named_numbers
 from deepsearch_rl.commands.retrieve_measure import eval_command, frontier_command
-from deepsearch_rl.corpora.flashrag import numbered_documents, read_questions
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.files import distinct, write_jsonl
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.files import distinct, write_jsonl
+from deepsearch_rl.core.profile import Profile, read_values
+from deepsearch_rl.core.records import Device, IndexHalf, RetrieverName, VectorsKind
+from deepsearch_rl.corpora.reading.flashrag import numbered_documents, read_questions
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.profile import Profile, read_values
-from deepsearch_rl.records import Device, IndexHalf, RetrieverName, VectorsKind
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -201,7 +201,7 @@ def build_command(
         deepsearch retrieve build --corpus corpus.jsonl --out index --encoder intfloat/e5-base-v2 --revision f52bf8e
         deepsearch retrieve build --corpus corpus.jsonl --out index --params params.yaml --corpus-name world
     """
-    from deepsearch_rl.retrieval.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
+    from deepsearch_rl.retrieval.build.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
     shared = {"index.encoding.dtype": "float16"} if half else {}
     shared |= (
@@ -312,9 +312,9 @@ def search_command(
     file is read when it is first searched, and again after a change, to prove that it is the one
     that was indexed: seconds for many gigabytes.
     """
-    from deepsearch_rl.retrieval import rerank  # noqa: PLC0415 - loads FAISS
-    from deepsearch_rl.retrieval.rows import Filter  # noqa: PLC0415
-    from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415
+    from deepsearch_rl.retrieval.search.rows import Filter  # noqa: PLC0415
+    from deepsearch_rl.retrieval.search.searcher import open_index  # noqa: PLC0415
+    from deepsearch_rl.retrieval.server import rerank  # noqa: PLC0415 - loads FAISS
 
     try:
         where = Filter(source=source, after=after and after.date(), before=before and before.date())
@@ -373,9 +373,9 @@ def serve_command(
 
         deepsearch retrieve serve --index index --port 8000
     """
-    from deepsearch_rl.retrieval.rerank import RerankerConfig  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.server import launch  # noqa: PLC0415 - and the MCP library
     from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
+    from deepsearch_rl.retrieval.server.rerank import RerankerConfig  # noqa: PLC0415 - loads FAISS
 
     if (index is None) == (fields["retrieval.online"] is None):
         raise ConfigError(

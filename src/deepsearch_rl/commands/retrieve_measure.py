@@ -8,8 +8,8 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.corpora.flashrag import read_questions
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.corpora.reading.flashrag import read_questions
 from deepsearch_rl.presets import load_preset
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def eval_command(
     """
     # Here, because it loads FAISS.
     from deepsearch_rl.retrieval.measurement.comparison import compare_retrievers  # noqa: PLC0415
-    from deepsearch_rl.retrieval.ranking import LearningConfig  # noqa: PLC0415
-    from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415
+    from deepsearch_rl.retrieval.ranking.ranking import LearningConfig  # noqa: PLC0415
+    from deepsearch_rl.retrieval.search.searcher import open_index  # noqa: PLC0415
 
     depths = [part.strip() for part in cutoffs.split(",")]
     if not all(re.fullmatch("[1-9][0-9]{0,5}", depth) for depth in depths):

@@ -10,7 +10,7 @@ from deepsearch_rl.commands.defaults import changed_field
 from deepsearch_rl.commands.rl_compare import compare_command
 from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.profile import PARAMS, dvc_file, find_profile, require_profile
+from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile, require_profile
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,11 +31,11 @@ def runs_command(
 
         deepsearch rl runs
     """
-    from deepsearch_rl.files import read_jsonl  # noqa: PLC0415
-    from deepsearch_rl.training.curves import TrainingStep  # noqa: PLC0415
+    from deepsearch_rl.core.files import read_jsonl  # noqa: PLC0415
     from deepsearch_rl.training.rl.checkpoints import checkpoints  # noqa: PLC0415
     from deepsearch_rl.training.rl.loop import TRAIN_LOG, best_line  # noqa: PLC0415 - transformers
-    from deepsearch_rl.training.rl_fork import find_runs  # noqa: PLC0415
+    from deepsearch_rl.training.rl_process.fork import find_runs  # noqa: PLC0415
+    from deepsearch_rl.training.runs.curves import TrainingStep  # noqa: PLC0415
 
     require_profile(Path(), profile)
     rows = []
@@ -81,7 +81,7 @@ def fork_command(
         deepsearch rl fork sft 20 -S rl.learning_rate=5e-4
         deepsearch rl fork sft-0123456789ab 40 -S rl.steps.sft=80
     """
-    from deepsearch_rl.training.rl_fork import fork_run  # noqa: PLC0415 - transformers
+    from deepsearch_rl.training.rl_process.fork import fork_run  # noqa: PLC0415 - transformers
 
     settings = find_profile(Path(), profile).with_overrides(dict(map(changed_field, changes or [])))
     source, target = fork_run(settings, run, step, Path())

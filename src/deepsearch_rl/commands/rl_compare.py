@@ -12,14 +12,14 @@ from typer import Argument, Option
 
 from deepsearch_rl.commands.defaults import changed_field
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.profile import Profile, find_profile
-from deepsearch_rl.records import Record
-from deepsearch_rl.scratch import DIGITS
-from deepsearch_rl.stage_graph import family_sources
-from deepsearch_rl.stage_state import code_digests, read_state
+from deepsearch_rl.core.profile import Profile, find_profile
+from deepsearch_rl.core.records import Record
+from deepsearch_rl.core.scratch import DIGITS
+from deepsearch_rl.core.stage_graph import family_sources
+from deepsearch_rl.core.stage_state import code_digests, read_state
 
 if TYPE_CHECKING:
-    from deepsearch_rl.evaluation.plan import Evaluation
+    from deepsearch_rl.evaluation.models.plan import Evaluation
 
 COLUMNS = (
     "sampled_f1",
@@ -85,7 +85,7 @@ def compare_settings(
     profile: Profile, settings: Sequence[str], start: str, seeds: int, samples: int
 ) -> dict[str, list[TrainedRun]]:
     """Return the runs of each setting, by seed from the profile's own on; raises as the stages rl and evaluate."""
-    from deepsearch_rl.files import write_json  # noqa: PLC0415
+    from deepsearch_rl.core.files import write_json  # noqa: PLC0415
 
     changed = {
         text: profile.with_overrides(dict(map(changed_field, text.split()))) for text in settings
@@ -108,11 +108,11 @@ def compare_settings(
 
 def _trained(profile: Profile, start: str, samples: int) -> TrainedRun:
     """Train and score one setting, unless that was done before; one that was scored in another way is scored again."""
-    from deepsearch_rl.evaluation.evaluate_model import evaluate_model  # noqa: PLC0415
-    from deepsearch_rl.files import read_jsonl, read_record, sha256_json, write_json  # noqa: PLC0415
-    from deepsearch_rl.training.curves import TrainingStep, curve_path  # noqa: PLC0415
+    from deepsearch_rl.core.files import read_jsonl, read_record, sha256_json, write_json  # noqa: PLC0415
+    from deepsearch_rl.evaluation.models.evaluate_model import evaluate_model  # noqa: PLC0415
     from deepsearch_rl.training.rl.loop import TRAIN_LOG, best_line  # noqa: PLC0415 - transformers
-    from deepsearch_rl.training.rl_worker import rl_run, train_watched  # noqa: PLC0415
+    from deepsearch_rl.training.rl_process.worker import rl_run, train_watched  # noqa: PLC0415
+    from deepsearch_rl.training.runs.curves import TrainingStep, curve_path  # noqa: PLC0415
 
     state = read_state(profile, f"rl@{start}", Path())
     name = f"{start}-{state.resumable().digest()[:DIGITS]}"
@@ -152,7 +152,7 @@ def _trained(profile: Profile, start: str, samples: int) -> TrainedRun:
 
 def _scoring(profile: Profile, dataset: str, samples: int) -> "Evaluation":
     """Return how a trained model is scored: on all dev questions, sampled and greedy."""
-    from deepsearch_rl.evaluation.plan import Evaluation, SetPlan  # noqa: PLC0415
+    from deepsearch_rl.evaluation.models.plan import Evaluation, SetPlan  # noqa: PLC0415
 
     plan = SetPlan(questions=None, samples=samples, greedy=2**31, controls=0)
     changes = {

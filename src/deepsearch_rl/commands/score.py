@@ -9,20 +9,20 @@ import typer
 from pydantic import Field
 from typer import Option
 
-from deepsearch_rl import answers
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.report.holm import holm
+from deepsearch_rl.core import answers
+from deepsearch_rl.core.errors import CheckFailedError
+from deepsearch_rl.core.records import Record
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore
 from deepsearch_rl.evaluation.scoring.overlap import ConstantAnswers
-from deepsearch_rl.evaluation.scoring.predictions import ScoredFile, score_predictions
 from deepsearch_rl.evaluation.scoring.score import (
     PairedDifference,
     QuestionScores,
     bootstrap_intervals,
     paired_differences,
 )
-from deepsearch_rl.records import Record
+from deepsearch_rl.evaluation.standalone.predictions import ScoredFile, score_predictions
+from deepsearch_rl.evaluation.tables.holm import holm
 
 Predictions = Annotated[
     Path, typer.Argument(help="JSON Lines of predictions, or of trajectories.", show_default=False)

@@ -8,10 +8,10 @@ import typer
 from pydantic import Field
 from typer import Option
 
-from deepsearch_rl.errors import ArtifactError, DeepsearchError
-from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.profile import dvc_file, require_profile
-from deepsearch_rl.records import ForeignRecord
+from deepsearch_rl.core.errors import ArtifactError, DeepsearchError
+from deepsearch_rl.core.files import read_jsonl
+from deepsearch_rl.core.profile import dvc_file, require_profile
+from deepsearch_rl.core.records import ForeignRecord
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.outbox import outbox_folder, waiting_reports
 
@@ -27,7 +27,7 @@ TIMELINE_WIDTH = 40
 
 
 class StageRun(ForeignRecord):
-    """One finished run of a stage, as stages/entry.py writes it into ``work/timings.jsonl``."""
+    """One finished run of a stage, as stages/running/entry.py writes it into ``work/timings.jsonl``."""
 
     profile: str
     stage: str = Field(description="name as DVC gives it, e.g. rl@sft")

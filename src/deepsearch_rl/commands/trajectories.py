@@ -8,8 +8,12 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.trajectories.statistics import Spread, TrajectoryStatistics, read_statistics
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.trajectories.statistics.statistics import (
+    Spread,
+    TrajectoryStatistics,
+    read_statistics,
+)
 
 Table = tuple[str, list[str], list[list[str]]]
 """Title, header, rows."""
@@ -42,7 +46,7 @@ def convert_command(
     prompt: Annotated[
         str | None,
         Option(
-            help="A file of agent/prompts.",
+            help="A file of prompts.",
             show_default="verl: multihoprag_nothink; else search_tags",
         ),
     ] = None,
@@ -62,7 +66,7 @@ def convert_command(
         deepsearch trajectories convert results.jsonl trajectories.jsonl --to trajectories --model kimi-k2
     """
     from deepsearch_rl.trajectories.exchange import export_rows  # noqa: PLC0415 - pandera
-    from deepsearch_rl.trajectories.results import import_results  # noqa: PLC0415
+    from deepsearch_rl.trajectories.statistics.results import import_results  # noqa: PLC0415
 
     if out.exists() and out.samefile(source):
         raise ConfigError(f"{out} is the source itself; name another file to write.")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
+from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, Step
 from deepsearch_rl.environment.search_environment import SearchEnvironment
-from deepsearch_rl.records import Question
 
 ResultT = TypeVar("ResultT")
 

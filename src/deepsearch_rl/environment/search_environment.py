@@ -30,12 +30,12 @@ from deepsearch_rl.agent.protocols import open_protocol
 from deepsearch_rl.agent.search_tool import RolloutSearch, SearchTool, open_session, search_over_mcp
 from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, Transcript
+from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.environment.tokens import TokenRecord, end_ids
-from deepsearch_rl.profile import load_profile
-from deepsearch_rl.records import Question
-from deepsearch_rl.serving.chat_format import ChatFormat, load_chat_format
-from deepsearch_rl.training.rl.rewards import PolicyText
+from deepsearch_rl.training.rewards.rewards import PolicyText
 from deepsearch_rl.training.rl.trainer import RlConfig
 
 

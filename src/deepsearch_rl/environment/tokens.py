@@ -22,13 +22,13 @@ from typing import Any, cast
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from deepsearch_rl.agent.chat_messages import split_thought
-from deepsearch_rl.agent.endpoint import Completion
 from deepsearch_rl.agent.protocols import AgentProtocol, SearchTags
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.records import Message
+from deepsearch_rl.conversation.chat_format import ChatFormat
+from deepsearch_rl.conversation.chat_messages import split_thought
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.records import Message
+from deepsearch_rl.endpoints.endpoint import Completion
 from deepsearch_rl.serving.answer_text import AnswerText
-from deepsearch_rl.serving.chat_format import ChatFormat
 from deepsearch_rl.serving.chat_request import ChatCompletionRequest
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from deepsearch_rl.errors import ConfigError, look_up
-from deepsearch_rl.files import read_json
+from deepsearch_rl.core.errors import ConfigError, look_up
+from deepsearch_rl.core.files import read_json
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import IndexHalf
 from deepsearch_rl.planning.slopes import Slope, SlopeFile, read_slopes, slopes_for
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import IndexHalf
 from deepsearch_rl.retrieval.server.requests import is_loopback
 
 GIB = 2**30

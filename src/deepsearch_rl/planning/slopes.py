@@ -14,10 +14,10 @@ import yaml
 from pydantic import Field, RootModel
 from threadpoolctl import threadpool_limits
 
-from deepsearch_rl.errors import look_up
-from deepsearch_rl.files import read_record
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.files import read_record
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import NonEmpty, Record
 
 SLOPES = Path(__file__).with_name("slopes.yaml")
 

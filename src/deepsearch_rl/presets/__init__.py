@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from deepsearch_rl.errors import look_up
-from deepsearch_rl.profile import Profile
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.profile import Profile
 
 
 class _Replacement(dict[str, Any]):

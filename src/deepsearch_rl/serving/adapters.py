@@ -11,8 +11,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.files import file_digests, read_json, sha256_json
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.files import file_digests, read_json, sha256_json
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

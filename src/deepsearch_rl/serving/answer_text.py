@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
-from deepsearch_rl.serving.chat_format import assistant_message, settled_content, without_begun
+from deepsearch_rl.conversation.chat_format import assistant_message, settled_content, without_begun
 
 
 @dataclass(slots=True)

@@ -34,10 +34,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.processes import LOOPBACK
+from deepsearch_rl.conversation.chat_format import ChatFormat, ConversationError, load_chat_format
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.serving.answer_text import AnswerText
-from deepsearch_rl.serving.chat_format import ChatFormat, ConversationError, load_chat_format
 from deepsearch_rl.serving.chat_request import ChatCompletionRequest, RequestError, check_support
 from deepsearch_rl.serving.engine import ContextOverflowError, Engine, Generation, Sampling, Watch
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.serving.packing import ATTENTION, forward
 from deepsearch_rl.serving.rounding import choose_shapes
 from deepsearch_rl.serving.slots import SlotTable

@@ -7,7 +7,7 @@ The folder holds a model, or an adapter that names its base (:mod:`deepsearch_rl
 
 Backends: ``cpu`` (our own engine over transformers' models) and ``vllm`` (GPU), each a program in a
 process of its own. A folder that describes a server which runs already
-(:mod:`deepsearch_rl.serving.remote`) needs neither.
+(:mod:`deepsearch_rl.endpoints.remote`) needs neither.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from pathlib import Path
 
 from pydantic import Field
 
-from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.files import sha256_json
-from deepsearch_rl.processes import LOOPBACK, free_port, running_server
-from deepsearch_rl.records import NonEmpty, Record, ServingBackend
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.files import sha256_json
+from deepsearch_rl.core.hardware import require_gpu
+from deepsearch_rl.core.processes import LOOPBACK, free_port, running_server
+from deepsearch_rl.core.records import NonEmpty, Record, ServingBackend
+from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.remote import open_endpoint, read_remote
 from deepsearch_rl.serving.adapters import Adapter, read_adapter, served_rank
-from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
-from deepsearch_rl.serving.remote import open_endpoint, read_remote
 
 SERVED_NAME = "policy"
 BASE_NAME = "base"  # of a base that is served below its adapters

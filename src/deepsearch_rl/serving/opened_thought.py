@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from deepsearch_rl.agent.chat_messages import OPEN_THINK
-from deepsearch_rl.serving.trained_with import chat_template
+from deepsearch_rl.conversation.chat_messages import OPEN_THINK
+from deepsearch_rl.conversation.trained_with import chat_template
 
 
 def prompt_opens_thought(folder: Path) -> bool:
     """Return whether the chat template of a model folder ends every prompt in an opening think tag."""
     if OPEN_THINK not in chat_template(folder):
         return False
-    from deepsearch_rl.serving.chat_format import load_chat_format  # noqa: PLC0415 - most templates need no tokenizer
+    from deepsearch_rl.conversation.chat_format import load_chat_format  # noqa: PLC0415 - most templates need no tokenizer
 
     chat_format = load_chat_format(folder)
     return chat_format.opens_thought(

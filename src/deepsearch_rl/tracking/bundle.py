@@ -28,11 +28,8 @@ from typing import Literal, NamedTuple
 from mlflow.entities import Metric
 from pydantic import Field, JsonValue
 
-from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.evaluation.report.tables import F1Table, Figures
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, Share
-from deepsearch_rl.evaluation.scoring.score import score_questions
-from deepsearch_rl.files import (
+from deepsearch_rl.core.answers import score_rollout
+from deepsearch_rl.core.files import (
     atomic_directory,
     read_jsonl,
     read_record,
@@ -41,10 +38,13 @@ from deepsearch_rl.files import (
     write_json,
     write_jsonl,
 )
-from deepsearch_rl.records import NonEmpty, Record, StopReason, Trajectory
+from deepsearch_rl.core.records import NonEmpty, Record, StopReason, Trajectory
+from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, Share
+from deepsearch_rl.evaluation.scoring.score import score_questions
+from deepsearch_rl.evaluation.tables.tables import F1Table, Figures
 from deepsearch_rl.tracking.curves import line_digest
 from deepsearch_rl.tracking.run_names import flatten, run_name
-from deepsearch_rl.training.curves import TrainingStep
+from deepsearch_rl.training.runs.curves import TrainingStep
 
 BUNDLE = "bundle.json"
 PREDICTIONS = "predictions.jsonl"

@@ -1,4 +1,4 @@
-"""Curves of training runs (:mod:`deepsearch_rl.training.curves`), as tracking reads them.
+"""Curves of training runs (:mod:`deepsearch_rl.training.runs.curves`), as tracking reads them.
 
 A resumed run repeats the steps since its last checkpoint. Of each metric the first value of a step
 counts, so that every reading of a file gives the same points, however often training was killed.
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepsearch_rl.files import parse_record, sha256_json
-from deepsearch_rl.training.curves import CURVES, CurveLine
+from deepsearch_rl.core.files import parse_record, sha256_json
+from deepsearch_rl.training.runs.curves import CURVES, CurveLine
 
 # Of a metric that count in comparisons: a trainer's output is rounded, its log is not
 DIGITS = 5

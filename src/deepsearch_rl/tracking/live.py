@@ -24,13 +24,13 @@ from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAt
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.files import read_record, write_json
-from deepsearch_rl.records import Record
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.files import read_record, write_json
+from deepsearch_rl.core.records import Record
 from deepsearch_rl.tracking.curves import CurveRun, read_runs
 from deepsearch_rl.tracking.run_names import run_name, time_to_add
 from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id, held, public_uri
-from deepsearch_rl.training.curves import CURVES, CurveLine
+from deepsearch_rl.training.runs.curves import CURVES, CurveLine
 
 LIVE = "-live"
 TENSORBOARD = "tensorboard"

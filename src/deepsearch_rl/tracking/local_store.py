@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.core.errors import EndpointError
 
 SQLITE = "sqlite:///"
 ARTIFACTS = "artifacts"

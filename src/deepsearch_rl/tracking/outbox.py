@@ -6,7 +6,7 @@ experiment ends.
 
 from pathlib import Path
 
-from deepsearch_rl.copies import outer_project
+from deepsearch_rl.project.copies import outer_project
 
 
 def outbox_folder(root: Path, profile: str) -> Path:

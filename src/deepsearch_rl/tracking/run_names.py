@@ -16,7 +16,7 @@ import yaml
 from mlflow.tracking import MlflowClient
 from pydantic import JsonValue
 
-from deepsearch_rl.redaction import is_secret, mask_users
+from deepsearch_rl.core.redaction import is_secret, mask_users
 
 CHANGES_TAG = "changes"
 EXPERIMENT_TAG = "dvc.experiment"

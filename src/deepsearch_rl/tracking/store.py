@@ -21,8 +21,8 @@ from mlflow.entities import Experiment, LifecycleStage
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError, EndpointError
-from deepsearch_rl.redaction import public_address, redact, split_address
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError, EndpointDownError, EndpointError
+from deepsearch_rl.core.redaction import public_address, redact, split_address
 from deepsearch_rl.tracking.local_store import ARTIFACTS, database_file, follow_folder
 
 BATCH = 100

@@ -17,18 +17,18 @@ from mlflow.entities import SpanType
 from mlflow.tracing.constant import SpanAttributeKey, TokenUsageKey, TraceMetadataKey, TraceTagKey
 from pydantic import JsonValue
 
-from deepsearch_rl.agent.chat_messages import chat_messages
-from deepsearch_rl.agent.timing import RolloutTimes
-from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.records import Message, Retrieval, TokenUsage, ToolCall, Trajectory
+from deepsearch_rl.conversation.chat_messages import chat_messages
+from deepsearch_rl.core.answers import score_rollout
+from deepsearch_rl.core.records import Message, Retrieval, TokenUsage, ToolCall, Trajectory
+from deepsearch_rl.endpoints.timing import RolloutTimes
 from deepsearch_rl.tracking.bundle import ShownRollout
-from deepsearch_rl.trajectories.collect import SERVER_FAILURES
+from deepsearch_rl.trajectories.collecting.collect import SERVER_FAILURES
 
 _PASSAGE = re.compile(r"^(?=(?:<information>)?(?:\[\d+\] |Doc \d+\(Title: ))", re.MULTILINE)
 """Where a passage begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``."""
 NO_TIMES = "not recorded on this machine: durations are zero"
 PREVIEW_CHARACTERS = 900
-_SCORER = entities.AssessmentSource(source_type="CODE", source_id="deepsearch_rl.answers")
+_SCORER = entities.AssessmentSource(source_type="CODE", source_id="deepsearch_rl.core.answers")
 
 
 class Owner(NamedTuple):

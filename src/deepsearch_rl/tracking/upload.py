@@ -29,10 +29,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracing.client import TracingClient
 from mlflow.tracking import MlflowClient
 
-from deepsearch_rl.agent.timing import trajectory_digest
-from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError
-from deepsearch_rl.evaluation.report.table_files import flat_rows, published_lines
-from deepsearch_rl.files import atomic_directory, read_jsonl
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError, EndpointDownError
+from deepsearch_rl.core.files import atomic_directory, read_jsonl
+from deepsearch_rl.endpoints.timing import trajectory_digest
+from deepsearch_rl.evaluation.tables.table_files import flat_rows, published_lines
 from deepsearch_rl.tracking.bundle import (
     BUNDLE,
     FILES,
@@ -53,7 +53,7 @@ from deepsearch_rl.tracking.outbox import waiting_reports
 from deepsearch_rl.tracking.run_names import time_to_add
 from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id
 from deepsearch_rl.tracking.traces import Owner, build_trace
-from deepsearch_rl.trajectories.collect import kept_times, read_times
+from deepsearch_rl.trajectories.collecting.collect import kept_times, read_times
 
 DIGEST_TAG = "report.digest"
 F1_TAG = "f1"

@@ -13,20 +13,20 @@ import pandas as pd
 import pandera.pandas as pa
 from pydantic import BaseModel, RootModel
 
-from deepsearch_rl.agent.chat_messages import (
+from deepsearch_rl.conversation.chat_messages import (
     RETRIEVE_TOOL,
     RETRIEVE_TOOL_NAME,
     chat_messages,
     has_unclosed_thought,
 )
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.corpora.flashrag import numbered_questions
-from deepsearch_rl.errors import CheckFailedError, ConfigError, UnknownNameError
-from deepsearch_rl.files import atomic_file, distinct, read_distinct, write_jsonl
-from deepsearch_rl.frames import check_frame
-from deepsearch_rl.records import Trajectory
-from deepsearch_rl.trajectories.convert import row_targets, swift_row
-from deepsearch_rl.trajectories.results import UNKNOWN
+from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.core.errors import CheckFailedError, ConfigError, UnknownNameError
+from deepsearch_rl.core.files import atomic_file, distinct, read_distinct, write_jsonl
+from deepsearch_rl.core.frames import check_frame
+from deepsearch_rl.core.records import Trajectory
+from deepsearch_rl.corpora.reading.flashrag import numbered_questions
+from deepsearch_rl.trajectories.rows.convert import row_targets, swift_row
+from deepsearch_rl.trajectories.statistics.results import UNKNOWN
 
 ExportRow = RootModel[dict[str, Any]]
 

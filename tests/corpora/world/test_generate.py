@@ -6,8 +6,10 @@ from collections import Counter
 
 import pytest
 
-from deepsearch_rl.answers import INSUFFICIENT
-from deepsearch_rl.corpora.world.grammar import (
+from deepsearch_rl.core.answers import INSUFFICIENT
+from deepsearch_rl.core.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.records import Question
+from deepsearch_rl.corpora.grammar.grammar import (
     IN_DOMAIN,
     OUT_OF_DOMAIN,
     STYLES,
@@ -17,8 +19,6 @@ from deepsearch_rl.corpora.world.grammar import (
     read_object,
 )
 from deepsearch_rl.corpora.world.questions import Generated, WorldConfig, generate
-from deepsearch_rl.errors import ConfigError, UnknownNameError
-from deepsearch_rl.records import Question
 
 CONFIG = WorldConfig(
     in_domain={"person": 120, "film": 80, "company": 60, "city": 20, "country": 6},

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from deepsearch_rl.corpora.world.grammar import (
+from deepsearch_rl.corpora.grammar.grammar import (
     GRAMMARS,
     IN_DOMAIN,
     OUT_OF_DOMAIN,

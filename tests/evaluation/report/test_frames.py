@@ -4,9 +4,9 @@ import pandas as pd
 import pandera.pandas as pa
 import pytest
 
-from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.report.table_files import F1_TABLE
-from deepsearch_rl.frames import check_frame
+from deepsearch_rl.core.errors import CheckFailedError
+from deepsearch_rl.core.frames import check_frame
+from deepsearch_rl.evaluation.tables.table_files import F1_TABLE
 
 CURVE = pa.DataFrameSchema(
     {

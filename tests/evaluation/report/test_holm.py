@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from deepsearch_rl.evaluation.report.holm import holm
+from deepsearch_rl.evaluation.tables.holm import holm
 
 
 def by_closed_testing(p_values: list[float]) -> list[float]:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.prompts import prompt_title
-from deepsearch_rl.evaluation.report.published import published_rows
-from deepsearch_rl.evaluation.report.table_files import published_lines
+from deepsearch_rl.conversation.prompts import prompt_title
+from deepsearch_rl.core.files import read_record, write_json
+from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, IfevalScore, ModelEvaluation
-from deepsearch_rl.files import read_record, write_json
-from deepsearch_rl.profile import find_profile
+from deepsearch_rl.evaluation.tables.published import published_rows
+from deepsearch_rl.evaluation.tables.table_files import published_lines
 from stages.report import question_origins
 from tests.conftest import ROOT
 

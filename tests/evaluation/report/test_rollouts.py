@@ -14,6 +14,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from deepsearch_rl.core.files import read_record
+from deepsearch_rl.core.records import Message, Question, QuestionMetadata
 from deepsearch_rl.evaluation.report.rollouts import (
     OF_EACH_OUTCOME,
     ShownMessage,
@@ -26,8 +28,6 @@ from deepsearch_rl.evaluation.report.rollouts import (
 )
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
-from deepsearch_rl.files import read_record
-from deepsearch_rl.records import Message, Question, QuestionMetadata
 from tests.browsing import chromium
 from tests.evaluation.conftest import CORPORA, sources_in
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deepsearch_rl.core.files import read_record, write_json
 from deepsearch_rl.evaluation.report.page import bin_width
 from deepsearch_rl.evaluation.report.plots import read_rl_run, rl_figure
-from deepsearch_rl.evaluation.report.table_files import flat_rows, markdown
-from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation
-from deepsearch_rl.files import read_record, write_json
-from deepsearch_rl.training.curves import TrainingStep
+from deepsearch_rl.evaluation.tables.table_files import flat_rows, markdown
+from deepsearch_rl.evaluation.tables.tables import F1Table
+from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.evaluation.conftest import sources_in
 
 CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5)

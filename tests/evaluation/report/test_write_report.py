@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, CheckFailedError, UnknownNameError
-from deepsearch_rl.evaluation.report.holm import holm
-from deepsearch_rl.evaluation.report.table_files import (
+from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, UnknownNameError
+from deepsearch_rl.core.files import read_json, read_jsonl, write_json, write_jsonl
+from deepsearch_rl.core.records import Trajectory
+from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
+from deepsearch_rl.evaluation.scoring.f1_row import run_file
+from deepsearch_rl.evaluation.tables.holm import holm
+from deepsearch_rl.evaluation.tables.table_files import (
     CSV_COLUMNS,
     interval_text,
     p_text,
     score_text,
     signed,
 )
-from deepsearch_rl.evaluation.report.tables import F1Table, build_table
-from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
-from deepsearch_rl.evaluation.scoring.f1_row import run_file
-from deepsearch_rl.files import read_json, read_jsonl, write_json, write_jsonl
-from deepsearch_rl.records import Trajectory
+from deepsearch_rl.evaluation.tables.tables import F1Table, build_table
 from tests.evaluation.conftest import sources_in
 
 CONFIG = ReportConfig(comparisons=(("sft", "base"), ("sft_rl", "sft")), draws=200, rollouts=5)

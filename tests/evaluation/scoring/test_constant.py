@@ -4,7 +4,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from deepsearch_rl import answers
+from deepsearch_rl.core import answers
 from deepsearch_rl.evaluation.scoring.overlap import ConstantAnswers, best_constant, number_golds
 
 WORDS = (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepsearch_rl import answers
+from deepsearch_rl.core import answers
 from deepsearch_rl.evaluation.scoring.overlap import number_golds, score_rows
 from tests.evaluation.published import normal, published
 

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
 from deepsearch_rl.commands.score import report_comparison, report_scores
-from deepsearch_rl.errors import ArtifactError, CheckFailedError, RecordError
-from deepsearch_rl.evaluation.scoring.predictions import score_predictions
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import StopReason
+from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, RecordError
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import StopReason
+from deepsearch_rl.evaluation.standalone.predictions import score_predictions
 from tests.evaluation.conftest import make_rollout
 from tests.evaluation.published import published
 

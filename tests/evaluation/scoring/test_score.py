@@ -5,8 +5,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from deepsearch_rl.answers import METRICS
-from deepsearch_rl.errors import CheckFailedError
+from deepsearch_rl.core.answers import METRICS
+from deepsearch_rl.core.errors import CheckFailedError
+from deepsearch_rl.core.records import StopReason
 from deepsearch_rl.evaluation.scoring.score import (
     Interval,
     PairedDifference,
@@ -18,7 +19,6 @@ from deepsearch_rl.evaluation.scoring.score import (
     pass_at_k,
     score_questions,
 )
-from deepsearch_rl.records import StopReason
 from tests.evaluation.conftest import make_rollout, row_key
 
 KEY = row_key("sft", "musique", "outworld", samples=2)

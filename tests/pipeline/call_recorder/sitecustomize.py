@@ -3,7 +3,7 @@
     PYTHONPATH=tests/pipeline/call_recorder DEEPSEARCH_CALLS=/tmp/calls.txt python -m stages.chunk params.yaml
 
 Each first-party module is compiled with one more statement in every function, which notes the
-function at its first call: ``src/deepsearch_rl/files.py:31:atomic_file``. Libraries run at full
+function at its first call: ``src/deepsearch_rl/core/files.py:31:atomic_file``. Libraries run at full
 speed, and a process that is killed has written all that it called. A call while a module is being
 imported is not noted: such a function fails as soon as anything loads its module, whether a stage
 needs it or not.

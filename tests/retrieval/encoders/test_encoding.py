@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.encoders import encoding
-from deepsearch_rl.retrieval.encoders.encoding import (
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.retrieval.encoders.tfidf_svd.encoder import TfidfSvdConfig
+from deepsearch_rl.retrieval.encoding import encoding
+from deepsearch_rl.retrieval.encoding.encoding import (
     EncodingConfig,
     EncodingJob,
     encode_to_file,
@@ -21,7 +22,6 @@ from deepsearch_rl.retrieval.encoders.encoding import (
     prepare_encoder,
     write_rows,
 )
-from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
 from tests.chunks import make_chunks
 
 CHUNKS = make_chunks([f"comet {'river ' * (row % 9)}lander number{row % 7}" for row in range(50)])
@@ -171,7 +171,7 @@ def test_an_engine_and_its_fields_go_together() -> None:
 ENCODE_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
-from deepsearch_rl.retrieval.encoders import encoding
+from deepsearch_rl.retrieval.encoding import encoding
 from tests.retrieval.encoders.test_encoding import encode
 
 blocks, step = int(sys.argv[2]), sys.argv[3]

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.retrieval.encoders.model_folder import ModelFolder, read_model_folder
-from deepsearch_rl.retrieval.encoders.transformer import TransformersEncoder
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.retrieval.encoders.transformers.encoder import TransformersEncoder
+from deepsearch_rl.retrieval.encoding.model_folder import ModelFolder, read_model_folder
 from tests.retrieval.encoders.folders import (
     transformers_config,
     write,

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.errors import UnavailableError
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.retrieval.encoders import encoding
-from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig, EncodingJob, prepare_encoder
-from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
-from deepsearch_rl.retrieval.rows import ChunkStore, write_rows
+from deepsearch_rl.core.errors import UnavailableError
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.retrieval.encoders.tfidf_svd.encoder import TfidfSvdConfig
+from deepsearch_rl.retrieval.encoding import encoding
+from deepsearch_rl.retrieval.encoding.encoding import EncodingConfig, EncodingJob, prepare_encoder
+from deepsearch_rl.retrieval.search.rows import ChunkStore, write_rows
 from tests.chunks import make_chunks
 from tests.retrieval.encoders.folders import transformers_config, write_bert
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.retrieval.encoders.onnx_export import OnnxEncoder
-from deepsearch_rl.retrieval.encoders.transformer import TransformersEncoder
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.retrieval.encoders.onnx.export import OnnxEncoder
+from deepsearch_rl.retrieval.encoders.transformers.encoder import TransformersEncoder
 from tests.retrieval.encoders.folders import (
     onnx_config,
     transformers_config,

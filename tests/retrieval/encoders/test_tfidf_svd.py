@@ -3,8 +3,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder, sample_texts
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.retrieval.encoders.tfidf_svd.encoder import (
+    TfidfSvdConfig,
+    TfidfSvdEncoder,
+    sample_texts,
+)
 from tests.chunks import make_chunks
 
 TEXTS = ["a lander on a comet", "the river Danube", "a comet and its probe", "Vienna on the Danube"]

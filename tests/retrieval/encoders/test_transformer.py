@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.retrieval.encoders.transformer import TransformersEncoder
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.retrieval.encoders.transformers.encoder import TransformersEncoder
 from tests.retrieval.encoders.folders import transformers_config, write_bert, write_qwen3_embedding
 
 TEXTS = [

@@ -3,7 +3,7 @@ from datetime import date
 import pytest
 
 from deepsearch_rl.retrieval.hybrid.question_parts import find_dates
-from deepsearch_rl.retrieval.rows import EPOCH
+from deepsearch_rl.retrieval.search.rows import EPOCH
 
 
 def days(text: str) -> list[tuple[date, date]]:

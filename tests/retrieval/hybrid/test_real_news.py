@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Document, Question
-from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.manifest import IndexConfig
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import Document, Question
+from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
+from deepsearch_rl.retrieval.build.build import build_index
 from deepsearch_rl.retrieval.measurement.comparison import compare_retrievers
-from deepsearch_rl.retrieval.ranking import LearningConfig
-from deepsearch_rl.retrieval.searcher import open_index
+from deepsearch_rl.retrieval.ranking.ranking import LearningConfig
+from deepsearch_rl.retrieval.search.manifest import IndexConfig
+from deepsearch_rl.retrieval.search.searcher import open_index
 
 LEARNING = LearningConfig(split="train", questions=1000, ridge=0.001, folds=5)
 QUESTIONS = 150

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Chunk, Evidence, Question, QuestionMetadata
-from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.gold import with_gold
-from deepsearch_rl.retrieval.hybrid import learning
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import Chunk, Evidence, Question, QuestionMetadata
+from deepsearch_rl.retrieval.build import learning
+from deepsearch_rl.retrieval.build.build import build_index
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
-from deepsearch_rl.retrieval.manifest import TERMS_FOLDER, IndexConfig, read_manifest
-from deepsearch_rl.retrieval.rows import Filter
-from deepsearch_rl.retrieval.searcher import Searcher, open_finder, open_index
+from deepsearch_rl.retrieval.ranking.gold import with_gold
+from deepsearch_rl.retrieval.search.manifest import TERMS_FOLDER, IndexConfig, read_manifest
+from deepsearch_rl.retrieval.search.rows import Filter
+from deepsearch_rl.retrieval.search.searcher import Searcher, open_finder, open_index
 from tests.chunks import make_chunk
 
 TOPICS = [

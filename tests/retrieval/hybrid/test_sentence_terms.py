@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.retrieval.hybrid.sentence_terms import (
     SentenceTerms,
     term_ids,

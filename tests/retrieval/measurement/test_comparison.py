@@ -7,17 +7,17 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Question
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import Question
 from deepsearch_rl.retrieval.measurement.comparison import (
     COMPARED,
     Comparison,
     compare_retrievers,
     intervals,
 )
-from deepsearch_rl.retrieval.ranking import LearningConfig
-from deepsearch_rl.retrieval.searcher import open_index
+from deepsearch_rl.retrieval.ranking.ranking import LearningConfig
+from deepsearch_rl.retrieval.search.searcher import open_index
 from tests.retrieval.conftest import PASSAGES
 
 LEARNING = LearningConfig(split="train", questions=100, ridge=0.001, folds=2)

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
 from deepsearch_rl.commands.retrieve_measure import megabytes_of, vectors_of
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.retrieval.encoders.encoder import normalise_rows
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
+from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
 from deepsearch_rl.retrieval.measurement.frontier import (
     KINDS,
     Point,

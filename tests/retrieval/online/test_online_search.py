@@ -13,10 +13,10 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint, read_online_config
 from deepsearch_rl.retrieval.online.searcher import OnlineSearcher, open_online
-from deepsearch_rl.retrieval.rows import Filter
+from deepsearch_rl.retrieval.search.rows import Filter
 from tests.search_servers import in_thread
 
 KEY = "sk/secret+key-1234567890"
@@ -431,7 +431,7 @@ def test_a_missing_or_damaged_key_is_named_by_its_variable(
 def test_a_429_without_a_wait_is_waited_for_longer_than_other_failures(
     endpoint: Endpoint, searching: Callable[..., OnlineSearcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepsearch_rl.retries.FIRST_CAPACITY_WAIT_S", 0.01)
+    monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.01)
     endpoint.replies = [*[as_json({}, 429)] * 5, endpoint.replies[0]]
     assert len(searching().search(["comet"], 3)[0]) == 2
     endpoint.replies = [as_json({}, 429)]

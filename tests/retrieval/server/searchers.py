@@ -4,8 +4,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deepsearch_rl.retrieval.rows import Filter
-from deepsearch_rl.retrieval.searcher import Hit
+from deepsearch_rl.retrieval.search.rows import Filter
+from deepsearch_rl.retrieval.search.searcher import Hit
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
 from deepsearch_rl.retrieval.server.service import SearchEngine
 from tests.chunks import make_chunk

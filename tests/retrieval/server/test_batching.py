@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
-from deepsearch_rl.errors import ConfigError, EndpointDownError, EndpointError
-from deepsearch_rl.retrieval.rows import Filter
+from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointError
+from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.server.answers import Answer
 from deepsearch_rl.retrieval.server.batching import (
     Metrics,

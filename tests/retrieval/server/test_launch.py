@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
 from deepsearch_rl.retrieval.server.launch import serve_index
 

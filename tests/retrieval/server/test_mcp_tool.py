@@ -7,9 +7,9 @@ from pathlib import Path
 import mcp
 import pytest
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.retrieval.passages import NO_PASSAGES, format_passages
-from deepsearch_rl.retrieval.searcher import Hit, open_index
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.conversation.passages import NO_PASSAGES, format_passages
+from deepsearch_rl.retrieval.search.searcher import Hit, open_index
 from deepsearch_rl.retrieval.server.batching import Metrics, SearchQueue
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
 from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS

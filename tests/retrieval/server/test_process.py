@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.cli import main
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.retrieval.searcher import RETRIEVERS
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.retrieval.search.searcher import RETRIEVERS
 from deepsearch_rl.retrieval.server.launch import listen
 
 TOKEN = "s3cret-of-the-server"

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from deepsearch_rl.errors import RecordError
+from deepsearch_rl.core.errors import RecordError
 from deepsearch_rl.retrieval.server.answers import read_pages
 from deepsearch_rl.retrieval.server.batching import SearchQueue
 from deepsearch_rl.retrieval.server.requests import (

@@ -1,6 +1,6 @@
 import pytest
 
-from deepsearch_rl.retrieval.sparse.analysis import analyse, field_text, stem, written_date
+from deepsearch_rl.retrieval.search.analysis import analyse, field_text, stem, written_date
 from tests.chunks import make_chunk
 
 CHUNK = make_chunk(

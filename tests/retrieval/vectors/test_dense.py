@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.encoders.encoder import normalise_rows
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig
 from deepsearch_rl.retrieval.vectors.dense import DenseRetriever, open_vector_index

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.files import sha256_file
-from deepsearch_rl.retrieval.encoders.encoder import normalise_rows
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.core.files import sha256_file
+from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
 from deepsearch_rl.retrieval.vectors import building, flat
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig

@@ -1,6 +1,6 @@
 """The worker of stage rl, of which a process is killed: ``python -m tests.training.backends.killed_art PIPE``.
 
-Nothing else differs from :mod:`deepsearch_rl.training.rl_worker`.
+Nothing else differs from :mod:`deepsearch_rl.training.rl_process.worker`.
 """
 
 import os
@@ -12,10 +12,10 @@ from typing import Literal
 import psutil
 
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.records import Question, Record, Trajectory
+from deepsearch_rl.core.records import Question, Record, Trajectory
 from deepsearch_rl.training.rl import loop
 from deepsearch_rl.training.rl.heartbeat import Phase, begin, run_watched
-from deepsearch_rl.training.rl_worker import RlRun, train
+from deepsearch_rl.training.rl_process.worker import RlRun, train
 
 Victim = Literal["retrieval server", "policy", "worker"]
 COMMANDS = {

@@ -18,10 +18,15 @@ from openai.types.chat.chat_completion import Choice
 from transformers import PreTrainedModel
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import ArtifactError, StalePolicyError, UnavailableError, UnknownNameError
-from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.core.errors import (
+    ArtifactError,
+    StalePolicyError,
+    UnavailableError,
+    UnknownNameError,
+)
+from deepsearch_rl.core.files import read_jsonl
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.backends.art.samplers import EngineSampler
 from deepsearch_rl.training.backends.art.service import OwnService, make_own_trainer
@@ -31,11 +36,11 @@ from deepsearch_rl.training.backends.art.trainer import (
     with_advantages,
 )
 from deepsearch_rl.training.backends.make import open_engine
-from deepsearch_rl.training.curves import TrainingStep
 from deepsearch_rl.training.rl import loop
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, advantages
 from deepsearch_rl.training.rl.trainer import BackendConfig, LoraConfig, RlConfig, RlTask
+from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.policies import CONTEXT_TOKENS
 from tests.worlds import World
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.files import file_digests, read_jsonl, write_jsonl
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import Question
-from deepsearch_rl.training.curves import TrainingStep
+from deepsearch_rl.core.files import file_digests, read_jsonl, write_jsonl
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import Question
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, prepare_model
 from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.trainer import RlConfig
 from deepsearch_rl.training.rl.watchdog import watch
-from deepsearch_rl.training.rl_worker import RlRun, train_watched
-from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
+from deepsearch_rl.training.rl_process.worker import RlRun, train_watched
+from deepsearch_rl.training.runs.curves import TrainingStep
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from tests.training.backends.killed_art import Kill, Killed, starts
 from tests.worlds import World
 

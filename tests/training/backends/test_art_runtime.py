@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import UnavailableError
+from deepsearch_rl.core.errors import UnavailableError
 from deepsearch_rl.training.backends.art.runtime import require_runtime
 from scripts.art_runtime import install_runtime
 

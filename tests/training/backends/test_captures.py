@@ -7,11 +7,11 @@ import art
 import pytest
 from openai.types.chat.chat_completion import Choice
 
-from deepsearch_rl.agent.chat_messages import chat_messages
-from deepsearch_rl.agent.endpoint import Completion
 from deepsearch_rl.agent.protocols import FunctionCalling
-from deepsearch_rl.records import Message, StopReason, Trajectory
-from deepsearch_rl.serving.chat_format import ChatFormat, assistant_message, load_chat_format
+from deepsearch_rl.conversation.chat_format import ChatFormat, assistant_message, load_chat_format
+from deepsearch_rl.conversation.chat_messages import chat_messages
+from deepsearch_rl.core.records import Message, StopReason, Trajectory
+from deepsearch_rl.endpoints.endpoint import Completion
 from deepsearch_rl.training.backends.art.captures import (
     NO_TURN,
     NOT_AS_SAMPLED,

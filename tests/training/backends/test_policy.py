@@ -21,15 +21,15 @@ from benchmarks.rl_step import (
     random_rollouts,
 )
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, StalePolicyError
-from deepsearch_rl.files import file_digests
-from deepsearch_rl.profile import Profile
+from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, StalePolicyError
+from deepsearch_rl.core.files import file_digests
+from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.training.backends.art.checkpoints import SEAL, is_whole, require_start
 from deepsearch_rl.training.backends.art.policy import Policy, Rows
 from deepsearch_rl.training.backends.art.service import OwnService, memory_named, minibatches
-from deepsearch_rl.training.finite import NotFiniteError
 from deepsearch_rl.training.pretrain.model import ModelConfig, build_model
 from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig, RlTask
+from deepsearch_rl.training.runs.finite import NotFiniteError
 
 LENGTHS = [50, 120, 64, 64, 90]
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from deepsearch_rl.errors import ConfigError, EndpointError, UnavailableError
-from deepsearch_rl.profile import Profile
+from deepsearch_rl.core.errors import ConfigError, EndpointError, UnavailableError
+from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.backends.art.samplers import VllmSampler, lora_rank
 from deepsearch_rl.training.backends.art.service import require_sampler

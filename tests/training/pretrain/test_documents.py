@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.answers import INSUFFICIENT, extract_answer
-from deepsearch_rl.corpora.world.grammar import (
+from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.core.answers import INSUFFICIENT, extract_answer
+from deepsearch_rl.corpora.grammar.grammar import (
     GRAMMARS,
     IN_DOMAIN,
     OUT_OF_DOMAIN,

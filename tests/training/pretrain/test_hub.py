@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 from huggingface_hub import constants
 
-from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.training.pretrain.prepare import (
     DESCRIPTIONS,
     ModelHubConfig,

@@ -1,9 +1,9 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.corpora.world.grammar import GRAMMARS, name_words
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.corpora.grammar.grammar import GRAMMARS, name_words
 from deepsearch_rl.training.pretrain.model import FORMAT_TOKENS, SPECIAL_TOKENS
 
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.agent.prompt_digests import PromptDigests
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.serving.trained_with import read_trained_with
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.conversation.prompt_digests import PromptDigests
+from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.conversation.trained_with import read_trained_with
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.training.pretrain import trainer
 from deepsearch_rl.training.pretrain.prepare import (
     PrepareModelConfig,

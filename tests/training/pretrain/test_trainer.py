@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.training.finite import NotFiniteError
+from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.training.pretrain.documents import GIVEN, Turn
 from deepsearch_rl.training.pretrain.model import build_model
 from deepsearch_rl.training.pretrain.trainer import (
@@ -22,6 +21,7 @@ from deepsearch_rl.training.pretrain.trainer import (
     pretrain,
     require_finite_step,
 )
+from deepsearch_rl.training.runs.finite import NotFiniteError
 
 CALL = {"function": {"name": "retrieve", "arguments": '{"query": "director of Silent Harbor"}'}}
 TURNS: tuple[Turn, ...] = (

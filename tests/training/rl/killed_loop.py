@@ -8,11 +8,11 @@ import random
 import signal
 import sys
 
-from deepsearch_rl.records import Question, Record
+from deepsearch_rl.core.records import Question, Record
 from deepsearch_rl.training.rl.heartbeat import run_watched
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer
-from deepsearch_rl.training.rl_worker import RlRun
+from deepsearch_rl.training.rl_process.worker import RlRun
 from tests.training.rl.tiny_trainer import TinyTrainer
 
 QUESTIONS = [

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from deepsearch_rl.errors import CheckFailedError, StalePolicyError
+from deepsearch_rl.core.errors import CheckFailedError, StalePolicyError
 from deepsearch_rl.training.rl.agreement import agreement, require_unclipped
 from deepsearch_rl.training.rl.trainer import LossConfig
-from deepsearch_rl.training.served_share import served_share
+from deepsearch_rl.training.runs.served_share import served_share
 
 NAN = float("nan")
 LOSS = LossConfig(

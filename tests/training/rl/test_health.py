@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from deepsearch_rl.training.curves import TrainingStep
 from deepsearch_rl.training.rl.health import (
     ALARMS,
     WINDOW,
@@ -12,6 +11,7 @@ from deepsearch_rl.training.rl.health import (
     alarms_of_log,
     gate_warning,
 )
+from deepsearch_rl.training.runs.curves import TrainingStep
 
 STEPS = 20
 

@@ -12,14 +12,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.prompt_digests import TrainedWith
-from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, UnknownNameError
-from deepsearch_rl.files import read_jsonl, write_json
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import Question, QuestionMetadata, StopReason
-from deepsearch_rl.serving.trained_with import read_trained_with, served_with
-from deepsearch_rl.training.curves import CurveLine, TrainingStep, recorded_curve
-from deepsearch_rl.training.finite import NotFiniteError
+from deepsearch_rl.conversation.prompt_digests import TrainedWith
+from deepsearch_rl.conversation.trained_with import read_trained_with, served_with
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, UnknownNameError
+from deepsearch_rl.core.files import read_jsonl, write_json
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import Question, QuestionMetadata, StopReason
 from deepsearch_rl.training.rl.checkpoints import KeepConfig, kept_steps
 from deepsearch_rl.training.rl.loop import best_line, policy_text, train_policy
 from deepsearch_rl.training.rl.question_order import batch
@@ -31,6 +29,8 @@ from deepsearch_rl.training.rl.trainer import (
     Rollout,
     Sampling,
 )
+from deepsearch_rl.training.runs.curves import CurveLine, TrainingStep, recorded_curve
+from deepsearch_rl.training.runs.finite import NotFiniteError
 from tests.training.rl.tiny_trainer import TinyTrainer
 
 Train = Callable[..., TinyTrainer]

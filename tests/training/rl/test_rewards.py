@@ -8,10 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from deepsearch_rl.errors import UnknownNameError
-from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import Message, Question, Retrieval, StopReason, ToolCall, Trajectory
-from deepsearch_rl.training.rl.rewards import (
+from deepsearch_rl.core.errors import UnknownNameError
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import (
+    Message,
+    Question,
+    Retrieval,
+    StopReason,
+    ToolCall,
+    Trajectory,
+)
+from deepsearch_rl.training.rewards.rewards import (
     REWARDS,
     PolicyText,
     ThinkLength,

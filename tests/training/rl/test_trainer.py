@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from deepsearch_rl.profile import Profile
+from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.training.rl.trainer import RlConfig, learning_rate
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import CommandError, DeepsearchError
+from deepsearch_rl.core.errors import CommandError, DeepsearchError
 from deepsearch_rl.training.rl.watchdog import OUTPUT_LOG, WatchdogConfig, watch
 from tests.test_processes import gone
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.records import Message, Question, StopReason, Trajectory
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.records import Message, Question, StopReason, Trajectory
 from deepsearch_rl.training.rl.trainer import Rollout, Sampling
 
 

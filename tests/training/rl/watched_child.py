@@ -11,9 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deepsearch_rl.errors import ConfigError, EndpointError
-from deepsearch_rl.training.finite import NotFiniteError
+from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.training.rl.heartbeat import Phase, begin, check_server, run_watched
+from deepsearch_rl.training.runs.finite import NotFiniteError
 
 
 def hang() -> None:

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deepsearch_rl.corpora.world.grammar import STATEMENTS, Grammar
-from deepsearch_rl.errors import ConfigError, look_up
-from deepsearch_rl.records import Document, Evidence
+from deepsearch_rl.core.errors import ConfigError, look_up
+from deepsearch_rl.core.records import Document, Evidence
+from deepsearch_rl.corpora.grammar.grammar import STATEMENTS, Grammar
 
 MAX_PARAGRAPHS = 6  # of an article
 Fact = tuple[str, str]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from deepsearch_rl import answers
+from deepsearch_rl.core import answers
+from deepsearch_rl.core.errors import ConfigError, look_up
+from deepsearch_rl.core.records import Document, Question, Record
+from deepsearch_rl.corpora.grammar.grammar import IN_DOMAIN, OUT_OF_DOMAIN, STYLES, Grammar, ask
 from deepsearch_rl.corpora.world.facts import World, build_world
-from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, STYLES, Grammar, ask
-from deepsearch_rl.errors import ConfigError, look_up
-from deepsearch_rl.records import Document, Question, Record
 
 IN_DOMAIN_SET = "multihoprag"
 IN_DOMAIN_HOPS: Mapping[str, tuple[int, ...]] = {

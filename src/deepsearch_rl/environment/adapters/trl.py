@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.blocking import BlockingEnvironment
 from deepsearch_rl.environment.episode import Episode
-from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.records import Question
 
 Prompt = Sequence[Mapping[str, str]]
 

@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deepsearch_rl.core.files import read_jsonl
+from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.adapters.trl import TrlSearch
 from deepsearch_rl.environment.blocking import BlockingEnvironment
 from deepsearch_rl.environment.search_environment import open_environment
-from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.records import Question
 
 
 @dataclass

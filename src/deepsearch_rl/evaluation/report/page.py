@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from deepsearch_rl.core.records import FilterReport
 from deepsearch_rl.evaluation.report.plots import RlRun, colour_of, f1_figure, inline_svg, rl_figure
 from deepsearch_rl.evaluation.report.rollouts import (
     OF_EACH_OUTCOME,
@@ -21,17 +22,16 @@ from deepsearch_rl.evaluation.report.rollouts import (
     ShownRollout,
     pack,
 )
-from deepsearch_rl.evaluation.report.table_files import FILTERS, passes
-from deepsearch_rl.evaluation.report.tables import (
+from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
+from deepsearch_rl.evaluation.tables.table_files import FILTERS, passes
+from deepsearch_rl.evaluation.tables.tables import (
     CONTROL_TITLES,
     DATASET_ORDER,
     MODEL_ORDER,
     F1Table,
     in_order,
 )
-from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
-from deepsearch_rl.records import FilterReport
-from deepsearch_rl.trajectories.statistics import CORRECT, TOKENS_BIN, WRONG
+from deepsearch_rl.trajectories.statistics.statistics import CORRECT, TOKENS_BIN, WRONG
 
 TEMPLATES = Path(__file__).with_name("templates")
 DISTRIBUTIONS = (

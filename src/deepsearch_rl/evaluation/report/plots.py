@@ -20,11 +20,11 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from deepsearch_rl.evaluation.report.tables import F1Table
+from deepsearch_rl.core.files import atomic_file, read_jsonl, read_record
+from deepsearch_rl.core.records import ForeignRecord
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
-from deepsearch_rl.files import atomic_file, read_jsonl, read_record
-from deepsearch_rl.records import ForeignRecord
-from deepsearch_rl.training.curves import TrainingStep
+from deepsearch_rl.evaluation.tables.tables import F1Table
+from deepsearch_rl.training.runs.curves import TrainingStep
 
 STYLE = mpl.rc_params_from_file(
     Path(__file__).with_name("report.mplstyle"), use_default_template=False

@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.corpora.titles import title_key
-from deepsearch_rl.evaluation.report.tables import Comparison
+from deepsearch_rl.core.answers import score_rollout
+from deepsearch_rl.core.files import read_distinct, read_jsonl
+from deepsearch_rl.core.records import Question, Record, ToolCall, Trajectory
+from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
-from deepsearch_rl.files import read_distinct, read_jsonl
-from deepsearch_rl.records import Question, Record, ToolCall, Trajectory
-from deepsearch_rl.retrieval.gold import gold_evidence
-from deepsearch_rl.trajectories.filters import shown_titles
-from deepsearch_rl.trajectories.statistics import (
+from deepsearch_rl.evaluation.tables.tables import Comparison
+from deepsearch_rl.retrieval.ranking.gold import gold_evidence
+from deepsearch_rl.trajectories.filters.filters import shown_titles
+from deepsearch_rl.trajectories.statistics.statistics import (
     GroupStatistics,
     Tally,
     TrajectoryStatistics,

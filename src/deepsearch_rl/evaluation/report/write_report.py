@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from deepsearch_rl.core.files import atomic_file, read_json, read_record, sha256_file
+from deepsearch_rl.core.records import FilterReport, Record, RetrievalReport
 from deepsearch_rl.evaluation.report.page import Report, render_page
 from deepsearch_rl.evaluation.report.plots import f1_figure, read_rl_run, rl_figure, save_figure
-from deepsearch_rl.evaluation.report.published import published_rows
 from deepsearch_rl.evaluation.report.rollouts import (
     read_questions,
     read_runs,
     shown_rollouts,
     turned_questions,
 )
-from deepsearch_rl.evaluation.report.table_files import write_table
-from deepsearch_rl.evaluation.report.tables import build_table
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
-from deepsearch_rl.files import atomic_file, read_json, read_record, sha256_file
-from deepsearch_rl.records import FilterReport, Record, RetrievalReport
+from deepsearch_rl.evaluation.tables.published import published_rows
+from deepsearch_rl.evaluation.tables.table_files import write_table
+from deepsearch_rl.evaluation.tables.tables import build_table
 
 
 class ReportConfig(Record):

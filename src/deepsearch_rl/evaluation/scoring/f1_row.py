@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from deepsearch_rl.agent.prompt_digests import PromptPart, parts_text
-from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.conversation.prompt_digests import PromptPart, parts_text
+from deepsearch_rl.core.records import NonEmpty, Record
 
 Rounded = Annotated[float, AfterValidator(lambda value: round(value, 6))]
 """Six decimals, so that equal results have equal files."""

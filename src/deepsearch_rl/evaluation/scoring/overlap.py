@@ -1,4 +1,4 @@
-"""Many answers scored at once as :mod:`deepsearch_rl.answers` defines it, and the best constant answer.
+"""Many answers scored at once as :mod:`deepsearch_rl.core.answers` defines it, and the best constant answer.
 
 Each distinct text is normalised once and kept as the set of its *features*, so that the tokens
 which two answers share, counted with multiplicity, are the size of an intersection: a token's first
@@ -7,7 +7,7 @@ noanswer) has one feature of its own, which only its equals have.
 
 Axes: Q questions, G golden answers of all questions, N rows, P pairs (of a row with one of its
 golden answers, or of a candidate with a golden answer), T distinct texts, M metrics in the order of
-:data:`deepsearch_rl.answers.METRICS`, F features, C candidates of the constant answer.
+:data:`deepsearch_rl.core.answers.METRICS`, F features, C candidates of the constant answer.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from deepsearch_rl.answers import CLOSED_ANSWERS, METRICS, normalise
+from deepsearch_rl.core.answers import CLOSED_ANSWERS, METRICS, normalise
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore
 
 Feature = str | tuple[str, int]
@@ -105,7 +105,7 @@ def number_golds(spelled: Sequence[tuple[str, ...]]) -> GoldenAnswers:
 def score_rows(golds: GoldenAnswers, question_N: Ints, preds: Sequence[str]) -> Floats:
     """Return every metric of each row, shape (N, M).
 
-    :func:`deepsearch_rl.answers.score` gives the same for one row. ``question_N`` says which
+    :func:`deepsearch_rl.core.answers.score` gives the same for one row. ``question_N`` says which
     question a row answers, ``preds`` is the answer.
     """
     counts_N = np.diff(golds.first_Q, append=len(golds.question_G))[question_N]

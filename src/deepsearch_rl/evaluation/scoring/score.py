@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from deepsearch_rl import answers
-from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.errors import CheckFailedError
+from deepsearch_rl.core import answers
+from deepsearch_rl.core.answers import score_rollout
+from deepsearch_rl.core.errors import CheckFailedError
+from deepsearch_rl.core.records import Record, Trajectory
 from deepsearch_rl.evaluation.scoring.f1_row import (
     ConstantScore,
     ControlScore,
@@ -33,7 +34,6 @@ from deepsearch_rl.evaluation.scoring.f1_row import (
     TypeScore,
 )
 from deepsearch_rl.evaluation.scoring.overlap import best_constant
-from deepsearch_rl.records import Record, Trajectory
 
 Scores = NDArray[np.float64]
 TOOL_CALLS = "tool_calls"

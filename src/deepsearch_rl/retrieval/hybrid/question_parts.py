@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Self
 
-from deepsearch_rl.retrieval.rows import EPOCH
-from deepsearch_rl.retrieval.sparse.analysis import UNSPACED, has_unspaced
+from deepsearch_rl.retrieval.search.analysis import UNSPACED, has_unspaced
+from deepsearch_rl.retrieval.search.rows import EPOCH
 
 MAX_PARTS = 32
 MAX_SOURCES = 16

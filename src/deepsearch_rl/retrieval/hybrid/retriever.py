@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from deepsearch_rl.retrieval.hybrid.question_parts import QuestionParts, SourceNames, split_question
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms, term_ids
-from deepsearch_rl.retrieval.ranking import FusionConfig, Mask, Ranking, Retriever, rank
-from deepsearch_rl.retrieval.rows import RowTable
+from deepsearch_rl.retrieval.ranking.ranking import FusionConfig, Mask, Ranking, Retriever, rank
+from deepsearch_rl.retrieval.search.rows import RowTable
 
 Floats = NDArray[np.float64]
 FEATURES = (

@@ -19,11 +19,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from deepsearch_rl.corpora.spans import sentence_spans
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.records import Chunk
-from deepsearch_rl.retrieval.rows import GrowingArray, open_column
-from deepsearch_rl.retrieval.sparse.analysis import analyse
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.records import Chunk
+from deepsearch_rl.corpora.chunking.spans import sentence_spans
+from deepsearch_rl.retrieval.search.analysis import analyse
+from deepsearch_rl.retrieval.search.rows import GrowingArray, open_column
 
 BUCKETS = 1 << 20
 

@@ -13,16 +13,21 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from deepsearch_rl.errors import ArtifactError, look_up
-from deepsearch_rl.records import Chunk, Question, Record
-from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.gold import MRR, RANKED, score_retriever, with_gold
-from deepsearch_rl.retrieval.hybrid import learning as hybrid
+from deepsearch_rl.core.errors import ArtifactError, look_up
+from deepsearch_rl.core.records import Chunk, Question, Record
+from deepsearch_rl.retrieval.build import learning as hybrid
 from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
-from deepsearch_rl.retrieval.missing_gold import MissingGold, find_missing
-from deepsearch_rl.retrieval.ranking import LearningConfig
-from deepsearch_rl.retrieval.searcher import Searcher, open_finder, open_retriever, retrievers_of
+from deepsearch_rl.retrieval.ranking.gold import MRR, RANKED, score_retriever, with_gold
+from deepsearch_rl.retrieval.ranking.ranking import LearningConfig
+from deepsearch_rl.retrieval.search import manifest
+from deepsearch_rl.retrieval.search.missing_gold import MissingGold, find_missing
+from deepsearch_rl.retrieval.search.searcher import (
+    Searcher,
+    open_finder,
+    open_retriever,
+    retrievers_of,
+)
 
 COMPARED = {"bm25": "bm25", "dense": "dense", "rrf": "reciprocal_ranks", "hybrid": "hybrid"}
 """What is compared, each with its name for :func:`open_retriever`."""

@@ -23,12 +23,12 @@ import orjson
 import yaml
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError
-from deepsearch_rl.files import first_problem
-from deepsearch_rl.rate_limits import rate_limits
-from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.redaction import public_address, redact
-from deepsearch_rl.retries import (
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError
+from deepsearch_rl.core.files import first_problem
+from deepsearch_rl.core.rate_limits import rate_limits
+from deepsearch_rl.core.records import NonEmpty, Record
+from deepsearch_rl.core.redaction import public_address, redact
+from deepsearch_rl.core.retries import (
     is_out_of_money,
     is_quota_spent,
     retry,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from deepsearch_rl.errors import ConfigError, EndpointDownError, EndpointError
-from deepsearch_rl.records import Chunk, ChunkMetadata
-from deepsearch_rl.redaction import read_key
+from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointError
+from deepsearch_rl.core.records import Chunk, ChunkMetadata
+from deepsearch_rl.core.redaction import read_key
 from deepsearch_rl.retrieval.online.endpoint import ResultField, SearchEndpoint, read_online_config
-from deepsearch_rl.retrieval.rows import Filter
-from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError
+from deepsearch_rl.retrieval.search.rows import Filter
+from deepsearch_rl.retrieval.search.searcher import Hit, QueriesFailedError
 
 MAX_ERROR_KEYS = 12
 _KINDS = {

@@ -14,10 +14,10 @@ from typing import NamedTuple, Self
 from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
-from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.records import OpenRecord, RequiredText, Text
-from deepsearch_rl.retrieval.rows import Filter
-from deepsearch_rl.retrieval.searcher import Hit
+from deepsearch_rl.core.files import read_jsonl
+from deepsearch_rl.core.records import OpenRecord, RequiredText, Text
+from deepsearch_rl.retrieval.search.rows import Filter
+from deepsearch_rl.retrieval.search.searcher import Hit
 
 MAX_CACHE_BYTES = 32 * 2**20
 """Size of all cached answers, whatever their number: long answers must not push the memory up."""

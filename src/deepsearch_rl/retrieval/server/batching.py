@@ -21,9 +21,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from deepsearch_rl.errors import DeepsearchError, EndpointDownError, EndpointError
-from deepsearch_rl.retrieval.rows import Filter
-from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError, SearchesChunks
+from deepsearch_rl.core.errors import DeepsearchError, EndpointDownError, EndpointError
+from deepsearch_rl.retrieval.search.rows import Filter
+from deepsearch_rl.retrieval.search.searcher import Hit, QueriesFailedError, SearchesChunks
 from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, SearchKey
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
 from deepsearch_rl.retrieval.server.limits import MAX_DOCUMENTS

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from deepsearch_rl.errors import look_up
-from deepsearch_rl.files import file_digests, sha256_file, sha256_json
-from deepsearch_rl.records import NonEmpty, Record, RetrieverName
-from deepsearch_rl.retrieval.rerank import RerankerConfig
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.files import file_digests, sha256_file, sha256_json
+from deepsearch_rl.core.records import NonEmpty, Record, RetrieverName
+from deepsearch_rl.retrieval.server.rerank import RerankerConfig
 
 
 class RetrievalConfig(Record):

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import uvicorn
 
-from deepsearch_rl.errors import ConfigError, DeepsearchError
-from deepsearch_rl.processes import LOOPBACK, running_server
-from deepsearch_rl.redaction import read_key
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError
+from deepsearch_rl.core.processes import LOOPBACK, running_server
+from deepsearch_rl.core.redaction import read_key
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.retrieval.server.requests import Guard, is_loopback
 from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine

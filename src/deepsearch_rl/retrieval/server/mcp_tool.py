@@ -15,9 +15,9 @@ from mcp_types import CallToolResult, TextContent
 from pydantic import Field, JsonValue, ValidationError
 
 from deepsearch_rl import __version__
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.retrieval.passages import format_passages
-from deepsearch_rl.retrieval.rows import Filter
+from deepsearch_rl.conversation.passages import format_passages
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.server.batching import SearchQueue
 from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 

@@ -20,7 +20,7 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope
 
-from deepsearch_rl.files import first_problem
+from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.retrieval.server.limits import HeldBody
 
 MAX_BODY_BYTES = 4 * 2**20

@@ -11,8 +11,8 @@ from typing import Any
 import faiss
 import numpy as np
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.progress import ProgressBar
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.retrieval.vectors.config import HnswConfig, IvfConfig, PqConfig, VectorsConfig
 from deepsearch_rl.retrieval.vectors.flat import VectorFile, link_or_copy, open_vector_file
 from deepsearch_rl.retrieval.vectors.gpu import copy_to_gpu, gpu_failed, require_device

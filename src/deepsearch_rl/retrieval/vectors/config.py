@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from deepsearch_rl.records import Device, Record
+from deepsearch_rl.core.records import Device, Record
 
 CODE_LENGTHS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
 """Bytes of a code that faiss-gpu can search; retrieval/vectors/gpu.py has the sources of its limits."""

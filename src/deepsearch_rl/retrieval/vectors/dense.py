@@ -22,9 +22,9 @@ from typing import Protocol
 import faiss
 import numpy as np
 
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.encoders.encoder import Encoder, Vectors
-from deepsearch_rl.retrieval.ranking import Mask, Ranking, rank
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.retrieval.encoding.encoder import Encoder, Vectors
+from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE
 from deepsearch_rl.retrieval.vectors.config import (
     GPU_CANDIDATES,

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.encoders.encoder import Vectors
-from deepsearch_rl.retrieval.ranking import Mask, Ranking, rank
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.retrieval.encoding.encoder import Vectors
+from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
 
 BLOCK_ROWS = 16_384  # rows of one pass of a sequential read
 GATHERED_ROWS = 4096  # rows that are copied out of the map at once

@@ -11,7 +11,7 @@ KB as float16 and 48 as float32 (``GpuIndexIVFPQ::verifyPQSettings_``); hence fl
 
 import faiss
 
-from deepsearch_rl.errors import UnavailableError
+from deepsearch_rl.core.errors import UnavailableError
 from deepsearch_rl.retrieval.vectors.config import IvfConfig, VectorsConfig
 
 MEMORY_BYTES = 1536 * 2**20

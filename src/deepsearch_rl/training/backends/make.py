@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from deepsearch_rl.errors import look_up
-from deepsearch_rl.serving.hardware import require_gpu
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.hardware import require_gpu
 from deepsearch_rl.training.rl.trainer import BackendConfig, RlConfig, RlTask, RlTrainer
 
 MakeTrainer = Callable[[RlTask, RlConfig], RlTrainer]

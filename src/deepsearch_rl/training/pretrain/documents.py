@@ -32,9 +32,11 @@ from typing import NamedTuple
 
 from pydantic import Field, JsonValue
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL_NAME
-from deepsearch_rl.answers import INSUFFICIENT
-from deepsearch_rl.corpora.world.grammar import (
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL_NAME
+from deepsearch_rl.conversation.passages import format_passages
+from deepsearch_rl.core.answers import INSUFFICIENT
+from deepsearch_rl.core.records import Record
+from deepsearch_rl.corpora.grammar.grammar import (
     IN_DOMAIN,
     OUT_OF_DOMAIN,
     STATEMENTS,
@@ -45,8 +47,6 @@ from deepsearch_rl.corpora.world.grammar import (
     write_note,
     write_query,
 )
-from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.passages import format_passages
 
 Turn = dict[str, JsonValue]
 GIVEN = "given"

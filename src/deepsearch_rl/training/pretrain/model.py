@@ -26,9 +26,10 @@ from tokenizers import (
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.agent.prompts import load_chat_template
-from deepsearch_rl.corpora.world.grammar import (
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.conversation.prompts import load_chat_template
+from deepsearch_rl.core.records import Record
+from deepsearch_rl.corpora.grammar.grammar import (
     GRAMMARS,
     STATEMENTS,
     STYLES,
@@ -36,7 +37,6 @@ from deepsearch_rl.corpora.world.grammar import (
     write_note,
     write_query,
 )
-from deepsearch_rl.records import Record
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"

@@ -15,10 +15,10 @@ from huggingface_hub.errors import (
 )
 from pydantic import Field
 
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.errors import ConfigError, EndpointError
-from deepsearch_rl.files import atomic_directory
-from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.core.errors import ConfigError, EndpointError
+from deepsearch_rl.core.files import atomic_directory
+from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.training.pretrain.trainer import PretrainConfig, pretrain
 
 DESCRIPTIONS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]

@@ -23,14 +23,12 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.agent.prompt_digests import PromptDigests, tools_text
-from deepsearch_rl.files import AppendLog, write_json
-from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Record
-from deepsearch_rl.serving.trained_with import MANIFEST, TRAINED_WITH, served_with
-from deepsearch_rl.training.curves import record_step
-from deepsearch_rl.training.finite import NotFiniteError, first_not_finite
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.conversation.prompt_digests import PromptDigests, tools_text
+from deepsearch_rl.conversation.trained_with import MANIFEST, TRAINED_WITH, served_with
+from deepsearch_rl.core.files import AppendLog, write_json
+from deepsearch_rl.core.progress import ProgressBar
+from deepsearch_rl.core.records import Record
 from deepsearch_rl.training.pretrain.documents import (
     GIVEN,
     CurriculumStage,
@@ -45,6 +43,8 @@ from deepsearch_rl.training.pretrain.model import (
     build_model,
     world_tokenizer,
 )
+from deepsearch_rl.training.runs.curves import record_step
+from deepsearch_rl.training.runs.finite import NotFiniteError, first_not_finite
 
 TRAIN_LOG = "train_log.jsonl"
 LOG_EVERY = 25  # steps between two lines of the training log

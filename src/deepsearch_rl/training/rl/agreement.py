@@ -14,9 +14,9 @@ import math
 
 import torch
 
-from deepsearch_rl.errors import CheckFailedError, StalePolicyError
+from deepsearch_rl.core.errors import CheckFailedError, StalePolicyError
 from deepsearch_rl.training.rl.trainer import LossConfig
-from deepsearch_rl.training.served_share import is_start_model, served_share
+from deepsearch_rl.training.runs.served_share import is_start_model, served_share
 
 
 def agreement(

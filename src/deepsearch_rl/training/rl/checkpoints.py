@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from deepsearch_rl.files import read_json
-from deepsearch_rl.records import Record
+from deepsearch_rl.core.files import read_json
+from deepsearch_rl.core.records import Record
 
 FORK_FILE = "fork.json"
 

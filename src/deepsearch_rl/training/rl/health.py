@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
-from deepsearch_rl.training.curves import TrainingStep
+from deepsearch_rl.training.runs.curves import TrainingStep
 
 AlarmName = Literal[
     "answer_avoidance",

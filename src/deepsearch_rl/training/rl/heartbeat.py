@@ -10,10 +10,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from deepsearch_rl.errors import DeepsearchError, EndpointDownError, EndpointError, full_disk_named
-from deepsearch_rl.processes import is_healthy
-from deepsearch_rl.records import Record
-from deepsearch_rl.training.finite import NotFiniteError
+from deepsearch_rl.core.errors import (
+    DeepsearchError,
+    EndpointDownError,
+    EndpointError,
+    full_disk_named,
+)
+from deepsearch_rl.core.processes import is_healthy
+from deepsearch_rl.core.records import Record
+from deepsearch_rl.training.runs.finite import NotFiniteError
 
 HEALTH_CHECKS = 3  # of a server under load, two seconds each
 Phase: TypeAlias = Literal["load", "start", "roll out", "update", "dev", "save"]

@@ -26,9 +26,10 @@ from statistics import fmean
 
 from transformers import AutoTokenizer
 
-from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.files import (
+from deepsearch_rl.conversation.trained_with import TRAINED_WITH, served_with
+from deepsearch_rl.core.answers import score_rollout
+from deepsearch_rl.core.errors import EndpointError
+from deepsearch_rl.core.files import (
     AppendLog,
     atomic_directory,
     read_json,
@@ -37,17 +38,14 @@ from deepsearch_rl.files import (
     write_json,
     write_jsonl,
 )
-from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Question
+from deepsearch_rl.core.progress import ProgressBar
+from deepsearch_rl.core.records import Question
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
-from deepsearch_rl.serving.trained_with import TRAINED_WITH, served_with
-from deepsearch_rl.training.curves import TrainingStep, record_step, standard_error
-from deepsearch_rl.training.finite import NotFiniteError
+from deepsearch_rl.training.rewards.rewards import PolicyText, reward_parts
 from deepsearch_rl.training.rl.checkpoints import kept_steps, origin
 from deepsearch_rl.training.rl.health import alarms_at_end, alarms_of_log, gate_warning
 from deepsearch_rl.training.rl.heartbeat import begin
 from deepsearch_rl.training.rl.question_order import batch
-from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
 from deepsearch_rl.training.rl.step_rollouts import (
     Groups,
     progress_note,
@@ -56,6 +54,8 @@ from deepsearch_rl.training.rl.step_rollouts import (
 )
 from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollout, Sampling
+from deepsearch_rl.training.runs.curves import TrainingStep, record_step, standard_error
+from deepsearch_rl.training.runs.finite import NotFiniteError
 
 _LOG = logging.getLogger(__name__)
 TRAIN_LOG = "train_log.jsonl"

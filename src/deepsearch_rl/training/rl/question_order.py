@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from deepsearch_rl.records import Question
+from deepsearch_rl.core.records import Question
 from deepsearch_rl.training.rl.trainer import RlTask
 
 

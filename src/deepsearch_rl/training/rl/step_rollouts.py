@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from deepsearch_rl.answers import INSUFFICIENT, normalise, score_rollout
-from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.records import SERVER_FAILURES
-from deepsearch_rl.training.curves import TrainingStep
+from deepsearch_rl.core.answers import INSUFFICIENT, normalise, score_rollout
+from deepsearch_rl.core.errors import EndpointError
+from deepsearch_rl.core.records import SERVER_FAILURES
 from deepsearch_rl.training.rl.trainer import Rollout
+from deepsearch_rl.training.runs.curves import TrainingStep
 
 Groups = list[list[Rollout]]  # Q questions, G rollouts of each
 
@@ -53,7 +53,7 @@ def _why_left_out(rollout: Rollout) -> str:
 def rollout_metrics(rollouts: Sequence[Rollout], max_searches: int) -> dict[str, float]:
     """Return means over a step's rollouts: reward and parts, F1, lengths, tool calls, and the share of each failure.
 
-    ``refusals`` is the share that answers :data:`~deepsearch_rl.answers.INSUFFICIENT`,
+    ``refusals`` is the share that answers :data:`~deepsearch_rl.core.answers.INSUFFICIENT`,
     ``at_search_limit`` that which used all searches it was allowed.
     """
     trajectories = [rollout.trajectory for rollout in rollouts]

@@ -1,8 +1,8 @@
 """What a training by RL requires of its task and its params, checked before anything starts."""
 
 from deepsearch_rl.agent.config import FUNCTION_CALLING
-from deepsearch_rl.errors import ArtifactError, ConfigError, look_up
-from deepsearch_rl.serving.trained_with import TrainedWith, require_trained_with
+from deepsearch_rl.conversation.trained_with import TrainedWith, require_trained_with
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 
 

@@ -15,11 +15,11 @@ from typing import Any, Literal, Protocol, Self
 from pydantic import Field, FiniteFloat, PositiveFloat, field_validator, model_validator
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import look_up
-from deepsearch_rl.records import NonEmpty, Question, Record, Trajectory
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.records import NonEmpty, Question, Record, Trajectory
+from deepsearch_rl.training.rewards.rewards import REWARDS, ThinkLength
 from deepsearch_rl.training.rl.checkpoints import KeepConfig
 from deepsearch_rl.training.rl.health import AlarmName
-from deepsearch_rl.training.rl.rewards import REWARDS, ThinkLength
 from deepsearch_rl.training.rl.watchdog import WatchdogConfig
 
 AlgorithmName = Literal["grpo", "gspo", "gspo_token", "dr_grpo", "rloo", "reinforce_pp", "cispo"]

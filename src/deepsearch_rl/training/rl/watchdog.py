@@ -22,9 +22,9 @@ from typing import IO
 
 from pydantic import Field
 
-from deepsearch_rl.errors import CommandError, DeepsearchError
-from deepsearch_rl.processes import ProcessGuard, stream_lines
-from deepsearch_rl.records import Record
+from deepsearch_rl.core.errors import CommandError, DeepsearchError
+from deepsearch_rl.core.processes import ProcessGuard, stream_lines
+from deepsearch_rl.core.records import Record
 from deepsearch_rl.training.rl.heartbeat import Beat, Phase
 
 _LOG = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from functools import lru_cache
 import art
 from openai.types.chat.chat_completion import Choice
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages
-from deepsearch_rl.records import Message, Trajectory
-from deepsearch_rl.serving.chat_format import ChatFormat, ConversationError
+from deepsearch_rl.conversation.chat_format import ChatFormat, ConversationError
+from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_messages
+from deepsearch_rl.core.records import Message, Trajectory
 
 NO_TURN = "no_turn"  # the first prompt did not fit: there is nothing to train on
 UNREADABLE = "unreadable_reply"

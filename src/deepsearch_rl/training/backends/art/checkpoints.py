@@ -7,8 +7,8 @@ A sealed folder has ``checkpoint.json``: ``{"start": ..., "files": {name: SHA-25
 import json
 from pathlib import Path
 
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import file_digests, read_json, write_json
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.files import file_digests, read_json, write_json
 
 SEAL = "checkpoint.json"
 OPTIMIZER_FILE = "optimizer.pt"

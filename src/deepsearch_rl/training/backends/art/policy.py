@@ -31,11 +31,9 @@ from peft.tuners.lora import Linear
 from torch.utils.checkpoint import checkpoint as recomputed
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from deepsearch_rl.errors import ArtifactError, CheckFailedError
-from deepsearch_rl.files import atomic_directory, read_json, write_json
+from deepsearch_rl.core.errors import ArtifactError, CheckFailedError
+from deepsearch_rl.core.files import atomic_directory, read_json, write_json
 from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
-from deepsearch_rl.training.finite import NotFiniteError, first_not_finite, require_finite_tensors
-from deepsearch_rl.training.model_folder import ADAPTER_FILES
 from deepsearch_rl.training.rl.agreement import agreement, outside_clip, require_unclipped
 from deepsearch_rl.training.rl.policy_loss import (
     ALGORITHMS,
@@ -47,6 +45,12 @@ from deepsearch_rl.training.rl.policy_loss import (
     token_weights,
 )
 from deepsearch_rl.training.rl.trainer import LossConfig, RlConfig
+from deepsearch_rl.training.runs.finite import (
+    NotFiniteError,
+    first_not_finite,
+    require_finite_tensors,
+)
+from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
 
 
 class Rows:

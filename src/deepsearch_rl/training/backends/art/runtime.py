@@ -7,7 +7,7 @@ there.
 
 from art import vllm_runtime
 
-from deepsearch_rl.errors import UnavailableError
+from deepsearch_rl.core.errors import UnavailableError
 
 
 def require_runtime() -> None:

@@ -15,10 +15,10 @@ import httpx
 import torch
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.errors import ConfigError, EndpointError
-from deepsearch_rl.processes import GRACE_S, LOOPBACK, Server, free_port, running_server
+from deepsearch_rl.conversation.chat_format import load_chat_format
+from deepsearch_rl.core.errors import ConfigError, EndpointError
+from deepsearch_rl.core.processes import GRACE_S, LOOPBACK, Server, free_port, running_server
 from deepsearch_rl.serving.adapters import served_rank
-from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
 from deepsearch_rl.serving.launch import VllmConfig, vllm_serve_command

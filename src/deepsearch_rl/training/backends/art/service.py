@@ -23,7 +23,7 @@ from art.preprocessing.pack import DiskPackedTensors, packed_tensors_from_dir
 from art.utils.get_model_step import get_step_from_dir
 from art.utils.output_dirs import get_step_checkpoint_dir
 
-from deepsearch_rl.errors import ConfigError, UnavailableError
+from deepsearch_rl.core.errors import ConfigError, UnavailableError
 from deepsearch_rl.training.backends.art.policy import Policy, Rows
 from deepsearch_rl.training.backends.art.samplers import (
     EngineSampler,

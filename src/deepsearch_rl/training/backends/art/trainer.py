@@ -32,11 +32,11 @@ from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from mp_actors import move_to_child_process
 from openai.types.chat.chat_completion import Choice
 
-from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.records import Question
-from deepsearch_rl.serving.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.records import Question
+from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 from deepsearch_rl.training.backends.art.captures import sampled_choices, why_left_out
 from deepsearch_rl.training.backends.art.checkpoints import RESUME_ONLY, is_whole, require_start

@@ -21,15 +21,15 @@ from art.preprocessing.pack import DiskPackedTensors, PackedTensors
 from art.unsloth import train as unsloth_train
 from art.unsloth.service import UnslothService
 
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
 from deepsearch_rl.training.backends.art.policy import clipped, mean_kl
 from deepsearch_rl.training.backends.art.service import memory_named
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
-from deepsearch_rl.training.finite import require_finite_tensors
 from deepsearch_rl.training.rl.agreement import agreement
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
+from deepsearch_rl.training.runs.finite import require_finite_tensors
 
 LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -1,0 +1,1 @@
+"""What every stage needs: records, files, params, errors, the state of a stage and its scratch folder."""

@@ -1,0 +1,120 @@
+r"""Answers and their scores: SQuAD-style normalisation and token overlap, as FlashRAG and Search-R1 define them.
+
+Normalisation follows SQuAD v1.1's official script in FlashRAG's order: lower-case, drop ASCII
+punctuation, drop the articles ``a|an|the``, collapse white space. Every score lies in [0, 1] and is
+the maximum over the golden answers.
+"""
+
+import re
+import string
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from deepsearch_rl.core.records import Trajectory
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = string.punctuation.encode()
+CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
+"""Normalised answers that share no token with any other (HotpotQA's rule): they match exactly or not at all."""
+SUCCESS_F1 = 0.8  # A trajectory is a success from this F1 on (the original's filter)
+# The golden answer of a question that the corpus cannot answer
+INSUFFICIENT = "Insufficient information."
+
+
+def extract_answer(text: str) -> str:
+    """Return the stripped text between the last ``<answer>`` and the last ``</answer>``; empty without such a pair."""
+    start = text.rfind("<answer>")
+    end = text.rfind("</answer>")
+    return text[start + len("<answer>") : end].strip() if 0 <= start < end else ""
+
+
+def has_answer_tags(text: str) -> bool:
+    """Return whether the last closing answer tag stands after the last opening one (see :func:`extract_answer`)."""
+    return 0 <= text.rfind("<answer>") < text.rfind("</answer>")
+
+
+def normalise(text: str) -> str:
+    """Return a text in lower case, without punctuation and articles, white space collapsed."""
+    # In UTF-8 no byte of another character is an ASCII one, and bytes lose theirs several times
+    # faster than text does.
+    encoded = text.lower().encode("utf-8", "surrogatepass").translate(None, _PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", encoded.decode("utf-8", "surrogatepass")).split())
+
+
+class AnswerScores(NamedTuple):
+    """Every metric of one answer, each in [0, 1] and each the best over the golden answers on its own."""
+
+    em: float
+    """1 if the normalised texts are equal; two empty texts are."""
+    f1: float
+    """Token F1 (SQuAD v1.1); a closed answer (yes, no, noanswer) on either side must match exactly."""
+    acc: float
+    """1 if the golden answer is a substring of the prediction, both normalised; an empty one never is."""
+    precision: float
+    """Share of the prediction's tokens that the golden answer has, maximised on its own as FlashRAG does."""
+    recall: float
+    """Share of the golden answer's tokens that the prediction has, maximised on its own as FlashRAG does."""
+
+
+METRICS = AnswerScores._fields
+# Of an answer that matches nothing, and of every rollout that failed
+ZERO = AnswerScores(0.0, 0.0, 0.0, 0.0, 0.0)
+_EQUAL = AnswerScores(1.0, 1.0, 1.0, 1.0, 1.0)
+_BOTH_EMPTY = AnswerScores(1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class _Tokens(NamedTuple):
+    """A normalised text, its tokens, and the distinct ones among them."""
+
+    text: str
+    tokens: list[str]
+    distinct: frozenset[str]
+
+
+def _tokenise(text: str) -> _Tokens:
+    normalised = normalise(text)
+    return _Tokens(normalised, tokens := normalised.split(), frozenset(tokens))
+
+
+_tokenise_gold = lru_cache(maxsize=1 << 16)(_tokenise)
+"""Golden answers repeat, across samples of a question and across questions; predictions hardly do."""
+
+
+def score(prediction: str, golds: Sequence[str]) -> AnswerScores:
+    """Score one answer against every golden answer; all zero where there is none."""
+    answer = _tokenise(prediction)
+    each = [_score_one(answer, _tokenise_gold(gold)) for gold in golds]
+    return (
+        each[0]
+        if len(each) == 1
+        else AnswerScores(*map(max, zip(*each, strict=True)))
+        if each
+        else ZERO
+    )
+
+
+def f1(prediction: str, golds: Sequence[str]) -> float:
+    """Return the F1 of :func:`score`."""
+    return score(prediction, golds).f1
+
+
+def score_rollout(trajectory: Trajectory) -> AnswerScores:
+    """Score the answer of a rollout against its golden answers; all zero if it failed."""
+    return trajectory.score(lambda rollout: score(rollout.answer, rollout.golden_answers), ZERO)
+
+
+def _score_one(answer: _Tokens, gold: _Tokens) -> AnswerScores:
+    if answer.text == gold.text:
+        return _EQUAL if gold.text else _BOTH_EMPTY
+    acc = float(bool(gold.text) and gold.text in answer.text)
+    closed = answer.text in CLOSED_ANSWERS or gold.text in CLOSED_ANSWERS
+    shared = frozenset[str]() if closed else answer.distinct & gold.distinct
+    if not shared:
+        return AnswerScores(0.0, 0.0, acc, 0.0, 0.0)
+    common = len(shared)  # tokens in common, each as often as both have it
+    if len(answer.distinct) < len(answer.tokens) and len(gold.distinct) < len(gold.tokens):
+        common = sum(min(answer.tokens.count(token), gold.tokens.count(token)) for token in shared)
+    precision = common / len(answer.tokens)
+    recall = common / len(gold.tokens)
+    return AnswerScores(0.0, 2 * precision * recall / (precision + recall), acc, precision, recall)

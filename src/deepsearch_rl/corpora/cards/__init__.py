@@ -1,0 +1,1 @@
+"""Cards of the known corpora and question sets: source, revision, licence, columns."""

@@ -1,0 +1,1 @@
+"""Documents cut into chunks, by words, tokens or sentences."""

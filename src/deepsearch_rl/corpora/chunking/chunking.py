@@ -1,0 +1,283 @@
+"""Documents cut into chunks of a limited number of tokens.
+
+Every chunk is a verbatim slice of its document below the document's title, which does not count as
+tokens. ``sentences`` packs sentences in order until the next one would not fit, and cuts a sentence
+longer than a chunk at tokens; ``chonkie_token`` and ``chonkie_recursive`` are the library chonkie's
+(:mod:`.chonkie_spans`).
+"""
+
+import itertools
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self, get_args
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError, look_up
+from deepsearch_rl.core.files import at_least_one, read_distinct, write_jsonl
+from deepsearch_rl.core.progress import track
+from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Record
+from deepsearch_rl.corpora.chunking.spans import BLOCK_CHARS, Sentences, Span, sentence_blocks
+from deepsearch_rl.corpora.chunking.token_counts import TokenCounter, load_tokenizer
+
+Chunker = Literal["sentences", "chonkie_token", "chonkie_recursive"]
+CHUNKERS = get_args(Chunker)
+
+
+class Cutting(Record):
+    """How documents are cut."""
+
+    chunker: Chunker = Field(description="sentences | chonkie_token | chonkie_recursive")
+    chunk_size: int = Field(ge=1, description="tokens of a chunk at most, its title not counted")
+    overlap: int = Field(
+        ge=0, description="tokens that a chunk repeats from the end of the one before at most"
+    )
+
+    @model_validator(mode="after")
+    def _check_overlap(self) -> Self:
+        if self.overlap >= self.chunk_size:
+            raise ValueError(f"overlap {self.overlap} must be below chunk_size {self.chunk_size}")
+        if self.overlap and self.chunker == "chonkie_recursive":
+            raise ValueError(
+                f"overlap {self.overlap}: chunks of chonkie_recursive do not overlap; set it to 0"
+            )
+
+        return self
+
+
+class ChunkVariant(Cutting):
+    """The documents of a corpus cut another way, as a corpus of its own."""
+
+    corpus: str = Field(description="whose documents")
+
+
+class ChunkConfig(Cutting):
+    """Section ``chunk``: how documents are cut, and what counts tokens."""
+
+    tokenizer: str = Field(
+        description="what counts tokens: `words`, or `hf:<folder or repository[@revision]>`"
+    )
+    passages: tuple[str, ...] = Field(
+        description="corpora whose documents are passages already: one chunk each"
+    )
+    variants: dict[str, ChunkVariant] = Field(
+        description="further corpora, by the name that datasets and index use"
+    )
+
+    def size_of(self, corpus: str) -> int:
+        """Return the chunk size of a corpus, in tokens; 0 where its documents are passages that are never cut."""
+        if corpus in self.passages:
+            return 0
+        return self.variants[corpus].chunk_size if corpus in self.variants else self.chunk_size
+
+
+def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str, int]:
+    """Chunk every ``<corpus>.jsonl`` of a folder into the file of the same name in another; return chunks per corpus.
+
+    Raises:
+        ArtifactError: there is no corpus, or one is empty.
+        RecordError: a document does not fit its schema, or its id is taken.
+        ConfigError: ``passages`` or ``variants`` do not fit the corpora.
+        UnavailableError: the tokenizer cannot be read, or chonkie is not installed.
+    """
+    counter = load_tokenizer(config.tokenizer)
+    paths = {path.stem: path for path in sorted(corpora.glob("*.jsonl"))}
+
+    if not paths:
+        raise ArtifactError(
+            f"{corpora} holds no corpus (*.jsonl); run the stage that makes it (`dvc repro download`)."
+        )
+
+    _check_names(config, paths)
+    cuttings: dict[str, Cutting] = {**dict.fromkeys(paths, config), **config.variants}
+    counts: dict[str, int] = {}
+
+    for name, cutting in cuttings.items():
+        path = paths[cutting.corpus if isinstance(cutting, ChunkVariant) else name]
+        with path.open("rb") as lines:
+            total = sum(block.count(b"\n") for block in iter(lambda: lines.read(1 << 20), b""))
+        read = at_least_one(
+            read_distinct(path, Document), f"{path} is an empty corpus: it holds no documents."
+        )
+        documents = track(read, f"chunk {name}", total, "documents")
+        cut = (
+            _wholes(documents)
+            if name in config.passages
+            else cut_documents(documents, counter, cutting)
+        )
+        counts[name] = write_jsonl(chunks / f"{name}.jsonl", cut)
+
+    return counts
+
+
+def _check_names(config: ChunkConfig, corpora: Mapping[str, Path]) -> None:
+    for name in config.passages:
+        look_up("corpus in chunk.passages", name, corpora)
+    for name, variant in config.variants.items():
+        look_up(f"corpus of chunk.variants.{name}", variant.corpus, corpora)
+        if name in corpora:
+            raise ConfigError(f"chunk.variants.{name} cannot be made: there is a corpus {name!r}.")
+        if variant.corpus in config.passages:
+            raise ConfigError(
+                f"chunk.variants.{name} cannot be made: {variant.corpus!r} is passages already."
+            )
+
+
+def cut_documents(
+    documents: Iterable[Document], counter: TokenCounter, cutting: Cutting
+) -> Iterator[Chunk]:
+    """Yield the chunks of documents, in order; a document without text gives one chunk with its title alone."""
+    if cutting.chunker == "sentences":
+        return _cut_at_sentences(documents, counter, cutting)
+    try:
+        from deepsearch_rl.corpora.chunking.chonkie_spans import span_chunker  # noqa: PLC0415 - only its profiles load chonkie
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"chunk.chunker {cutting.chunker!r} needs the package chonkie: `pip install 'deepsearch-rl[chonkie]'`."
+        ) from error
+
+    spans = span_chunker(cutting.chunker, counter, cutting.chunk_size, cutting.overlap)
+    return (
+        chunk
+        for document in documents
+        # Offsets of the text below the title are counted from its first character.
+        for chunk in _slices(
+            document, [*itertools.chain(*spans(document.text))], -_title_chars(document) - 1
+        )
+    )
+
+
+def _cut_at_sentences(
+    documents: Iterable[Document], counter: TokenCounter, cutting: Cutting
+) -> Iterator[Chunk]:
+    """Yield the chunks of documents; short documents are cut together, a long one block by block."""
+    for batch in _batches(documents):
+        # No sentence crosses a newline, so documents joined by newlines have the same sentences as
+        # alone.
+        text = "\n".join(document.contents for document in batch)
+        blocks: Iterable[Units] = (
+            _units(text, block, counter, cutting) for block in sentence_blocks(text)
+        )
+        if len(batch) > 1:
+            blocks = list(blocks)  # one, which all of them are cut from
+        start = 0
+
+        for document in batch:
+            body = start + _title_chars(document)
+            end = start + len(document.contents)
+            units = (block.between(body, end) for block in blocks)
+            bounds = array("q", itertools.chain.from_iterable(_pack(units, cutting)))
+            yield from _slices(document, bounds, start)
+            start = end + 1
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Yield neighbouring documents, together no longer than a block, or one that is longer."""
+    batch: list[Document] = []
+    chars = 0
+
+    for document in documents:
+        length = len(document.contents) + 1
+        if batch and chars + length > BLOCK_CHARS:
+            yield batch
+            batch = []
+            chars = 0
+
+        batch.append(document)
+        chars += length
+
+    if batch:
+        yield batch
+
+
+def _title_chars(document: Document) -> int:
+    """Return the length of the title; :attr:`Document.title` would copy the text below it."""
+    newline = document.contents.find("\n")
+    return newline if newline >= 0 else len(document.contents)
+
+
+def _slices(document: Document, bounds: Sequence[int], start: int) -> Iterator[Chunk]:
+    """Yield the chunks between pairs of bounds; ``start`` is the offset of the document's contents."""
+    contents = document.contents
+    title = contents[: _title_chars(document)]
+    count = max(1, len(bounds) // 2)
+    ends = zip(bounds[::2], bounds[1::2], strict=True) if bounds else [(start, start)]
+
+    for number, (first, last) in enumerate(ends):
+        passage = f"{title}\n{contents[first - start : last - start]}"
+        yield Chunk(
+            id=f"{document.id}-{number}",
+            contents=passage,
+            metadata=ChunkMetadata.of(document, count, number),
+        )
+
+
+def _wholes(documents: Iterable[Document]) -> Iterator[Chunk]:
+    for document in documents:
+        yield from _slices(document, (_title_chars(document) + 1, len(document.contents)), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Neighbouring spans to pack chunks from, none with more tokens than a chunk.
+
+    A unit is a sentence, or a slice of a sentence that is too long. A slice is as long as the
+    overlap (as a chunk, where chunks do not overlap), so that such chunks overlap too.
+    """
+
+    starts: list[int]
+    ends: list[int]
+    tokens: list[int]
+
+    def between(self, start: int, end: int) -> "Units":
+        """Return the units that begin between two offsets."""
+        part = slice(bisect_left(self.starts, start), bisect_left(self.starts, end))
+        return Units(self.starts[part], self.ends[part], self.tokens[part])
+
+
+def _units(text: str, sentences: Sentences, counter: TokenCounter, cutting: Cutting) -> Units:
+    tokens_N = counter.counts(text, sentences)
+    units = Units(sentences.starts_N.tolist(), sentences.ends_N.tolist(), tokens_N.tolist())
+    length = cutting.overlap or cutting.chunk_size
+
+    for number in reversed(np.flatnonzero(tokens_N > cutting.chunk_size).tolist()):
+        start = units.starts[number]
+        spans = list(counter.spans(text[start : units.ends[number]]))
+        slices = [spans[first : first + length] for first in range(0, len(spans), length)]
+        place = slice(number, number + 1)
+        units.starts[place] = [start + piece[0][0] for piece in slices]
+        units.ends[place] = [start + piece[-1][1] for piece in slices]
+        units.tokens[place] = map(len, slices)
+
+    return units
+
+
+def _pack(blocks: Iterable[Units], cutting: Cutting) -> Iterator[Span]:
+    """Yield units joined into spans of at most ``chunk_size`` tokens; whole units repeat up to ``overlap`` tokens."""
+    starts: list[int] = []
+    ends: list[int] = []
+    before = [0]  # tokens before each unit, and before the one to come
+
+    for block in blocks:
+        starts += block.starts
+        ends += block.ends
+        before += itertools.islice(itertools.accumulate(block.tokens, initial=before[-1]), 1, None)
+        first = 0
+
+        while (behind := bisect_right(before, before[first] + cutting.chunk_size) - 1) < len(
+            starts
+        ):
+            yield starts[first], ends[behind - 1]
+            min_tokens = max(
+                before[behind] - cutting.overlap, before[behind + 1] - cutting.chunk_size
+            )
+            first = bisect_left(before, min_tokens, first, behind)
+
+        del starts[:first], ends[:first], before[:first]
+
+    if starts:
+        yield starts[0], ends[-1]

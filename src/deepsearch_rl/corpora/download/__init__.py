@@ -1,0 +1,1 @@
+"""Corpora and question sets from hubs, files and the generated world."""

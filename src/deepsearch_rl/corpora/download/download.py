@@ -1,0 +1,162 @@
+"""Documents and questions of a named source, written as records.
+
+Whatever the source, the result is the same: ``corpora/<corpus>.jsonl`` of Document records and
+``questions/<dataset>/<split>.jsonl`` of Question records.
+"""
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
+
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
+from deepsearch_rl.core.files import at_least_one, write_jsonl
+from deepsearch_rl.core.records import Document, Question, Record
+from deepsearch_rl.corpora.download.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
+from deepsearch_rl.corpora.download.hub import HubConfig, fetch
+from deepsearch_rl.corpora.world.questions import WorldConfig, generate
+
+SectionT = TypeVar("SectionT", bound=Record)
+RecordT = TypeVar("RecordT", Document, Question)
+
+
+class CorpusSource(Record):
+    """One corpus."""
+
+    format: str = Field(
+        description="a key of CORPUS_FORMATS or QUESTION_FORMATS; `deepsearch datasets` lists them"
+    )
+    path: Path = Field(description="file (multihoprag: folder) below the root")
+
+
+class QuestionSource(CorpusSource):
+    """Splits cut from one file of questions."""
+
+    shuffle_seed: int | None = Field(
+        description="seed of a shuffle before splitting; null keeps the file's order"
+    )
+    splits: dict[str, Annotated[int, Field(ge=1)] | None] = Field(
+        description="split -> number of questions, cut one after the other; null, in the last place, takes the rest"
+    )
+
+
+class FolderConfig(Record):
+    """Files and their formats."""
+
+    root: Path = Field(description="folder that the paths start from")
+    corpora: dict[str, CorpusSource] = Field(description="corpus -> its source")
+    questions: dict[str, tuple[QuestionSource, ...]] = Field(
+        description="question set -> the sources of its splits"
+    )
+
+
+class DownloadConfig(Record):
+    """Where corpora and questions come from; only the sections of the chosen source are needed."""
+
+    source: Literal["world", "folder", "hub"] = Field(
+        description="generated, files at hand, or fetched to the folder"
+    )
+    world: WorldConfig | None = None
+    folder: FolderConfig | None = None
+    hub: HubConfig | None = None
+
+
+def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) -> dict[str, int]:
+    """Write every corpus and question set of the source; return the number of records per file written.
+
+    Raises:
+        ConfigError: a section that the source needs is missing, or values do not fit together.
+        ArtifactError: a corpus or a question set is missing or empty.
+        RecordError: a line of a source does not fit; names file, line and field.
+        EndpointError, CheckFailedError: the hub did not answer, or not with the expected files.
+    """
+    if config.source == "world":
+        world = generate(_section(config.world, "world", config.source), seed)
+        return _write(corpora, world.corpora) | _write(questions, _by_split(world.questions))
+
+    folder = _section(config.folder, "folder", config.source)
+    if config.source == "hub":
+        fetch(_section(config.hub, "hub", config.source), folder.root)
+    return _write(corpora, open_corpora(folder)) | _write(
+        questions, _by_split(read_question_sets(folder))
+    )
+
+
+def _section(section: SectionT | None, name: str, source: str) -> SectionT:
+    if section is None:
+        raise ConfigError(f"download.source is {source!r}, so a section download.{name} is needed.")
+    return section
+
+
+def _by_split(
+    sets: Mapping[str, Mapping[str, Iterable[Question]]],
+) -> dict[str, Iterable[Question]]:
+    return {
+        f"{dataset}/{split}": each
+        for dataset, splits in sets.items()
+        for split, each in splits.items()
+    }
+
+
+def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for name, records in records_by_name.items():
+        path = folder / f"{name}.jsonl"
+        counts[name] = write_jsonl(
+            path, at_least_one(records, f"{path} was not written: its source holds no record.")
+        )
+
+    return counts
+
+
+def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
+    """Return the documents of each corpus, read while they are iterated; raise UnknownNameError for another format."""
+    return {
+        name: look_up("corpus format", source.format, CORPUS_FORMATS)(config.root / source.path)
+        for name, source in config.corpora.items()
+    }
+
+
+def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Question]]]:
+    """Return the questions by question set and split; raise ConfigError where splits do not fit the files."""
+    sets: dict[str, dict[str, list[Question]]] = {name: {} for name in config.questions}
+    for name, sources in config.questions.items():
+        for source in sources:
+            for split, questions in _read_splits(config.root, source):
+                if split in sets[name]:
+                    raise ConfigError(
+                        f"download.folder.questions.{name}: two sources give the split {split!r}."
+                    )
+
+                sets[name][split] = questions
+
+    return sets
+
+
+def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list[Question]]]:
+    path = root / source.path
+    questions = list(look_up("question format", source.format, QUESTION_FORMATS)(path))
+
+    for first, second in itertools.pairwise(sorted(question.id for question in questions)):
+        if first == second:
+            raise ArtifactError(
+                f"{path}: two questions have the id {first!r}; ids must differ within a file."
+            )
+
+    if source.shuffle_seed is not None:
+        random.Random(source.shuffle_seed).shuffle(questions)
+    start = 0
+
+    for split, count in source.splits.items():
+        end = len(questions) if count is None else start + count
+        if end > len(questions) or end == start:
+            raise ConfigError(
+                f"{path} has {len(questions)} questions, {start} of them taken by earlier splits: "
+                f"the split {split!r} cannot have {'the rest' if count is None else count}."
+            )
+
+        yield split, questions[start:end]
+        start = end

@@ -1,0 +1,104 @@
+"""MultiHop-RAG (Tang & Yang 2024, arXiv 2401.15391): news articles and questions with evidence.
+
+Read with the ``datasets`` library from a folder laid out as the repository ``yixuantt/MultiHopRAG``
+is. Ids are positions in its files, as in the splits of the published runs.
+"""
+
+import datetime
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, JsonValue
+
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.files import parse_record
+from deepsearch_rl.core.records import (
+    Document,
+    ForeignRecord,
+    OpenRecord,
+    Question,
+    RequiredText,
+    Text,
+)
+from deepsearch_rl.corpora.reading.titles import title_key
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Article(OpenRecord):
+    """A row of the configuration ``corpus``."""
+
+    title: RequiredText
+    body: RequiredText
+
+
+class Query(ForeignRecord):
+    """A row of the configuration ``MultiHopRAG``; ``evidence_list`` is null in copies where the evidence got lost."""
+
+    query: RequiredText
+    answer: RequiredText
+    question_type: Text
+    evidence_list: tuple[dict[str, JsonValue], ...] | None
+
+
+def read_documents(folder: Path) -> Iterator[Document]:
+    """Yield the articles, in the order of the file."""
+    for number, article in enumerate(_load(folder, "corpus", Article)):
+        yield Document(
+            id=str(number),
+            contents=f"{article.title}\n{article.body}",
+            metadata=article.model_extra or {},
+        )
+
+
+def read_questions(folder: Path) -> Iterator[Question]:
+    """Yield the questions, in the order of the file; evidence names its document by title and by id."""
+    ids = {title_key(document.title): document.id for document in read_documents(folder)}
+    for number, query in enumerate(_load(folder, "MultiHopRAG", Query)):
+        evidence = query.evidence_list and [
+            fact | {"doc_id": ids.get(title_key(str(fact.get("title"))))}
+            for fact in query.evidence_list
+        ]
+        metadata = {"question_type": query.question_type, "evidence_list": evidence}
+        question = {
+            "id": str(number),
+            "question": query.query,
+            "golden_answers": [query.answer],
+            "metadata": metadata,
+        }
+        yield Question.model_validate(question)
+
+
+def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[ModelT]:
+    # Heavy, and needed for this source alone.
+    from datasets import disable_progress_bars, load_dataset  # noqa: PLC0415
+    from datasets.exceptions import DatasetGenerationError  # noqa: PLC0415
+
+    if not folder.is_dir():
+        raise ArtifactError(
+            f"{folder} does not exist; it should hold a copy of the repository yixuantt/MultiHopRAG."
+        )
+
+    disable_progress_bars()
+
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            rows = load_dataset(str(folder), configuration, split="train", cache_dir=cache)
+        except (ValueError, FileNotFoundError, DatasetGenerationError) as error:
+            raise ArtifactError(
+                f"{folder} cannot be read as configuration {configuration!r} of yixuantt/MultiHopRAG: {error}."
+            ) from error
+
+        for number, row in enumerate(rows, 1):
+            text = json.dumps(row, default=_time_text)
+            yield parse_record(
+                model, text, f"{folder / configuration}.json (counted in rows)", number
+            )
+
+
+def _time_text(time: datetime.datetime) -> str:
+    """Return a time, which ``datasets`` parses, as ISO 8601 text again (they are UTC)."""
+    return time.replace(tzinfo=time.tzinfo or datetime.UTC).isoformat()

@@ -1,0 +1,1 @@
+"""Relations, names and sentences of the generated world."""

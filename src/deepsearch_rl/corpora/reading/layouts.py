@@ -1,0 +1,379 @@
+"""Files of rows in the layouts that people have, read as numbered JSON texts.
+
+    rows         JSON Lines, a JSON array, CSV or TSV with a header, Parquet, Arrow
+    compressed   gzip, bzip2, xz, a zip of one file, a tar of files (a tar's files follow each other)
+
+The bytes decide, not the name; only what stands between columns may need the name. A byte order
+mark is skipped. No file is unpacked to disk, and none but a zip, Parquet or Arrow file needs to be
+seekable. Anything else is named with what makes it readable.
+"""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from deepsearch_rl.core.errors import ArtifactError, RecordError
+from deepsearch_rl.core.progress import ProgressBar
+
+BOM = b"\xef\xbb\xbf"
+HEAD_BYTES = 512
+BLOCK_CHARS = 1 << 20
+ROWS_PER_REPORT = 4096
+TABLE_ROWS = 1024  # rows of a Parquet file that are held at a time
+DELIMITERS = ("\t", ",", ";", "|")
+ID_COLUMNS = {"id", "_id"}
+TEXT_COLUMNS = {"text", "contents", "question"}
+JSON_COLUMNS = frozenset(
+    {
+        *("golden_answers", "answer_aliases", "metadata", "evidence_list", "evidences"),
+        *("supporting_titles", "supporting_doc_ids", "supporting_facts", "context"),
+        *("paragraphs", "question_decomposition"),
+        *("prompt", "reward_model", "ground_truth", "extra_info"),
+    }
+)
+"""Keys that hold lists and objects, which tables and copies on hubs may write as JSON text."""
+Row = tuple[int, bytes]
+"""The number of a row, from 1, and its JSON text. Lines are counted in text files, otherwise rows."""
+
+LINES = "JSON Lines"
+ARRAY = "a JSON array"
+TABLE = "a table of CSV or TSV"
+PARQUET = "a Parquet file"
+ARROW = "an Arrow file"
+GZIP = "gzipped"
+BZIP2 = "a bzip2 file"
+XZ = "an xz file"
+ZIP = "a zip archive"
+_MAGIC = {
+    b"\x1f\x8b": GZIP,
+    b"BZh": BZIP2,
+    b"\xfd7zXZ\x00": XZ,
+    b"PK\x03\x04": ZIP,
+    b"PAR1": PARQUET,
+    b"ARROW1": ARROW,
+    b"\xff\xff\xff\xff": ARROW,
+}
+_AS_LINES = "orient='records', lines=True"
+_REMEDIES = {
+    b"\x28\xb5\x2f\xfd": ("is compressed by zstd", "unpack it: `zstd -d FILE`"),
+    b"7z\xbc\xaf\x27\x1c": ("is a 7z archive", "unpack it: `7z x FILE`"),
+    b"\xff\xfe\0\0": ("is UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 FILE > NEW`"),
+    b"\0\0\xfe\xff": ("is UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 FILE > NEW`"),
+    b"\xff\xfe": ("is UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`"),
+    b"\xfe\xff": ("is UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`"),
+    b"SQLite format 3": (
+        "is an SQLite database",
+        "write a table as CSV: `sqlite3 -header -csv FILE 'select ...'`",
+    ),
+    b"\x80": (
+        "is a Python pickle",
+        f"convert it: `pandas.read_pickle(FILE).to_json(NEW, {_AS_LINES})`",
+    ),
+    b"\x89HDF": (
+        "is an HDF5 file",
+        f"convert it: `pandas.read_hdf(FILE).to_json(NEW, {_AS_LINES})`",
+    ),
+    b"version https://git-lfs": (
+        "is a pointer of Git LFS, not the file",
+        "fetch it: `git lfs pull`",
+    ),
+    b"<": ("is a page of HTML or XML", "get the file itself, or write its rows as JSON Lines"),
+}
+"""How files that are not read begin, what they are, and what to do."""
+
+
+def read_numbered(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file one by one; blank lines are skipped but counted.
+
+    Raises:
+        ArtifactError: the file is missing, damaged, or in a layout that is not read; the text says
+            what to do.
+        RecordError: a row of a table has too many or too few cells, or an entry of an array is no
+            JSON.
+    """
+    if not path.exists():
+        raise ArtifactError(f"{path} does not exist.")
+    if path.is_dir():
+        raise ArtifactError(f"{path} is a folder; name one file in it.")
+    damaged = (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, OSError)
+
+    try:
+        with (
+            path.open("rb") as raw,
+            ProgressBar(f"read {path.name}", path.stat().st_size, "bytes") as bar,
+        ):
+            read_bytes = 0
+            for count, row in enumerate(_rows(raw, path, path.name), 1):
+                if count % ROWS_PER_REPORT == 0 and not raw.closed:
+                    bar.advance(max(0, raw.tell() - read_bytes))
+                    read_bytes = raw.tell()
+
+                yield row
+    except UnicodeDecodeError as error:
+        raise ArtifactError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start} of a block); convert it, for example with "
+            "`iconv -f WINDOWS-1252 -t UTF-8`."
+        ) from error
+    except damaged as error:
+        raise ArtifactError(
+            f"{path} is damaged or not complete: {error}. Delete it and get it again."
+        ) from error
+
+
+def layout_of(path: Path) -> str:
+    """Return what a file is, in words; for text that looks like nothing else, JSON Lines.
+
+    Raise ArtifactError where it is in a layout that is not read.
+    """
+    with path.open("rb") as raw:
+        head = raw.read(HEAD_BYTES)
+    _refuse_unread(head, path)
+    return _layout(head, path.name)
+
+
+def _refuse_unread(head: bytes, path: Path) -> None:
+    for magic, (what, remedy) in _REMEDIES.items():
+        if head.removeprefix(BOM).startswith(magic):
+            raise ArtifactError(f"{path} {what}; {remedy}.")
+
+
+def _layout(head: bytes, name: str) -> str:
+    """Return the layout of a file that begins with ``head``."""
+    for magic, layout in _MAGIC.items():
+        if head.startswith(magic):
+            return layout
+
+    text = head.removeprefix(BOM).lstrip()
+    if text.startswith(b"["):
+        return ARRAY
+    if text.startswith(b"{"):
+        return LINES
+    return TABLE if _delimiter(text, name) else LINES
+
+
+def _delimiter(head: bytes, name: str) -> str:
+    """Return what stands between the columns of a table, by its header or else by its name; empty for other text."""
+    header = head.splitlines()[0].decode("utf-8", "replace") if head else ""
+    for delimiter in DELIMITERS:
+        columns = {column.strip().strip('"') for column in header.split(delimiter)}
+        if columns & ID_COLUMNS and columns & TEXT_COLUMNS:
+            return delimiter
+
+    suffixes = Path(name).suffixes
+    return "\t" if ".tsv" in suffixes else "," if ".csv" in suffixes else ""
+
+
+def _rows(stream: Any, path: Path, name: str, is_outermost: bool = True) -> Iterator[Row]:
+    """Yield the rows of a stream with ``peek`` and ``read``, which may be compressed."""
+    head = bytes(stream.peek(HEAD_BYTES)[:HEAD_BYTES])
+    if head[257:262] == b"ustar":  # the magic number of a tar's first block
+        yield from _lines_of_tar(stream)
+        return
+
+    _refuse_unread(head, path)
+    layout = _layout(head, name)
+    if layout in (ZIP, PARQUET, ARROW) and not is_outermost:
+        raise ArtifactError(f"{path} holds {layout} in another archive; unpack it first.")
+    if layout in _UNPACKERS:
+        yield from _rows(_UNPACKERS[layout](stream), path, name, is_outermost=False)
+    elif layout == ZIP:
+        yield from _rows_of_zip(stream, path)
+    elif layout in (PARQUET, ARROW):
+        yield from _rows_of_columns(path, layout)
+    elif layout == ARRAY:
+        yield from _entries(stream, path)
+    elif layout == TABLE:
+        yield from _rows_of_table(stream, path, _delimiter(head.removeprefix(BOM).lstrip(), name))
+    else:
+        yield from _lines(stream)
+
+
+def _lines(stream: Iterable[bytes]) -> Iterator[Row]:
+    for number, line in enumerate(stream, 1):
+        text = line.removeprefix(BOM) if number == 1 else line
+        if text.strip():
+            yield number, text
+
+
+def _lines_of_tar(stream: BinaryIO) -> Iterator[Row]:
+    """Yield the lines of a tar's files, counted through."""
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        yield from _lines(line for member in archive for line in archive.extractfile(member) or ())
+
+
+def _rows_of_zip(stream: BinaryIO, path: Path) -> Iterator[Row]:
+    with zipfile.ZipFile(stream) as archive:
+        # A Mac adds a folder of its own to what it packs.
+        names = [
+            name
+            for name in archive.namelist()
+            if not name.endswith("/") and not name.startswith("__MACOSX/")
+        ]
+        if any(name.startswith("xl/") for name in names):
+            raise ArtifactError(f"{path} is an Excel workbook; save its sheet as CSV.")
+        if len(names) != 1:
+            files = ", ".join(names[:5]) or "none"
+            raise ArtifactError(
+                f"{path} holds {len(names)} files ({files}); unpack it (`unzip`) and name the one to read."
+            )
+
+        with archive.open(names[0]) as member:
+            yield from _rows(member, path, names[0], is_outermost=False)
+
+
+def _rows_of_columns(path: Path, layout: str) -> Iterator[Row]:
+    # Half a second to import, needed for these layouts alone.
+    import pyarrow  # noqa: PLC0415
+    from pyarrow import ipc, parquet  # noqa: PLC0415
+
+    def batches() -> Iterator[Any]:
+        if layout == PARQUET:
+            yield from parquet.ParquetFile(path).iter_batches(TABLE_ROWS)
+            return
+
+        with pyarrow.memory_map(str(path)) as source:
+            if source.read(6) == b"ARROW1":
+                file = ipc.open_file(source)
+                yield from (file.get_batch(number) for number in range(file.num_record_batches))
+            else:
+                source.seek(0)
+                yield from ipc.open_stream(source)
+
+    number = 0
+    try:
+        for batch in batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield (
+                    number,
+                    json.dumps(row, default=_as_json, ensure_ascii=False).encode(
+                        "utf-8", "surrogatepass"
+                    ),
+                )
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ArtifactError(f"{path} cannot be read as {layout}: {error}.") from error
+    except TypeError as error:
+        raise RecordError(path, number, "", f"{error}; leave that column out") from error
+
+
+def _as_json(value: object) -> object:
+    """Return what JSON has for a cell of a column: dates and times as ISO 8601, pairs of a map as a list."""
+    if isinstance(value, date | datetime | time):
+        return value.isoformat()
+    raise TypeError(f"a cell holds {type(value).__name__}, for which JSON has no form")
+
+
+def _entries(stream: BinaryIO, path: Path) -> Iterator[Row]:
+    """Yield the entries of a JSON array, holding one of them and a block of text at a time."""
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig")
+    decoder = json.JSONDecoder()
+    buffer = text.read(BLOCK_CHARS).lstrip().removeprefix("[")
+    number = 0
+
+    while True:
+        buffer = buffer.lstrip()
+        if not buffer:
+            buffer = text.read(BLOCK_CHARS)
+            if not buffer:
+                raise RecordError(
+                    path, number, "", "the JSON array ends after this entry without its bracket `]`"
+                )
+
+            continue
+
+        if buffer[0] == "]":
+            return
+        if buffer[0] == "," and number:
+            buffer = buffer[1:]
+            continue
+
+        number += 1
+        entry, buffer = _next_entry(buffer, text, decoder, path, number)
+        yield number, entry.encode("utf-8", "surrogatepass")
+
+
+def _next_entry(
+    buffer: str, text: io.TextIOWrapper, decoder: json.JSONDecoder, path: Path, number: int
+) -> tuple[str, str]:
+    """Return the text of the entry that ``buffer`` begins with, and what stands behind it."""
+    block_chars = BLOCK_CHARS
+    while True:
+        try:
+            _, end = decoder.raw_decode(buffer)
+        except (json.JSONDecodeError, RecursionError) as error:
+            more = text.read(block_chars)
+            # So that a long entry is not parsed from its beginning again and again
+            block_chars *= 2
+            if not more or isinstance(error, RecursionError):
+                raise RecordError(
+                    path, number, "", f"this entry of the JSON array is no JSON: {error}"
+                ) from error
+
+            buffer += more
+            continue
+
+        if end == len(buffer) and (more := text.read(block_chars)):  # a number may go on
+            buffer += more
+            continue
+        return buffer[:end], buffer[end:]
+
+
+def _rows_of_table(stream: BinaryIO, path: Path, delimiter: str) -> Iterator[Row]:
+    """Yield the rows of a table whose first line names its columns; a row is counted by the line that it ends in."""
+    csv.field_size_limit(sys.maxsize)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+
+    try:
+        columns = [column.strip() for column in next(reader)]
+        if not set(columns) & (ID_COLUMNS | TEXT_COLUMNS):
+            raise RecordError(
+                path,
+                1,
+                "",
+                f"no column is named id, text, contents or question, but {', '.join(columns)[:100]}; "
+                "put a line with the names of the columns before the others",
+            )
+
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(columns):
+                raise RecordError(
+                    path,
+                    reader.line_num,
+                    "",
+                    f"{len(cells)} cells for {len(columns)} columns; quote cells that hold "
+                    "the delimiter, a quote or a newline",
+                )
+
+            row = {name: cell for name, cell in zip(columns, cells, strict=True) if name}
+            yield (
+                reader.line_num,
+                json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass"),
+            )
+    except csv.Error as error:
+        raise RecordError(
+            path,
+            reader.line_num,
+            "",
+            f"{error}; quote cells that hold a quote, and double the quotes in them",
+        ) from error
+
+
+_UNPACKERS: Mapping[str, Callable[[Any], Any]] = {
+    GZIP: lambda stream: gzip.GzipFile(fileobj=stream),
+    BZIP2: bz2.BZ2File,
+    XZ: lzma.LZMAFile,
+}

@@ -1,0 +1,109 @@
+"""Waiting for a model server that takes no more requests now: the limits that params name, and status 429.
+
+Such a wait is nobody's failure. It takes nothing from a question's time: the deadline of the
+rollout stands still.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import openai
+
+from deepsearch_rl.core.rate_limits import rate_limits
+from deepsearch_rl.core.retries import is_quota_spent, retry_after_s, wait_for_capacity
+from deepsearch_rl.endpoints.request_options import RequestOptions
+
+ResultT = TypeVar("ResultT")
+_LOG = logging.getLogger(__name__)
+_CHARACTERS_PER_TOKEN = 4
+_deadline: ContextVar[asyncio.Timeout | None] = ContextVar("deadline", default=None)
+
+
+@contextlib.contextmanager
+def pausable(deadline: asyncio.Timeout) -> Iterator[None]:
+    """Have the waits in the block stop a deadline, which has begun."""
+    token = _deadline.set(deadline)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+@contextlib.contextmanager
+def _paused_deadline() -> Iterator[None]:
+    deadline = _deadline.get()
+    end = None if deadline is None or deadline.expired() else deadline.when()
+    if deadline is None or end is None:
+        yield
+        return
+
+    loop = asyncio.get_running_loop()
+    left_s = end - loop.time()
+    deadline.reschedule(None)
+
+    try:
+        yield
+    finally:
+        deadline.reschedule(loop.time() + left_s)
+
+
+class _FullError(Exception):
+    """The server takes no more requests now; ``wait_s`` is how long it asks to wait, if it does."""
+
+    def __init__(self, error: openai.RateLimitError) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.wait_s = retry_after_s(error.response.headers)
+
+
+async def call_in_turn(
+    client: openai.AsyncOpenAI,
+    options: RequestOptions,
+    request: dict[str, Any],
+    call: Callable[[], Awaitable[ResultT]],
+) -> ResultT:
+    """Make a call when the limits allow it, and again while the server answers 429.
+
+    Raises openai.RateLimitError after ``rate_limit_wait_s``, or at once where money or a day's
+    quota is out.
+    """
+    limits = rate_limits(
+        f"{client.base_url} {request.get('model')}",
+        options.requests_per_minute,
+        options.tokens_per_minute,
+    )
+
+    def log(error: BaseException, attempt: int) -> None:
+        _LOG.warning("the model server takes no more requests now (%s), attempt %d", error, attempt)
+
+    async def sleep(seconds: float) -> None:
+        with _paused_deadline():
+            await asyncio.sleep(seconds)
+
+    @wait_for_capacity(_FullError, options.rate_limit_wait_s, log, sleep=sleep)
+    async def take_turn() -> ResultT:
+        with _paused_deadline():
+            await limits.wait(_estimated_tokens(request))
+        try:
+            return await call()
+        except openai.RateLimitError as error:
+            full = _FullError(error)
+            if is_quota_spent(error.response.text, full.wait_s):
+                raise
+            raise full from error
+
+    try:
+        return await take_turn()
+    except _FullError as full:
+        raise full.error from None
+
+
+def _estimated_tokens(request: dict[str, Any]) -> int:
+    """Return about how many tokens a provider reserves for a request: its text, and the longest answer."""
+    characters = len(json.dumps([request.get("messages"), request.get("tools")], default=str))
+    return characters // _CHARACTERS_PER_TOKEN + int(request.get("max_tokens") or 0)

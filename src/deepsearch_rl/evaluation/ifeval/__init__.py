@@ -1,0 +1,1 @@
+"""IFEval: prompts with instructions that a program can check."""

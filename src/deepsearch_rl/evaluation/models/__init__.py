@@ -1,0 +1,1 @@
+"""Answers of one model to all question sets, with their controls."""

@@ -1,0 +1,142 @@
+"""Controls beside every F1: the model without search, and with the gold passages.
+
+**No search**: system prompt and question as always, no tool offered; the single answer is scored.
+Right answers come from the model's weights or from guessing.
+
+**Gold passages**: the agent's conversation with another search. Before its first turn the model
+sees a call that it did not write, ``retrieve`` with the question as its query, and as its result
+the chunks that hold the gold facts, in the order of the question's evidence. The tool stays
+offered, so that the prompt is the one of training; every further search returns the same passages.
+Wrong answers are not the retriever's fault. The inserted turn is not counted.
+"""
+
+from collections.abc import Iterable
+from typing import Self
+
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.protocols import EndpointPolicy, open_protocol
+from deepsearch_rl.agent.rollout import RolloutModel, rollout_seed, run_rollout
+from deepsearch_rl.agent.search_tool import SearchTool, ShownPassage
+from deepsearch_rl.agent.steps import RolloutSteps
+from deepsearch_rl.agent.transcript import RolloutKey, Transcript
+from deepsearch_rl.core.records import Chunk, Question, Retrieval, Trajectory
+from deepsearch_rl.corpora.reading.titles import title_key
+from deepsearch_rl.endpoints.endpoint import Endpoint, open_client
+from deepsearch_rl.retrieval.ranking.gold import chunk_title_key, without_space
+
+
+class ControlAgent:
+    """Answers questions under one of the two controls; the same interface and arguments as ``SearchAgent``.
+
+    ``gold_passages`` finds the result of every search; None for the control without search.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        endpoint: Endpoint,
+        temperature: float,
+        model_name: str,
+        gold_passages: "GoldPassages | None",
+        seed: int,
+    ) -> None:
+        self._endpoint = endpoint
+        self._seed = seed
+        self._gold_passages = gold_passages
+        self._key = RolloutKey(model_name, config.prompt_title, temperature, config.protocol)
+        self._protocol = open_protocol(
+            config,
+            offer_tool=gold_passages is not None,
+            begins_in_thought=endpoint.begins_in_thought,
+        )
+        inserted_turn = {"max_turns": config.max_turns + 1}
+        single_answer = {"max_searches": 0, "max_turns": 1}
+        self._config = config.model_copy(
+            update=single_answer if gold_passages is None else inserted_turn
+        )
+        self._tool = SearchTool(self._search, self._config, self._protocol)
+
+    async def __aenter__(self) -> Self:
+        self._client = open_client(self._endpoint, self._config.call_timeout_s)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.close()
+
+    async def answer(self, question: Question, sample: int) -> Trajectory:
+        """Answer one question; a failure is the trajectory's stop reason and error, nothing is raised."""
+        transcript = Transcript(question, self._protocol.opening(question.question))
+        # Begin with a search that the model did not write
+        if self._gold_passages is not None:
+            passages = await self._search(question.question, question)
+            retrieval = Retrieval(
+                query=question.question, chunk_ids=tuple(passage.chunk_id for passage in passages)
+            )
+            search = self._protocol.search(question.question)
+            transcript.messages.append(search)
+            transcript.keep(search.tool_calls[0], self._protocol.observation(passages), retrieval)
+
+        seed = rollout_seed(self._seed, question, sample)
+        endpoint = self._endpoint
+        temperature = self._key.temperature
+        policy = EndpointPolicy(
+            self._client,
+            endpoint.model,
+            self._protocol,
+            temperature,
+            seed,
+            options=endpoint.options,
+        )
+        model = RolloutModel(policy, RolloutSteps(self._protocol, self._config, transcript))
+        reason, detail = await run_rollout(model, self._tool, transcript)
+        return transcript.finish(
+            sample, self._key, reason, detail and self._endpoint.redact(detail)
+        )
+
+    async def _search(self, query: str, question: Question) -> tuple[ShownPassage, ...]:  # noqa: ARG002 - the same for all
+        chunks = self._gold_passages(question) if self._gold_passages else ()
+        return tuple(ShownPassage(chunk=chunk.contents, chunk_id=chunk.id) for chunk in chunks)
+
+
+class GoldPassages:
+    """Finds the chunks that hold a question's gold facts.
+
+    A fact belongs to the chunk of its document that contains it (ignoring white space). A fact that
+    no chunk contains, because a chunk's end cut it or the source words it differently, belongs to
+    all chunks of its document. Documents are named by id, or by title where the source gives no id.
+    Only chunks of documents that ``questions`` name stay in memory.
+    """
+
+    def __init__(self, chunks: Iterable[Chunk], questions: Iterable[Question]) -> None:
+        evidence = [
+            fact for question in questions for fact in question.metadata.evidence_list or ()
+        ]
+        ids = {fact.doc_id for fact in evidence}
+        titles = {title_key(fact.title) for fact in evidence if fact.doc_id is None and fact.title}
+        self._by_document: dict[str, list[Chunk]] = {}
+        for chunk in chunks if evidence else ():
+            if chunk.metadata.doc_id in ids or chunk_title_key(chunk) in titles:
+                self._by_document.setdefault(chunk.metadata.doc_id, []).append(chunk)
+
+        self._id_of_title = {
+            chunk_title_key(chunks[0]): doc_id for doc_id, chunks in self._by_document.items()
+        }
+
+    def __call__(self, question: Question) -> tuple[Chunk, ...]:
+        """Return the gold passages of ``question``."""
+        passages: dict[str, Chunk] = {}
+        for evidence in question.metadata.evidence_list or ():
+            doc_id = (
+                evidence.doc_id
+                or (evidence.title and self._id_of_title.get(title_key(evidence.title)))
+                or ""
+            )
+            chunks = self._by_document.get(doc_id, [])
+            fact = without_space(evidence.fact)
+
+            for chunk in [
+                each for each in chunks if fact in without_space(each.contents)
+            ] or chunks:
+                passages.setdefault(chunk.id, chunk)
+
+        return tuple(passages.values())

@@ -1,0 +1,144 @@
+"""Scores of prediction files of any system, and of trajectories.
+
+A prediction row is ``{"id", "question", "golden_answers", "pred"}``, with ``sample`` where a
+question was answered several times and ``question_type`` (its own or its metadata's) where types
+are known; other keys are ignored. A row without a ``pred`` (it scores as the empty answer), with an
+``error`` or with ``failed`` (they score zero) is a failure, counted by its kind.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from deepsearch_rl.core import answers
+from deepsearch_rl.core.errors import ArtifactError, RecordError
+from deepsearch_rl.core.files import numbered_records
+from deepsearch_rl.core.records import OptionalText, StopReason, Text, Trajectory
+from deepsearch_rl.corpora.reading.flashrag import numbered_rows
+from deepsearch_rl.evaluation.scoring.overlap import GoldenAnswers, number_golds, score_rows
+from deepsearch_rl.evaluation.scoring.score import QuestionScores
+from deepsearch_rl.trajectories.statistics.results import ErrorText, ForeignRow
+
+
+class Prediction(ForeignRow):
+    """One answer to one question."""
+
+    question: Text = ""
+    pred: Text = ""
+    sample: int = Field(default=0, ge=0)
+    question_type: OptionalText = None
+    failed: bool = Field(
+        default=False, description="the rollout ended without an answer, so it scores zero"
+    )
+    error: ErrorText = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why there is no answer: a stop reason, or ``failed`` where the file does not know more; None where one is."""
+        if self.error is not None:
+            return StopReason.MODEL_ERROR.value
+        if self.failed:
+            return "failed"
+        return None if self.pred else StopReason.NO_ANSWER_TAG.value
+
+
+class ScoredFile(NamedTuple):
+    """The predictions of one file: scores and golden answers per question, in the order of the ids."""
+
+    path: Path
+    rows: int
+    scores: QuestionScores
+    golds: GoldenAnswers
+    failures: dict[str, int]
+    """Rows without an answer, by kind."""
+
+
+def score_predictions(path: Path) -> ScoredFile:
+    """Score a file; a question that was answered several times counts once, with the mean of its answers' scores.
+
+    Raise ArtifactError where the file is missing or empty, or no row has a ``pred``; RecordError
+    where a row does not fit, repeats another's id and sample, or has other golden answers than an
+    earlier answer to the same question.
+    """
+    # Id -> type and golden answers
+    questions: dict[str, tuple[str, tuple[str, ...]]] = {}
+    # Id and sample -> answer, and whether it failed
+    answered: dict[tuple[str, int], tuple[str, bool]] = {}
+    failures = Counter[str]()
+    has_answers = False
+
+    for number, row, failure in _read_predictions(path):
+        kind = row.question_type or row.type_in_metadata
+        _, golden_answers = questions.setdefault(row.id, (kind, row.golden_answers))
+        if (row.id, row.sample) in answered:
+            problem = f"{row.id!r} is answered twice; several answers need different `sample`s"
+            raise RecordError(path, number, "id", problem)
+
+        if row.golden_answers != golden_answers:
+            raise RecordError(
+                path, number, "golden_answers", f"{row.id!r} has other golden answers further up"
+            )
+
+        answered[row.id, row.sample] = row.pred, row.failed or row.error is not None
+        has_answers |= failure in (None, StopReason.MODEL_ERROR) or "pred" in row.model_fields_set
+        if failure is not None:
+            failures[failure] += 1
+
+    if not answered:
+        raise ArtifactError(f"{path} holds no predictions.")
+    if not has_answers:
+        raise ArtifactError(
+            f"no row of {path} has the key `pred`; name the key that holds the answer so."
+        )
+
+    ids = sorted(questions)
+    places = {name: place for place, name in enumerate(ids)}
+    golds = number_golds([questions[name][1] for name in ids])
+    question_N = np.array([places[name] for name, _ in answered])
+    values_NM = score_rows(golds, question_N, [pred for pred, _ in answered.values()])
+    values_NM[np.array([failed for _, failed in answered.values()])] = answers.ZERO
+    count_Q = np.bincount(question_N)
+    metrics = {
+        name: np.bincount(question_N, values_NM[:, column]) / count_Q
+        for column, name in enumerate(answers.METRICS)
+    }
+    scores = QuestionScores(tuple(ids), tuple(questions[name][0] for name in ids), metrics)
+    return ScoredFile(path, len(answered), scores, golds, dict(sorted(failures.items())))
+
+
+def _is_of_trajectories(path: Path) -> bool:
+    """Return whether a file holds trajectories, by its first line."""
+    with path.open("rb") as lines:
+        first_line = next((line for line in lines if line.strip()), b"")
+    return b'"stop_reason"' in first_line and b'"pred"' not in first_line
+
+
+def _read_predictions(path: Path) -> Iterator[tuple[int, Prediction, str | None]]:
+    """Yield line numbers, from 1, rows and failures of a file of predictions or trajectories."""
+    if not path.is_file():
+        raise ArtifactError(
+            f"{path} does not exist; give a JSON Lines file of predictions or trajectories."
+        )
+
+    if not _is_of_trajectories(path):
+        for number, row in numbered_rows(path, Prediction):
+            yield number, row, row.failure
+        return
+
+    for number, trajectory in numbered_records(path, Trajectory):
+        if not trajectory.golden_answers:
+            raise RecordError(
+                path, number, "golden_answers", "there is none, so the answer cannot be scored"
+            )
+
+        same = trajectory.model_dump(
+            include={"question", "golden_answers", "sample", "question_type"}
+        )
+        row = Prediction(
+            id=trajectory.question_id, pred=trajectory.answer, failed=trajectory.failed, **same
+        )
+        yield number, row, trajectory.stop_reason.value if trajectory.failed else None

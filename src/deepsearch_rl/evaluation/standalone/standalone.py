@@ -1,0 +1,110 @@
+"""One model on one question set without the graph: `deepsearch evaluate`.
+
+It makes the calls of the stages download, chunk, index and evaluate, one after the other. Data are
+made once and stay in a cache: a folder per source (corpus and questions), and in it one per setting
+of chunks and index. A stopped evaluation continues where it was, as in the graph.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.files import read_jsonl, sha256_json, write_json
+from deepsearch_rl.core.records import Question
+from deepsearch_rl.corpora.chunking.chunking import chunk_corpora
+from deepsearch_rl.corpora.download.download import DownloadConfig, download
+from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name, evaluate_model
+from deepsearch_rl.evaluation.models.plan import Evaluation
+from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
+from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.retrieval.search import manifest
+from deepsearch_rl.retrieval.search.manifest import IndexConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Standalone:
+    """A model, its name in the rows, a question set with its source, and the settings of index and evaluation.
+
+    ``model`` is a folder with weights or with an ``endpoint.json``; the set's corpus has the set's
+    name.
+    """
+
+    name: str
+    model: Path
+    dataset: str
+    source: DownloadConfig
+    index: IndexConfig
+    setting: Evaluation
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the model, its server, the set's source and every setting that decides an answer.
+
+        The number of questions, samples and concurrent rollouts is no part of it: more of them are
+        the same evaluation. Raise ConfigError where an environment variable of the endpoint is not
+        set.
+        """
+        setting = self.setting
+        sections = [
+            section.model_dump(mode="json") for section in (self.source, setting.chunk, self.index)
+        ]
+        rollouts = [setting.agent.rollout_fingerprint(), setting.retrieval.search_fingerprint()]
+        others = [setting.serving.backend, setting.evaluate.temperature, setting.seed]
+        return sha256_json(
+            [checkpoint_name(self.model), self.dataset, *sections, *rollouts, *others]
+        )
+
+
+def evaluate(request: Standalone, cache: Path, out: Path, work: Path) -> ModelEvaluation:
+    """Make the data that the cache lacks, evaluate, and write rollouts and ``rows.json`` into ``out``.
+
+    Raise ConfigError where ``out`` is a file, or a folder with anything other than an evaluation.
+    """
+    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / "rows.json").is_file()):
+        raise ConfigError(
+            f"{out} holds no evaluation (no rows.json) but something else, which would be lost; "
+            "name a folder that is new or empty."
+        )
+
+    return evaluate_model(
+        request.name, request.model, request.setting, prepare_data(request, cache), out, work
+    )
+
+
+def prepare_data(request: Standalone, cache: Path) -> Path:
+    """Return a folder with ``questions``, ``chunks`` and ``index`` as an evaluation reads them; make it if missing."""
+    dataset = request.dataset
+    chunk = request.setting.chunk
+    seed = request.setting.seed
+    source = cache / f"{dataset}-{_source_digest(request.source)}"
+
+    if not (source / "source.json").is_file():
+        download(request.source, seed, source / "corpora", source / "questions")
+        # last: it proves completeness
+        write_json(source / "source.json", request.source.model_dump(mode="json"))
+
+    digest = sha256_json(
+        [chunk.model_dump(mode="json"), request.index.model_dump(mode="json"), seed]
+    )
+    data = source / f"{chunk.chunk_size}-{digest[:8]}"
+    index = data / "index" / dataset
+
+    if not (index / manifest.FILE).is_file():
+        chunk_corpora(source / "corpora", data / "chunks", chunk)
+        train = source / "questions" / dataset / "train.jsonl"
+        questions = list(read_jsonl(train, Question)) if train.is_file() else []
+        build_index(
+            data / "chunks" / f"{dataset}.jsonl", index, request.index, seed, questions=questions
+        )
+
+    if not (data / "questions").is_symlink():
+        (data / "questions").symlink_to(Path("..", "questions"))
+    return data
+
+
+def _source_digest(source: DownloadConfig) -> str:
+    """Return a name for a source; that of a folder depends on its files' sizes and times, because they may change."""
+    stamps: list[list[str | int]] = []
+    if source.source == "folder" and source.folder is not None:
+        files = sorted(path for path in source.folder.root.glob("*") if path.is_file())
+        stamps = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    return sha256_json([source.model_dump(mode="json"), stamps])[:12]

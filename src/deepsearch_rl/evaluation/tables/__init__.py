@@ -1,0 +1,1 @@
+"""The F1 table: rows, intervals, differences, published scores beside them."""

@@ -1,0 +1,338 @@
+"""The F1 table: the rows of all models on every question set, and the paired differences between models.
+
+It is canonical (rows sorted, no time of day), so that equal results have equal digests.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, RootModel
+
+from deepsearch_rl.core.answers import SUCCESS_F1
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.files import read_jsonl, read_record
+from deepsearch_rl.core.records import NonEmpty, Record, Trajectory
+from deepsearch_rl.evaluation.scoring.f1_row import Control, F1TableRow, ModelEvaluation, Rounded
+from deepsearch_rl.evaluation.scoring.score import (
+    TOOL_CALLS,
+    QuestionScores,
+    paired_differences,
+    score_questions,
+)
+from deepsearch_rl.evaluation.tables.holm import holm
+from deepsearch_rl.evaluation.tables.published import PublishedRow
+
+TYPE_DRAWS = 10  # a tenth of the draws of a whole set, since there are many types
+DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
+MODEL_ORDER = ("base", "sft", "rl", "sft_rl")
+CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
+DifferenceT = TypeVar("DifferenceT", bound="Difference")
+
+
+class Change(Record):
+    """One model minus another in the mean of a figure, over the same questions."""
+
+    difference: Rounded
+    low: Rounded = Field(description="lower end of the paired 95 % bootstrap interval")
+    high: Rounded
+    p_value: Rounded = Field(
+        description="two-sided paired permutation test, as if it were the only one"
+    )
+    p_holm: Rounded | None = Field(
+        default=None,
+        description="corrected for all tests of its table; null where nothing corrected it",
+    )
+
+
+class Difference(Change):
+    """One model minus another in F1."""
+
+    n: int = Field(ge=1, description="questions")
+    tool_calls: Change = Field(description="the same in searches asked for per rollout")
+
+
+class TypeDifference(Difference):
+    """The difference over the questions of one type, and the ids of those that turned.
+
+    A question is right where the mean F1 of its answers is :data:`SUCCESS_F1` or more.
+    """
+
+    gained: tuple[str, ...] = Field(
+        description="questions that only the model has right, not the other"
+    )
+    lost: tuple[str, ...] = Field(description="questions that only the other has right")
+
+
+class Comparison(Difference):
+    """``model`` minus ``other`` on one question set."""
+
+    dataset: NonEmpty
+    temperature: float
+    model: NonEmpty
+    other: NonEmpty
+    types: dict[str, TypeDifference] = Field(
+        default={}, description="by type of question, where they have one"
+    )
+
+    @property
+    def run_name(self) -> str:
+        """The question set, and whether the answers were greedy, as in a row's ``run_name``."""
+        return self.dataset if self.temperature > 0 else f"{self.dataset}, greedy"
+
+
+class F1Table(Record):
+    """``f1_table.json``."""
+
+    schema_version: Literal[1] = 1
+    profile: NonEmpty
+    generated: bool = Field(description="some question set is generated, not a published one")
+    rows: tuple[F1TableRow, ...]
+    comparisons: tuple[Comparison, ...]
+    published: tuple[PublishedRow, ...] = Field(
+        default=(), description="figures of others for the same tasks"
+    )
+
+    @property
+    def datasets(self) -> list[str]:
+        """Question sets in reading order, the in-domain one first."""
+        return in_order((row.dataset for row in self.rows), DATASET_ORDER)
+
+    @property
+    def models(self) -> list[str]:
+        """Models in training order."""
+        return in_order((row.model for row in self.rows), MODEL_ORDER)
+
+    @property
+    def reading_order(self) -> list[F1TableRow]:
+        """All rows, by question set in reading order and model in training order."""
+        return [row for dataset in self.datasets for row in self.rows_of(dataset)]
+
+    @property
+    def own_setting(self) -> F1TableRow:
+        """The first main figure in reading order; it names the profile's own setting."""
+        return next((row for row in self.reading_order if not row.kind), self.rows[0])
+
+    def rows_of(self, dataset: str) -> list[F1TableRow]:
+        """Return the rows of a question set, models in training order."""
+        models = self.models
+        return sorted(
+            (row for row in self.rows if row.dataset == dataset),
+            key=lambda row: models.index(row.model),
+        )
+
+    def main_rows(self, dataset: str) -> list[F1TableRow]:
+        """Return the main figures of a question set, models in training order."""
+        return [row for row in self.rows_of(dataset) if not row.kind]
+
+    def greedy_rows(self, dataset: str) -> dict[str, F1TableRow]:
+        """Return the rows of greedy answers to a question set, by model."""
+        return {row.model: row for row in self.rows_of(dataset) if row.kind == "greedy"}
+
+    @property
+    def training_notes(self) -> dict[str, str]:
+        """What models were trained with in another form than they answered with, by model and kind of row."""
+        rows = [row for row in self.reading_order if row.training_note]
+        return {
+            f"{row.model}, {row.kind}" if row.kind else row.model: row.training_note for row in rows
+        }
+
+    @property
+    def again_notes(self) -> dict[str, int]:
+        """How many rollouts of a row stand in place of one that a server had failed, by model and question set."""
+        notes: dict[str, int] = {}
+        for row in self.reading_order:
+            name = f"{row.model}, {row.run_name}"
+            if row.asked_again:
+                notes[name] = row.asked_again
+            for control, score in row.controls.items():
+                if score.asked_again:
+                    notes[f"{name}, {CONTROL_TITLES[control]}"] = score.asked_again
+
+        return notes
+
+    @property
+    def own_temperatures(self) -> list[str]:
+        """The models that answered at their provider's own temperature."""
+        return list(
+            dict.fromkeys(row.model for row in self.reading_order if not row.temperature_sent)
+        )
+
+    @property
+    def kept_start(self) -> dict[str, str]:
+        """The models that answer every question as well as another one, by name, and that other model.
+
+        No question has another score or another number of searches: RL kept the weights that it
+        began with.
+        """
+        result: dict[str, str] = {}
+        for model, other in dict.fromkeys((each.model, each.other) for each in self.comparisons):
+            comparisons = [
+                each for each in self.comparisons if (each.model, each.other) == (model, other)
+            ]
+
+            # Of models that are equal to each other in a circle, one has to stay.
+            last = other
+            while last in result:
+                last = result[last]
+
+            if last != model and all(map(_is_nothing, comparisons)):
+                result[model] = other
+
+        return result
+
+    @property
+    def kept_start_notes(self) -> list[str]:
+        """A sentence for every model that :attr:`shown` leaves out."""
+        return [
+            f"`{model}` kept its start: it answers every question exactly as well as `{other}`. It is left out here."
+            for model, other in self.kept_start.items()
+        ]
+
+    @property
+    def shown(self) -> "F1Table":
+        """The table for readers: without the rows and comparisons of models that kept their start."""
+        kept = self.kept_start
+        rows = [row for row in self.rows if row.model not in kept]
+        comparisons = [
+            each for each in self.comparisons if not {each.model, each.other} & set(kept)
+        ]
+        return self.model_copy(update={"rows": tuple(rows), "comparisons": tuple(comparisons)})
+
+    @property
+    def tests(self) -> int:
+        """How many p-values the comparisons have, those of searches included."""
+        return 2 * len(self.comparisons)
+
+    def comparisons_on(self, dataset: str) -> list[Comparison]:
+        """Return the comparisons on a question set, the greedy answers of a pair of models after the sampled ones."""
+        return [entry for entry in self.comparisons if entry.dataset == dataset]
+
+
+def _is_nothing(comparison: Comparison) -> bool:
+    """Whether no question got another score or another number of searches."""
+    changes = (comparison, comparison.tool_calls)
+    return all(change.difference == change.low == change.high == 0 for change in changes)
+
+
+class Figures(RootModel[dict[str, dict[str, dict[str, float]]]]):
+    """Figures by three names: in ``metrics.json`` what they measure, the dataset (IFEval: the accuracy), the model."""
+
+
+def build_table(
+    profile: str,
+    folders: Mapping[str, Path],
+    pairs: Sequence[tuple[str, str]],
+    seed: int,
+    draws: int,
+) -> F1Table:
+    """Collect every model's rows and compare ``pairs`` of models wherever both answered the same set.
+
+    Variants appear as rows only: what was answered under the profile's own setting is compared.
+    ``folders`` holds every model's evaluation; ``draws`` is the number of resamples, and of sign
+    patterns, of each comparison. Raise UnknownNameError where a pair names a model that was not
+    evaluated, and as :func:`paired_differences`.
+    """
+    for name in itertools.chain.from_iterable(pairs):
+        look_up("model in report.comparisons", name, folders)
+
+    rows = {
+        name: read_record(folder / "rows.json", ModelEvaluation).rows
+        for name, folder in folders.items()
+    }
+    comparisons: list[Comparison] = []
+
+    for model, other in pairs:
+        runs_of_other = {(row.dataset, row.kind, row.n) for row in rows[other]}
+
+        for row in rows[model]:
+            if row.variant or (row.dataset, row.kind, row.n) not in runs_of_other:
+                continue
+
+            first = score_questions(
+                read_jsonl(folders[model] / row.rollouts_file, Trajectory), row.samples
+            )
+            second = score_questions(
+                read_jsonl(folders[other] / row.rollouts_file, Trajectory), row.samples
+            )
+            # Refuses runs over different questions
+            whole = _difference(first, second, seed, draws)
+
+            comparison = Comparison(
+                dataset=row.dataset,
+                temperature=row.temperature,
+                model=model,
+                other=other,
+                types=_type_differences(first, second, seed, draws // TYPE_DRAWS),
+                **whole,
+            )
+            comparisons.append(comparison)
+
+    comparisons.sort(key=lambda entry: entry.dataset)  # stable: pairs keep their order
+    all_rows = sorted(itertools.chain.from_iterable(rows.values()), key=lambda row: row.sort_key)
+
+    return F1Table(
+        profile=profile,
+        generated=any(row.generated for row in all_rows),
+        rows=tuple(all_rows),
+        comparisons=tuple(_corrected(comparisons)),
+    )
+
+
+def _difference(
+    first: QuestionScores, second: QuestionScores, seed: int, draws: int
+) -> dict[str, Any]:
+    """Return the fields of a :class:`Difference`."""
+    changes = {}
+    for name, paired in paired_differences(first, second, seed, draws, ("f1", TOOL_CALLS)).items():
+        changes[name] = {"difference": paired.mean, **paired.model_dump(exclude={"mean"})}
+
+    return {"n": len(first.question_ids), TOOL_CALLS: changes[TOOL_CALLS], **changes["f1"]}
+
+
+def _type_differences(
+    first: QuestionScores, second: QuestionScores, seed: int, draws: int
+) -> dict[str, TypeDifference]:
+    """Return the differences by type of question, which are a table of their own."""
+    types = first.type_names
+    differences = [
+        _type_difference(first.of_type(kind), second.of_type(kind), seed, draws) for kind in types
+    ]
+    return dict(zip(types, _corrected(differences), strict=True))
+
+
+def _type_difference(
+    first: QuestionScores, second: QuestionScores, seed: int, draws: int
+) -> TypeDifference:
+    first_Q = first.metrics["f1"] >= SUCCESS_F1
+    second_Q = second.metrics["f1"] >= SUCCESS_F1
+    return TypeDifference(
+        **_difference(first, second, seed, draws),
+        gained=tuple(itertools.compress(first.question_ids, first_Q & ~second_Q)),
+        lost=tuple(itertools.compress(first.question_ids, second_Q & ~first_Q)),
+    )
+
+
+def _corrected(differences: Sequence[DifferenceT]) -> list[DifferenceT]:
+    """Return the differences of one table with its corrected p-values: all of F1 and of searches are one family."""
+    f1_tests = [difference.p_value for difference in differences]
+    search_tests = [difference.tool_calls.p_value for difference in differences]
+    p_holm = [round(p_value, 6) for p_value in holm([*f1_tests, *search_tests])]
+
+    result: list[DifferenceT] = []
+    for position, difference in enumerate(differences):
+        tool_calls = difference.tool_calls.model_copy(
+            update={"p_holm": p_holm[len(differences) + position]}
+        )
+        changes = {"p_holm": p_holm[position], "tool_calls": tool_calls}
+        result.append(difference.model_copy(update=changes))
+
+    return result
+
+
+def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
+    """Return known names in their usual order, then the others in alphabetical order."""
+    return sorted(
+        set(names), key=lambda name: (order.index(name) if name in order else len(order), name)
+    )

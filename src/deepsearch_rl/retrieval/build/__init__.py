@@ -1,0 +1,1 @@
+"""Building an index from chunks, and learning how its two halves are fused."""

@@ -1,0 +1,258 @@
+"""Build an index folder from a chunk file.
+
+Every part streams the file or reads a bounded sample of it, so that memory does not grow with the
+corpus. Encoding, which takes hours, keeps its progress in a work folder and continues there after a
+kill; the rest is done again.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Self
+
+import faiss
+from pydantic import Field, model_validator
+
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, full_disk_named, look_up
+from deepsearch_rl.core.files import atomic_directory, only_writer, sha256_file
+from deepsearch_rl.core.records import IndexHalf, Question
+from deepsearch_rl.retrieval.build.learning import learn_fusion
+from deepsearch_rl.retrieval.encoding.encoding import (
+    EncodingJob,
+    encode_to_file,
+    prepare_encoder,
+    remove_work,
+)
+from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
+from deepsearch_rl.retrieval.ranking.gold import with_gold
+from deepsearch_rl.retrieval.search import manifest
+from deepsearch_rl.retrieval.search.manifest import IndexConfig, IndexManifest
+from deepsearch_rl.retrieval.search.missing_gold import warn_of_missing
+from deepsearch_rl.retrieval.search.quality import QualityConfig
+from deepsearch_rl.retrieval.search.rows import ChunkStore, write_rows
+from deepsearch_rl.retrieval.search.searcher import open_finder
+from deepsearch_rl.retrieval.sparse.builtin.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.retrieval.sparse.lucene.lucene import LuceneConfig, LuceneIndex
+from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
+from deepsearch_rl.retrieval.vectors.config import VectorsConfig
+from deepsearch_rl.retrieval.vectors.flat import open_vector_file
+from deepsearch_rl.retrieval.vectors.gpu import require_device
+
+LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
+
+
+class IndexSection(IndexConfig):
+    """Section ``index``: indexes over every corpus's chunks, and how they are measured."""
+
+    # Instead of ``vectors``, for the corpora named here
+    corpus_vectors: dict[str, VectorsConfig]
+    corpus_only: dict[str, IndexHalf] = Field(
+        default_factory=dict, description="corpora of which one half alone is built"
+    )
+    quality: QualityConfig
+
+    @model_validator(mode="after")
+    def _halves_are_described(self) -> Self:
+        for corpus, half in self.corpus_only.items():
+            if half not in self.halves:
+                raise ValueError(
+                    f"corpus_only.{corpus} is {half}, and {'encoder' if half == 'dense' else half} is null"
+                )
+
+        return self
+
+    def of(self, corpus: str) -> IndexConfig:
+        """Return the configuration of one corpus's index."""
+        fields = {name: getattr(self, name) for name in IndexConfig.model_fields}
+        fields["vectors"] = self.corpus_vectors.get(corpus, self.vectors)
+
+        match self.corpus_only.get(corpus):
+            case "bm25":
+                fields["encoder"] = None
+            case "dense":
+                fields["bm25"] = None
+            case None:
+                pass
+
+        return IndexConfig(**fields)
+
+
+def build_indexes(
+    chunks_root: Path,
+    index_root: Path,
+    section: IndexSection,
+    seed: int,
+    work: Path,
+    questions: Mapping[str, Sequence[Question]],
+) -> None:
+    """Index every ``<corpus>.jsonl`` of a folder into a folder of that name; ``questions`` are by corpus.
+
+    Raises:
+        ArtifactError: there are no chunk files, or one is empty.
+        UnknownNameError: ``corpus_vectors`` or ``corpus_only`` names a corpus that has no chunks.
+        UnavailableError: a GPU is asked for and missing; nothing has been encoded then.
+    """
+    corpora = {path.stem: path for path in sorted(chunks_root.glob("*.jsonl"))}
+    if not corpora:
+        raise ArtifactError(
+            f"{chunks_root} holds no chunk files; run the chunk stage first (`dvc repro`)."
+        )
+
+    for name in (*section.corpus_vectors, *section.corpus_only):
+        look_up("corpus", name, corpora)
+    for name in corpora:
+        _require_device(section.of(name))
+    for name, path in corpora.items():
+        build_index(
+            path, index_root / name, section.of(name), seed, work / name, questions.get(name, ())
+        )
+
+
+def build_index(
+    chunks_path: Path,
+    index_dir: Path,
+    config: IndexConfig,
+    seed: int,
+    work: Path | None = None,
+    questions: Sequence[Question] = (),
+) -> IndexManifest:
+    """Index a chunk file, or a corpus in FlashRAG's layout, into ``index_dir``, replacing an index there.
+
+    Searching will read the passages from ``chunks_path``. ``index_dir`` appears, or changes, in one
+    moment at the end. ``work``, by default a hidden folder beside it, keeps the progress of
+    encoding until then. The hybrid learns from those of ``questions`` that have gold evidence;
+    ``seed`` is for random samples.
+
+    Raises:
+        ArtifactError: the chunk file is missing, empty, or changed meanwhile; or the disk is full.
+        RecordError: a line of it is neither a chunk nor a FlashRAG document.
+        ConfigError: another process builds this folder, or works in ``work``; ``index_dir`` holds
+            files that no build wrote; or a parameter does not fit the corpus.
+    """
+    _require_device(config)  # before the vectors, which can take hours
+    index_dir = index_dir.resolve()
+
+    if chunks_path.resolve().is_relative_to(index_dir):
+        raise ConfigError(
+            f"{chunks_path} lies in {index_dir}, which the index would replace; name another folder."
+        )
+
+    is_index = (index_dir / manifest.FILE).is_file() and (index_dir / manifest.ROWS_FOLDER).is_dir()
+    is_empty = not index_dir.exists() or (index_dir.is_dir() and not any(index_dir.iterdir()))
+
+    if not is_index and not is_empty:
+        raise ConfigError(
+            f"{index_dir} is neither an index nor an empty folder, so it is not replaced; name another folder, or "
+            f"remove this one."
+        )
+
+    work = (work or index_dir.with_name(f".{index_dir.name}.work")).resolve()
+
+    if work.is_relative_to(index_dir) or work.is_file():
+        raise ConfigError(
+            f"the work folder {work} is a file, or lies in the index folder, which is replaced."
+        )
+
+    with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
+        with atomic_directory(index_dir) as folder:
+            built = _write_parts(folder, chunks_path, config, seed, work, questions)
+            built = built.model_copy(
+                update={"chunks": os.path.relpath(chunks_path.resolve(), index_dir)}
+            )
+            manifest.write_manifest(folder, built)
+
+        remove_work(work)
+
+    return built
+
+
+def _require_device(config: IndexConfig) -> None:
+    if config.encoder is not None:
+        require_device(config.vectors)
+
+
+def _write_vectors(
+    folder: Path, chunks: ChunkStore, config: IndexConfig, chunks_sha256: str, seed: int, work: Path
+) -> int | None:
+    """Write the vectors' part of an index and return their dimension; None where the index has no such part."""
+    if config.encoder is None:
+        return None
+    encoder = folder / manifest.ENCODER_FOLDER
+    vectors = folder / manifest.DENSE_FOLDER / VECTORS_FILE
+    prepare_encoder(chunks, config.encoder, encoder, seed)
+    encode_to_file(
+        EncodingJob(config.encoder, encoder, chunks, config.encoding), chunks_sha256, vectors, work
+    )
+    dimension = open_vector_file(vectors).dimension
+    build_vector_index(vectors, vectors.parent, config.vectors, seed)
+    return dimension
+
+
+def _write_parts(
+    folder: Path,
+    chunks_path: Path,
+    config: IndexConfig,
+    seed: int,
+    work: Path,
+    questions: Sequence[Question],
+) -> IndexManifest:
+    """Write every file but the manifest, and return that, with the chunk file's path as it is given here."""
+    if not chunks_path.is_file():
+        problem = "is a folder; name one file in it" if chunks_path.is_dir() else "does not exist"
+        raise ArtifactError(f"{chunks_path} {problem}; it should hold the passages to index.")
+
+    before = chunks_path.stat()
+    sha256 = sha256_file(chunks_path)
+    if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
+        raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
+    chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
+
+    match config.bm25:
+        case Bm25Config():
+            Bm25Index.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+        case LuceneConfig():
+            LuceneIndex.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+        case None:
+            pass
+
+    dimension = _write_vectors(folder, chunks, config, sha256, seed, work)
+    weights = None
+    learning = config.fusion.learning
+
+    if learning is not None and questions and len(config.halves) > 1:
+        warn_of_missing(
+            chunks, [gold for _, gold in with_gold(questions)], "the questions to learn from"
+        )
+        terms = folder / manifest.TERMS_FOLDER
+        write_sentence_terms(chunks, terms)
+        weights = learn_fusion(
+            open_finder(folder, config, terms), chunks, questions, learning, seed
+        )
+        if weights is None or weights.ranking != "learned":
+            shutil.rmtree(terms)  # searching will not use them
+
+    after = chunks_path.stat()
+
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise ArtifactError(
+            f"{chunks_path} was changed while it was being indexed; run this again."
+        )
+
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return IndexManifest(
+        chunks=str(chunks_path),
+        chunks_bytes=before.st_size,
+        chunks_sha256=sha256,
+        rows=len(chunks),
+        config=config,
+        dimension=dimension,
+        fusion_weights=weights,
+        seed=seed,
+        sizes_bytes={str(path.relative_to(folder)): path.stat().st_size for path in files},
+        versions={
+            "faiss": faiss.__version__,
+            **{library: version(library) for library in LIBRARIES},
+        },
+    )

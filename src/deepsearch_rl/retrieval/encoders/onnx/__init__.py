@@ -1,0 +1,1 @@
+"""The encoder `onnx`: a sentence model, run by ONNX Runtime."""

@@ -1,0 +1,156 @@
+"""Encoders exported to ONNX, by onnxruntime without torch, so that a server starts in a second.
+
+A folder holds ``model.onnx`` (or ``onnx/model.onnx``) and ``tokenizer.json``.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_readable, first_line
+from deepsearch_rl.retrieval.encoding.model_folder import (
+    ModelFolder,
+    ModelFolderConfig,
+    read_model_folder,
+)
+
+# What exporters call the vectors of the tokens
+HIDDEN_OUTPUTS = ("last_hidden_state", "token_embeddings")
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+STEPS = {"Transformer", "Pooling", "Normalize"}
+POOLINGS = ("mean", "cls", "lasttoken")
+
+
+class OnnxConfig(ModelFolderConfig):
+    """An exported encoder with its tokenizer, computed by onnxruntime."""
+
+    name: Literal["onnx"]
+
+
+class OnnxEncoder:
+    """Pooled token vectors of an exported encoder, with a prefix per side."""
+
+    def __init__(self, config: OnnxConfig) -> None:
+        """Load the model; raise as :func:`read_model_folder` and :func:`_load`.
+
+        Raises:
+            ArtifactError: the folder holds no export with token vectors.
+            ConfigError: it has a step or a pooling that is computed by torch alone.
+        """
+        self._folder = folder = read_model_folder(config, "*model.onnx*")
+        advice = "which only the encoder `transformers` computes"
+
+        if steps := folder.steps - STEPS:
+            raise ConfigError(
+                f"the encoder in {folder.root} has a step {min(steps)} (modules.json), {advice}."
+            )
+
+        if folder.pooling not in POOLINGS or not folder.pools_prompt:
+            prompt = "" if folder.pools_prompt else " without the prompt"
+            raise ConfigError(
+                f"the encoder in {folder.root} pools tokens by {folder.pooling}{prompt}, {advice}."
+            )
+
+        self._tokenizer, self._session = _load(folder, config)
+        self._inputs = [node.name for node in self._session.get_inputs()]
+        outputs = [node.name for node in self._session.get_outputs()]
+        hidden = [name for name in HIDDEN_OUTPUTS if name in outputs]
+
+        if not hidden or not set(self._inputs) <= set(INPUTS):
+            raise ArtifactError(
+                f"the export in {folder.root} maps {', '.join(self._inputs)} to {', '.join(outputs)}; an encoder "
+                f"takes some of {', '.join(INPUTS)} and gives {' or '.join(HIDDEN_OUTPUTS)}: "
+                f"it was not exported for feature extraction."
+            )
+
+        self._hidden = hidden[0]
+        one_11 = np.ones((1, 1), dtype=np.int64)
+        self.dimension = self._embed(one_11, one_11).shape[1]
+
+    def encode(self, texts: Sequence[str], kind: Kind) -> Vectors:
+        """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero."""
+        return encode_readable(
+            texts, self.dimension, lambda readable: self._embed_texts(readable, kind)
+        )
+
+    def _embed_texts(self, texts: list[str], kind: Kind) -> Vectors:
+        """Embed in batches of texts of nearly one length, the longest first, as sentence-transformers does."""
+        prompted = [self._folder.prefixes[kind] + text for text in texts]
+        if self._folder.lower_case:
+            prompted = [text.lower() for text in prompted]
+        order_N = sorted(range(len(prompted)), key=lambda row: -len(prompted[row]))
+        embeddings_ND = np.empty((len(prompted), self.dimension), dtype=np.float32)
+
+        for start in range(0, len(order_N), self._folder.batch_rows):
+            batch = order_N[start : start + self._folder.batch_rows]
+            tokens = self._tokenizer.encode_batch([prompted[row] for row in batch])
+            ids_BT = np.array([row.ids for row in tokens], np.int64)
+            embeddings_ND[batch] = self._embed(
+                ids_BT, np.array([row.attention_mask for row in tokens], np.int64)
+            )
+
+        return embeddings_ND
+
+    def _embed(self, ids_BT: NDArray[np.int64], mask_BT: NDArray[np.int64]) -> Vectors:
+        inputs = dict(zip(INPUTS, (ids_BT, mask_BT, np.zeros_like(ids_BT)), strict=True))
+        [hidden_BTD] = self._session.run(
+            [self._hidden], {name: inputs[name] for name in self._inputs}
+        )
+        if self._folder.pooling == "mean":
+            mask_BT1 = mask_BT[:, :, None].astype(np.float32)
+            return (hidden_BTD * mask_BT1).sum(axis=1, dtype=np.float32) / mask_BT1.sum(axis=1)
+
+        # Padding is on the right
+        position_B = 0 if self._folder.pooling == "cls" else mask_BT.sum(axis=1) - 1
+        return hidden_BTD[np.arange(len(hidden_BTD)), position_B].astype(np.float32)
+
+
+def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
+    """Return a tokenizer that cuts at the folder's length and pads on the right, and a session; neither has types."""
+    from tokenizers import Tokenizer  # noqa: PLC0415 - needed by this encoder alone
+
+    try:
+        import onnxruntime  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise UnavailableError(
+            "the encoder onnx needs onnxruntime: install the extra, `uv sync --extra onnx` or "
+            "`pip install 'deepsearch-rl[onnx]'`."
+        ) from error
+
+    provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[config.device]
+
+    if provider not in onnxruntime.get_available_providers():
+        raise UnavailableError(
+            f"the encoder {config.model} is to run on a GPU (index.encoder.device: cuda), and onnxruntime has no "
+            f"{provider}; install onnxruntime-gpu in onnxruntime's place, or set the device to cpu."
+        )
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = config.threads
+    paths = [
+        path
+        for path in (folder.root / "model.onnx", folder.root / "onnx" / "model.onnx")
+        if path.is_file()
+    ]
+    if not paths:
+        raise ArtifactError(f"{folder.root} holds neither model.onnx nor onnx/model.onnx.")
+    try:
+        session = onnxruntime.InferenceSession(paths[0], options, providers=[provider])
+    except Exception as error:  # its errors have no other root
+        raise ArtifactError(f"{paths[0]} cannot be loaded: {first_line(error)}.") from error
+
+    path = folder.transformer / "tokenizer.json"
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more special
+        raise ArtifactError(
+            f"{path}, which belongs beside an ONNX export, cannot be read: {error}."
+        ) from error
+
+    tokenizer.enable_truncation(folder.max_tokens)
+    tokenizer.enable_padding(pad_id=folder.pad_id)
+    return tokenizer, session

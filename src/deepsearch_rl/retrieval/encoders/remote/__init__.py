@@ -1,0 +1,1 @@
+"""The encoder `remote`: an endpoint of embeddings."""

@@ -1,0 +1,248 @@
+"""Encoders behind an OpenAI-compatible embeddings endpoint, as OpenAI, vLLM, TEI and llama.cpp serve one.
+
+The client tries again where that can help (408, 409, 5xx, lost connections, time-outs). After 429
+it waits for minutes, unless money or a day's quota is out. Anything else is an error at once. All
+encoders of a process share the endpoint's limit of requests per minute. The server's index orders
+the vectors, not their place in the answer.
+
+An error says whether other texts would fail too (EndpointDownError) or these texts are refused
+(EndpointError), so that whoever sent many texts knows whether to send parts of them again. A status
+that can mean either (``ABOUT_TEXTS``) is decided by one more request for a harmless text, unless a
+single text was refused.
+"""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Literal
+
+import httpx
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError
+
+from deepsearch_rl.core.errors import EndpointDownError, EndpointError
+from deepsearch_rl.core.files import first_problem
+from deepsearch_rl.core.rate_limits import rate_limits
+from deepsearch_rl.core.records import NonEmpty, Record
+from deepsearch_rl.core.redaction import public_address, read_key, redact
+from deepsearch_rl.core.retries import is_quota_spent, retry_after_s, wait_for_capacity
+from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_readable
+
+if TYPE_CHECKING:
+    import openai
+
+logger = logging.getLogger(__name__)
+
+NO_KEY = "none"  # sent to servers without keys, because the client insists on one
+# And 5xx: some servers fail at a text that they cannot read
+ABOUT_TEXTS = frozenset({400, 413, 414, 422})
+PROBE = "a"
+SERVER_ERROR = 500
+QUOTED_CHARACTERS = 300  # how much of a server's complaint an error repeats
+
+
+class RemoteConfig(Record):
+    """An embeddings endpoint."""
+
+    name: Literal["remote"]
+    base_url: NonEmpty = Field(
+        description="up to and without /embeddings, e.g. https://api.openai.com/v1"
+    )
+    model: NonEmpty
+    api_key_variable: NonEmpty | None = Field(
+        description="environment variable with the key; null: no key"
+    )
+    dimension: int = Field(ge=1, description="of the model's vectors; anything else is an error")
+    query_prefix: str
+    passage_prefix: str
+    max_characters: int | None = Field(
+        ge=1, description="longer texts are cut, prefix included; null: never"
+    )
+    batch_texts: int = Field(ge=1, description="texts of one request")
+    concurrency: int = Field(ge=1, description="requests sent at once")
+    timeout_s: float = Field(gt=0, description="of one attempt")
+    retries: int = Field(ge=0, description="further attempts of one request")
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="of this process, all texts together; null: no limit"
+    )
+    rate_limit_wait_s: float = Field(
+        default=300.0,
+        ge=0,
+        description="how long a request may wait in all while the server answers 429",
+    )
+
+
+class _Vector(BaseModel):
+    """One text's vector, as the server numbers it; other fields are ignored, here and in the answer."""
+
+    index: int
+    embedding: list[float]
+
+
+class _Answer(BaseModel):
+    data: list[_Vector]
+
+
+class _FullError(Exception):
+    """The server takes no more requests now; ``wait_s`` is how long it asks to wait, if it does."""
+
+    def __init__(self, error: "openai.RateLimitError") -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.wait_s = retry_after_s(error.response.headers)
+
+
+def _leave_capacity_to_us(response: httpx.Response) -> None:
+    """Keep the client from repeating after 429 with the few short waits that it has for other failures."""
+    if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+        response.headers["x-should-retry"] = "false"
+
+
+class RemoteEncoder:
+    """Asks an embeddings endpoint; may be used from several threads. The key is in no error, log or ``repr``."""
+
+    def __init__(self, config: RemoteConfig) -> None:
+        """Make the client, send nothing; raise as :func:`read_key`."""
+        from openai import DefaultHttpxClient, OpenAI  # noqa: PLC0415 - half a second, needed by this encoder alone
+
+        self._config = config
+        self._key = NO_KEY
+        if config.api_key_variable is not None:
+            self._key = read_key(config.api_key_variable, config.base_url)
+        self.dimension = config.dimension
+        self._limits = rate_limits(f"{config.base_url} {config.model}", config.requests_per_minute)
+        self._client = OpenAI(
+            base_url=config.base_url,
+            api_key=self._key,
+            timeout=config.timeout_s,
+            max_retries=config.retries,
+            http_client=DefaultHttpxClient(event_hooks={"response": [_leave_capacity_to_us]}),
+        )
+
+    def encode(self, texts: Sequence[str], kind: Kind) -> Vectors:
+        """Return embeddings_ND of N texts, each with its side's prefix; blank ones are zero.
+
+        Raises:
+            EndpointDownError: the server does not answer, or not with vectors of ``dimension``.
+            EndpointError: it refuses these texts.
+        """
+        return encode_readable(
+            texts, self.dimension, lambda readable: self._request_all(readable, kind)
+        )
+
+    def _request_all(self, texts: list[str], kind: Kind) -> Vectors:
+        config = self._config
+        prefix = {"query": config.query_prefix, "passage": config.passage_prefix}[kind]
+        inputs = [(prefix + text)[: config.max_characters] for text in texts]
+        batches = [
+            inputs[start : start + config.batch_texts]
+            for start in range(0, len(inputs), config.batch_texts)
+        ]
+        pool = ThreadPoolExecutor(min(config.concurrency, len(batches)))
+
+        try:
+            return np.concatenate(list(pool.map(self._request, batches)))
+        finally:
+            # After an error, send no further requests
+            pool.shutdown(cancel_futures=True)
+
+    def _request(self, texts: list[str]) -> Vectors:
+        import openai  # noqa: PLC0415
+
+        try:
+            answer = self._ask(texts)
+        except openai.APIStatusError as error:
+            problem = f"answered {error.status_code}: {error.message[:QUOTED_CHARACTERS]}"
+            kind = (
+                EndpointError if self._refuses_only(texts, error.status_code) else EndpointDownError
+            )
+            raise self._failure(problem, kind) from None
+        except openai.APITimeoutError as error:
+            raise self._failure(f"did not answer within {self._config.timeout_s:g} s") from error
+        except openai.APIConnectionError as error:
+            raise self._failure(f"cannot be reached ({error.__cause__ or error})") from error
+
+        try:
+            vectors = _Answer.model_validate_json(answer).data
+        except ValidationError as error:
+            where, problem = first_problem(error)
+            raise self._failure(
+                f"answered without embeddings ({where or 'body'}: {problem})"
+            ) from None
+
+        vectors.sort(key=lambda vector: vector.index)
+
+        if [vector.index for vector in vectors] != list(range(len(texts))):
+            raise self._failure(
+                f"answered {len(texts)} texts with {len(vectors)} vectors, or numbered them wrongly"
+            )
+
+        if lengths := {len(vector.embedding) for vector in vectors} - {self.dimension}:
+            raise self._failure(
+                f"gives vectors of dimension {max(lengths)}, where index.encoder.dimension is {self.dimension}"
+            )
+
+        embeddings_BD = np.array([vector.embedding for vector in vectors], dtype=np.float32)
+        if not np.isfinite(embeddings_BD).all():
+            raise self._failure("gives vectors with numbers that are not finite", EndpointError)
+        return embeddings_BD
+
+    def _ask(self, texts: list[str]) -> bytes:
+        """Return the body of the server's answer, after waits while it takes no more requests.
+
+        Raise as the client, for 429 after ``rate_limit_wait_s``, or at once where money or a day's
+        quota is out.
+        """
+        import openai  # noqa: PLC0415
+
+        def log(failure: BaseException, attempt: int) -> None:
+            logger.warning(
+                "%s", self._failure(f"takes no more requests now ({failure}), attempt {attempt}")
+            )
+
+        @wait_for_capacity(_FullError, self._config.rate_limit_wait_s, log)
+        def take_turn() -> bytes:
+            self._limits.wait_in_thread()
+            try:
+                answer = self._client.embeddings.with_raw_response.create(
+                    input=texts, model=self._config.model, encoding_format="float"
+                )
+            except openai.RateLimitError as error:
+                full = _FullError(error)
+                if is_quota_spent(error.response.text, full.wait_s):
+                    raise
+                raise full from error
+
+            return answer.content
+
+        try:
+            return take_turn()
+        except _FullError as full:
+            raise full.error from None
+
+    def _refuses_only(self, texts: list[str], status: int) -> bool:
+        """Return whether an error of this status is about these texts, and others would be answered."""
+        import openai  # noqa: PLC0415
+
+        is_refusal = status in ABOUT_TEXTS
+        if not is_refusal and status < SERVER_ERROR:
+            return False
+        if is_refusal and len(texts) == 1:
+            return True
+        probing = self._client.with_options(max_retries=0)
+
+        try:
+            probing.embeddings.with_raw_response.create(
+                input=[PROBE], model=self._config.model, encoding_format="float"
+            )
+        except openai.OpenAIError:
+            return False
+
+        return True
+
+    def _failure(
+        self, problem: str, kind: type[EndpointError] = EndpointDownError
+    ) -> EndpointError:
+        secret = None if self._key == NO_KEY else self._key
+        place = public_address(self._config.base_url) or "index.encoder.base_url"
+        return kind(f"the embeddings server at {place} {redact(problem, [secret])}.")

@@ -1,0 +1,1 @@
+"""The encoder `tfidf_svd`: it learns from the chunks and needs no model."""

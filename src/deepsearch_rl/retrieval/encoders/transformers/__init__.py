@@ -1,0 +1,1 @@
+"""The encoder `transformers`: a sentence model, run by torch."""

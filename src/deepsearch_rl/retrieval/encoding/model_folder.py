@@ -1,0 +1,235 @@
+"""What an encoder's folder says: pooling, prompts, length.
+
+Sentence-transformers writes these files beside the weights:
+
+    modules.json                       the steps: a transformer, its pooling, perhaps Dense layers or a normalisation
+    1_Pooling/config.json              how the vectors of tokens become one
+    sentence_bert_config.json          how many tokens are read, and whether text is lower-cased first
+    config_sentence_transformers.json  prompts put before queries and passages, and the measure trained for
+
+A folder without them is a plain transformers encoder; the params then say how it pools.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field, RootModel
+
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.core.files import read_record
+from deepsearch_rl.core.records import NonEmpty, OpenRecord, Record
+from deepsearch_rl.retrieval.encoding.encoder import Kind, first_line
+
+Pooling = Literal["mean", "cls", "lasttoken"]
+logger = logging.getLogger(__name__)
+
+DESCRIPTIONS = ("*.json", "*.txt", "*.model")
+"""Downloaded from a hub repository beside the weights: tokenizers and the files that this module reads."""
+PROMPT_NAMES: dict[Kind, tuple[str, ...]] = {
+    "query": ("query",),
+    "passage": ("document", "passage", "corpus"),
+}
+"""What published folders call the prompt of each side."""
+
+
+class ModelFolderConfig(Record):
+    """What encoders with weights have in common; null leaves a field to the folder."""
+
+    model: NonEmpty = Field(description="a local folder, or a hub repository")
+    revision: NonEmpty | None = Field(
+        description="commit of the hub repository; null for a folder, no hub is asked"
+    )
+    pooling: Pooling | None = Field(description="null: as 1_Pooling/config.json says")
+    query_prefix: str | None = Field(
+        description="before every query; 'query: ' for e5; null: the folder's prompt"
+    )
+    passage_prefix: str | None = Field(
+        description="before every passage; 'passage: ' for e5; null: the folder's prompt"
+    )
+    max_tokens: int | None = Field(
+        ge=3, description="longer texts are cut; null: the folder's max_seq_length"
+    )
+    batch_tokens: int = Field(
+        ge=1, description="most tokens of a forward pass: batch_tokens / max_tokens texts"
+    )
+    threads: int = Field(
+        ge=1, description="CPU threads of a forward pass; part of what decides the last bits"
+    )
+    device: Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """An encoder's folder joined with the params."""
+
+    root: Path
+    # The folder of tokenizer and weights: the root, or ``0_Transformer`` in old ones
+    transformer: Path
+    # Class names of the steps in modules.json; none for a plain transformers folder
+    steps: frozenset[str]
+    pooling: str
+    # Whether the tokens of the prompt are pooled with those of the text
+    pools_prompt: bool
+    prefixes: dict[Kind, str]
+    lower_case: bool
+    max_tokens: int  # tokens that are read of a text, [CLS] and [SEP] counted
+    pad_id: int
+    # Texts of a forward pass, so that it stays within ``batch_tokens`` whatever their lengths
+    batch_rows: int
+
+
+class _Settings(OpenRecord):
+    """The fields of a folder's JSON files that are read here; the others are ignored."""
+
+    model_type: str = ""
+    max_position_embeddings: int | None = None
+    pad_token_id: int | None = None
+    max_seq_length: int | None = None
+    do_lower_case: bool | None = None
+    prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
+    similarity_fn_name: str | None = None
+    pooling_mode: str | tuple[str, ...] | None = None
+    """In older files a flag per mode instead, such as ``pooling_mode_cls_token: true``."""
+    include_prompt: bool = True
+
+
+class _Step(BaseModel):
+    type: str
+    path: str
+
+
+class _Steps(RootModel[tuple[_Step, ...]]):
+    """``modules.json``."""
+
+
+def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
+    """Find the folder, or download the files of a hub that match ``weights``, and join what it says with the params.
+
+    Raises:
+        ArtifactError: there is no such folder, or a file of it is malformed.
+        ConfigError: neither folder nor params name pooling or length, or they contradict each
+            other.
+        UnavailableError: the revision is not in the hub's cache and the hub cannot be reached.
+    """
+    root = _find(config, weights)
+    steps = (
+        read_record(root / "modules.json", _Steps).root if (root / "modules.json").is_file() else ()
+    )
+    paths = {step.type.rpartition(".")[2]: root / step.path for step in steps}
+    transformer = paths.get("Transformer", root)
+    model = _read(transformer / "config.json")
+    reading = _read(transformer / "sentence_bert_config.json")
+    prompts = _read(root / "config_sentence_transformers.json")
+
+    if prompts.similarity_fn_name not in (None, "cosine"):
+        logger.warning(
+            "%s was trained for %s; here it is compared by cosine", root, prompts.similarity_fn_name
+        )
+
+    pooling, pools_prompt = _pooling(
+        config, root, paths.get("Pooling", root / "1_Pooling") / "config.json"
+    )
+    max_tokens = _max_tokens(config, root, reading.max_seq_length, model)
+    prefixes: dict[Kind, str | None] = {
+        "query": config.query_prefix,
+        "passage": config.passage_prefix,
+    }
+
+    for kind, names in PROMPT_NAMES.items():
+        if prefixes[kind] is None:
+            texts = (
+                (prompts.prompts or {}).get(name)
+                for name in (*names, prompts.default_prompt_name or "")
+            )
+            prefixes[kind] = next((prompt for prompt in texts if prompt is not None), None)
+
+    return ModelFolder(
+        root=root,
+        transformer=transformer,
+        steps=frozenset(paths),
+        pooling=pooling,
+        pools_prompt=pools_prompt,
+        prefixes={kind: prefix or "" for kind, prefix in prefixes.items()},
+        lower_case=bool(reading.do_lower_case),
+        max_tokens=max_tokens,
+        pad_id=model.pad_token_id or 0,
+        batch_rows=max(1, config.batch_tokens // max_tokens),
+    )
+
+
+def _find(config: ModelFolderConfig, weights: str) -> Path:
+    if config.revision is None:
+        if not Path(config.model).is_dir():
+            raise ArtifactError(
+                f"there is no encoder folder {config.model}; for a repository of a hub give its commit too: "
+                "--revision, or index.encoder.revision in params."
+            )
+
+        return Path(config.model)
+
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - hundreds of milliseconds, needed for hubs alone
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    try:
+        return Path(
+            snapshot_download(
+                config.model, revision=config.revision, allow_patterns=[*DESCRIPTIONS, weights]
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise UnavailableError(
+            f"the encoder {config.model} at {config.revision} is not in the hub's cache and cannot be downloaded: "
+            f"{first_line(error)}"
+        ) from error
+
+
+def _read(path: Path) -> _Settings:
+    return read_record(path, _Settings) if path.is_file() else _Settings()
+
+
+def _pooling(config: ModelFolderConfig, root: Path, path: Path) -> tuple[str, bool]:
+    """Return the pooling's name (or names joined by "+"), and whether the prompt is pooled too."""
+    if not path.is_file():
+        if config.pooling is None:
+            raise ConfigError(
+                f"{root} does not say how it pools tokens (no {path.name} in 1_Pooling): set pooling."
+            )
+
+        return config.pooling, True
+
+    file = _read(path)
+    modes = file.pooling_mode or sorted(
+        name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
+        for name, value in (file.model_extra or {}).items()
+        if name.startswith("pooling_mode_") and value is True
+    )
+    pooling = modes if isinstance(modes, str) else "+".join(modes) or "mean"
+
+    if config.pooling not in (None, pooling):
+        raise ConfigError(
+            f"{path} says that tokens are pooled by {pooling}; the params say {config.pooling}."
+        )
+
+    return pooling, file.include_prompt
+
+
+def _max_tokens(config: ModelFolderConfig, root: Path, length: int | None, model: _Settings) -> int:
+    # None where the model has no table of positions
+    positions = model.max_position_embeddings
+    if positions is not None and any(
+        family in model.model_type for family in ("roberta", "mpnet", "camembert")
+    ):
+        positions -= (model.pad_token_id or 0) + 1  # theirs start after padding
+
+    if positions is not None and (config.max_tokens or 0) > positions:
+        raise ConfigError(
+            f"max_tokens is {config.max_tokens}, and the encoder in {root} reads {positions} at most."
+        )
+
+    limits = [limit for limit in (length, positions) if limit is not None]
+    if config.max_tokens is None and not limits:
+        raise ConfigError(f"{root} does not say how many tokens it reads: set max_tokens.")
+    return config.max_tokens or min(limits)

@@ -1,0 +1,1 @@
+"""Rankings, their fusion, and the gold evidence that they are scored by."""

@@ -1,0 +1,197 @@
+"""From a chunk to the terms that lexical indexes count, and to their keys.
+
+The texts of a chunk that can be searched and weighted separately (a chunk without the metadata has
+an empty field):
+
+    contents   title and body, as the chunk file holds them
+    title      the first line of the contents
+    body       everything below it
+    source     ``metadata.source``, e.g. the newspaper
+    date       the day of ``metadata.published_at`` as questions write it: "October 30 2023"
+
+Documents and queries are lower-cased and split at everything but word characters; English stop
+words are dropped; the rest is stemmed (Snowball English).
+
+Scripts that put no blank between words (Chinese, Japanese, Thai, ...) have no words that a rule
+could find. There a term is a pair of neighbouring letters, as in Lucene's CJKAnalyzer: n letters
+have n - 1 pairs, and a letter that stands alone is a term itself. BM25 indexes the letters of the
+pairs as well, so that a query of one letter finds them; they do not make a passage longer.
+
+A combining mark (a vowel sign of Hindi, a tone of Thai, a detached accent) belongs to the letter
+before it. Texts with such marks or scripts are brought to Unicode's form NFC first, and letters of
+full or half width to their usual one.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from datetime import datetime
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Literal
+
+import Stemmer
+
+from deepsearch_rl.core.records import Chunk
+
+FieldName = Literal["contents", "title", "source", "date", "body"]
+MONTHS = (
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
+STOP_WORDS = frozenset({
+    "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not",
+    "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will",
+    "with"
+})  # fmt: skip
+"""Lucene's English stop words, which the published BM25 baselines drop."""
+# Stemming costs ten times what a look-up does, and a corpus repeats its words
+CACHED_STEMS = 1 << 17
+CACHED_KEYS = 1 << 16
+
+_WORD = re.compile(r"\w+")
+
+UNSPACED = (
+    "\u0e00-\u0eff"  # Thai, Lao
+    "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f"  # Burmese
+    "\u1780-\u17ff"  # Khmer
+    # Tai Le, Tai Lue, Tai Tham, Tai Viet, Ahom
+    "\u1950-\u19df\u1a20-\u1aaf\uaa80-\uaadf\U00011700-\U0001174f"
+    "\u1b00-\u1b7f\ua980-\ua9df"  # Balinese, Javanese
+    # Hangul, whose particles follow without a blank
+    "\u1100-\u11ff\u3130-\u318f\ua960-\ua97f\uac00-\ud7ff"
+    "\u3005-\u3007\u3021-\u3029\u3031-\u303c\u3040-\u30ff\u31f0-\u31ff\U0001aff0-\U0001b16f"  # Japanese
+    "\u3100-\u312f\u31a0-\u31bf\u3400-\u4dbf\u4e00-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese, Yi
+)
+"""The scripts without blanks between words, as ranges of a regular expression's class.
+
+They are those of the line-breaking classes SA, ID and CJ (Unicode Standard Annex 14) whose
+characters are letters.
+"""
+_WIDTHS = "\uff01-\uffdc"  # full-width ASCII, half-width katakana and Hangul
+_JOINERS = "\u200c\u200d"
+# Choose between shapes of the same character
+_SELECTORS = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
+_STEMMER = Stemmer.Stemmer("english", 0)  # without its own, slower cache
+
+
+def field_text(chunk: Chunk, name: FieldName) -> str:
+    """Return the text of a chunk's field; empty where the chunk does not have it."""
+    if name == "contents":
+        return chunk.contents
+    if name in ("title", "body"):
+        return chunk.title if name == "title" else chunk.text
+    value = (chunk.metadata.model_extra or {}).get("source" if name == "source" else "published_at")
+    text = value if isinstance(value, str) else ""
+    return written_date(text) if name == "date" else text
+
+
+def written_date(published_at: str) -> str:
+    """Return the day of an ISO 8601 date or time in words ("October 30 2023"); any other text as it stands."""
+    try:
+        day = datetime.fromisoformat(published_at)
+    except ValueError:
+        return published_at
+
+    return f"{MONTHS[day.month - 1]} {day.day} {day.year}"
+
+
+def _marks() -> str:
+    """Return every combining mark, apart from enclosing ones and selectors of shapes, as a regular expression's class.
+
+    Marks end below U+20000; beyond, there are ideographs and selectors alone.
+    """
+    is_selector = re.compile(f"[{_SELECTORS}]").match
+    codes = [
+        code
+        for code in range(0x300, 0x20000)
+        if unicodedata.category(chr(code)) in ("Mn", "Mc") and not is_selector(chr(code))
+    ]
+    ranges: list[tuple[int, int]] = []
+
+    for code in codes:
+        if ranges and code == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], code
+        else:
+            ranges.append((code, code))
+
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
+
+
+_MARKS = _marks()
+_SPECIAL = re.compile(f"[{_MARKS}{UNSPACED}{_WIDTHS}\u0958-\u095f\u09dc-\u09df\u0a33-\u0a5e]")
+"""What the plain pattern cannot split: marks, Indic letters that NFC turns into such, scripts without blanks."""
+_OTHER_WIDTH = re.compile(f"[{_WIDTHS}]+")
+_INVISIBLE = re.compile(f"(?<=[{_MARKS}])[{_JOINERS}]|[{_SELECTORS}]")
+_UNSPACED = re.compile(f"[{UNSPACED}{_WIDTHS}]")
+_LETTER = re.compile(f"[{UNSPACED}][{_MARKS}]*")
+_PIECE = re.compile(
+    f"((?:(?=\\w)[{UNSPACED}][{_MARKS}]*)+)|[^\\W{UNSPACED}](?:[^\\W{UNSPACED}]+|[{_MARKS}]+)*"
+)
+"""A run of letters without blanks, group 1, or a word."""
+
+
+def has_unspaced(text: str) -> bool:
+    """Return whether a text holds letters of a script without blanks between words."""
+    return not text.isascii() and _UNSPACED.search(text) is not None
+
+
+def split_words(text: str) -> list[str]:
+    """Return the lower-cased words of a text in order, stop words among them; pairs of letters where it has none."""
+    text = text.lower()
+    if text.isascii() or not _SPECIAL.search(text):
+        return _WORD.findall(text)
+    words: list[str] = []
+
+    for piece in _pieces(text):
+        if isinstance(piece, str):
+            words.append(piece)
+        else:
+            words += [first + second for first, second in pairwise(piece)] or piece
+
+    return words
+
+
+def inner_letters(text: str) -> list[str]:
+    """Return the letters that :func:`split_words` shows in pairs alone, so that a query of one letter can find them."""
+    text = text.lower()
+    if not has_unspaced(text):
+        return []
+    return [
+        letter
+        for piece in _pieces(text)
+        if not isinstance(piece, str) and len(piece) > 1
+        for letter in piece
+    ]
+
+
+def _pieces(text: str) -> Iterator[str | list[str]]:
+    """Yield every word of a lower-cased text, and every run of letters without blanks as the list of its letters."""
+    text = _OTHER_WIDTH.sub(lambda match: unicodedata.normalize("NFKC", match[0]).lower(), text)
+    text = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+    for match in _PIECE.finditer(text):
+        yield _LETTER.findall(match[0]) if match[1] else match[0]
+
+
+@lru_cache(CACHED_STEMS)
+def stem(word: str) -> str:
+    """Return the term that a lower-cased word counts as; empty for a stop word."""
+    return "" if word in STOP_WORDS else _STEMMER.stemWord(word)
+
+
+def analyse(text: str) -> list[str]:
+    """Return the terms of a text in order, repeated ones as often as they occur."""
+    return [term for term in map(stem, split_words(text)) if term]
+
+
+@lru_cache(CACHED_KEYS)
+def term_key(term: str) -> int:
+    """Return the key of a term, from 0 to 2**64 - 1: its BLAKE2b digest, so that a vocabulary is one sorted array.
+
+    The probability that any two of ten million terms share a key is 3e-6; they would then count as
+    one term.
+    """
+    return int.from_bytes(
+        blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+    )

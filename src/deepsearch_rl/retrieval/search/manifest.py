@@ -1,0 +1,105 @@
+"""The manifest of an index folder, which is written last: its existence proves that the index is whole."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.files import read_json, read_record, sha256_json, write_json
+from deepsearch_rl.core.records import IndexHalf, NonEmpty, Record
+from deepsearch_rl.retrieval.encoding.encoding import EncoderConfig, EncodingConfig
+from deepsearch_rl.retrieval.ranking.ranking import FusionConfig, FusionWeights
+from deepsearch_rl.retrieval.sparse.builtin.bm25 import Bm25Config
+from deepsearch_rl.retrieval.sparse.lucene.lucene import LuceneConfig
+from deepsearch_rl.retrieval.vectors.config import VectorsConfig
+
+FILE = "manifest.json"
+SCHEMA_VERSION = 2
+ROWS_FOLDER = "rows"
+BM25_FOLDER = "bm25"
+DENSE_FOLDER = "dense"
+ENCODER_FOLDER = "dense/encoder"
+TERMS_FOLDER = "terms"
+BUILD_IT = (
+    "Build it with `deepsearch retrieve build`, or with `dvc repro` if it belongs to the graph."
+)
+
+
+class IndexConfig(Record):
+    """What is built over one corpus's chunks."""
+
+    bm25: Annotated[Bm25Config | LuceneConfig, Field(discriminator="engine")] | None = Field(
+        description="null: no lexical index, dense search alone"
+    )
+    encoder: EncoderConfig | None = Field(
+        description="null: no vectors, BM25 alone; encoding and vectors are not read"
+    )
+    encoding: EncodingConfig
+    vectors: VectorsConfig
+    fusion: FusionConfig
+
+    @property
+    def halves(self) -> tuple[IndexHalf, ...]:
+        """The rankings that are built."""
+        return (*(("bm25",) if self.bm25 else ()), *(("dense",) if self.encoder else ()))
+
+    @model_validator(mode="after")
+    def _has_a_half(self) -> Self:
+        if not self.halves:
+            raise ValueError(
+                "bm25 and encoder are both null, so there is nothing to build; give one of them"
+            )
+
+        return self
+
+
+class IndexManifest(Record):
+    """Chunks, configuration and libraries that an index was built from."""
+
+    schema_version: Literal[2] = SCHEMA_VERSION
+    chunks: NonEmpty  # the chunk file, relative to the index folder
+    chunks_bytes: int = Field(ge=1)
+    chunks_sha256: str
+    # Chunks in the index; row N is line N of the chunk file, from 0, blank lines not counted
+    rows: int
+    config: IndexConfig
+    # Of the vectors, which can be lower than configured where the corpus is small; null: none
+    dimension: int | None
+    metric: Literal["inner_product"] = "inner_product"
+    # Learnt from training questions; null where nothing was learnt
+    fusion_weights: FusionWeights | None
+    seed: int
+    sizes_bytes: dict[str, int]  # every other file of the folder
+    versions: dict[str, str]  # of the libraries that wrote the files
+
+
+def write_manifest(folder: Path, manifest: IndexManifest) -> None:
+    """Write the manifest of an index that is otherwise complete."""
+    write_json(folder / FILE, manifest.model_dump(mode="json"))
+
+
+def digest_index(folder: Path) -> str:
+    """Return the SHA-256 of all in a manifest that decides which passages are found; raise as :func:`read_manifest`."""
+    return sha256_json(
+        read_manifest(folder).model_dump(mode="json", exclude={"chunks", "versions"})
+    )
+
+
+def read_manifest(folder: Path) -> IndexManifest:
+    """Return the manifest of an index; raise ArtifactError where there is none, or none of this version."""
+    path = folder / FILE
+    if not path.is_file():
+        raise ArtifactError(
+            f"{path} does not exist: there is no index in {folder}, or its build did not end. {BUILD_IT}"
+        )
+
+    values = read_json(path)
+    version = values.get("schema_version") if isinstance(values, dict) else None
+
+    if isinstance(version, int) and version != SCHEMA_VERSION:
+        raise ArtifactError(
+            f"the index in {folder} has format {version}, and this version reads {SCHEMA_VERSION}. {BUILD_IT}"
+        )
+
+    return read_record(path, IndexManifest)

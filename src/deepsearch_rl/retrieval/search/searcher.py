@@ -1,0 +1,194 @@
+"""Open an index and search it: queries in, chunks out. The one place that joins rows with the chunk file."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, get_args
+
+import numpy as np
+
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, look_up
+from deepsearch_rl.core.files import remembered_sha256
+from deepsearch_rl.core.records import Chunk, RetrieverName
+from deepsearch_rl.retrieval.encoding.encoding import open_encoder
+from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
+from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever
+from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms
+from deepsearch_rl.retrieval.ranking.ranking import FusionWeights, ReciprocalRankFusion, Retriever
+from deepsearch_rl.retrieval.search import manifest
+from deepsearch_rl.retrieval.search.manifest import IndexConfig, IndexManifest, read_manifest
+from deepsearch_rl.retrieval.search.rows import ChunkStore, Filter, RowTable
+from deepsearch_rl.retrieval.sparse.builtin.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.retrieval.sparse.lucene.lucene import LuceneIndex
+from deepsearch_rl.retrieval.vectors.dense import DenseRetriever, open_vector_index
+
+RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A chunk of a result. ``row`` is its line in the chunk file from 0; a higher ``score`` is a better match."""
+
+    row: int
+    score: float
+    chunk: Chunk
+
+
+class QueriesFailedError(EndpointError):
+    """Some queries of a search failed alone; ``outcomes`` has the hits of each query, or its error, in their order."""
+
+    def __init__(self, outcomes: Sequence[list[Hit] | EndpointError]) -> None:
+        self.outcomes = tuple(outcomes)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, EndpointError)]
+        super().__init__(
+            f"{len(failures)} of {len(outcomes)} queries failed, the first one because {failures[0]}"
+        )
+
+
+class SearchesChunks(Protocol):
+    """Whatever turns queries into chunks: an index's searcher, one with a reranker behind it, an online search."""
+
+    def search(
+        self, queries: Sequence[str], top_k: int, where: Filter | None = None
+    ) -> list[list[Hit]]:
+        """Return at most ``top_k`` hits per query, best first; fewer where fewer match, none for a blank query.
+
+        With ``where``, only chunks that it matches are found. Raise QueriesFailedError where some
+        queries failed alone.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Searcher:
+    """A retriever with the chunks and the row table of its index."""
+
+    retriever: Retriever
+    chunks: Sequence[Chunk]
+    rows: RowTable
+
+    def search(
+        self, queries: Sequence[str], top_k: int, where: Filter | None = None
+    ) -> list[list[Hit]]:
+        """Return what :class:`SearchesChunks` promises; raise ValueError for a ``top_k`` below 1."""
+        if top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {top_k}")
+        allowed_N = None if where is None or where == Filter() else self.rows.mask(where)
+        results: list[list[Hit]] = []
+        for ranking in self.retriever.search(queries, top_k, allowed_N):
+            pairs = zip(ranking.rows_K.tolist(), ranking.scores_K.tolist(), strict=True)
+            results.append([Hit(row, score, self.chunks[row]) for row, score in pairs])
+
+        return results
+
+
+def open_index(
+    index_dir: Path, chunks_path: Path | None = None, retriever: str | None = None
+) -> Searcher:
+    """Open one retriever of an index, by default its first half, together with the chunks that it was built from.
+
+    ``chunks_path`` is the chunk file if it is no longer where the manifest says.
+
+    Raises:
+        ArtifactError: the index is missing or incomplete, of another format, or was built from
+            another chunk file.
+        ConfigError: it was built without a half that the retriever needs.
+        UnknownNameError: there is no such retriever.
+    """
+    if retriever is not None:
+        look_up("retriever", retriever, dict.fromkeys(RETRIEVERS))
+    built = read_manifest(index_dir)
+    path = chunks_path or Path(os.path.normpath(index_dir.resolve() / built.chunks))
+
+    if not path.is_file():
+        raise ArtifactError(
+            f"{path} does not exist; it is the chunk file of the index in {index_dir}. If it was moved, say where to."
+        )
+
+    if path.stat().st_size != built.chunks_bytes or remembered_sha256(path) != built.chunks_sha256:
+        raise ArtifactError(
+            f"the index in {index_dir} was built from other chunks than {path}, so its rows would name the "
+            f"wrong passages; build it again from this file (`dvc repro` does)."
+        )
+
+    rows_folder = index_dir / manifest.ROWS_FOLDER
+    ranked_by = open_retriever(
+        index_dir, built.config, built.fusion_weights, retriever or built.config.halves[0]
+    )
+    return Searcher(ranked_by, ChunkStore(path, rows_folder), RowTable.open(rows_folder))
+
+
+def open_retriever(
+    folder: Path, config: IndexConfig, weights: FusionWeights | None, name: str
+) -> Retriever:
+    """Open ``bm25``, ``dense``, ``reciprocal_ranks`` or ``hybrid``.
+
+    The hybrid is the learnt one, the better half where learning did not help, or what
+    ``fusion.unlearned`` says where nothing was learnt.
+
+    Raises:
+        ArtifactError: a file is missing or damaged.
+        ConfigError: the index was built without a half that this retriever needs.
+    """
+    name = _ranking(config, weights, name)
+    for half in _halves_of(name):
+        if half not in config.halves:
+            raise ConfigError(
+                f"the index in {folder} has no {half} half, which this retriever needs: it was built for "
+                f"{config.halves[0]} alone. Choose the retriever {config.halves[0]} (--retriever, "
+                "retrieval.retriever), or build the index again with both halves (index.bm25 and index.encoder)."
+            )
+
+    if name == "bm25":
+        bm25 = folder / manifest.BM25_FOLDER
+        assert config.bm25 is not None
+        return (
+            Bm25Index.open(bm25)
+            if isinstance(config.bm25, Bm25Config)
+            else LuceneIndex.open(bm25, config.bm25)
+        )
+
+    if name == "dense":
+        assert config.encoder is not None
+        encoder = open_encoder(config.encoder, folder / manifest.ENCODER_FOLDER)
+        return DenseRetriever(
+            encoder, open_vector_index(folder / manifest.DENSE_FOLDER, config.vectors)
+        )
+
+    if weights is None or name == "reciprocal_ranks":
+        bm25, dense = (open_retriever(folder, config, None, half) for half in ("bm25", "dense"))
+        return ReciprocalRankFusion(bm25, dense, config.fusion)
+
+    weights_F = np.array([weights.weights[feature] for feature in FEATURES])
+    return HybridRetriever(open_finder(folder, config, folder / manifest.TERMS_FOLDER), weights_F)
+
+
+def retrievers_of(built: IndexManifest, names: Iterable[str]) -> list[str]:
+    """Return those of ``names``, as :func:`open_retriever` takes them, whose halves an index has."""
+    available: list[str] = []
+    for name in names:
+        needed = _halves_of(_ranking(built.config, built.fusion_weights, name))
+        if set(needed) <= set(built.config.halves):
+            available.append(name)
+
+    return available
+
+
+def _ranking(config: IndexConfig, weights: FusionWeights | None, name: str) -> str:
+    """Return what the name ``hybrid`` stands for in an index, and every other name as it is."""
+    if name != "hybrid":
+        return name
+    return weights.ranking if weights else config.fusion.unlearned
+
+
+def _halves_of(ranking: str) -> Sequence[str]:
+    return (ranking,) if ranking in ("bm25", "dense") else ("bm25", "dense")
+
+
+def open_finder(folder: Path, config: IndexConfig, terms_folder: Path) -> CandidateFinder:
+    """Open the finder of the hybrid's candidates; ``terms_folder`` is usually that of the index."""
+    bm25, dense = (open_retriever(folder, config, None, half) for half in ("bm25", "dense"))
+    terms = SentenceTerms.open(terms_folder)
+    table = RowTable.open(folder / manifest.ROWS_FOLDER)
+    return CandidateFinder(bm25, dense, terms, table, SourceNames.of(table.sources), config.fusion)

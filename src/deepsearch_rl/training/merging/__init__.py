@@ -1,0 +1,1 @@
+"""An adapter merged into its base, and the proof that it was."""

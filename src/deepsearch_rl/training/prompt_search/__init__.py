@@ -1,0 +1,1 @@
+"""A better system prompt, searched for with rollouts."""

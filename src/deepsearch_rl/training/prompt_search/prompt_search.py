@@ -1,0 +1,403 @@
+"""A better system prompt for a model as it is, found by GEPA over the agent, its rewards and the dev questions.
+
+GEPA (Agrawal et al. 2025, arXiv 2507.19457; the library ``gepa``) lets a reflection model read a
+few rollouts and write a new prompt. One that earns more on these questions is kept and scored on
+the dev questions. The parent of the next one is drawn from the prompts that are best at some dev
+question (the Pareto front).
+
+Rollouts and the reflection model's texts are logged under ``work/``, in a folder named by all that
+they depend on. GEPA draws from one seed, so that a killed run, started again, takes the same way:
+what the log holds is not asked again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import openai
+from gepa.api import optimize
+from gepa.core.adapter import EvaluationBatch
+from pydantic import Field
+
+from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.conversation.prompts import MADE_PROMPT, load_prompt
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.core.files import (
+    AppendLog,
+    atomic_directory,
+    only_writer,
+    read_jsonl,
+    sha256_json,
+    write_json,
+)
+from deepsearch_rl.core.records import NonEmpty, Question, Record, Trajectory
+from deepsearch_rl.endpoints.endpoint import Endpoint, complete, open_client
+from deepsearch_rl.endpoints.remote import RemoteConfig, open_endpoint, read_remote
+from deepsearch_rl.endpoints.request_options import remedy
+from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.serving.launch import ServingConfig, serve_model
+from deepsearch_rl.training.rewards.rewards import PolicyText, ThinkLength, reward_parts
+from deepsearch_rl.training.runs.curves import record_step
+from deepsearch_rl.trajectories.collecting.collect import collect, read_questions
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
+
+_LOG = logging.getLogger(__name__)
+CANDIDATES = "candidates.json"
+MANIFEST = "manifest.json"
+REFLECTIONS = "reflections.jsonl"
+RewardName = Literal["f1", "exact_match", "evidence_recall", "answer_format"]
+"""The rewards that read no thoughts, for which a policy's tokenizer would be needed."""
+_NO_THOUGHTS = PolicyText(
+    count_tokens=len, think_length=ThinkLength(min_tokens=0, full_score_tokens=0, max_tokens=1)
+)
+COMPONENT = "system_prompt"  # GEPA's name of the text that changes
+SHOWN_CHARACTERS = 1500  # of a message, to the reflection model
+
+
+class QuestionCounts(Record):
+    """How many of a set's first questions are used."""
+
+    train: int = Field(
+        ge=1, description="their rollouts are read by the reflection model, a few at a time"
+    )
+    dev: int = Field(ge=1, description="score every prompt that is kept, and choose the best one")
+
+
+class Reflection(Record):
+    """The model that writes new prompts, and how it is asked."""
+
+    endpoint: RemoteConfig
+    temperature: float = Field(ge=0)
+    max_tokens: int = Field(ge=1, description="of an answer, its thoughts counted")
+    timeout_s: float = Field(gt=0, description="seconds per answer")
+
+
+class OptimizePromptConfig(Record):
+    """Section ``optimize_prompt``."""
+
+    models: dict[str, NonEmpty] = Field(
+        description="name -> model folder; a prompt is looked for, for each"
+    )
+    dataset: NonEmpty
+    questions: QuestionCounts
+    rollouts: int = Field(ge=1, description="budget; the last prompt is still scored whole")
+    minibatch: int = Field(
+        ge=1, description="rollouts that the reflection model reads for one new prompt"
+    )
+    temperature: float = Field(ge=0, description="of the rollouts")
+    rewards: Mapping[RewardName, float] = Field(
+        min_length=1, description="weights by name, as in rl.rewards"
+    )
+    max_characters: int = Field(ge=1, description="of a prompt; a longer one scores 0")
+    reflection: Reflection | None
+
+
+class Candidate(Record):
+    """A prompt that GEPA kept: its parents' numbers, mean and single scores on the dev questions."""
+
+    prompt: str
+    parents: tuple[int, ...]
+    dev_reward: float
+    scores: dict[str, float] = Field(description="by question id")
+    best_at: tuple[str, ...] = Field(
+        description="ids of the questions at which no other prompt is better"
+    )
+    rollouts: int = Field(description="made before it was found")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTask:
+    """A model's ``folder`` and ``name``, how it is served, and the setting in which its prompts are scored."""
+
+    name: str
+    folder: Path
+    setting: RolloutSetting
+    serving: ServingConfig
+
+
+def optimize_prompt(
+    task: PromptTask, config: OptimizePromptConfig, scratch: Path, out: Path
+) -> list[Candidate]:
+    """Look for a better prompt than the setting's and write the best one, all that were kept and a manifest.
+
+    Returns the kept prompts, the first of which is the start. The best has the highest mean on the
+    dev questions, the earliest of equals.
+
+    Raises ConfigError where no reflection model is named; ArtifactError where a split has no
+    question; EndpointError where the reflection model fails; and as :func:`serve_model`,
+    :func:`serve_index` and :func:`collect`. Finished rollouts and reflections are kept in
+    ``scratch`` then, by the models behind the endpoints.
+    """
+    if config.reflection is None:
+        raise ConfigError(
+            "optimize_prompt.reflection is null; name the endpoint of a model that writes prompts."
+        )
+
+    setting = task.setting
+    counts = config.questions
+    train = read_questions(setting.split("train"), counts.train)
+    dev = read_questions(setting.split("dev"), counts.dev)
+    reflector = open_endpoint(config.reflection.endpoint)
+
+    with serve_model(task.folder, task.serving) as endpoint:
+        folder = scratch / _models_digest(task, endpoint, reflector)[:16]
+        log = folder / REFLECTIONS
+
+        with only_writer(log), AppendLog(log) as texts:
+            reflect = _Reflector(config.reflection, reflector, texts)
+            progress = _Progress()
+
+            with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
+                result = optimize(
+                    seed_candidate={COMPONENT: load_prompt(setting.agent.prompt)},
+                    trainset=train,
+                    valset=dev,
+                    adapter=_Rollouts(task, config, endpoint, url, folder),  # pyright: ignore[reportArgumentType]
+                    reflection_lm=reflect,  # pyright: ignore[reportArgumentType]
+                    reflection_minibatch_size=min(config.minibatch, len(train)),
+                    perfect_score=sum(config.rewards.values()),
+                    max_metric_calls=config.rollouts,
+                    callbacks=[progress],  # pyright: ignore[reportArgumentType]
+                    logger=progress,
+                    seed=setting.seed,
+                )
+
+    candidates = _candidates(result, dev)
+    best = result.best_idx
+    manifest = {
+        "model": task.name,
+        "start": setting.agent.prompt_title,
+        "dataset": config.dataset,
+        "rewards": {**config.rewards},
+        "start_dev_reward": candidates[0].dev_reward,
+        "best_dev_reward": candidates[best].dev_reward,
+        "best": best,
+        "rollouts": result.total_metric_calls,
+        "reflections": reflect.calls,
+        "seed": setting.seed,
+    }
+
+    with atomic_directory(out) as partial:
+        (partial / MADE_PROMPT).write_text(f"{candidates[best].prompt}\n", encoding="utf-8")
+        write_json(
+            partial / CANDIDATES, [candidate.model_dump(mode="json") for candidate in candidates]
+        )
+        write_json(partial / MANIFEST, manifest)
+
+    return candidates
+
+
+def _models_digest(task: PromptTask, endpoint: Endpoint, reflector: Endpoint) -> str:
+    """Return the SHA-256 of the models that environment variables may name: the one that answers and the reflector."""
+    # A server of this run has another port each time
+    address = endpoint.base_url if read_remote(task.folder) else None
+    return sha256_json([endpoint.model, address, reflector.base_url, reflector.model])
+
+
+def _candidates(result: Any, dev: Sequence[Question]) -> list[Candidate]:
+    """Return GEPA's pool, whose questions are numbered as in ``dev``."""
+    pool = zip(
+        result.candidates,
+        result.parents,
+        result.val_subscores,
+        result.discovery_eval_counts,
+        strict=True,
+    )
+    front = result.per_val_instance_best_candidates
+    return [
+        Candidate(
+            prompt=texts[COMPONENT],
+            parents=tuple(parent for parent in parents if parent is not None),
+            dev_reward=result.val_aggregate_scores[number],
+            scores={dev[place].id: score for place, score in sorted(scores.items())},
+            best_at=tuple(dev[place].id for place in sorted(front) if number in front[place]),
+            rollouts=rollouts,
+        )
+        for number, (texts, parents, scores, rollouts) in enumerate(pool)
+    ]
+
+
+@dataclass(slots=True)
+class _Rollouts:
+    """GEPA's adapter (``gepa.core.adapter.GEPAAdapter``): answers questions with a prompt and tells what happened."""
+
+    task: PromptTask
+    config: OptimizePromptConfig
+    endpoint: Endpoint
+    retrieval_url: str
+    scratch: Path
+    asked: int = 0
+    propose_new_texts: None = None
+    """GEPA's own way of asking the reflection model."""
+
+    def evaluate(
+        self, batch: Sequence[Question], candidate: Mapping[str, str], capture_traces: bool = False
+    ) -> EvaluationBatch[Trajectory, None]:
+        """Answer a batch of questions with a prompt; one that is empty or too long scores 0 and asks nothing."""
+        prompt = candidate[COMPONENT].strip()
+        outputs: list[None] = [None] * len(batch)
+        if not 0 < len(prompt) <= self.config.max_characters:
+            _LOG.info("a proposed prompt of %d characters is not tried", len(prompt))
+            return EvaluationBatch(outputs=outputs, scores=[0.0] * len(batch), trajectories=[])
+
+        by_id = {trajectory.question_id: trajectory for trajectory in self._answers(prompt, batch)}
+        trajectories = [by_id[question.id] for question in batch]
+        pairs = zip(trajectories, batch, strict=True)
+        rewards = [
+            sum(reward_parts({**self.config.rewards}, *pair, _NO_THOUGHTS).values())
+            for pair in pairs
+        ]
+        return EvaluationBatch(
+            outputs=outputs, scores=rewards, trajectories=trajectories if capture_traces else None
+        )
+
+    def _answers(self, prompt: str, batch: Sequence[Question]) -> list[Trajectory]:
+        folder = self.scratch / sha256_json(prompt)[:16]
+        folder.mkdir(exist_ok=True)
+        (folder / MADE_PROMPT).write_text(prompt, encoding="utf-8")
+        name = self.task.name
+        setting = self.task.setting
+        config = self.config
+        agent = setting.agent.model_copy(update={"prompt": (folder / MADE_PROMPT).as_posix()})
+        self.asked += len(batch)
+        artifact = collect(
+            list({question.id: question for question in batch}.values()),
+            samples=1,
+            make_agent=lambda: SearchAgent(
+                agent,
+                self.endpoint,
+                self.retrieval_url,
+                config.temperature,
+                model_name=name,
+                seed=setting.seed,
+            ),
+            log=folder / "rollouts.jsonl",
+            concurrency=agent.concurrency,
+            label=f"optimize_prompt@{name}, to rollout {self.asked} of about {config.rollouts}",
+            out=folder / "batch.jsonl",
+        )
+        return list(artifact.without_server_failures())
+
+    def make_reflective_dataset(
+        self,
+        candidate: Mapping[str, str],  # noqa: ARG002 - GEPA's signature
+        eval_batch: EvaluationBatch[Trajectory, None],
+        components_to_update: Sequence[str],
+    ) -> dict[str, list[dict[str, str]]]:
+        """Return what the reflection model reads of each rollout: question, conversation, and what was wrong."""
+        pairs = zip(eval_batch.trajectories or (), eval_batch.scores, strict=True)
+        records = [
+            {
+                "Inputs": trajectory.question,
+                "Generated Outputs": conversation_text(trajectory),
+                "Feedback": feedback(trajectory, reward, sum(self.config.rewards.values())),
+            }
+            for trajectory, reward in pairs
+        ]
+        return dict.fromkeys(components_to_update, records)
+
+
+def conversation_text(trajectory: Trajectory) -> str:
+    """Return what the model wrote and was shown after the question, long messages cut."""
+    lines: list[str] = []
+    for message in trajectory.messages:
+        if message.role in ("assistant", "tool"):
+            calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
+            text = "\n".join([*filter(None, (message.reasoning, message.content)), *calls])
+            cut = f"{text[:SHOWN_CHARACTERS]} ..." if len(text) > SHOWN_CHARACTERS else text
+            lines.append(f"{message.role}: {cut}")
+
+    return "\n".join(lines)
+
+
+def feedback(trajectory: Trajectory, reward: float, most: float) -> str:
+    """Return how a rollout ended, in words: reward, correct answers, and the limit or error that stopped it."""
+    correct = " or ".join(map(repr, trajectory.golden_answers))
+    ending = (
+        f"It ended without an answer: {trajectory.error or trajectory.stop_reason}. "
+        if trajectory.failed
+        else ""
+    )
+    searches = f"The assistant searched {len(trajectory.retrievals)} times."
+    earned = (
+        f"The answer {trajectory.answer!r} earns {reward:.2f} of {most:.2f}; correct is {correct}."
+    )
+    return f"{ending}{earned} {searches}"
+
+
+class ReflectionLine(Record):
+    """A text of the reflection model, and the digest of what it was asked."""
+
+    asked: NonEmpty
+    text: str
+
+
+class _Reflector:
+    """GEPA's reflection model: asks the endpoint, or answers from the log of an earlier run."""
+
+    def __init__(self, config: Reflection, endpoint: Endpoint, log: AppendLog) -> None:
+        self._config = config
+        self._endpoint = endpoint
+        self._log = log
+        self._known = list(read_jsonl(log.path, ReflectionLine))
+        self.calls = 0
+
+    def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
+        asked = sha256_json(prompt)
+        number = self.calls
+        self.calls = self.calls + 1
+
+        if number < len(self._known):
+            if self._known[number].asked != asked:
+                raise ArtifactError(
+                    f"line {number + 1} of {self._log.path} answers another question than this run asks; delete its "
+                    "folder to begin anew."
+                )
+
+            return self._known[number].text
+
+        text = asyncio.run(self._ask(prompt))
+        self._log.append(ReflectionLine(asked=asked, text=text))
+        return text
+
+    async def _ask(self, prompt: str | list[dict[str, Any]]) -> str:
+        messages: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        config = self._config
+
+        async with open_client(self._endpoint, config.timeout_s) as client:
+            try:
+                completion = await complete(
+                    client,
+                    self._endpoint.options,
+                    model=self._endpoint.model,
+                    messages=messages,
+                    max_tokens=config.max_tokens,
+                    temperature=config.temperature,
+                )
+            except (openai.APIError, EndpointError) as error:
+                raise EndpointError(
+                    f"the reflection model failed: {self._endpoint.redact(str(error))}; {remedy(str(error))} and run "
+                    "the stage again, which goes on from here."
+                ) from error
+
+        return completion.message.text
+
+
+class _Progress:
+    """GEPA's logger and callback: its own lines are for ``--debug``, every kept prompt is a point of the live curve."""
+
+    def __init__(self) -> None:
+        self._best = 0.0
+
+    def log(self, message: str) -> None:
+        """Pass a line on."""
+        _LOG.debug(message)
+
+    def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
+        """Record the score of a prompt on the dev questions."""
+        self._best = max(self._best, event["average_score"])
+        line = {"dev_reward": event["average_score"], "best_dev_reward": self._best}
+        record_step({"step": event["candidate_idx"], **line})

@@ -1,0 +1,218 @@
+"""Rewards by name: functions of a rollout and its question that score 0 to 1.
+
+``rl.rewards`` gives each reward its weight; the reward of a rollout is the weighted sum. To add a
+reward, write a function below :func:`reward` and give it a line in docs/contracts.md, section 3.
+
+Sources: DeepSearch-RL's published rewards are ``2 * f1`` (there called ``correct``), ``0.5 *
+answer_format``, ``0.5 * think_format`` and ``0.5 * short_think``. Search-R1's are ``exact_match``
+(arXiv 2503.09516) and, in its later recipe (arXiv 2505.15117 and
+``verl/utils/reward_score/qa_em_format.py`` of its repository), a table that the weights
+``{exact_match: 0.8, search_r1_structure: 0.2, search_r1_retrieval: 0.1, search_r1_format: 0.1}``
+give exactly.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from deepsearch_rl.conversation.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
+from deepsearch_rl.core.answers import normalise, score
+from deepsearch_rl.core.records import Message, Question, Record, Trajectory
+from deepsearch_rl.retrieval.ranking.gold import gold_evidence
+from deepsearch_rl.trajectories.filters.filters import evidence_shown
+
+_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_ACTIONS = ("<tool_call>", "<search>", "<answer>")
+_TAGLESS = r"(?:(?!</?(?:think|search|information|answer)>).)*"
+_SEARCH_R1 = re.compile(
+    rf"\s*(?:<think>{_TAGLESS}</think>\s*<search>{_TAGLESS}</search>\s*(?:<information></information>\s*)+)*"
+    rf"<think>{_TAGLESS}</think>\s*<answer>{_TAGLESS}</answer>\s*",
+    re.DOTALL,
+)
+
+
+class ThinkLength(Record):
+    """How many tokens of a thought ``short_think`` rewards."""
+
+    min_tokens: int = Field(ge=0, description="shorter thoughts score 0")
+    full_score_tokens: int = Field(
+        description="thoughts of min_tokens to full_score_tokens score 1"
+    )
+    max_tokens: int = Field(description="thoughts of this length and longer ones score 0")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.min_tokens <= self.full_score_tokens < self.max_tokens:
+            raise ValueError("min_tokens <= full_score_tokens < max_tokens does not hold")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyText:
+    """How to read what a policy writes; ``count_tokens`` counts the tokens of a text with the policy's tokenizer."""
+
+    count_tokens: Callable[[str], int]
+    think_length: ThinkLength
+    opens_thought: bool = False
+    """The prompt ends in ``<think>``, which counts as written by the policy."""
+
+    def turns(self, trajectory: Trajectory) -> list[str]:
+        """Return the assistant turns as the policy wrote them, with separate reasoning put back into its tags."""
+        return [
+            self.turn(message) for message in trajectory.messages if message.role == "assistant"
+        ]
+
+    def turn(self, message: Message) -> str:
+        """Return one assistant turn as the policy wrote it; calls that the server parsed are not in the text."""
+        if message.reasoning is None:
+            return f"{OPEN_THINK}{message.content}" if self.opens_thought else message.content
+        text = split_thought(message).text if message.reasoning.strip() else message.content
+        return f"{OPEN_THINK}{message.reasoning}{CLOSE_THINK}{text}"
+
+
+RewardFunction = Callable[[Trajectory, Question, PolicyText], float]
+# Every reward by the name that `rl.rewards` gives it
+REWARDS: dict[str, RewardFunction] = {}
+
+
+def reward(function: RewardFunction) -> RewardFunction:
+    """Register a reward under its function's name."""
+    REWARDS[function.__name__] = function  # pyright: ignore[reportAttributeAccessIssue]
+    return function
+
+
+def reward_parts(
+    weights: Mapping[str, float], trajectory: Trajectory, question: Question, policy: PolicyText
+) -> dict[str, float]:
+    """Return the summands of a rollout's reward by name, each weight times score; all zero for a failed rollout."""
+    return trajectory.score(
+        lambda rollout: {
+            name: weight * REWARDS[name](rollout, question, policy)
+            for name, weight in weights.items()
+        },
+        dict.fromkeys(weights, 0.0),
+    )
+
+
+@reward
+def f1(trajectory: Trajectory, question: Question, _policy: PolicyText) -> float:
+    """Token F1 of the answer, the best over all golden answers."""
+    return score(trajectory.answer, question.golden_answers).f1
+
+
+@reward
+def exact_match(trajectory: Trajectory, question: Question, _policy: PolicyText) -> float:
+    """1 if the normalised answer equals a golden answer (Search-R1's outcome reward)."""
+    return score(trajectory.answer, question.golden_answers).em
+
+
+@reward
+def evidence_recall(trajectory: Trajectory, question: Question, _policy: PolicyText) -> float:
+    """Share of the question's gold facts, titles or documents that searches showed; 0 where the gold is not known."""
+    gold = gold_evidence(question)
+    if gold is None:
+        return 0.0
+    if gold.kind != "documents":
+        return evidence_shown(trajectory, gold) or 0.0
+    chunk_ids = {name for retrieval in trajectory.retrievals for name in retrieval.chunk_ids}
+    documents = chunk_ids | {name.rpartition("-")[0] for name in chunk_ids}
+    return fmean(item in documents for item in gold.items)
+
+
+@reward
+def answer_format(trajectory: Trajectory, _question: Question, _policy: PolicyText) -> float:
+    """1 if the extracted answer is not blank."""
+    return float(bool(trajectory.answer.strip()))
+
+
+@reward
+def think_format(trajectory: Trajectory, _question: Question, policy: PolicyText) -> float:
+    """1 if every assistant turn has exactly one non-empty think block before its tool call or answer."""
+    turns = policy.turns(trajectory)
+    return float(bool(turns) and all(map(_thinks_first, turns)))
+
+
+@reward
+def short_think(trajectory: Trajectory, _question: Question, policy: PolicyText) -> float:
+    """Mean over assistant turns of :func:`think_length_score`; 0 if a turn has not exactly one think block."""
+    thoughts = [_only_thought(turn) for turn in policy.turns(trajectory)]
+    counts = [policy.count_tokens(thought[1].strip()) for thought in thoughts if thought]
+    scores = [think_length_score(tokens, policy.think_length) for tokens in counts]
+    return sum(scores) / len(scores) if scores and all(thoughts) else 0.0
+
+
+@reward
+def search_r1_structure(trajectory: Trajectory, _question: Question, policy: PolicyText) -> float:
+    """1 if the rollout is Search-R1's sequence: think, search and information in turns, then think and answer.
+
+    Between the blocks only white space is allowed. A turn with tool calls counts as one search.
+    """
+    blocks: list[str] = []
+    for message in trajectory.messages:
+        if message.role == "tool":
+            blocks.append("<information></information>")
+        elif message.role == "assistant":
+            turn = policy.turn(message)
+            parsed_call = message.tool_calls and "<search>" not in turn
+            blocks.append(f"{turn}<search></search>" if parsed_call else turn)
+
+    return float(_SEARCH_R1.fullmatch("".join(blocks)) is not None)
+
+
+@reward
+def search_r1_retrieval(trajectory: Trajectory, question: Question, policy: PolicyText) -> float:
+    """1 if the structure is right, the answer wrong, and a golden answer (normalised) in a tool result."""
+    if exact_match(trajectory, question, policy) or not search_r1_structure(
+        trajectory, question, policy
+    ):
+        return 0.0
+
+    results = [
+        normalise(message.content) for message in trajectory.messages if message.role == "tool"
+    ]
+    golds = [gold for gold in map(normalise, question.golden_answers) if gold]
+    return float(any(gold in result for gold in golds for result in results))
+
+
+@reward
+def search_r1_format(trajectory: Trajectory, question: Question, policy: PolicyText) -> float:
+    """1 if there is an answer, but both the answer and the structure are wrong."""
+    right = exact_match(trajectory, question, policy) or search_r1_structure(
+        trajectory, question, policy
+    )
+    return float(not right)
+
+
+def think_length_score(tokens: int, length: ThinkLength) -> float:
+    """Return 1 from ``min_tokens`` to ``full_score_tokens``, a half cosine from 1 to 0 up to ``max_tokens``, else 0."""
+    if tokens < length.min_tokens or tokens >= length.max_tokens:
+        return 0.0
+    if tokens <= length.full_score_tokens:
+        return 1.0
+    share = (tokens - length.full_score_tokens) / (length.max_tokens - length.full_score_tokens)
+    return (1 + math.cos(math.pi * share)) / 2
+
+
+def _only_thought(turn: str) -> re.Match[str] | None:
+    """Return the think block of a turn with one opening tag and one closing tag after it, None for other turns."""
+    return _THINK.search(turn) if turn.count(OPEN_THINK) == turn.count(CLOSE_THINK) == 1 else None
+
+
+def _thinks_first(turn: str) -> bool:
+    """Return whether the only thought is not empty and precedes the action of the turn.
+
+    Calls that the server parsed follow the text. In the text, no action's tag may precede the
+    thought, and the answer, which is the last one (:func:`~deepsearch_rl.core.answers.extract_answer`),
+    may not lie inside it.
+    """
+    thought = _only_thought(turn)
+    if thought is None or not thought[1].strip():
+        return False
+    acted_before = any(tag in turn[: thought.start()] for tag in _ACTIONS)
+    answered_inside = thought.start() < turn.rfind("<answer>") < thought.end()
+    return not acted_before and not answered_inside

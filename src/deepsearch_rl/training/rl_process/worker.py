@@ -1,0 +1,99 @@
+"""The process in which RL trains, under a watchdog (stage ``rl``).
+
+    python -m deepsearch_rl.training.rl_process.worker PIPE     (started by train_watched, with an RlRun on standard input)
+
+Torch and the engine are imported in that process alone; the watching one stays small.
+"""
+
+import sys
+from pathlib import Path
+
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.files import read_jsonl, sha256_file, sha256_json, write_json
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import Question, Record
+from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.training.backends.make import open_engine
+from deepsearch_rl.training.rl.heartbeat import check_server, run_watched
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
+from deepsearch_rl.training.rl.watchdog import watch
+from deepsearch_rl.training.runs.curves import recorded_curve
+from deepsearch_rl.training.runs.model_folder import weight_files
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
+
+RUN_FILE = "run.json"
+
+
+class RlRun(Record):
+    """All that a training process is told: the settings and paths of one run of the stage ``rl``.
+
+    It is kept as ``run.json`` in ``scratch``. ``weights`` is a digest of those in ``start``.
+    """
+
+    start_name: str
+    start: Path
+    weights: str
+    setting: RolloutSetting
+    rl: RlConfig
+    scratch: Path
+    curve: Path
+    output: Path
+
+
+def rl_run(profile: Profile, item: str, scratch: Path, curve: Path) -> RlRun:
+    """Return the run of a profile from the start ``item`` in a scratch folder, with its curve.
+
+    Raises UnknownNameError for an unknown start or data set, ArtifactError where an input is
+    missing.
+    """
+    config = profile.section("rl", RlConfig)
+    look_up("start", item, config.steps)
+    start = profile.models / item
+    return RlRun(
+        start_name=item,
+        start=start,
+        weights=sha256_json([sha256_file(path) for path in weight_files(start)]),
+        setting=RolloutSetting.of(profile, config.dataset),
+        rl=config,
+        scratch=scratch,
+        curve=curve,
+        output=profile.models / "rl_adapter" / item,
+    )
+
+
+def train_watched(run: RlRun) -> None:
+    """Train in a process of its own, which is started again where it hangs or dies; raises as ``watch``."""
+    write_json(run.scratch / RUN_FILE, run.model_dump(mode="json"))
+    command = [sys.executable, "-m", "deepsearch_rl.training.rl_process.worker"]
+    watch(f"rl@{run.start_name}", command, run.model_dump_json(), run.rl.watchdog, run.scratch)
+
+
+def train(run: RlRun) -> None:
+    """Train in this process, with a retrieval server."""
+    from deepsearch_rl.training.rl.loop import train_policy  # noqa: PLC0415 - imports transformers
+
+    make_trainer = open_engine(run.rl.backend)
+    setting = run.setting
+
+    with (
+        serve_index(setting.index, setting.chunks, setting.retrieval) as url,
+        recorded_curve(run.curve),
+    ):
+        task = RlTask(
+            start=run.start,
+            start_name=run.start_name,
+            weights=run.weights,
+            train=list(read_jsonl(setting.split("train"), Question)),
+            dev=list(read_jsonl(setting.split("dev"), Question)),
+            agent=setting.agent,
+            retrieval_url=url,
+            scratch=run.scratch,
+            seed=setting.seed,
+        )
+        check_server("the retrieval server", f"{url}/healthz")
+        train_policy(task, run.rl, make_trainer(task, run.rl), run.output)
+
+
+if __name__ == "__main__":
+    work = RlRun.model_validate_json(sys.stdin.buffer.read())
+    sys.exit(run_watched(lambda: train(work), int(sys.argv[1])))

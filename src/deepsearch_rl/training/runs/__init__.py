@@ -1,0 +1,1 @@
+"""What all training runs share: curves, finite numbers, model folders, the process of ms-swift."""

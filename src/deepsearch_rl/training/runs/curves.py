@@ -1,0 +1,134 @@
+"""The curve of a training run while it is trained: every step with its metrics and the time of day.
+
+    work/<profile>/curves/<stage>-<key>.jsonl     key: the digest that names the run's scratch folder
+
+Training logs are equal from run to run, so no clock enters them. A curve is a measurement: it is
+appended to, outlives a kill, and a resumed run goes on in it. ``tracking/`` sends it to MLflow.
+Where nobody asks for a curve (:func:`recorded_curve`), nothing is written; where it cannot be
+written, training goes on without it.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import stdev
+from typing import Literal
+
+from pydantic import Field
+
+from deepsearch_rl.core.files import AppendLog, read_jsonl
+from deepsearch_rl.core.records import OpenRecord, Record
+
+CURVES = "curves"
+ERROR = "_se"
+"""Ends the name of a metric's standard error."""
+Z_95 = 1.96
+_LOG = logging.getLogger(__name__)
+
+
+class TrainingStep(OpenRecord):
+    """One line of a ``train_log.jsonl``: a step and its metrics by name; null where a step has no such value."""
+
+    __pydantic_extra__: dict[str, float | None]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    step: int = Field(ge=0)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics that the step has."""
+        return {
+            name: value
+            for name, value in (self.__pydantic_extra__ or {}).items()
+            if value is not None
+        }
+
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """Return the 95 % normal interval of a mean whose standard error is logged (:func:`standard_error`)."""
+        mean, error = (self.metrics.get(name) for name in (metric, metric + ERROR))
+        return None if mean is None or error is None else (mean - Z_95 * error, mean + Z_95 * error)
+
+    @property
+    def dev_f1(self) -> float | None:
+        """Mean F1 on the dev questions, where RL measured it."""
+        return self.metrics.get("dev_f1")
+
+
+class CurveLine(Record):
+    """A step, or the end of a run; a step after the end FINISHED is the first of another run."""
+
+    time_ms: int = Field(ge=0, description="since 1970")
+    step: int | None = Field(default=None, ge=0, description="None at the end of a run")
+    metrics: dict[str, float | None] = Field(
+        default={}, description="None where the value is no number"
+    )
+    end: Literal["FINISHED", "FAILED"] | None = None
+
+
+@dataclass(slots=True)
+class _Curve:
+    path: Path
+    is_warned: bool = False
+
+    def append(self, line: CurveLine) -> None:
+        """Append a step, or an end behind the steps; an end that is there, or FINISHED, gets no other behind it."""
+        try:
+            with AppendLog(self.path) as log:
+                lines = list(read_jsonl(self.path, CurveLine)) if line.end else []
+                if line.end is None or (lines and lines[-1].end not in (line.end, "FINISHED")):
+                    log.append(line)
+        except OSError as error:
+            if not self.is_warned:
+                _LOG.warning(
+                    "training goes on, but its curve %s cannot be written: %s",
+                    self.path,
+                    error.strerror,
+                )
+
+            self.is_warned = True
+
+
+_CURVE: ContextVar[_Curve | None] = ContextVar("curve", default=None)
+
+
+def standard_error(metric: str, values: Sequence[float]) -> dict[str, float]:
+    """Return the standard error of the mean of independent values by its name in a log; nothing for a single value."""
+    return {metric + ERROR: stdev(values) / len(values) ** 0.5} if len(values) > 1 else {}
+
+
+def curve_path(work: Path, name: str) -> Path:
+    """Return the curve of the run ``name`` (``<stage>-<key>``) in a profile's folder of ``work/``."""
+    return work / CURVES / f"{name}.jsonl"
+
+
+@contextmanager
+def recorded_curve(path: Path) -> Iterator[None]:
+    """Append the steps that this block records to the curve ``path``, and behind them how the block ended."""
+    curve = _Curve(path)
+    token = _CURVE.set(curve)
+    end = "FAILED"
+
+    try:
+        yield
+        end = "FINISHED"
+    finally:
+        _CURVE.reset(token)
+        if path.is_file():
+            curve.append(CurveLine(time_ms=_now_ms(), end=end))
+
+
+def record_step(line: Mapping[str, int | float | None]) -> None:
+    """Record a line of a training log, its field ``step`` and its metrics, as one of this moment."""
+    if curve := _CURVE.get():
+        pairs = (
+            (name, value) for name, value in line.items() if value is not None and name != "step"
+        )
+        metrics: dict[str, float | None] = {name: float(value) for name, value in pairs}
+        curve.append(CurveLine(time_ms=_now_ms(), step=int(line["step"] or 0), metrics=metrics))
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,63 @@
+"""Model folders in Hugging Face's layout: what makes one whole, and how a merged one serves as its base does."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.files import read_json, write_json
+
+WEIGHTS = "*.safetensors"
+CONFIG = "config.json"
+MANIFEST = "manifest.json"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+CHECKPOINTS = "checkpoints"
+"""Folder of adapters by step, in place of the adapter's files, while none of them is chosen."""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the weights of a model folder, one file or several shards in order; raise ArtifactError if none."""
+    files = sorted(folder.glob(WEIGHTS))
+    if not files:
+        raise ArtifactError(f"{folder} holds no model weights; run the stage that makes it first.")
+    return files
+
+
+def require_files(folder: Path, names: Sequence[str]) -> None:
+    """Check that a folder holds the named files; raise ArtifactError with those that are missing."""
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ArtifactError(
+            f"{folder} is not whole, {', '.join(missing)} missing; run the stage that makes it first."
+        )
+
+
+def complete_folder(base: Path, merged: Path, adapter: Path) -> None:
+    """Give a folder of merged weights the base's tokenizer, chat template and settings, with the cache switched on.
+
+    The manifest is the adapter's, if it has one: it names the training step that was kept, and what
+    was trained with.
+
+    A training run leaves ``use_cache: false`` in a model's config, and then every generated token
+    recomputes the whole prompt. Raises ArtifactError if both folders miss a file that serving
+    needs.
+    """
+    config = read_json(merged / CONFIG)
+    for stale in ("args.json", "README.md"):
+        (merged / stale).unlink(missing_ok=True)
+    for source in sorted(base.iterdir()):
+        of_weights = source.name in (
+            CONFIG,
+            MANIFEST,
+            "model.safetensors.index.json",
+        ) or source.match(WEIGHTS)
+        if source.is_file() and not of_weights:
+            shutil.copyfile(source, merged / source.name)
+
+    write_json(merged / CONFIG, {**config, "use_cache": True})
+    if (adapter / MANIFEST).is_file():
+        shutil.copyfile(adapter / MANIFEST, merged / MANIFEST)
+    require_files(
+        merged, [CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    )
+    weight_files(merged)

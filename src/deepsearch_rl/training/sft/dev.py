@@ -1,0 +1,110 @@
+"""The best of SFT's checkpoints, by the F1 of real rollouts on dev questions: the scorer of RL's dev F1.
+
+Each adapter that ``train_adapter`` left is served beside its base, as an evaluated model is, and
+answers the same questions with the same seeds. Rollouts are logged in the stage's scratch folder,
+so that a killed choice continues.
+"""
+
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.conversation.trained_with import require_trained_with
+from deepsearch_rl.core.answers import score_rollout
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.files import (
+    atomic_directory,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+)
+from deepsearch_rl.core.records import Question
+from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.serving.launch import ServingConfig, serve_model
+from deepsearch_rl.training.runs.curves import TrainingStep, record_step
+from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES, CHECKPOINTS, MANIFEST
+from deepsearch_rl.training.sft.train import TRAIN_LOG, SftDev
+from deepsearch_rl.trajectories.collecting.collect import collect, read_questions
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
+
+DEV_F1 = "eval_dev_f1"
+"""The score's name in log and curve; a curve has names of ``eval_`` in lines of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevRollouts:
+    """How dev questions are answered, and how many of them."""
+
+    plan: SftDev
+    setting: RolloutSetting
+    serving: ServingConfig
+
+
+def choose_on_dev(rollouts: DevRollouts, folder: Path, scratch: Path) -> dict[int, float]:
+    """Leave of the adapters in ``checkpoints/`` of ``folder`` the one with the best dev F1, the earliest of equals.
+
+    The scores go into its log, its manifest and a training curve; return them, in [0, 1], by step.
+
+    Raise ArtifactError where there is nothing to choose from or no dev question, and as
+    :func:`require_trained_with`, :func:`serve_model`, :func:`serve_index` and :func:`collect`; the
+    adapters are then as before.
+    """
+    adapters = {int(path.name): path for path in folder.glob(f"{CHECKPOINTS}/*")}
+    if not adapters:
+        raise ArtifactError(f"{folder} has no checkpoints to choose from; run the stage sft again.")
+    setting = rollouts.setting
+    require_trained_with(
+        folder, setting.agent.prompt_digests(), f"the agent (agent.prompt: {setting.agent.prompt})"
+    )
+    questions = read_questions(setting.split("dev"), rollouts.plan.questions)
+    scores: dict[int, float] = {}
+
+    with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
+        for step in sorted(adapters):
+            scores[step] = _dev_f1(rollouts, questions, url, step, adapters[step], scratch)
+            record_step({"step": step, DEV_F1: scores[step]})
+
+    best = max(scores, key=lambda step: (scores[step], -step))
+    lines = {line.step: line.model_dump() for line in read_jsonl(folder / TRAIN_LOG, TrainingStep)}
+    for step, score in scores.items():
+        lines[step] = {"step": step, **lines.get(step, {}), DEV_F1: score}
+    with atomic_directory(folder) as partial_folder:
+        for name in ADAPTER_FILES:
+            shutil.copyfile(adapters[best] / name, partial_folder / name)
+        write_jsonl(
+            partial_folder / TRAIN_LOG,
+            (TrainingStep.model_validate(lines[step]) for step in sorted(lines)),
+        )
+        manifest = {**read_json(folder / MANIFEST), "best_step": best, "dev_f1": scores}
+        write_json(partial_folder / MANIFEST, manifest)
+
+    return scores
+
+
+def _dev_f1(
+    rollouts: DevRollouts,
+    questions: list[Question],
+    url: str,
+    step: int,
+    adapter: Path,
+    scratch: Path,
+) -> float:
+    """Return the mean F1 of an adapter's rollouts; a failed one scores 0."""
+    plan = rollouts.plan
+    agent = rollouts.setting.agent
+    seed = rollouts.setting.seed
+    log = scratch / f"{step}.jsonl"
+    out = scratch / f"{step}.sorted.jsonl"
+    label = f"sft, step {step} on dev"
+
+    with serve_model(adapter, rollouts.serving) as endpoint:
+        agents = partial(
+            SearchAgent, agent, endpoint, url, plan.temperature, model_name="sft", seed=seed
+        )
+        answers = collect(questions, plan.samples, agents, log, agent.concurrency, label, out)
+
+    return fmean(score_rollout(trajectory).f1 for trajectory in answers.without_server_failures())

@@ -1,0 +1,1 @@
+"""Predicates that decide which trajectories become training rows."""

@@ -1,0 +1,1 @@
+"""Training rows made from trajectories; tokens and loss mask of each are proved."""

@@ -1,0 +1,1 @@
+"""The teacher's answers to the training questions."""

@@ -1,0 +1,152 @@
+"""Command line, scratch folder, timing and errors of every stage.
+
+A stage file reads
+
+    def main(profile: Profile) -> None:
+        config = profile.section("chunk", ChunkConfig)
+        ...
+
+    if __name__ == "__main__":
+        run(main)
+
+and is called as ``python -m stages.chunk PARAMS_FILE [--debug] [--keep-scratch]``. Two further
+arguments are for the stages whose main has a parameter of that name, in this order:
+
+- ``item``, the model or start of a stage with one run for each: ``python -m stages.rl PARAMS_FILE
+  sft`` is DVC's stage ``rl@sft``;
+- ``scratch``, a folder for what a killed run resumes from (:mod:`deepsearch_rl.core.scratch`).
+
+A stage that ends well has run from its first to its last line on what DVC records: on the code,
+params and data of its start. :class:`StageChangedError` refuses every other end.
+"""
+
+import argparse
+import inspect
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError, full_disk_named
+from deepsearch_rl.core.installed import require_recorded
+from deepsearch_rl.core.profile import Profile, load_profile
+from deepsearch_rl.core.scratch import open_scratch
+from deepsearch_rl.core.stage_state import read_state
+from stages.running.unchanged import unchanged
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder of the project whose sources run."""
+TIMINGS = Path("work", "timings.jsonl")
+"""One line per finished stage run, for `deepsearch summary`; a measurement, so no artifact and not tracked."""
+RESUME_VARIABLE = "DEEPSEARCH_RESUME"
+"""``0`` has a stage begin with an empty scratch folder; ``stages/environment.py`` sets it for ``dvc repro --force``."""
+
+
+def run(main: Callable[..., None], stage: str | None = None, is_continued: bool = False) -> None:
+    """Run a stage from its command line; errors end it with status 1 and one paragraph on stderr.
+
+    Args:
+        main: the stage; its parameters are some of profile, item and scratch.
+        stage: its name in the graph, where that is not the program's.
+        is_continued: whether the program goes on in the scratch folder that another one of the same
+            stage has left.
+    """
+    parameters = inspect.signature(main).parameters
+    parser = argparse.ArgumentParser(description=sys.modules[main.__module__].__doc__)
+    parser.add_argument("params", type=Path, help="the profile's params.yaml")
+    if "item" in parameters:
+        parser.add_argument("item", help="the model to evaluate, or the start of RL")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "--keep-scratch", action="store_true", help="leave the scratch folder after success"
+    )
+    arguments = parser.parse_args()
+
+    program = Path(sys.argv[0]).stem
+    item = [arguments.item] if "item" in parameters else []
+    name = "@".join([stage or program, *item])
+    started = time.monotonic()
+
+    try:
+        profile = load_profile(arguments.params)
+        _require_hours(profile)
+        with full_disk_named("while writing"):
+            _run(main, profile, name, program, item, is_continued, arguments.keep_scratch)
+        # A second program of a stage has a time of its own: the stage's would hide that of the
+        # first.
+        _record_run(profile.name, program if is_continued else name, time.monotonic() - started)
+    except (DeepsearchError, OSError) as error:
+        if arguments.debug:
+            traceback.print_exc()
+        sys.exit(f"error: {error}")
+
+
+def _run(
+    main: Callable[..., None],
+    profile: Profile,
+    name: str,
+    program: str,
+    item: list[str],
+    is_continued: bool,
+    is_kept: bool,
+) -> None:
+    """Call a stage with its item and its scratch folder, and see to it that what it runs on does not change."""
+    state = read_state(profile, name, ROOT)
+    if state.packages:
+        require_recorded(ROOT / profile.values["packages"], name, profile.values["python"])
+    arguments: list[Any] = [profile, *item]
+    has_scratch = "scratch" in inspect.signature(main).parameters
+
+    if not has_scratch:
+        with unchanged(profile.path, state, ROOT):
+            main(*arguments)
+        return
+
+    afresh = os.environ.get(RESUME_VARIABLE) == "0" and not is_continued
+    with open_scratch(profile.work, state, "-".join([program, *item]), afresh) as scratch:
+        if is_kept:
+            scratch.keep()
+        with unchanged(profile.path, state, ROOT, scratch):
+            main(*arguments, scratch)
+
+
+def _require_hours(profile: Profile) -> None:
+    """Raise ConfigError where a GPU profile would take longer than its ``requires.max_hours``.
+
+    The command `deepsearch plan` says so, in a process of its own: its code and slopes are no deps
+    of any stage.
+    """
+    if profile.values.get("requires", {}).get("gpu_memory_gib"):
+        command = [
+            str(Path(sys.executable).with_name("deepsearch")),
+            "plan",
+            profile.name,
+            "--check",
+        ]
+        plan = subprocess.run(command, capture_output=True, text=True, check=False)
+        if plan.returncode:
+            raise ConfigError(plan.stderr.strip().removeprefix("error: "))
+
+
+def _record_run(profile: str, stage: str, seconds: float) -> None:
+    peaks_kib = (
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    timing = {
+        "profile": profile,
+        "stage": stage,
+        "started": round(time.time() - seconds, 1),
+        "seconds": round(seconds, 1),
+        # Of the stage's own process and of its largest child together
+        "peak_mb": round(sum(peaks_kib) / 1024),
+    }
+    TIMINGS.parent.mkdir(exist_ok=True)
+    with TIMINGS.open("a", encoding="utf-8") as timings:
+        timings.write(json.dumps(timing) + "\n")
