@@ -37,7 +37,7 @@ from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Document, Question
 from deepsearch_rl.corpora.chunking.chunking import CHUNKERS, chunk_corpora, cut_documents
 from deepsearch_rl.corpora.chunking.token_counts import HfCounter, TokenCounter, WordCounter
-from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.search.quality import measure, with_gold
 from deepsearch_rl.retrieval.search.searcher import open_index
 

@@ -24,7 +24,7 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.evaluation.scoring.f1_row import RowKey
-from deepsearch_rl.retrieval.build.build import IndexSection, build_index
+from deepsearch_rl.indexing.build import IndexSection, build_index
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, read_manifest
 
 DATA = Path("../shared/data")

@@ -28,15 +28,15 @@ from benchmarks import data
 from benchmarks.measure import parse_options, publish, timed
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.retrieval.build import learning
-from deepsearch_rl.retrieval.build.build import build_index
-from deepsearch_rl.retrieval.build.learning import Example, fit_weights, score_example
-from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, HybridRetriever
-from deepsearch_rl.retrieval.measurement.comparison import (
+from deepsearch_rl.indexing import learning
+from deepsearch_rl.indexing.build import build_index
+from deepsearch_rl.indexing.learning import Example, fit_weights, score_example
+from deepsearch_rl.measurement.comparison import (
     Interval,
     compare_retrievers,
     opened_finder,
 )
+from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, HybridRetriever
 from deepsearch_rl.retrieval.ranking.gold import with_gold
 from deepsearch_rl.retrieval.ranking.ranking import LearningConfig
 from deepsearch_rl.retrieval.search.manifest import IndexConfig

@@ -38,7 +38,7 @@ from benchmarks.synthetic_vectors import WIKI_CELLS, cells_of, write_synthetic
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.files import atomic_directory, atomic_file
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.retrieval.measurement.frontier import exact_rows, recall
+from deepsearch_rl.measurement.frontier import exact_rows, recall
 from deepsearch_rl.retrieval.ranking.ranking import Ranking
 from deepsearch_rl.retrieval.vectors.building import (
     INDEX_FILE,

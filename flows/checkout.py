@@ -27,20 +27,20 @@ from deepsearch_rl.project.state import require_git
 from flows.dvc.__main__ import modify_yaml_at_once
 
 SECTIONS = {
-    "agent": "deepsearch_rl.agent.config:AgentConfig",
+    "agent": "deepsearch_rl.conversation.agent_config:AgentConfig",
     "chunk": "deepsearch_rl.corpora.chunking.chunking:ChunkConfig",
     "download": "deepsearch_rl.corpora.download.download:DownloadConfig",
     "evaluate": "deepsearch_rl.evaluation.models.plan:EvaluateConfig",
     "filter": "deepsearch_rl.trajectories.rows.training_set:FilterConfig",
     "flow": "flows.stage_run:FlowConfig",
     "ifeval": "deepsearch_rl.evaluation.ifeval.ifeval:IfevalConfig",
-    "index": "deepsearch_rl.retrieval.build.build:IndexSection",
+    "index": "deepsearch_rl.indexing.build:IndexSection",
     "merge": "deepsearch_rl.training.merging.merge:MergeConfig",
     "optimize_prompt": "deepsearch_rl.training.prompt_search.prompt_search:OptimizePromptConfig",
     "prepare_model": "deepsearch_rl.training.pretrain.prepare:PrepareModelConfig",
     "report": "deepsearch_rl.evaluation.report.write_report:ReportConfig",
     "requires": "deepsearch_rl.commands.doctor:Requirements",
-    "retrieval": "deepsearch_rl.retrieval.server.config:RetrievalConfig",
+    "retrieval": "deepsearch_rl.search_server.config:RetrievalConfig",
     "rl": "deepsearch_rl.training.rl.trainer:RlConfig",
     "serving": "deepsearch_rl.serving.launch:ServingConfig",
     "sft": "deepsearch_rl.training.sft.train:SftConfig",

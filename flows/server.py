@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_URL
 
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, Server, free_port, is_healthy
-from deepsearch_rl.retrieval.server.requests import is_loopback
+from deepsearch_rl.search_server.requests import is_loopback
 from flows.recovery import kept_running
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.trained_with import require_trained_with, served_with
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import Profile

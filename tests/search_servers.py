@@ -10,10 +10,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from deepsearch_rl.core.processes import LOOPBACK
-from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
-from deepsearch_rl.retrieval.server.launch import listen
-from deepsearch_rl.retrieval.server.requests import Guard
-from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
+from deepsearch_rl.search_server.config import RetrievalConfig, ServerConfig
+from deepsearch_rl.search_server.launch import listen
+from deepsearch_rl.search_server.requests import Guard
+from deepsearch_rl.search_server.service import RetrievalApp, open_engine
 
 
 def server_config(

@@ -29,8 +29,8 @@ from deepsearch_rl.evaluation.standalone.predictions import score_predictions
 from deepsearch_rl.evaluation.tables.tables import F1Table, Figures
 from deepsearch_rl.retrieval.search.manifest import read_manifest
 from deepsearch_rl.retrieval.search.rows import read_chunks
-from deepsearch_rl.retrieval.server.answers import read_pages
-from deepsearch_rl.retrieval.server.requests import AccessRequest, RetrieveRequest, parse_body
+from deepsearch_rl.search_server.answers import read_pages
+from deepsearch_rl.search_server.requests import AccessRequest, RetrieveRequest, parse_body
 from deepsearch_rl.trajectories.collecting.collect import read_times
 from deepsearch_rl.trajectories.exchange import SCHEMAS
 from deepsearch_rl.trajectories.rows.convert import SwiftRow

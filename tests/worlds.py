@@ -9,8 +9,8 @@ import pytest
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.corpora.download.download import DownloadConfig, download
-from deepsearch_rl.retrieval.build.build import IndexSection, build_index
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
+from deepsearch_rl.indexing.build import IndexSection, build_index
+from deepsearch_rl.search_server.launch import RetrievalConfig, serve_index
 from tests.conftest import ROOT
 
 

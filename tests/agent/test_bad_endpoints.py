@@ -12,8 +12,8 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.records import Question, StopReason, Trajectory
 from deepsearch_rl.endpoints import endpoint as endpoint_module
 from tests.agent.conftest import KEY

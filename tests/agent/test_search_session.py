@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import Question, StopReason
 from deepsearch_rl.trajectories.collecting.collect import collect

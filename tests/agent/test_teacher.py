@@ -14,7 +14,7 @@ from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Chunk, Message, Question
 from deepsearch_rl.corpora.grammar.grammar import IN_DOMAIN, find_entities
-from deepsearch_rl.retrieval.build.build import IndexSection, build_index
+from deepsearch_rl.indexing.build import IndexSection, build_index
 from deepsearch_rl.retrieval.search.searcher import Searcher, open_index
 from deepsearch_rl.trajectories.synthesis.scripted_teacher import (
     ScriptedTeacher,

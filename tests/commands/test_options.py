@@ -74,7 +74,7 @@ EVALUATE = Command(
 )
 BUILD = Command(
     "retrieve build --corpus corpus.jsonl --out index",
-    "deepsearch_rl.retrieval.build.build.build_index",
+    "deepsearch_rl.indexing.build.build_index",
     {
         "--corpus": ("other.jsonl", "0", Path("other.jsonl")),
         "--out": ("other", "1", Path("other")),
@@ -110,7 +110,7 @@ BUILD = Command(
 )
 SERVE = Command(
     "retrieve serve --index index",
-    "deepsearch_rl.retrieval.server.launch.open_listener",
+    "deepsearch_rl.search_server.launch.open_listener",
     {
         "--index": ("other", "0.index", Path("other")),
         "--chunks": ("chunks.jsonl", "0.chunks", Path("chunks.jsonl")),
@@ -161,7 +161,7 @@ SEARCH_OPENED = Command(
 )
 SEARCH_RERANKED = Command(
     "retrieve search --index index words --reranker cross",
-    "deepsearch_rl.retrieval.server.rerank.CrossEncoder",
+    "deepsearch_rl.search_server.rerank.CrossEncoder",
     {
         "--reranker": ("other", "0.model", Path("other")),
         "--rerank-depth": ("7", "0.depth", 7),
@@ -169,7 +169,7 @@ SEARCH_RERANKED = Command(
 )
 EVAL = Command(
     "retrieve eval --index index --questions questions.jsonl",
-    "deepsearch_rl.retrieval.measurement.comparison.compare_retrievers",
+    "deepsearch_rl.measurement.comparison.compare_retrievers",
     {
         "--index": ("other", "1", Path("other")),
         "--questions": ("two.jsonl", "2.1.id", "r"),
@@ -186,7 +186,7 @@ EVAL = Command(
 )
 FRONTIER = Command(
     "retrieve frontier --vectors vectors.npy --out out",
-    "deepsearch_rl.retrieval.measurement.frontier.measure_frontier",
+    "deepsearch_rl.measurement.frontier.measure_frontier",
     {
         "--vectors": ("more.npy", "0", Path("more.npy")),
         "--queries": ("queries.npy", "1.own_Q.0", -1),
@@ -205,7 +205,7 @@ FRONTIER_OF_INDEX = Command(
 )
 FRONTIER_MEASURED = Command(
     FRONTIER.line,
-    "deepsearch_rl.retrieval.measurement.frontier.recommend",
+    "deepsearch_rl.measurement.frontier.recommend",
     {"--memory-budget": ("300MB", "1", 300.0), "--target": ("0.5", "2", 0.5)},
 )
 ASK = Command(
@@ -396,7 +396,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("OPENAI_API_KEY", "OTHER_KEY"):
         monkeypatch.setenv(variable, "sk-of-the-test")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("deepsearch_rl.retrieval.server.launch.log_to_stderr", lambda: None)
+    monkeypatch.setattr("deepsearch_rl.search_server.launch.log_to_stderr", lambda: None)
     # It changes this process
     monkeypatch.setattr("deepsearch_rl.commands.live._end_on_sigterm", lambda *_: None)
 

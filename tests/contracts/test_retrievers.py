@@ -8,7 +8,7 @@ import pytest
 
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Chunk
-from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.ranking.ranking import FusionWeights

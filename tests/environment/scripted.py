@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from mcp.server.mcpserver.exceptions import ToolError
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.records import Question, Trajectory

@@ -28,10 +28,10 @@ from deepsearch_rl.evaluation.models.plan import (
     plan_runs,
     settings_of,
 )
-from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.search.quality import DatasetConfig
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig
-from deepsearch_rl.retrieval.server.rerank import RerankerConfig
+from deepsearch_rl.search_server.launch import RetrievalConfig
+from deepsearch_rl.search_server.rerank import RerankerConfig
 from deepsearch_rl.serving.launch import CpuConfig, ServingConfig
 from stages import evaluate as evaluate_stage
 from tests.chunks import make_chunk
@@ -380,7 +380,9 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
     fingerprints += [
         changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other[1:]
     ]
-    monkeypatch.setattr("deepsearch_rl.agent.config.RETRIEVE_TOOL", {"type": "function"})
+    monkeypatch.setattr(
+        "deepsearch_rl.conversation.agent_config.RETRIEVE_TOOL", {"type": "function"}
+    )
     fingerprints.append(own.rollout_fingerprint("multihoprag", served_here=False))
     assert len(set(fingerprints)) == 7
 

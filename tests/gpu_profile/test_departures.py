@@ -10,7 +10,7 @@ from dvc.utils.hydra import apply_overrides
 
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.retrieval.build.build import IndexSection
+from deepsearch_rl.indexing.build import IndexSection
 from deepsearch_rl.training.backends.art.unsloth import require_honoured
 from deepsearch_rl.training.rl.trainer import RlConfig
 from scripts.departures import (

@@ -14,7 +14,7 @@ from dvc.utils.hydra import apply_overrides
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.endpoints.remote import read_remote
 from deepsearch_rl.evaluation.models.plan import Evaluation

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_messages import OTHER_THOUGHTS
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl

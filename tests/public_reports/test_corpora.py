@@ -38,8 +38,8 @@ from deepsearch_rl.corpora.reading import flashrag, layouts
 from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.evaluation.ifeval.ifeval import read_prompts
 from deepsearch_rl.evaluation.standalone.predictions import score_predictions
+from deepsearch_rl.indexing.build import IndexSection, build_index
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.retrieval.build.build import IndexSection, build_index
 from deepsearch_rl.retrieval.ranking.gold import gold_evidence
 from deepsearch_rl.retrieval.search.rows import read_chunks, write_rows
 from deepsearch_rl.trajectories.statistics.results import import_results

@@ -36,11 +36,10 @@ from deepsearch_rl.core.errors import (
 )
 from deepsearch_rl.core.files import read_distinct, write_jsonl
 from deepsearch_rl.core.records import Document, Question
-from deepsearch_rl.retrieval.build.build import IndexSection, build_index, build_indexes
-from deepsearch_rl.retrieval.encoders.remote.encoder import RemoteConfig, RemoteEncoder
+from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.engines.encoders.remote.encoder import RemoteConfig, RemoteEncoder
+from deepsearch_rl.indexing.build import IndexSection, build_index, build_indexes
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
-from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint
-from deepsearch_rl.retrieval.online.searcher import OnlineSearcher
 from deepsearch_rl.retrieval.search.analysis import analyse
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.search.quality import DatasetConfig, measure_datasets
@@ -51,14 +50,15 @@ from deepsearch_rl.retrieval.search.searcher import (
     SearchesChunks,
     open_index,
 )
-from deepsearch_rl.retrieval.server.batching import SearchFailedError, SearchQueue
-from deepsearch_rl.retrieval.server.launch import serve_index
-from deepsearch_rl.retrieval.server.limits import Budget
-from deepsearch_rl.retrieval.server.metrics import Metrics
-from deepsearch_rl.retrieval.server.requests import MAX_BODIES_BYTES, MAX_BODY_BYTES, Guard
-from deepsearch_rl.retrieval.server.rerank import RerankedSearcher
-from deepsearch_rl.retrieval.server.service import RetrievalApp
-from deepsearch_rl.retrieval.sparse.builtin.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.search_server.batching import SearchFailedError, SearchQueue
+from deepsearch_rl.search_server.launch import serve_index
+from deepsearch_rl.search_server.limits import Budget
+from deepsearch_rl.search_server.metrics import Metrics
+from deepsearch_rl.search_server.online.endpoint import OnlineConfig, SearchEndpoint
+from deepsearch_rl.search_server.online.searcher import OnlineSearcher
+from deepsearch_rl.search_server.requests import MAX_BODIES_BYTES, MAX_BODY_BYTES, Guard
+from deepsearch_rl.search_server.rerank import RerankedSearcher
+from deepsearch_rl.search_server.service import RetrievalApp
 from tests.chunks import make_chunks
 from tests.retrieval.server.searchers import (
     GatedSearcher,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.files import write_jsonl
-from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig
+from deepsearch_rl.search_server.launch import RetrievalConfig
 from tests.chunks import make_chunk
 from tests.search_servers import serve_index_here
 from tests.settings import INDEX, RETRIEVAL

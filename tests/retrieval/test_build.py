@@ -7,15 +7,15 @@ import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import only_writer, sha256_file
-from deepsearch_rl.retrieval.build import build
-from deepsearch_rl.retrieval.build.build import IndexSection, build_index, build_indexes
+from deepsearch_rl.indexing import build
+from deepsearch_rl.indexing.build import IndexSection, build_index, build_indexes
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, read_manifest
 from deepsearch_rl.retrieval.vectors.config import IvfPqConfig
 
 BUILD_AGAIN = """
 import sys
 from pathlib import Path
-from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 build_index(Path(sys.argv[1]), Path(sys.argv[2]), IndexConfig.model_validate_json(sys.argv[3]), seed=0)
 """

@@ -10,8 +10,8 @@ import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import sha256_file
-from deepsearch_rl.retrieval.build import build
-from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.indexing import build
+from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.encoding import encoding
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.search.searcher import open_index
@@ -20,7 +20,7 @@ BUILD = """
 import os, signal, sys
 from pathlib import Path
 from typing import Any
-from deepsearch_rl.retrieval.build import build
+from deepsearch_rl.indexing import build
 from deepsearch_rl.retrieval.search import manifest
 from deepsearch_rl.retrieval.encoding import encoding
 from deepsearch_rl.retrieval.search.manifest import IndexConfig

@@ -23,7 +23,7 @@ from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import Hit
-from deepsearch_rl.retrieval.server.rerank import (
+from deepsearch_rl.search_server.rerank import (
     CrossEncoder,
     Pair,
     RerankedSearcher,

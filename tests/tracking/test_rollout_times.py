@@ -10,8 +10,8 @@ import pytest
 from mlflow.entities import Trace
 from mlflow.tracking import MlflowClient
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.files import read_jsonl, read_record, sha256_file
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.endpoints.timing import RolloutTimes, trajectory_digest

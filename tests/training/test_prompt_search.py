@@ -11,7 +11,7 @@ from deepsearch_rl.conversation.prompts import MADE_PROMPT
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.files import read_json, write_json, write_jsonl
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, Question
-from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.training.prompt_search.prompt_search import (
     CANDIDATES,

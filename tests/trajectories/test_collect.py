@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.errors import ConfigError, EndpointError, RecordError
 from deepsearch_rl.core.files import only_writer, read_jsonl
 from deepsearch_rl.core.profile import Profile

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.answers import SUCCESS_F1, f1
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.core.files import read_distinct, write_jsonl

@@ -37,8 +37,8 @@ from typing import Any, Protocol, TypeAlias
 
 import openai
 
-from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.transcript import RolloutStopped
+from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.conversation.chat_messages import (
     RETRIEVE_TOOL,
     assistant_turn,

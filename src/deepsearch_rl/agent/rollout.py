@@ -27,11 +27,11 @@ from openai.types.responses import (
     ResponseOutputText,
 )
 
-from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.protocols import EndpointPolicy, Reply, RolloutPolicy, open_protocol
 from deepsearch_rl.agent.search_tool import SearchTool, open_session, search_over_mcp
 from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped, Transcript
+from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.records import Message, Question, StopReason, Trajectory
 from deepsearch_rl.endpoints.endpoint import Endpoint, open_client, replace_lone_surrogates

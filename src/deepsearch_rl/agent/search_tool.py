@@ -29,9 +29,9 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import TextContent
 from pydantic import Field, ValidationError
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import AgentProtocol
 from deepsearch_rl.agent.transcript import RolloutStopped, Transcript
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import first_problem
@@ -45,7 +45,7 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.core.retries import retry
 from deepsearch_rl.endpoints.timing import timed
-from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
+from deepsearch_rl.search_server.requests import MAX_QUERY_CHARS
 
 _LOG = logging.getLogger(__name__)
 ATTEMPTS = 3

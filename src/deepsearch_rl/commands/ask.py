@@ -40,7 +40,7 @@ def ask(
     ``request`` holds options of the endpoint's requests that take the place of its own.
     """
     from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - the agent's libraries take a second
-    from deepsearch_rl.retrieval.server.launch import serve_index  # noqa: PLC0415
+    from deepsearch_rl.search_server.launch import serve_index  # noqa: PLC0415
     from deepsearch_rl.serving.launch import ServingConfig, serve_model  # noqa: PLC0415 - torch
     from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415 - FAISS
 

@@ -139,7 +139,7 @@ def _describe(
     from deepsearch_rl.corpora.cards.presets import SPLIT, source_of  # noqa: PLC0415 - with the rest below, which loads FAISS
     from deepsearch_rl.evaluation.models.plan import Evaluation  # noqa: PLC0415
     from deepsearch_rl.evaluation.standalone.standalone import Standalone  # noqa: PLC0415
-    from deepsearch_rl.retrieval.build.build import IndexSection  # noqa: PLC0415
+    from deepsearch_rl.indexing.build import IndexSection  # noqa: PLC0415
 
     consequences = {
         "agent.max_turns": options["agent.max_searches"] + 2,

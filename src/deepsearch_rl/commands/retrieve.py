@@ -201,7 +201,7 @@ def build_command(
         deepsearch retrieve build --corpus corpus.jsonl --out index --encoder intfloat/e5-base-v2 --revision f52bf8e
         deepsearch retrieve build --corpus corpus.jsonl --out index --params params.yaml --corpus-name world
     """
-    from deepsearch_rl.retrieval.build.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
+    from deepsearch_rl.indexing.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
     shared = {"index.encoding.dtype": "float16"} if half else {}
     shared |= (
@@ -314,7 +314,7 @@ def search_command(
     """
     from deepsearch_rl.retrieval.search.rows import Filter  # noqa: PLC0415
     from deepsearch_rl.retrieval.search.searcher import open_index  # noqa: PLC0415
-    from deepsearch_rl.retrieval.server import rerank  # noqa: PLC0415 - loads FAISS
+    from deepsearch_rl.search_server import rerank  # noqa: PLC0415 - loads FAISS
 
     try:
         where = Filter(source=source, after=after and after.date(), before=before and before.date())
@@ -373,9 +373,9 @@ def serve_command(
 
         deepsearch retrieve serve --index index --port 8000
     """
-    from deepsearch_rl.retrieval.server import launch  # noqa: PLC0415 - and the MCP library
-    from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
-    from deepsearch_rl.retrieval.server.rerank import RerankerConfig  # noqa: PLC0415 - loads FAISS
+    from deepsearch_rl.search_server import launch  # noqa: PLC0415 - and the MCP library
+    from deepsearch_rl.search_server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
+    from deepsearch_rl.search_server.rerank import RerankerConfig  # noqa: PLC0415 - loads FAISS
 
     if (index is None) == (fields["retrieval.online"] is None):
         raise ConfigError(

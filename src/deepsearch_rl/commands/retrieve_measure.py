@@ -13,7 +13,7 @@ from deepsearch_rl.corpora.reading.flashrag import read_questions
 from deepsearch_rl.presets import load_preset
 
 if TYPE_CHECKING:
-    from deepsearch_rl.retrieval.measurement.comparison import Comparison, Interval
+    from deepsearch_rl.measurement.comparison import Comparison, Interval
 
 _LEARNING = load_preset("retrieve").value("index")["fusion"]["learning"]
 UNITS_MB = {"kb": 1e-3, "mb": 1.0, "gb": 1e3, "tb": 1e6}
@@ -60,7 +60,7 @@ def eval_command(
         deepsearch retrieve eval --index index --questions questions.jsonl
     """
     # Here, because it loads FAISS.
-    from deepsearch_rl.retrieval.measurement.comparison import compare_retrievers  # noqa: PLC0415
+    from deepsearch_rl.measurement.comparison import compare_retrievers  # noqa: PLC0415
     from deepsearch_rl.retrieval.ranking.ranking import LearningConfig  # noqa: PLC0415
     from deepsearch_rl.retrieval.search.searcher import open_index  # noqa: PLC0415
 
@@ -157,7 +157,7 @@ def frontier_command(
     all files in the page cache. HNSW takes longest to build: leave it out of --kinds where there
     are millions of vectors.
     """
-    from deepsearch_rl.retrieval.measurement import frontier  # noqa: PLC0415 - loads FAISS
+    from deepsearch_rl.measurement import frontier  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.vectors.flat import open_vector_file  # noqa: PLC0415
 
     budget_mb = megabytes_of(memory_budget)

@@ -1,7 +1,7 @@
 """What a stage of a dvc.yaml declares, read without DVC: the interpreters of a GPU profile do not have it.
 
     declared = read_stage(load_profile(Path("params.yaml")), "rl@sft")
-    declared.sources    # ("src/deepsearch_rl/agent/config.py", ...)
+    declared.sources    # ("src/deepsearch_rl/conversation/agent_config.py", ...)
     declared.data       # ("models/tiny/sft", "data/tiny/index", ...)
     declared.params     # (("params.yaml", "rl"), ...)
 

@@ -16,7 +16,7 @@ from deepsearch_rl.core.files import read_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import IndexHalf
 from deepsearch_rl.planning.slopes import Slope, SlopeFile, read_slopes, slopes_for
-from deepsearch_rl.retrieval.server.requests import is_loopback
+from deepsearch_rl.search_server.requests import is_loopback
 
 GIB = 2**30
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")

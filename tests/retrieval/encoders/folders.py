@@ -15,8 +15,8 @@ from transformers import (
     Qwen3Model,
 )
 
-from deepsearch_rl.retrieval.encoders.onnx.export import OnnxConfig
-from deepsearch_rl.retrieval.encoders.transformers.encoder import TransformersConfig
+from deepsearch_rl.engines.encoders.onnx.export import OnnxConfig
+from deepsearch_rl.engines.encoders.transformers.encoder import TransformersConfig
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [

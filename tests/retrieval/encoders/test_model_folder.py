@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
-from deepsearch_rl.retrieval.encoders.transformers.encoder import TransformersEncoder
+from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder
 from deepsearch_rl.retrieval.encoding.model_folder import ModelFolder, read_model_folder
 from tests.retrieval.encoders.folders import (
     transformers_config,

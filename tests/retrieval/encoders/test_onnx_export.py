@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.retrieval.encoders.onnx.export import OnnxEncoder
-from deepsearch_rl.retrieval.encoders.transformers.encoder import TransformersEncoder
+from deepsearch_rl.engines.encoders.onnx.export import OnnxEncoder
+from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder
 from tests.retrieval.encoders.folders import (
     onnx_config,
     transformers_config,

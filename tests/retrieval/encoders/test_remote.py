@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.core.errors import ConfigError, EndpointError
-from deepsearch_rl.retrieval.encoders.remote.encoder import RemoteConfig, RemoteEncoder
+from deepsearch_rl.engines.encoders.remote.encoder import RemoteConfig, RemoteEncoder
 from tests.search_servers import in_thread
 
 KEY = "sk-very-secret"

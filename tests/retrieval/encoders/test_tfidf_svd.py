@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
-from deepsearch_rl.retrieval.encoders.tfidf_svd.encoder import (
+from deepsearch_rl.engines.encoders.tfidf_svd.encoder import (
     TfidfSvdConfig,
     TfidfSvdEncoder,
     sample_texts,

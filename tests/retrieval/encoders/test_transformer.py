@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.retrieval.encoders.transformers.encoder import TransformersEncoder
+from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder
 from tests.retrieval.encoders.folders import transformers_config, write_bert, write_qwen3_embedding
 
 TEXTS = [

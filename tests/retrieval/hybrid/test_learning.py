@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from deepsearch_rl.retrieval.build.learning import (
+from deepsearch_rl.indexing.learning import (
     Example,
     choose,
     drawn_folds,

@@ -11,8 +11,8 @@ import pytest
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Document, Question
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
-from deepsearch_rl.retrieval.build.build import build_index
-from deepsearch_rl.retrieval.measurement.comparison import compare_retrievers
+from deepsearch_rl.indexing.build import build_index
+from deepsearch_rl.measurement.comparison import compare_retrievers
 from deepsearch_rl.retrieval.ranking.ranking import LearningConfig
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.search.searcher import open_index

@@ -9,8 +9,8 @@ import pytest
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Chunk, Evidence, Question, QuestionMetadata
-from deepsearch_rl.retrieval.build import learning
-from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.indexing import learning
+from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
 from deepsearch_rl.retrieval.ranking.gold import with_gold
 from deepsearch_rl.retrieval.search.manifest import TERMS_FOLDER, IndexConfig, read_manifest

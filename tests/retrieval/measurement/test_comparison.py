@@ -10,7 +10,7 @@ from deepsearch_rl.cli import app
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.retrieval.measurement.comparison import (
+from deepsearch_rl.measurement.comparison import (
     COMPARED,
     Comparison,
     compare_retrievers,

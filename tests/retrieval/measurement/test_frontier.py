@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 from deepsearch_rl.cli import app
 from deepsearch_rl.commands.retrieve_measure import megabytes_of, vectors_of
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
-from deepsearch_rl.retrieval.measurement.frontier import (
+from deepsearch_rl.measurement.frontier import (
     KINDS,
     Point,
     pareto,
@@ -21,6 +20,7 @@ from deepsearch_rl.retrieval.measurement.frontier import (
     sweeps,
     without_own,
 )
+from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 

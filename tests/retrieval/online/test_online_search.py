@@ -14,9 +14,13 @@ import httpx
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError
-from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint, read_online_config
-from deepsearch_rl.retrieval.online.searcher import OnlineSearcher, open_online
 from deepsearch_rl.retrieval.search.rows import Filter
+from deepsearch_rl.search_server.online.endpoint import (
+    OnlineConfig,
+    SearchEndpoint,
+    read_online_config,
+)
+from deepsearch_rl.search_server.online.searcher import OnlineSearcher, open_online
 from tests.search_servers import in_thread
 
 KEY = "sk/secret+key-1234567890"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import Hit
-from deepsearch_rl.retrieval.server.config import RetrievalConfig
-from deepsearch_rl.retrieval.server.service import SearchEngine
+from deepsearch_rl.search_server.config import RetrievalConfig
+from deepsearch_rl.search_server.service import SearchEngine
 from tests.chunks import make_chunk
 from tests.settings import RETRIEVAL
 

@@ -9,8 +9,8 @@ import pytest
 
 from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.search.rows import Filter
-from deepsearch_rl.retrieval.server.answers import Answer
-from deepsearch_rl.retrieval.server.batching import (
+from deepsearch_rl.search_server.answers import Answer
+from deepsearch_rl.search_server.batching import (
     Metrics,
     OverloadedError,
     SearchFailedError,

@@ -20,8 +20,8 @@ from agents.mcp import MCPServer, MCPServerSse, MCPServerStreamableHttp, MCPUtil
 from mcp.client.sse import sse_client
 
 from deepsearch_rl.conversation.passages import NO_PASSAGES
-from deepsearch_rl.retrieval.server.requests import Guard
-from deepsearch_rl.retrieval.server.service import RetrievalApp
+from deepsearch_rl.search_server.requests import Guard
+from deepsearch_rl.search_server.service import RetrievalApp
 from tests.retrieval.server.searchers import GatedSearcher, engine, service_config
 from tests.search_servers import serve_app
 

@@ -6,9 +6,9 @@ import yaml
 from starlette.testclient import TestClient
 
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.retrieval.server.requests import Guard
-from deepsearch_rl.retrieval.server.rerank import RerankerConfig
-from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
+from deepsearch_rl.search_server.requests import Guard
+from deepsearch_rl.search_server.rerank import RerankerConfig
+from deepsearch_rl.search_server.service import RetrievalApp, open_engine
 from tests.retrieval.server.searchers import service_config
 from tests.retrieval.server.test_process import error_of
 from tests.retrieval.test_rerank import write_model

@@ -2,8 +2,8 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from deepsearch_rl.retrieval.server.requests import Guard, is_loopback
-from deepsearch_rl.retrieval.server.service import RetrievalApp
+from deepsearch_rl.search_server.requests import Guard, is_loopback
+from deepsearch_rl.search_server.service import RetrievalApp
 from tests.retrieval.server.searchers import engine, open_searcher, service_config
 
 ROUTES = [

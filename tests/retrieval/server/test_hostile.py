@@ -7,7 +7,7 @@ import pytest
 from benchmarks.hostile import besiege
 from benchmarks.hostile_requests import draw_requests
 from benchmarks.servers import running_server
-from deepsearch_rl.retrieval.server.config import RetrievalConfig
+from deepsearch_rl.search_server.config import RetrievalConfig
 
 
 def test_a_seed_names_its_requests() -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import EndpointError
-from deepsearch_rl.retrieval.server.config import RetrievalConfig
-from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.search_server.config import RetrievalConfig
+from deepsearch_rl.search_server.launch import serve_index
 
 SERVE_UNTIL_KILLED = """
 import sys
 from pathlib import Path
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
+from deepsearch_rl.search_server.launch import RetrievalConfig, serve_index
 with serve_index(Path(sys.argv[1]), Path(sys.argv[2]), RetrievalConfig.model_validate_json(sys.argv[3])) as url:
     print(url, flush=True)
     sys.stdin.read()

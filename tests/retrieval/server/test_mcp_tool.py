@@ -10,9 +10,9 @@ import pytest
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.conversation.passages import NO_PASSAGES, format_passages
 from deepsearch_rl.retrieval.search.searcher import Hit, open_index
-from deepsearch_rl.retrieval.server.batching import Metrics, SearchQueue
-from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
-from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
+from deepsearch_rl.search_server.batching import Metrics, SearchQueue
+from deepsearch_rl.search_server.mcp_tool import make_mcp_server
+from deepsearch_rl.search_server.requests import MAX_QUERY_CHARS
 from tests.retrieval.server.searchers import open_searcher, service_config
 
 pytestmark = pytest.mark.anyio

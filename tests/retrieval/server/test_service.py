@@ -14,16 +14,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from deepsearch_rl.core.errors import RecordError
-from deepsearch_rl.retrieval.server.answers import read_pages
-from deepsearch_rl.retrieval.server.batching import SearchQueue
-from deepsearch_rl.retrieval.server.requests import (
+from deepsearch_rl.search_server.answers import read_pages
+from deepsearch_rl.search_server.batching import SearchQueue
+from deepsearch_rl.search_server.requests import (
     MAX_BODY_BYTES,
     MAX_QUERIES,
     MAX_QUERY_CHARS,
     MAX_URLS,
     Guard,
 )
-from deepsearch_rl.retrieval.server.service import RetrievalApp
+from deepsearch_rl.search_server.service import RetrievalApp
 from tests.retrieval.server.searchers import GatedSearcher, engine, open_searcher, service_config
 
 OPEN = Guard(token=None, loopback=False)

@@ -19,7 +19,7 @@ from deepsearch_rl.training.rl_process.worker import RlRun, train
 
 Victim = Literal["retrieval server", "policy", "worker"]
 COMMANDS = {
-    "retrieval server": ("-m", "deepsearch_rl.retrieval.server.launch"),
+    "retrieval server": ("-m", "deepsearch_rl.search_server.launch"),
     "policy": ("-c", "from multiprocessing.spawn"),
 }
 """A switch of the interpreter that runs a child of the worker, and how the switch's value begins."""

@@ -17,7 +17,7 @@ from mp_actors import move_to_child_process
 from openai.types.chat.chat_completion import Choice
 from transformers import PreTrainedModel
 
-from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.errors import (
     ArtifactError,
     StalePolicyError,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.prompt_digests import TrainedWith
 from deepsearch_rl.conversation.trained_with import read_trained_with, served_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, UnknownNameError

@@ -13,12 +13,12 @@ Wrong answers are not the retriever's fault. The inserted turn is not counted.
 from collections.abc import Iterable
 from typing import Self
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import EndpointPolicy, open_protocol
 from deepsearch_rl.agent.rollout import RolloutModel, rollout_seed, run_rollout
 from deepsearch_rl.agent.search_tool import SearchTool, ShownPassage
 from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import RolloutKey, Transcript
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.records import Chunk, Question, Retrieval, Trajectory
 from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.endpoints.endpoint import Endpoint, open_client

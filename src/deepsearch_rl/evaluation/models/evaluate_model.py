@@ -44,7 +44,7 @@ from deepsearch_rl.evaluation.scoring.f1_row import (
 )
 from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 from deepsearch_rl.retrieval.search.manifest import digest_index, read_manifest
-from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.adapters import digest_weights, tokenizer_folder
 from deepsearch_rl.serving.launch import require_backend, serve_model
 from deepsearch_rl.trajectories.collecting.collect import TrajectoryFile, collect, read_questions

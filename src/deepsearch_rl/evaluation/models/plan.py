@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.profile import Profile
@@ -14,7 +14,7 @@ from deepsearch_rl.core.records import NonEmpty, Question, Record
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig
 from deepsearch_rl.evaluation.scoring.f1_row import Condition
 from deepsearch_rl.retrieval.search.quality import DatasetConfig
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig
+from deepsearch_rl.search_server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import ServingConfig
 
 

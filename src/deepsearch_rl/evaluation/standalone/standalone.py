@@ -16,7 +16,7 @@ from deepsearch_rl.corpora.download.download import DownloadConfig, download
 from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name, evaluate_model
 from deepsearch_rl.evaluation.models.plan import Evaluation
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
-from deepsearch_rl.retrieval.build.build import build_index
+from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.search import manifest
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 

@@ -1,1 +1,1 @@
-"""Texts to vectors: what all encoders share. Each encoder has a folder in `retrieval/encoders/`."""
+"""Texts to vectors: what all encoders share. Each encoder has a folder in `engines/encoders/`."""

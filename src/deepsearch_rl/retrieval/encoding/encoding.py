@@ -35,14 +35,14 @@ from deepsearch_rl.core.files import (
 )
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Chunk, Record
-from deepsearch_rl.retrieval.encoders.onnx.export import OnnxConfig, OnnxEncoder
-from deepsearch_rl.retrieval.encoders.remote.encoder import RemoteConfig, RemoteEncoder
-from deepsearch_rl.retrieval.encoders.tfidf_svd.encoder import (
+from deepsearch_rl.engines.encoders.onnx.export import OnnxConfig, OnnxEncoder
+from deepsearch_rl.engines.encoders.remote.encoder import RemoteConfig, RemoteEncoder
+from deepsearch_rl.engines.encoders.tfidf_svd.encoder import (
     TfidfSvdConfig,
     TfidfSvdEncoder,
     sample_texts,
 )
-from deepsearch_rl.retrieval.encoders.transformers.encoder import (
+from deepsearch_rl.engines.encoders.transformers.encoder import (
     TransformersConfig,
     TransformersEncoder,
 )

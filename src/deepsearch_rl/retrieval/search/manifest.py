@@ -8,10 +8,10 @@ from pydantic import Field, model_validator
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import read_json, read_record, sha256_json, write_json
 from deepsearch_rl.core.records import IndexHalf, NonEmpty, Record
+from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Config
+from deepsearch_rl.engines.bm25.lucene.lucene import LuceneConfig
 from deepsearch_rl.retrieval.encoding.encoding import EncoderConfig, EncodingConfig
 from deepsearch_rl.retrieval.ranking.ranking import FusionConfig, FusionWeights
-from deepsearch_rl.retrieval.sparse.builtin.bm25 import Bm25Config
-from deepsearch_rl.retrieval.sparse.lucene.lucene import LuceneConfig
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 
 FILE = "manifest.json"

@@ -11,6 +11,8 @@ import numpy as np
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, look_up
 from deepsearch_rl.core.files import remembered_sha256
 from deepsearch_rl.core.records import Chunk, RetrieverName
+from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.engines.bm25.lucene.lucene import LuceneIndex
 from deepsearch_rl.retrieval.encoding.encoding import open_encoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever
@@ -19,8 +21,6 @@ from deepsearch_rl.retrieval.ranking.ranking import FusionWeights, ReciprocalRan
 from deepsearch_rl.retrieval.search import manifest
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, IndexManifest, read_manifest
 from deepsearch_rl.retrieval.search.rows import ChunkStore, Filter, RowTable
-from deepsearch_rl.retrieval.sparse.builtin.bm25 import Bm25Config, Bm25Index
-from deepsearch_rl.retrieval.sparse.lucene.lucene import LuceneIndex
 from deepsearch_rl.retrieval.vectors.dense import DenseRetriever, open_vector_index
 
 RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)

@@ -37,7 +37,7 @@ from deepsearch_rl.core.records import NonEmpty, Question, Record, Trajectory
 from deepsearch_rl.endpoints.endpoint import Endpoint, complete, open_client
 from deepsearch_rl.endpoints.remote import RemoteConfig, open_endpoint, read_remote
 from deepsearch_rl.endpoints.request_options import remedy
-from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.training.rewards.rewards import PolicyText, ThinkLength, reward_parts
 from deepsearch_rl.training.runs.curves import record_step

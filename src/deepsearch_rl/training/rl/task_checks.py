@@ -1,6 +1,6 @@
 """What a training by RL requires of its task and its params, checked before anything starts."""
 
-from deepsearch_rl.agent.config import FUNCTION_CALLING
+from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING
 from deepsearch_rl.conversation.trained_with import TrainedWith, require_trained_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask

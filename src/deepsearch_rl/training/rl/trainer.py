@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, Self
 
 from pydantic import Field, FiniteFloat, PositiveFloat, field_validator, model_validator
 
-from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.records import NonEmpty, Question, Record, Trajectory
 from deepsearch_rl.training.rewards.rewards import REWARDS, ThinkLength

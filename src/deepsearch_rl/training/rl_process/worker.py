@@ -1,6 +1,6 @@
 """The process in which RL trains, under a watchdog (stage ``rl``).
 
-    python -m deepsearch_rl.training.rl_process.worker PIPE     (started by train_watched, with an RlRun on standard input)
+    python -m deepsearch_rl.training.rl_process.worker PIPE   (train_watched starts it, an RlRun on standard input)
 
 Torch and the engine are imported in that process alone; the watching one stays small.
 """
@@ -12,7 +12,7 @@ from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import read_jsonl, sha256_file, sha256_json, write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, Record
-from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.rl.heartbeat import check_server, run_watched
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask

@@ -23,7 +23,7 @@ from deepsearch_rl.core.files import (
     write_jsonl,
 )
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.training.runs.curves import TrainingStep, record_step
 from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES, CHECKPOINTS, MANIFEST

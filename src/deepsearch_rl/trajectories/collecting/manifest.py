@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.prompt_digests import PromptDigests, parts_text, text_digest
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_record, write_json

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Self
 
-from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.retrieval.search.quality import DatasetConfig
-from deepsearch_rl.retrieval.server.config import RetrievalConfig
+from deepsearch_rl.search_server.config import RetrievalConfig
 
 
 class RolloutSetting(Record):

@@ -23,7 +23,7 @@ from pydantic import Field, JsonValue, model_validator
 from swift.model import get_processor
 from swift.template import get_template
 
-from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.conversation.chat_messages import (
     RETRIEVE_TOOL,

@@ -17,7 +17,7 @@ from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.records import NonEmpty, Question, Record
 from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.endpoints.remote import RemoteConfig, open_endpoint
-from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.trajectories.collecting.collect import TrajectoryFile, collect, read_questions
 from deepsearch_rl.trajectories.collecting.manifest import write_manifest
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting

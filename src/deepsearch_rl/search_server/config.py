@@ -8,7 +8,7 @@ from pydantic import Field
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import file_digests, sha256_file, sha256_json
 from deepsearch_rl.core.records import NonEmpty, Record, RetrieverName
-from deepsearch_rl.retrieval.server.rerank import RerankerConfig
+from deepsearch_rl.search_server.rerank import RerankerConfig
 
 
 class RetrievalConfig(Record):

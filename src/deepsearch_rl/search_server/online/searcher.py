@@ -13,9 +13,13 @@ from pydantic import JsonValue
 from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.core.records import Chunk, ChunkMetadata
 from deepsearch_rl.core.redaction import read_key
-from deepsearch_rl.retrieval.online.endpoint import ResultField, SearchEndpoint, read_online_config
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import Hit, QueriesFailedError
+from deepsearch_rl.search_server.online.endpoint import (
+    ResultField,
+    SearchEndpoint,
+    read_online_config,
+)
 
 MAX_ERROR_KEYS = 12
 _KINDS = {

@@ -18,8 +18,8 @@ from deepsearch_rl import __version__
 from deepsearch_rl.conversation.passages import format_passages
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.retrieval.search.rows import Filter
-from deepsearch_rl.retrieval.server.batching import SearchQueue
-from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
+from deepsearch_rl.search_server.batching import SearchQueue
+from deepsearch_rl.search_server.requests import MAX_QUERY_CHARS
 
 SERVER_NAME = "retrieval_server"
 

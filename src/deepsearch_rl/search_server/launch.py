@@ -1,6 +1,6 @@
 """The retrieval server process: ``deepsearch retrieve serve``, and what the graph's stages start while they need it.
 
-    python -m deepsearch_rl.retrieval.server.launch SOCKET     (started by serve_index)
+    python -m deepsearch_rl.search_server.launch SOCKET     (started by serve_index)
 
 It stops on SIGTERM or SIGINT: running requests are answered, new connections are refused.
 """
@@ -20,9 +20,9 @@ import uvicorn
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.core.processes import LOOPBACK, running_server
 from deepsearch_rl.core.redaction import read_key
-from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
-from deepsearch_rl.retrieval.server.requests import Guard, is_loopback
-from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
+from deepsearch_rl.search_server.config import RetrievalConfig, ServerConfig
+from deepsearch_rl.search_server.requests import Guard, is_loopback
+from deepsearch_rl.search_server.service import RetrievalApp, open_engine
 
 _LOG = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 10  # how long running requests may take once the server must stop
@@ -55,7 +55,7 @@ def serve_index(index_dir: Path, chunks_path: Path, config: RetrievalConfig) -> 
         command = [
             sys.executable,
             "-m",
-            "deepsearch_rl.retrieval.server.launch",
+            "deepsearch_rl.search_server.launch",
             str(listener.fileno()),
         ]
         name = "the retrieval server"

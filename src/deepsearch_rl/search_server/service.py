@@ -25,19 +25,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepsearch_rl import __version__
 from deepsearch_rl.core.errors import EndpointError
-from deepsearch_rl.retrieval.online.searcher import open_online
 from deepsearch_rl.retrieval.search.manifest import read_manifest
 from deepsearch_rl.retrieval.search.rows import UNKNOWN_DAY
 from deepsearch_rl.retrieval.search.searcher import SearchesChunks, open_index
-from deepsearch_rl.retrieval.server import requests
-from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages
-from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue, SearchTimeoutError
-from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
-from deepsearch_rl.retrieval.server.limits import RETRY, BodyLimit, Budget, max_documents
-from deepsearch_rl.retrieval.server.mcp_accept import AnyAccept
-from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
-from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
-from deepsearch_rl.retrieval.server.rerank import CrossEncoder, RerankedSearcher
+from deepsearch_rl.search_server import requests
+from deepsearch_rl.search_server.answers import normalise_url, read_pages
+from deepsearch_rl.search_server.batching import OverloadedError, SearchQueue, SearchTimeoutError
+from deepsearch_rl.search_server.config import RetrievalConfig, ServerConfig
+from deepsearch_rl.search_server.limits import RETRY, BodyLimit, Budget, max_documents
+from deepsearch_rl.search_server.mcp_accept import AnyAccept
+from deepsearch_rl.search_server.mcp_tool import make_mcp_server
+from deepsearch_rl.search_server.metrics import OTHER_ROUTE, Metrics
+from deepsearch_rl.search_server.online.searcher import open_online
+from deepsearch_rl.search_server.rerank import CrossEncoder, RerankedSearcher
 
 _LOG = logging.getLogger(__name__)
 _TRIM_EVERY_S = 10

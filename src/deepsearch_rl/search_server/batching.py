@@ -24,11 +24,11 @@ from typing import Self
 from deepsearch_rl.core.errors import DeepsearchError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import Hit, QueriesFailedError, SearchesChunks
-from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, SearchKey
-from deepsearch_rl.retrieval.server.config import RetrievalConfig
-from deepsearch_rl.retrieval.server.limits import MAX_DOCUMENTS
-from deepsearch_rl.retrieval.server.metrics import Metrics
-from deepsearch_rl.retrieval.server.search_thread import SearchThread
+from deepsearch_rl.search_server.answers import Answer, AnswerCache, SearchKey
+from deepsearch_rl.search_server.config import RetrievalConfig
+from deepsearch_rl.search_server.limits import MAX_DOCUMENTS
+from deepsearch_rl.search_server.metrics import Metrics
+from deepsearch_rl.search_server.search_thread import SearchThread
 
 _LOG = logging.getLogger(__name__)
 MAX_HANGING = 4

@@ -22,15 +22,15 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError, full_disk_name
 from deepsearch_rl.core.files import read_record, write_json
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import Chunk, Record
-from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
-from deepsearch_rl.retrieval.search.analysis import analyse, field_text, term_key
-from deepsearch_rl.retrieval.search.rows import open_column
-from deepsearch_rl.retrieval.sparse.builtin.building import (
+from deepsearch_rl.engines.bm25.builtin.building import (
     TOKENS_PER_RUN,
     Bm25Config,
     RunWriter,
     merge_runs,
 )
+from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
+from deepsearch_rl.retrieval.search.analysis import analyse, field_text, term_key
+from deepsearch_rl.retrieval.search.rows import open_column
 
 LANES = 64
 # Up to this number, ranking all rows is faster than looking for the best columns first

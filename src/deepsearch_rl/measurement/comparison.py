@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError, look_up
 from deepsearch_rl.core.records import Chunk, Question, Record
-from deepsearch_rl.retrieval.build import learning as hybrid
+from deepsearch_rl.indexing import learning as hybrid
 from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.ranking.gold import MRR, RANKED, score_retriever, with_gold

@@ -18,7 +18,9 @@ from pydantic import Field, model_validator
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, full_disk_named, look_up
 from deepsearch_rl.core.files import atomic_directory, only_writer, sha256_file
 from deepsearch_rl.core.records import IndexHalf, Question
-from deepsearch_rl.retrieval.build.learning import learn_fusion
+from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.engines.bm25.lucene.lucene import LuceneConfig, LuceneIndex
+from deepsearch_rl.indexing.learning import learn_fusion
 from deepsearch_rl.retrieval.encoding.encoding import (
     EncodingJob,
     encode_to_file,
@@ -33,8 +35,6 @@ from deepsearch_rl.retrieval.search.missing_gold import warn_of_missing
 from deepsearch_rl.retrieval.search.quality import QualityConfig
 from deepsearch_rl.retrieval.search.rows import ChunkStore, write_rows
 from deepsearch_rl.retrieval.search.searcher import open_finder
-from deepsearch_rl.retrieval.sparse.builtin.bm25 import Bm25Config, Bm25Index
-from deepsearch_rl.retrieval.sparse.lucene.lucene import LuceneConfig, LuceneIndex
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope
 
 from deepsearch_rl.core.files import first_problem
-from deepsearch_rl.retrieval.server.limits import HeldBody
+from deepsearch_rl.search_server.limits import HeldBody
 
 MAX_BODY_BYTES = 4 * 2**20
 MAX_BODIES_BYTES = 64 * 2**20  # of all requests together, read or being answered

@@ -1,0 +1,1 @@
+"""Encoders; a folder has the name that `index.encoder.name` gives it."""

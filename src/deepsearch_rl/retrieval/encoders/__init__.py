@@ -1,1 +1,0 @@
-"""Text encoders: from a text to a vector of length 1."""

@@ -1,1 +1,0 @@
-"""Lexical retrieval: terms counted in an inverted index."""
