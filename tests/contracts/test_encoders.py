@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from deepsearch_rl.engines.encoders.tfidf_svd.encoder import TfidfSvdConfig
+from deepsearch_rl.retrieval.encoding.configs import TfidfSvdConfig
 from deepsearch_rl.retrieval.encoding.encoder import Encoder
 from deepsearch_rl.retrieval.encoding.encoding import open_encoder, prepare_encoder
 from tests.chunks import make_chunks

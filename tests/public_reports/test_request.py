@@ -23,9 +23,9 @@ from deepsearch_rl.endpoints.endpoint import Completion, Endpoint, complete, ope
 from deepsearch_rl.endpoints.pacing import pausable
 from deepsearch_rl.endpoints.remote import RemoteConfig
 from deepsearch_rl.endpoints.request_options import RequestOptions, remedy
-from deepsearch_rl.engines.encoders.remote.encoder import RemoteConfig as EmbeddingsConfig
 from deepsearch_rl.engines.encoders.remote.encoder import RemoteEncoder
 from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name
+from deepsearch_rl.retrieval.encoding.configs import RemoteEncoderConfig as EmbeddingsConfig
 from deepsearch_rl.serving.answer_text import AnswerText
 from tests.agent.conftest import ChatServer, completion
 from tests.model_servers import endpoint, engine

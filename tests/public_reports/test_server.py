@@ -36,11 +36,13 @@ from deepsearch_rl.core.errors import (
 )
 from deepsearch_rl.core.files import read_distinct, write_jsonl
 from deepsearch_rl.core.records import Document, Question
-from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Config, Bm25Index
-from deepsearch_rl.engines.encoders.remote.encoder import RemoteConfig, RemoteEncoder
+from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
+from deepsearch_rl.engines.encoders.remote.encoder import RemoteEncoder
 from deepsearch_rl.indexing.build import IndexSection, build_index, build_indexes
+from deepsearch_rl.retrieval.encoding.configs import RemoteEncoderConfig as RemoteConfig
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
 from deepsearch_rl.retrieval.search.analysis import analyse
+from deepsearch_rl.retrieval.search.bm25_configs import Bm25Config
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.search.quality import DatasetConfig, measure_datasets
 from deepsearch_rl.retrieval.search.rows import Filter

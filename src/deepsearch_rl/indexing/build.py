@@ -18,8 +18,6 @@ from pydantic import Field, model_validator
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, full_disk_named, look_up
 from deepsearch_rl.core.files import atomic_directory, only_writer, sha256_file
 from deepsearch_rl.core.records import IndexHalf, Question
-from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Config, Bm25Index
-from deepsearch_rl.engines.bm25.lucene.lucene import LuceneConfig, LuceneIndex
 from deepsearch_rl.indexing.learning import learn_fusion
 from deepsearch_rl.retrieval.encoding.encoding import (
     EncodingJob,
@@ -30,6 +28,7 @@ from deepsearch_rl.retrieval.encoding.encoding import (
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.ranking.gold import with_gold
 from deepsearch_rl.retrieval.search import manifest
+from deepsearch_rl.retrieval.search.bm25_configs import AnyBm25Config, Bm25Config
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, IndexManifest
 from deepsearch_rl.retrieval.search.missing_gold import warn_of_missing
 from deepsearch_rl.retrieval.search.quality import QualityConfig
@@ -190,6 +189,18 @@ def _write_vectors(
     return dimension
 
 
+def _build_bm25(chunks: ChunkStore, folder: Path, config: AnyBm25Config) -> None:
+    # The code of the other engine is no dep of a stage
+    if isinstance(config, Bm25Config):
+        from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index  # noqa: PLC0415
+
+        Bm25Index.build(chunks, folder, config)
+    else:
+        from deepsearch_rl.engines.bm25.lucene.lucene import LuceneIndex  # noqa: PLC0415
+
+        LuceneIndex.build(chunks, folder, config)
+
+
 def _write_parts(
     folder: Path,
     chunks_path: Path,
@@ -209,14 +220,8 @@ def _write_parts(
         raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
     chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
 
-    match config.bm25:
-        case Bm25Config():
-            Bm25Index.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
-        case LuceneConfig():
-            LuceneIndex.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
-        case None:
-            pass
-
+    if config.bm25 is not None:
+        _build_bm25(chunks, folder / manifest.BM25_FOLDER, config.bm25)
     dimension = _write_vectors(folder, chunks, config, sha256, seed, work)
     weights = None
     learning = config.fusion.learning

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.records import Record
-from deepsearch_rl.engines.encoders.transformers.encoder import require_device
 from deepsearch_rl.retrieval.encoding.encoder import first_line
+from deepsearch_rl.retrieval.encoding.model_folder import require_device
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import Hit, QueriesFailedError, SearchesChunks
 

@@ -15,8 +15,7 @@ from transformers import (
     Qwen3Model,
 )
 
-from deepsearch_rl.engines.encoders.onnx.export import OnnxConfig
-from deepsearch_rl.engines.encoders.transformers.encoder import TransformersConfig
+from deepsearch_rl.retrieval.encoding.configs import OnnxConfig, TransformersConfig
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [

@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from deepsearch_rl.core.errors import ArtifactError
-from deepsearch_rl.engines.encoders.tfidf_svd.encoder import TfidfSvdConfig
 from deepsearch_rl.retrieval.encoding import encoding
+from deepsearch_rl.retrieval.encoding.configs import TfidfSvdConfig
 from deepsearch_rl.retrieval.encoding.encoding import (
     EncodingConfig,
     EncodingJob,

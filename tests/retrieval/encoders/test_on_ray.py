@@ -8,8 +8,8 @@ import pytest
 
 from deepsearch_rl.core.errors import UnavailableError
 from deepsearch_rl.core.files import write_jsonl
-from deepsearch_rl.engines.encoders.tfidf_svd.encoder import TfidfSvdConfig
 from deepsearch_rl.retrieval.encoding import encoding
+from deepsearch_rl.retrieval.encoding.configs import TfidfSvdConfig
 from deepsearch_rl.retrieval.encoding.encoding import EncodingConfig, EncodingJob, prepare_encoder
 from deepsearch_rl.retrieval.search.rows import ChunkStore, write_rows
 from tests.chunks import make_chunks

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.core.errors import ConfigError, EndpointError
-from deepsearch_rl.engines.encoders.remote.encoder import RemoteConfig, RemoteEncoder
+from deepsearch_rl.engines.encoders.remote.encoder import RemoteEncoder
+from deepsearch_rl.retrieval.encoding.configs import RemoteEncoderConfig as RemoteConfig
 from tests.search_servers import in_thread
 
 KEY = "sk-very-secret"

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
-from deepsearch_rl.engines.encoders.tfidf_svd.encoder import (
-    TfidfSvdConfig,
-    TfidfSvdEncoder,
-    sample_texts,
-)
+from deepsearch_rl.engines.encoders.tfidf_svd.encoder import TfidfSvdEncoder, sample_texts
+from deepsearch_rl.retrieval.encoding.configs import TfidfSvdConfig
 from tests.chunks import make_chunks
 
 TEXTS = ["a lander on a comet", "the river Danube", "a comet and its probe", "Vienna on the Danube"]

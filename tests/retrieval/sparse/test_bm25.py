@@ -13,16 +13,11 @@ from pydantic import ValidationError
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import sha256_file
-from deepsearch_rl.engines.bm25.builtin.bm25 import (
-    FEW_COLUMNS,
-    LANES,
-    Bm25Config,
-    Bm25Index,
-    top_rows,
-)
+from deepsearch_rl.engines.bm25.builtin.bm25 import FEW_COLUMNS, LANES, Bm25Index, top_rows
 from deepsearch_rl.engines.bm25.builtin.building import RunWriter, merge_runs
 from deepsearch_rl.retrieval.ranking.ranking import Ranking, rank
 from deepsearch_rl.retrieval.search.analysis import analyse
+from deepsearch_rl.retrieval.search.bm25_configs import Bm25Config
 from tests.chunks import make_chunk, make_chunks
 
 CONFIG = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})

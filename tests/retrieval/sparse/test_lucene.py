@@ -11,8 +11,9 @@ from statistics import fmean
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Config, Bm25Index
-from deepsearch_rl.engines.bm25.lucene.lucene import LuceneConfig, LuceneIndex, start_jvm
+from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
+from deepsearch_rl.engines.bm25.lucene.lucene import LuceneIndex, start_jvm
+from deepsearch_rl.retrieval.search.bm25_configs import Bm25Config, LuceneConfig
 from tests.chunks import make_chunks
 
 CONFIG = LuceneConfig(engine="lucene", k1=0.9, b=0.4, heap_mb=256)
@@ -27,7 +28,8 @@ TEXTS = [
 SEARCH_AND_STOP = """
 import json, os, signal, sys
 from pathlib import Path
-from deepsearch_rl.engines.bm25.lucene.lucene import LuceneConfig, LuceneIndex
+from deepsearch_rl.engines.bm25.lucene.lucene import LuceneIndex
+from deepsearch_rl.retrieval.search.bm25_configs import LuceneConfig
 index = LuceneIndex.open(Path(sys.argv[1]), LuceneConfig.model_validate_json(sys.argv[2]))
 assert "torch" not in sys.modules and "openai" not in sys.modules
 sys.setrecursionlimit(20_000)

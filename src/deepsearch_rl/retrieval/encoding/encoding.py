@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.lib.format import open_memmap
@@ -35,23 +35,16 @@ from deepsearch_rl.core.files import (
 )
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Chunk, Record
-from deepsearch_rl.engines.encoders.onnx.export import OnnxConfig, OnnxEncoder
-from deepsearch_rl.engines.encoders.remote.encoder import RemoteConfig, RemoteEncoder
-from deepsearch_rl.engines.encoders.tfidf_svd.encoder import (
+from deepsearch_rl.retrieval.encoding.configs import (
+    AnyEncoderConfig,
+    OnnxConfig,
+    RemoteEncoderConfig,
     TfidfSvdConfig,
-    TfidfSvdEncoder,
-    sample_texts,
-)
-from deepsearch_rl.engines.encoders.transformers.encoder import (
     TransformersConfig,
-    TransformersEncoder,
 )
 from deepsearch_rl.retrieval.encoding.encoder import Encoder, Vectors, first_line
 from deepsearch_rl.retrieval.encoding.model_folder import ModelFolderConfig
 from deepsearch_rl.retrieval.vectors.flat import link_or_copy
-
-AnyEncoderConfig = TfidfSvdConfig | TransformersConfig | OnnxConfig | RemoteConfig
-EncoderConfig = Annotated[AnyEncoderConfig, Field(discriminator="name")]
 
 JOB_FILE = "job.json"
 VECTORS_FILE = "vectors.npy"
@@ -66,19 +59,39 @@ def prepare_encoder(
 ) -> None:
     """Write what the encoder learns from a bounded sample of the chunks to ``folder``; nothing where it has weights."""
     if isinstance(config, TfidfSvdConfig):
+        from deepsearch_rl.engines.encoders.tfidf_svd.encoder import (  # noqa: PLC0415
+            TfidfSvdEncoder,
+            sample_texts,
+        )
+
         TfidfSvdEncoder.fit(sample_texts(chunks, config.fit_rows, seed), config, seed).save(folder)
 
 
 def open_encoder(config: AnyEncoderConfig, folder: Path) -> Encoder:
     """Open the encoder of an index; ``folder`` is what :func:`prepare_encoder` made."""
+    # The code of the other encoders is no dep of a stage
     match config:
         case TfidfSvdConfig():
+            from deepsearch_rl.engines.encoders.tfidf_svd.encoder import (  # noqa: PLC0415
+                TfidfSvdEncoder,
+            )
+
             return TfidfSvdEncoder.load(folder)
         case TransformersConfig():
+            from deepsearch_rl.engines.encoders.transformers.encoder import (  # noqa: PLC0415
+                TransformersEncoder,
+            )
+
             return TransformersEncoder(config)
         case OnnxConfig():
+            from deepsearch_rl.engines.encoders.onnx.export import OnnxEncoder  # noqa: PLC0415
+
             return OnnxEncoder(config)
-        case RemoteConfig():
+        case RemoteEncoderConfig():
+            from deepsearch_rl.engines.encoders.remote.encoder import (  # noqa: PLC0415
+                RemoteEncoder,
+            )
+
             return RemoteEncoder(config)
 
 

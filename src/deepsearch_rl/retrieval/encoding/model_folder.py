@@ -233,3 +233,13 @@ def _max_tokens(config: ModelFolderConfig, root: Path, length: int | None, model
     if config.max_tokens is None and not limits:
         raise ConfigError(f"{root} does not say how many tokens it reads: set max_tokens.")
     return config.max_tokens or min(limits)
+
+
+def require_device(device: str, owner: str, field: str) -> None:
+    """Raise UnavailableError where the device is ``cuda`` and torch finds no GPU."""
+    import torch  # noqa: PLC0415
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnavailableError(
+            f"{owner} is to run on a GPU ({field}: cuda), and torch finds none; attach one or set the device to cpu."
+        )

@@ -1,17 +1,17 @@
 """The manifest of an index folder, which is written last: its existence proves that the index is whole."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import read_json, read_record, sha256_json, write_json
 from deepsearch_rl.core.records import IndexHalf, NonEmpty, Record
-from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Config
-from deepsearch_rl.engines.bm25.lucene.lucene import LuceneConfig
-from deepsearch_rl.retrieval.encoding.encoding import EncoderConfig, EncodingConfig
+from deepsearch_rl.retrieval.encoding.configs import EncoderConfig
+from deepsearch_rl.retrieval.encoding.encoding import EncodingConfig
 from deepsearch_rl.retrieval.ranking.ranking import FusionConfig, FusionWeights
+from deepsearch_rl.retrieval.search.bm25_configs import AnyBm25Config
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 
 FILE = "manifest.json"
@@ -29,9 +29,7 @@ BUILD_IT = (
 class IndexConfig(Record):
     """What is built over one corpus's chunks."""
 
-    bm25: Annotated[Bm25Config | LuceneConfig, Field(discriminator="engine")] | None = Field(
-        description="null: no lexical index, dense search alone"
-    )
+    bm25: AnyBm25Config | None = Field(description="null: no lexical index, dense search alone")
     encoder: EncoderConfig | None = Field(
         description="null: no vectors, BM25 alone; encoding and vectors are not read"
     )

@@ -11,14 +11,13 @@ import numpy as np
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, look_up
 from deepsearch_rl.core.files import remembered_sha256
 from deepsearch_rl.core.records import Chunk, RetrieverName
-from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Config, Bm25Index
-from deepsearch_rl.engines.bm25.lucene.lucene import LuceneIndex
 from deepsearch_rl.retrieval.encoding.encoding import open_encoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms
 from deepsearch_rl.retrieval.ranking.ranking import FusionWeights, ReciprocalRankFusion, Retriever
 from deepsearch_rl.retrieval.search import manifest
+from deepsearch_rl.retrieval.search.bm25_configs import AnyBm25Config, Bm25Config
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, IndexManifest, read_manifest
 from deepsearch_rl.retrieval.search.rows import ChunkStore, Filter, RowTable
 from deepsearch_rl.retrieval.vectors.dense import DenseRetriever, open_vector_index
@@ -143,11 +142,7 @@ def open_retriever(
     if name == "bm25":
         bm25 = folder / manifest.BM25_FOLDER
         assert config.bm25 is not None
-        return (
-            Bm25Index.open(bm25)
-            if isinstance(config.bm25, Bm25Config)
-            else LuceneIndex.open(bm25, config.bm25)
-        )
+        return _open_bm25(bm25, config.bm25)
 
     if name == "dense":
         assert config.encoder is not None
@@ -162,6 +157,18 @@ def open_retriever(
 
     weights_F = np.array([weights.weights[feature] for feature in FEATURES])
     return HybridRetriever(open_finder(folder, config, folder / manifest.TERMS_FOLDER), weights_F)
+
+
+def _open_bm25(folder: Path, config: AnyBm25Config) -> Retriever:
+    # The code of the other engine is no dep of a stage
+    if isinstance(config, Bm25Config):
+        from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index  # noqa: PLC0415
+
+        return Bm25Index.open(folder)
+
+    from deepsearch_rl.engines.bm25.lucene.lucene import LuceneIndex  # noqa: PLC0415
+
+    return LuceneIndex.open(folder, config)
 
 
 def retrievers_of(built: IndexManifest, names: Iterable[str]) -> list[str]:

@@ -24,12 +24,12 @@ from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import Chunk, Record
 from deepsearch_rl.engines.bm25.builtin.building import (
     TOKENS_PER_RUN,
-    Bm25Config,
     RunWriter,
     merge_runs,
 )
 from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
 from deepsearch_rl.retrieval.search.analysis import analyse, field_text, term_key
+from deepsearch_rl.retrieval.search.bm25_configs import Bm25Config
 from deepsearch_rl.retrieval.search.rows import open_column
 
 LANES = 64

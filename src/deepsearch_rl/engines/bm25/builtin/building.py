@@ -27,21 +27,19 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.core.records import Record
 from deepsearch_rl.retrieval.search.analysis import (
-    FieldName,
     inner_letters,
     split_words,
     stem,
     term_key,
 )
+from deepsearch_rl.retrieval.search.bm25_configs import Bm25Config
 from deepsearch_rl.retrieval.search.rows import GrowingArray, open_column
 
 # Words counted in memory, about 100 MB with what sorting them takes
@@ -49,20 +47,6 @@ TOKENS_PER_RUN = 2_000_000
 POSTINGS_AT_ONCE = 2_000_000
 STOP_WORD = -1
 HALF_BITS = np.uint64(32)
-
-
-class Bm25Config(Record):
-    """Parameters of BM25F, which is BM25 with the one field ``contents``."""
-
-    engine: Literal["builtin"]
-    k1: float = Field(gt=0, description="how slowly repeated terms saturate")
-    b: float = Field(
-        ge=0, le=1, description="how strongly long fields are discounted; 0 is not at all"
-    )
-    fields: dict[FieldName, Annotated[float, Field(gt=0)]] = Field(
-        min_length=1,
-        description="what is searched (retrieval/search/analysis.py), and how much a word there counts",
-    )
 
 
 @dataclass(frozen=True, slots=True)

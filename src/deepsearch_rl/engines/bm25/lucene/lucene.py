@@ -17,15 +17,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
-from pydantic import Field
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.core.progress import track
-from deepsearch_rl.core.records import Chunk, Record
+from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking
+from deepsearch_rl.retrieval.search.bm25_configs import LuceneConfig
 
 log = logging.getLogger(__name__)
 FIELD = "contents"
@@ -33,19 +33,6 @@ OF_READER = "(Lorg/apache/lucene/index/IndexReader;)V"
 ANALYSER = "io.anserini.analysis.DefaultEnglishAnalyzer"
 SIMILARITY = "org.apache.lucene.search.similarities.BM25Similarity"
 UNLIMITED_STACK_BYTES = 64 << 20
-
-
-class LuceneConfig(Record):
-    """BM25 by Lucene (extra ``pyserini``)."""
-
-    engine: Literal["lucene"]
-    k1: float = Field(gt=0, description="how slowly repeated terms saturate")
-    b: float = Field(
-        ge=0, le=1, description="how strongly long chunks are discounted; 0 is not at all"
-    )
-    heap_mb: int = Field(
-        ge=64, description="memory that Java may use, MiB; Lucene maps its files outside of it"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,16 @@ A folder holds ``model.onnx`` (or ``onnx/model.onnx``) and ``tokenizer.json``.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.retrieval.encoding.configs import OnnxConfig
 from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_readable, first_line
 from deepsearch_rl.retrieval.encoding.model_folder import (
     ModelFolder,
-    ModelFolderConfig,
     read_model_folder,
 )
 
@@ -22,12 +22,6 @@ HIDDEN_OUTPUTS = ("last_hidden_state", "token_embeddings")
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 STEPS = {"Transformer", "Pooling", "Normalize"}
 POOLINGS = ("mean", "cls", "lasttoken")
-
-
-class OnnxConfig(ModelFolderConfig):
-    """An exported encoder with its tokenizer, computed by onnxruntime."""
-
-    name: Literal["onnx"]
 
 
 class OnnxEncoder:

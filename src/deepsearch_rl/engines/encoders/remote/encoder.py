@@ -14,18 +14,18 @@ single text was refused.
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from deepsearch_rl.core.errors import EndpointDownError, EndpointError
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.rate_limits import rate_limits
-from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.core.redaction import public_address, read_key, redact
 from deepsearch_rl.core.retries import is_quota_spent, retry_after_s, wait_for_capacity
+from deepsearch_rl.retrieval.encoding.configs import RemoteEncoderConfig
 from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_readable
 
 if TYPE_CHECKING:
@@ -39,37 +39,6 @@ ABOUT_TEXTS = frozenset({400, 413, 414, 422})
 PROBE = "a"
 SERVER_ERROR = 500
 QUOTED_CHARACTERS = 300  # how much of a server's complaint an error repeats
-
-
-class RemoteConfig(Record):
-    """An embeddings endpoint."""
-
-    name: Literal["remote"]
-    base_url: NonEmpty = Field(
-        description="up to and without /embeddings, e.g. https://api.openai.com/v1"
-    )
-    model: NonEmpty
-    api_key_variable: NonEmpty | None = Field(
-        description="environment variable with the key; null: no key"
-    )
-    dimension: int = Field(ge=1, description="of the model's vectors; anything else is an error")
-    query_prefix: str
-    passage_prefix: str
-    max_characters: int | None = Field(
-        ge=1, description="longer texts are cut, prefix included; null: never"
-    )
-    batch_texts: int = Field(ge=1, description="texts of one request")
-    concurrency: int = Field(ge=1, description="requests sent at once")
-    timeout_s: float = Field(gt=0, description="of one attempt")
-    retries: int = Field(ge=0, description="further attempts of one request")
-    requests_per_minute: int | None = Field(
-        default=None, ge=1, description="of this process, all texts together; null: no limit"
-    )
-    rate_limit_wait_s: float = Field(
-        default=300.0,
-        ge=0,
-        description="how long a request may wait in all while the server answers 429",
-    )
 
 
 class _Vector(BaseModel):
@@ -101,7 +70,7 @@ def _leave_capacity_to_us(response: httpx.Response) -> None:
 class RemoteEncoder:
     """Asks an embeddings endpoint; may be used from several threads. The key is in no error, log or ``repr``."""
 
-    def __init__(self, config: RemoteConfig) -> None:
+    def __init__(self, config: RemoteEncoderConfig) -> None:
         """Make the client, send nothing; raise as :func:`read_key`."""
         from openai import DefaultHttpxClient, OpenAI  # noqa: PLC0415 - half a second, needed by this encoder alone
 

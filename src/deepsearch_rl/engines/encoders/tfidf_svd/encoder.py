@@ -12,32 +12,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 from scipy.sparse import csr_matrix
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
-from deepsearch_rl.core.records import Chunk, Record
+from deepsearch_rl.core.records import Chunk
+from deepsearch_rl.retrieval.encoding.configs import TfidfSvdConfig
 from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, normalise_rows
 from deepsearch_rl.retrieval.search.analysis import analyse
-
-
-class TfidfSvdConfig(Record):
-    """Latent semantic analysis of the chunks themselves: no weights, no download."""
-
-    name: Literal["tfidf_svd"]
-    dimension: int = Field(
-        ge=1, description="singular vectors kept; fewer where the corpus has a lower rank"
-    )
-    fit_rows: int = Field(
-        ge=1, description="chunks that are learnt from, drawn by seed; all where there are fewer"
-    )
-    max_terms: int = Field(
-        ge=1, description="the sample's most frequent terms are known, the others are not"
-    )
 
 
 @dataclass(frozen=True, slots=True)

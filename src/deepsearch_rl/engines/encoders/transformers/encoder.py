@@ -5,29 +5,14 @@ pooling and further steps, and so does a plain transformers folder.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
-from pydantic import model_validator
-
-from deepsearch_rl.core.errors import ArtifactError, UnavailableError
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.retrieval.encoding.configs import TransformersConfig
 from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_readable, first_line
-from deepsearch_rl.retrieval.encoding.model_folder import ModelFolderConfig, read_model_folder
-
-
-class TransformersConfig(ModelFolderConfig):
-    """An encoder with its tokenizer, computed by torch."""
-
-    name: Literal["transformers"]
-    dtype: Literal["float32", "float16", "bfloat16"]
-
-    @model_validator(mode="after")
-    def _no_emulated_precision(self) -> "TransformersConfig":
-        if self.device == "cpu" and self.dtype == "float16":
-            raise ValueError(
-                "dtype float16 is for device cuda: CPUs emulate it, slower than float32"
-            )
-
-        return self
+from deepsearch_rl.retrieval.encoding.model_folder import (
+    read_model_folder,
+    require_device,
+)
 
 
 class TransformersEncoder:
@@ -75,14 +60,4 @@ class TransformersEncoder:
             texts,
             self.dimension,
             lambda readable: self._model.encode(readable, **options, show_progress_bar=False),
-        )
-
-
-def require_device(device: str, owner: str, field: str) -> None:
-    """Raise UnavailableError where the device is ``cuda`` and torch finds no GPU."""
-    import torch  # noqa: PLC0415
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UnavailableError(
-            f"{owner} is to run on a GPU ({field}: cuda), and torch finds none; attach one or set the device to cpu."
         )
