@@ -12,7 +12,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro restore flow rft rft-rounds plan preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments art-vllm check-gpu-calls check-trainers readme deps params
+.PHONY: help environment repro restore flow rft rft-rounds plan preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments art-vllm check-gpu-calls check-trainers readme params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -57,7 +57,7 @@ multihoprag-stages:
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
 
-# The rows of both prompts stay in the table: `make params deps FORCE=1` takes the variant out again.
+# The rows of both prompts stay in the table: `make params FORCE=1` takes the variant out again.
 optimize-prompt: environment  ##run a better prompt for that model, by GEPA, and its row; OPENAI_REFLECTION_MODEL writes prompts
 	@$(TURN) multihoprag "make $@" $(MAKE) --no-print-directory optimize-prompt-stages
 	@$(BIN)/deepsearch table multihoprag
@@ -73,13 +73,12 @@ optimize-prompt-stages:
 # Round n samples from the model of round n - 1, which is kept as models/PROFILE/rft/<n - 1>; a finished round comes from
 # DVC's cache.
 rft: environment  ##run ROUNDS (2) of rejection sampling: SFT on the model's own right answers, then on the new model's
-	@grep -q '^  teacher: self' $(PARAMS) || { echo "error: $(PARAMS) has another synthesize.teacher than self; set it and synthesize.self in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run \`make params deps\`." >&2; exit 1; }
 	@$(TURN) $(PROFILE) "make $@ PROFILE=$(PROFILE)" $(MAKE) --no-print-directory rft-rounds
 
 rft-rounds:
 	@$(BIN)/python -m deepsearch_rl.project.state
 	@from=models/$(PROFILE)/base; for round in $$(seq $(or $(ROUNDS),2)); do \
-	  $(BIN)/python flows/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.self.model=$$from || exit 1; \
+	  $(BIN)/python flows/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.teacher=$$from || exit 1; \
 	  from=models/$(PROFILE)/rft/$$round; mkdir -p $$from && rm -r $$from && cp -r models/$(PROFILE)/sft $$from || exit 1; \
 	done
 
@@ -138,9 +137,6 @@ readme: environment  ##change the generated parts of documents: README's results
 
 params: environment  ##change every params.yaml, from profiles/*/profile.yaml and the preset tiny (FORCE=1: drop edited values)
 	@$(BIN)/python -m scripts.params $(if $(FORCE),--force)
-
-deps: environment  ##change each stage's source files and packages, from their imports, into dvc.yaml and packages.json
-	@$(BIN)/python -m scripts.deps
 
 gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the interpreters of the gpu profiles
 	@for family in core index sft rl serve; do \

@@ -124,7 +124,7 @@ def _record_versions() -> None:
         command = [ENVIRONMENT / "bin" / "python", "-m", "scripts.packages"]
         if subprocess.run(command, cwd=ROOT, check=False).returncode:
             _say(
-                "packages.json may have older versions than are installed now; `make deps` writes it."
+                "packages.json may have older versions than are installed now; `make params` writes it."
             )
 
 

@@ -2,12 +2,16 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from deepsearch_rl.trajectories.synthesis.scripted_config import SCRIPTED
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"deepsearch_rl": ROOT / "src" / "deepsearch_rl", "stages": ROOT / "stages"}
+ENGINES = "src/deepsearch_rl/engines"
 _MODULE_NAME = re.compile(r"(deepsearch_rl|stages)(\.\w+)+")
 _PROGRAM = re.compile(r"\$\{python\.(\w+)\} -m stages\.(\w+)")
 
@@ -61,16 +65,33 @@ def _nodes(node: ast.AST, with_types: bool) -> Iterator[ast.AST]:
         yield from _nodes(child, with_types)
 
 
-def closure(path: Path) -> set[Path]:
+def unchosen(values: Mapping[str, Any]) -> frozenset[Path]:
+    """Return the folders whose code a profile does not use: those of the engines and teachers that it does not name."""
+    chosen = {
+        f"{ENGINES}/bm25/{values['index']['bm25']['engine']}",
+        f"{ENGINES}/encoders/{values['index']['encoder']['name']}",
+        values["synthesize"]["teacher"].rstrip("/"),
+    }
+    folders = [*(ROOT / ENGINES).glob("*/*"), ROOT / SCRIPTED]
+    return frozenset(
+        folder
+        for folder in folders
+        if folder.is_dir() and folder.relative_to(ROOT).as_posix() not in chosen
+    )
+
+
+def closure(path: Path, without: frozenset[Path] = frozenset()) -> set[Path]:
     """Return all first-party files that decide what a program does: its code and the data files that its code names.
 
-    A package's ``__init__.py`` counts where it holds more than a docstring.
+    Files in the folders ``without`` are left out, with what they alone import. A package's
+    ``__init__.py`` counts where it holds more than a docstring.
     """
     files = {path}
     waiting = [path]
 
     while waiting:
-        new = _used_files(waiting.pop()) - files
+        used = {file for file in _used_files(waiting.pop()) if without.isdisjoint(file.parents)}
+        new = used - files
         files |= new
         waiting += new
 

@@ -1,27 +1,27 @@
-"""Part of `make optimize-prompt`: the prompt that was found becomes a variant of the evaluation, and a dep of it.
+"""Part of `make optimize-prompt`: the prompt that was found becomes a variant of the evaluation.
 
     python -m scripts.optimized_prompt PROFILE MODEL
 
-`make params deps FORCE=1` takes both out again.
+`make params FORCE=1` takes it out again.
 """
 
 import argparse
 
 from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile
 from flows.dvc.__main__ import modify_yaml_at_once
-from scripts import deps
 from scripts.imports import ROOT
 
 VARIANT = "optimized"
 
 
 def add_variant(profile: str, model: str) -> None:
-    """Write the variant into a profile's params.yaml, and its prompt into the deps of the profile's dvc.yaml."""
+    """Write the variant, and the folder that its prompt lies in, into a profile's params.yaml."""
     settings = find_profile(ROOT, profile)
+    prompts = settings.data / "prompts"
     variant = {
         "models": None,
         "dataset": settings.value("optimize_prompt.dataset"),
-        "prompt": (settings.data / "prompts" / model).as_posix(),
+        "prompt": (prompts / model).as_posix(),
         "top_k": None,
         "corpus": None,
         "questions": None,
@@ -29,7 +29,7 @@ def add_variant(profile: str, model: str) -> None:
     }
     with modify_yaml_at_once(str((ROOT / dvc_file(profile)).with_name(PARAMS))) as values:
         values["evaluate"]["variants"][VARIANT] = variant
-    deps.main()
+        values["evaluate"]["prompts"] = prompts.as_posix()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`make deps`: packages.json of every profile, the locked versions of what each stage imports.
+"""`make params`: packages.json of every profile, the locked versions of what each stage imports.
 
     python -m scripts.packages          # every packages.json alone; `make environment` does so after a changed lock
 
@@ -32,7 +32,15 @@ from deepsearch_rl.commands.doctor import DISTRIBUTIONS
 from deepsearch_rl.core.installed import EITHER, PackageVersions
 from deepsearch_rl.core.profile import PARAMS, read_values
 from deepsearch_rl.project.locked import Versions, locked_versions
-from scripts.imports import PACKAGES, ROOT, closure, imported_names, parse, programs_in
+from scripts.imports import (
+    PACKAGES,
+    ROOT,
+    closure,
+    imported_names,
+    parse,
+    programs_in,
+    unchosen,
+)
 
 PACKAGES_FILE = "packages.json"
 NAMED = frozenset(
@@ -79,15 +87,15 @@ def stage_versions(command: str, values: Mapping[str, Any]) -> dict[str, Package
     families: dict[str, PackageVersions] = {}
     for family, module in programs_in(command):
         locked = locked_versions(ROOT, values["python"][family])
-        names = packages_of(module, locked)
+        names = packages_of(module, locked, unchosen(values))
         families.setdefault(family, {}).update({name: EITHER.join(locked[name]) for name in names})
 
     return families
 
 
-def packages_of(module: str, locked: Versions) -> set[str]:
-    """Return the locked distributions that decide what a stage's program does."""
-    imported = {distribution_of(name) for name in third_party_modules(module)}
+def packages_of(module: str, locked: Versions, without: frozenset[Path] = frozenset()) -> set[str]:
+    """Return the locked distributions that decide what a stage's program does, code ``without`` left out."""
+    imported = {distribution_of(name) for name in third_party_modules(module, without)}
     waiting = imported | {INSTEAD[name] for name in imported & INSTEAD.keys()}
     packages: set[str] = set()
 
@@ -101,9 +109,10 @@ def packages_of(module: str, locked: Versions) -> set[str]:
 
 
 @cache
-def third_party_modules(module: str) -> frozenset[str]:
+def third_party_modules(module: str, without: frozenset[Path] = frozenset()) -> frozenset[str]:
     """Return the top-level modules, neither ours nor Python's, that a stage's program can load."""
-    files = (path for path in closure(ROOT / "stages" / f"{module}.py") if path.suffix == ".py")
+    program = ROOT / "stages" / f"{module}.py"
+    files = (path for path in closure(program, without) if path.suffix == ".py")
     names = {name for path in files for name in _modules_of(path)}
     return frozenset(names - sys.stdlib_module_names - PACKAGES.keys() - {""})
 
@@ -138,7 +147,7 @@ def generated_packages() -> dict[Path, str]:
     }
 
 
-def main() -> None:
+def write_packages() -> None:
     """Rewrite every packages.json whose text is not the generated one."""
     for path, text in generated_packages().items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -149,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_packages()

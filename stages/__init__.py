@@ -1,12 +1,8 @@
 """One thin file per stage of dvc.yaml: params section -> frozen config -> one library call."""
 
 import os
-import time
 
 import stages.environment  # noqa: F401  for an interpreter that has no hook, as those of .venvs
-
-STARTED = time.time()
-"""When this process began to load the stage's modules, in seconds since 1970."""
 
 # Set before a stage imports any library that reads them. A stage shows its progress by
 # deepsearch_rl.core.progress, and the libraries' own bars would be written over it.

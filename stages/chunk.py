@@ -1,8 +1,8 @@
 """Documents -> chunks of a bounded number of tokens."""
 
 from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
-from stages.running.entry import run
 
 
 def main(profile: Profile) -> None:

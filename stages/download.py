@@ -1,8 +1,8 @@
 """Corpora and question sets: generated, from a folder, or from the hub."""
 
 from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.corpora.download.download import DownloadConfig, download
-from stages.running.entry import run
 
 
 def main(profile: Profile) -> None:

@@ -9,7 +9,7 @@ project inside it. Where the shell names a proxy, this machine's own addresses a
 (``src/deepsearch_rl/project/loopback.py``). Outside of the project's folder no variable is set.
 
 The Python that runs `dvc repro --force`, or `dvc exp run --force`, tells the stages that they begin
-from nothing: DVC itself does not (``DEEPSEARCH_RESUME``, read by ``stages/running/entry.py``; set to 1 by
+from nothing: DVC itself does not (``DEEPSEARCH_RESUME``, read by ``core/stage_entry.py``; set to 1 by
 hand, a forced stage resumes).
 
 Modules come from the project first, then from its environment, and from folders of a foreign

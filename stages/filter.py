@@ -3,8 +3,8 @@
 from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.trajectories.rows.training_set import FilterConfig, build_training_set
-from stages.running.entry import run
 
 
 def main(profile: Profile) -> None:

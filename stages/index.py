@@ -4,6 +4,7 @@ from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import RetrievalReport
 from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig
 from deepsearch_rl.indexing.build import IndexSection, build_indexes
 from deepsearch_rl.retrieval.search.quality import (
@@ -11,7 +12,6 @@ from deepsearch_rl.retrieval.search.quality import (
     measure_datasets,
     training_questions,
 )
-from stages.running.entry import run
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

@@ -1,8 +1,8 @@
 """merge: the SFT adapter into its base model."""
 
 from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.training.merging.merge import MergeConfig, merge_adapter
-from stages.running.entry import run
 
 
 def main(profile: Profile) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.training.prompt_search.prompt_search import (
     OptimizePromptConfig,
@@ -12,9 +13,8 @@ from deepsearch_rl.training.prompt_search.prompt_search import (
     optimize_prompt,
 )
 from deepsearch_rl.training.runs.curves import recorded_curve
+from deepsearch_rl.training.runs.followed import followed
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
-from stages.running.entry import run
-from stages.running.followed import followed
 
 
 def main(profile: Profile, item: str, scratch: Scratch) -> None:

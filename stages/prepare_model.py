@@ -2,11 +2,11 @@
 
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.core.stage_entry import ROOT, run
 from deepsearch_rl.core.stage_graph import require_data
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, prepare_model
 from deepsearch_rl.training.runs.curves import recorded_curve
-from stages.running.entry import ROOT, run
-from stages.running.followed import followed
+from deepsearch_rl.training.runs.followed import followed
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.evaluation.report.write_report import (
     ReportConfig,
     Sources,
     TrainedConfig,
     write_report,
 )
-from stages.running.entry import run
 
 
 def main(profile: Profile) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.files import read_record, write_json
 from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.evaluation.tables.tables import F1Table
 from deepsearch_rl.tracking.bundle import Results, TrackConfig, build_bundle
 from deepsearch_rl.tracking.live import LiveFigures, waiting
@@ -19,7 +20,6 @@ from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.outbox import outbox_folder
 from deepsearch_rl.tracking.upload import FailedUpload, put_into_outbox, upload_all
 from stages.provenance import read_provenance
-from stages.running.entry import run
 
 TRAIN_LOGS = {
     "base": "base",

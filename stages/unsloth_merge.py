@@ -1,8 +1,8 @@
 """Merge an RL adapter into its start model and prove that nothing was lost: `python -m stages.unsloth_merge P sft`."""
 
 from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.training.merging.merge import AdapterMergeConfig, merge_rl_adapter
-from stages.running.entry import run
 
 
 def main(profile: Profile, item: str) -> None:

@@ -50,7 +50,7 @@ def test_other_versions_than_the_recorded_ones_are_named_with_what_installs_and_
     text = str(error.value)
     assert "torch 2.12.0+cpu (recorded: 2.13.0), a-trainer 1.10 (recorded: 1.1)" in text
     assert "`make environment` installs the versions of uv.lock" in text
-    assert "`make deps` records the new ones" in text
+    assert "`make params` records the new ones" in text
     assert "ruamel" not in text
 
 
@@ -86,6 +86,6 @@ def test_a_file_without_the_stage_says_what_writes_it(tmp_path: Path, text: str 
         file.write_text(text)
     with pytest.raises(
         ConfigError,
-        match=r"packages\.json does not have the packages of the stage sft: `make deps`",
+        match=r"packages\.json does not have the packages of the stage sft: `make params`",
     ):
         require_recorded(file, "sft", {"sft": HERE})

@@ -16,7 +16,7 @@ from deepsearch_rl.core.records import Chunk, Message, Question
 from deepsearch_rl.corpora.grammar.grammar import IN_DOMAIN, find_entities
 from deepsearch_rl.indexing.build import IndexSection, build_index
 from deepsearch_rl.retrieval.search.searcher import Searcher, open_index
-from deepsearch_rl.trajectories.synthesis.scripted_teacher import (
+from deepsearch_rl.trajectories.scripted_teacher.scripted_teacher import (
     ScriptedTeacher,
     TeacherConfig,
     read_plan,

@@ -20,8 +20,8 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Chunk, Document
 from deepsearch_rl.corpora.chunking.chonkie_spans import SpanChunker, span_chunker
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora, cut_documents
-from deepsearch_rl.corpora.chunking.spans import Span
 from deepsearch_rl.corpora.chunking.token_counts import HfCounter, TokenCounter, WordCounter
+from deepsearch_rl.corpora.reading.spans import Span
 from tests.corpora.tokenizers_of import byte_pairs, word_pieces
 
 MakeChunker = Callable[[TokenCounter, int, int], SpanChunker]

@@ -14,15 +14,15 @@ from pydantic import ValidationError
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Chunk, Document
-from deepsearch_rl.corpora.chunking import spans
 from deepsearch_rl.corpora.chunking.chunking import (
     ChunkConfig,
     Cutting,
     chunk_corpora,
     cut_documents,
 )
-from deepsearch_rl.corpora.chunking.spans import Sentences, sentence_spans, word_spans
 from deepsearch_rl.corpora.chunking.token_counts import WordCounter
+from deepsearch_rl.corpora.reading import spans
+from deepsearch_rl.corpora.reading.spans import Sentences, sentence_spans, word_spans
 
 CONFIG = ChunkConfig(
     chunker="sentences", chunk_size=12, overlap=0, tokenizer="words", passages=(), variants={}
@@ -164,7 +164,7 @@ def test_a_long_document_is_chunked_in_memory_of_a_few_times_its_size(tmp_path: 
     program = (
         "import sys; from pathlib import Path\n"
         "from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora\n"
-        "from deepsearch_rl.corpora.chunking.spans import sentence_spans\n"
+        "from deepsearch_rl.corpora.reading.spans import sentence_spans\n"
         "list(sentence_spans('The tables are made. Once.'))\n"
         "peak = lambda: int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) * 1024\n"
         "before = peak()\n"

@@ -9,8 +9,8 @@ from deepsearch_rl.core.files import read_jsonl, sha256_file
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Chunk, Question
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig
-from deepsearch_rl.corpora.chunking.spans import word_spans
 from deepsearch_rl.corpora.download.download import DownloadConfig
+from deepsearch_rl.corpora.reading.spans import word_spans
 from deepsearch_rl.corpora.world.questions import generate
 from stages import chunk, download
 

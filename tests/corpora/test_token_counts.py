@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deepsearch_rl.core.errors import UnavailableError, UnknownNameError
-from deepsearch_rl.corpora.chunking.spans import sentence_blocks, sentence_spans
 from deepsearch_rl.corpora.chunking.token_counts import HfCounter, WordCounter, load_tokenizer
+from deepsearch_rl.corpora.reading.spans import sentence_blocks, sentence_spans
 from tests.corpora.tokenizers_of import byte_pairs, word_pieces
 
 CHARACTERS = [

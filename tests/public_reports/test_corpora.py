@@ -30,11 +30,11 @@ from deepsearch_rl.corpora.chunking.chunking import (
     chunk_corpora,
     cut_documents,
 )
-from deepsearch_rl.corpora.chunking.spans import word_spans
 from deepsearch_rl.corpora.chunking.token_counts import WordCounter
 from deepsearch_rl.corpora.download import flashrag_sets, graphrag_bench
 from deepsearch_rl.corpora.download.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.corpora.reading import flashrag, layouts
+from deepsearch_rl.corpora.reading.spans import word_spans
 from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.evaluation.ifeval.ifeval import read_prompts
 from deepsearch_rl.evaluation.standalone.predictions import score_predictions

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.commands.summary import latest_runs
+from deepsearch_rl.core import stage_entry as entry
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.profile import Profile
-from stages.running import entry
-from stages.running.entry import run
+from deepsearch_rl.core.stage_entry import run
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from deepsearch_rl.core.errors import UnknownNameError
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.training.runs.followed import RUNNER, followed
 from stages import filter as filter_stage
 from stages import optimize_prompt
-from stages.running.followed import RUNNER, followed
 from tests.conftest import ROOT
 from tests.settings import new_scratch
 

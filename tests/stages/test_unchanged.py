@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from deepsearch_rl.core import unchanged
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import CHANGED_FILE, Scratch, unfinished
-from stages.running import unchanged
-from stages.running.entry import run
+from deepsearch_rl.core.stage_entry import run
 
 SOURCE = Path("src", "loss.py")
 PARAMS = "profile: tiny\nparams: params.yaml\nrl: {rate: 1}\nother: 1\n"
@@ -21,7 +21,7 @@ WAIT_S = 30
 def run_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs a main as the stage ``train`` of a small project, and returns its error, empty if it has none."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stages.running.entry.ROOT", tmp_path)
+    monkeypatch.setattr("deepsearch_rl.core.stage_entry.ROOT", tmp_path)
     monkeypatch.setattr(unchanged, "POLL_S", 0.01)
     monkeypatch.setattr(sys, "argv", ["stages/train.py", "params.yaml"])
     SOURCE.parent.mkdir()
@@ -31,7 +31,7 @@ def run_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     Path("params.yaml").write_text(PARAMS)
     entry = "train: {params: [{params.yaml: [rl]}], deps: [src/loss.py, data/rows.jsonl]}"
     Path("dvc.yaml").write_text(f"stages: {{{entry}}}")
-    monkeypatch.setattr(unchanged, "STARTED", time.time())
+    monkeypatch.setattr(unchanged, "LOADED", time.time())
 
     def call(main: Callable[..., None]) -> str:
         try:
@@ -106,7 +106,7 @@ def test_what_the_stage_does_not_depend_on_and_a_touched_file_may_change(
 def test_a_source_that_was_written_while_the_process_was_loading_stops_it_before_it_begins(
     run_stage: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unchanged, "STARTED", SOURCE.stat().st_mtime - 1)
+    monkeypatch.setattr(unchanged, "LOADED", SOURCE.stat().st_mtime - 1)
     begun: list[Profile] = []
 
     def main(profile: Profile) -> None:

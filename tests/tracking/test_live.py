@@ -28,7 +28,7 @@ from deepsearch_rl.tracking.curves import line_digest, read_runs, read_steps
 from deepsearch_rl.tracking.live import LiveFigures, follow
 from deepsearch_rl.tracking.store import held
 from deepsearch_rl.training.runs.curves import CurveLine, curve_path
-from stages.running.followed import COMMAND
+from deepsearch_rl.training.runs.followed import COMMAND
 from tests.conftest import ROOT
 from tests.ports import free_port
 from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, new_store
@@ -38,8 +38,8 @@ WAIT_S = 120
 STAGE = """
 import os, time
 from deepsearch_rl.training.runs.curves import record_step, recorded_curve
-from stages.running.entry import run
-from stages.running.followed import followed
+from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.training.runs.followed import followed
 
 def main(profile, item, scratch):
     first, last, then = os.environ["STEPS"].split()

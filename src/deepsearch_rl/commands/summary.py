@@ -27,7 +27,7 @@ TIMELINE_WIDTH = 40
 
 
 class StageRun(ForeignRecord):
-    """One finished run of a stage, as stages/running/entry.py writes it into ``work/timings.jsonl``."""
+    """One finished run of a stage, as core/stage_entry.py writes it into ``work/timings.jsonl``."""
 
     profile: str
     stage: str = Field(description="name as DVC gives it, e.g. rl@sft")

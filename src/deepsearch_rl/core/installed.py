@@ -3,7 +3,7 @@
     require_recorded(Path("packages.json"), "evaluate", profile.values["python"])
 
 ``packages.json`` beside a profile's params.yaml has for every stage the locked versions of what it
-imports, by the interpreter that imports it (`make deps` writes it), and DVC records them with the
+imports, by the interpreter that imports it (`make params` writes it), and DVC records them with the
 stage's result. They are the versions that made the result only where they are what is installed.
 
 Names and versions are read from the names of the ``.dist-info`` folders, as the packaging standard
@@ -45,7 +45,7 @@ def require_recorded(file: Path, stage: str, interpreters: Mapping[str, str]) ->
         families = stages[stage.partition("@")[0]]
     except (OSError, ValidationError, KeyError) as error:
         raise ConfigError(
-            f"{file} does not have the packages of the stage {stage}: `make deps` writes it."
+            f"{file} does not have the packages of the stage {stage}: `make params` writes it."
         ) from error
 
     for family, versions in families.items():
@@ -78,7 +78,7 @@ def require_packages(versions: Mapping[str, str]) -> None:
         raise UnavailableError(
             f"{environment} has other versions of packages than would be recorded with the stage's result: "
             f"{', '.join(differences)}. `make {make}` installs the versions of {lock}; after an upgrade there, "
-            "`make deps` records the new ones, and DVC runs the stages again that import them."
+            "`make params` records the new ones, and DVC runs the stages again that import them."
         )
 
 

@@ -1,7 +1,7 @@
 """What a stage of a dvc.yaml declares, read without DVC: the interpreters of a GPU profile do not have it.
 
     declared = read_stage(load_profile(Path("params.yaml")), "rl@sft")
-    declared.sources    # ("src/deepsearch_rl/conversation/agent_config.py", ...)
+    declared.sources    # ("stages/rl.py", "src/deepsearch_rl/agent", ...)
     declared.data       # ("models/tiny/sft", "data/tiny/index", ...)
     declared.params     # (("params.yaml", "rl"), ...)
 
@@ -28,7 +28,10 @@ _VALUE = re.compile(r"\$\{([^}]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class DeclaredStage:
-    """The deps of a stage, as paths from the project's folder, and its params, as pairs of file and dotted name."""
+    """The deps of a stage, as paths from the project's folder, and its params, as pairs of file and dotted name.
+
+    A source is a file or a folder, which stands for all files in it.
+    """
 
     name: str
     sources: tuple[str, ...]
@@ -51,7 +54,7 @@ def read_stage(profile: Profile, name: str, root: Path) -> DeclaredStage:
     deps = template.get("deps", ())
     return DeclaredStage(
         name=name,
-        sources=tuple(dep for dep in deps if dep.startswith(SOURCES)),
+        sources=tuple(str(_filled(dep, values)) for dep in deps if dep.startswith(SOURCES)),
         # A prompt below src/ that params name is data, too: a further one is no other code.
         data=tuple(str(_filled(dep, values)) for dep in deps if not dep.startswith(SOURCES)),
         params=tuple(_params(template, values)),
@@ -66,13 +69,17 @@ def require_data(profile: Profile, name: str, paths: Iterable[str], root: Path) 
     graph = profile.path.with_name(DVC_YAML)
     if not graph.is_file():
         return
-    missing = sorted(set(paths) - set(read_stage(profile, name, root).data))
+    stage = read_stage(profile, name, root)
+    declared = {Path(path) for path in (*stage.data, *stage.sources)}
+    missing = sorted(
+        path for path in set(paths) if declared.isdisjoint([Path(path), *Path(path).parents])
+    )
 
     if missing:
         raise ConfigError(
             f"the stage {name} would read {', '.join(missing)}, which is no dep of it in {graph}, so that no edit of it"
-            " would ever run the stage again; run `make deps`. (A prompt is named by its file, as "
-            "src/deepsearch_rl/prompts/tiny.txt.)"
+            " would ever run the stage again. (A prompt is named by its file, as src/deepsearch_rl/prompts/tiny.txt; "
+            "evaluate.prompts is a further folder, for those that variants name.)"
         )
 
 
@@ -85,7 +92,7 @@ def family_sources(profile: Profile, family: str, root: Path) -> tuple[str, ...]
     """Return the source files of a family of stages, e.g. of ``rl`` for all its starts; raise as :func:`read_stage`."""
     template = look_up("stage", family, _templates(profile, root))
     deps = template.get("do", template).get("deps", ())
-    return tuple(dep for dep in deps if dep.startswith(SOURCES))
+    return tuple(str(_filled(dep, profile.values)) for dep in deps if dep.startswith(SOURCES))
 
 
 def _templates(profile: Profile, root: Path) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ state is the content of these files and values at one moment. Two things follow 
 - a scratch folder belongs to one state (:mod:`deepsearch_rl.core.scratch`): a killed run resumes under
   the very state that it was killed in, and under no other;
 - a stage whose state is another one at its end than at its start refuses to end well
-  (``stages/running/entry.py``), so that DVC never records new code, params or data with the result of old
+  (``core/stage_entry.py``), so that DVC never records new code, params or data with the result of old
   ones.
 """
 
@@ -38,8 +38,6 @@ OPERATIONAL = (
     "rl.watchdog",
     "serving.cpu.start_timeout_s",
     "serving.vllm.start_timeout_s",
-    "sft.checkpoint",
-    "sft.dev",
 )
 """Params that decide how a stage runs, or what it chooses at its end, but nothing of what it resumes from."""
 RESUMES_ACROSS = {"evaluate": frozenset({"params", "data"})}
@@ -103,8 +101,16 @@ def read_state(profile: Profile, stage: str, root: Path) -> StageState:
 
 
 def code_digests(sources: Iterable[str], root: Path) -> dict[str, str]:
-    """Return the SHA-256 of source files, given from ``root``; a folder stands for all files in it."""
-    return {name: _digest(root / name) for name in sources}
+    """Return the SHA-256 of each source file, by its path from ``root``; a folder stands for all files in it."""
+    digests: dict[str, str] = {}
+    for name in sources:
+        source = root / name
+        if source.is_dir():
+            digests |= {f"{name}/{file}": sha256_file(path) for file, path in _files(source)}
+        else:
+            digests[name] = _digest(source)
+
+    return digests
 
 
 def package_digest() -> str:

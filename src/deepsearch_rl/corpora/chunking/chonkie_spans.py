@@ -12,8 +12,8 @@ from typing import Any
 from chonkie import RecursiveChunker, TokenChunker
 from chonkie.tokenizer import Tokenizer
 
-from deepsearch_rl.corpora.chunking.spans import Span
 from deepsearch_rl.corpora.chunking.token_counts import TokenCounter
+from deepsearch_rl.corpora.reading.spans import Span
 
 SpanChunker = Callable[[str], Iterator[Span]]
 """Yields where the chunks of a text lie, without white space around them and without blank ones."""

@@ -21,8 +21,8 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableErr
 from deepsearch_rl.core.files import at_least_one, read_distinct, write_jsonl
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Record
-from deepsearch_rl.corpora.chunking.spans import BLOCK_CHARS, Sentences, Span, sentence_blocks
 from deepsearch_rl.corpora.chunking.token_counts import TokenCounter, load_tokenizer
+from deepsearch_rl.corpora.reading.spans import BLOCK_CHARS, Sentences, Span, sentence_blocks
 
 Chunker = Literal["sentences", "chonkie_token", "chonkie_recursive"]
 CHUNKERS = get_args(Chunker)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import UnavailableError, UnknownNameError
-from deepsearch_rl.corpora.chunking.spans import Sentences, Span, word_spans
+from deepsearch_rl.corpora.reading.spans import Sentences, Span, word_spans
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

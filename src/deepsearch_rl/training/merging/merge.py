@@ -38,7 +38,6 @@ from deepsearch_rl.core.processes import LAST_LINES, ProcessGuard
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.training.runs.model_folder import (
     ADAPTER_FILES,
-    CHECKPOINTS,
     CONFIG,
     complete_folder,
     require_files,
@@ -91,19 +90,11 @@ def merge_adapter(config: MergeConfig, base: Path, adapter: Path, work: Path, ou
 
     Raises:
         UnavailableError: params name a GPU and there is none.
-        ConfigError: ``sft.checkpoint`` is dev and the graph's stage ``sft`` chose no checkpoint.
         ArtifactError: ``base`` or ``adapter`` is not whole, or the merged folder would not serve.
         CommandError: ``swift export`` failed.
     """
     if config.device == "cuda":
         require_gpu("merge", packages=["swift"])
-    if (adapter / CHECKPOINTS).is_dir():
-        raise ConfigError(
-            f"no checkpoint in {adapter} is chosen: sft.checkpoint is 'dev', but the stage sft of this graph asks no "
-            "dev questions. Set it in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run "
-            "`make params deps`."
-        )
-
     require_files(base, [CONFIG])
     require_files(adapter, ADAPTER_FILES)
 

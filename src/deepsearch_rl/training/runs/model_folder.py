@@ -11,8 +11,9 @@ WEIGHTS = "*.safetensors"
 CONFIG = "config.json"
 MANIFEST = "manifest.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-CHECKPOINTS = "checkpoints"
-"""Folder of adapters by step, in place of the adapter's files, while none of them is chosen."""
+TRAIN_LOG = "train_log.jsonl"
+LOWEST_LOSS = "lowest_loss_step"
+"""In the manifest of SFT's checkpoints: the step with the lowest loss on rows held back; null: none was measured."""
 
 
 def weight_files(folder: Path) -> list[Path]:

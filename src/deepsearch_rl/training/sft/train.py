@@ -2,8 +2,8 @@
 
 The loss is on assistant tokens alone (reasoning, tool calls and answers), which ms-swift derives
 from the roles of the rows; ``loss_scale`` restricts it to the last turn where each turn is a row of
-its own. ``checkpoint`` says which of the checkpoints is published; for ``dev`` all that are on disk
-are, and :mod:`deepsearch_rl.training.sft.dev` chooses.
+its own. All checkpoints that are on disk at the end are published; the stage `choose_checkpoint`
+takes one of them.
 
 On a CPU, rows go through one at a time with gradients accumulated over a batch: without padding,
 attention needs no mask and skips its upper half, which makes a token cost 90 us instead of 125 us
@@ -41,8 +41,9 @@ from deepsearch_rl.training.runs.curves import record_step
 from deepsearch_rl.training.runs.finite import NotFiniteError, bad_numbers, not_finite_metrics
 from deepsearch_rl.training.runs.model_folder import (
     ADAPTER_FILES,
-    CHECKPOINTS,
+    LOWEST_LOSS,
     MANIFEST,
+    TRAIN_LOG,
     weight_files,
 )
 from deepsearch_rl.training.runs.swift_run import run_swift, swift_command
@@ -58,18 +59,8 @@ ATTENTION_PACKAGES = {
 kernel from a hub when it loads the model (package ``kernels``). That does not count: whether there
 is one for this torch shows only then.
 """
-TRAIN_LOG = "train_log.jsonl"
 TRAINER_STATE = "trainer_state.json"  # the last file that a checkpoint gets
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
-
-
-class SftDev(Record):
-    """Section ``sft.dev``: the rollouts that checkpoints are compared by."""
-
-    dataset: NonEmpty
-    questions: int = Field(ge=1, description="the first so many of the dev split")
-    samples: int = Field(ge=1, description="answers per question")
-    temperature: float = Field(ge=0)
 
 
 class SftConfig(Record):
@@ -116,10 +107,6 @@ class SftConfig(Record):
     eval_share: float = Field(
         ge=0, lt=1, description="share of the rows held back, whose loss is measured"
     )
-    checkpoint: Literal["last", "loss", "dev"] = Field(
-        description="which one is published: lowest loss on the rows held back, or best F1 of rollouts on dev"
-    )
-    dev: SftDev = Field(description="for checkpoint dev")
     save_steps: int = Field(
         ge=1, description="steps between checkpoints, from which a killed run goes on"
     )
@@ -147,11 +134,6 @@ class SftConfig(Record):
         if self.eval_share and self.save_steps % self.log_steps:
             raise ValueError(
                 f"save_steps {self.save_steps} is no multiple of log_steps {self.log_steps}"
-            )
-
-        if self.checkpoint == "loss" and not self.eval_share:
-            raise ValueError(
-                "checkpoint loss needs rows that are held back: set eval_share, or checkpoint to last"
             )
 
         return self
@@ -276,11 +258,10 @@ def swift_sft_command(
 def train_adapter(
     config: SftConfig, model: Path, rows: Path, seed: int, scratch: Path, output: Path
 ) -> None:
-    """Train on a base model and ms-swift's rows; write adapter, ``train_log.jsonl`` and ``manifest.json`` at once.
+    """Train on a base model and ms-swift's rows; write an adapter a checkpoint, a log and a manifest at once.
 
-    For ``checkpoint`` dev, the adapters to choose from are in ``checkpoints/<step>/`` of
-    ``output``. A killed run continues from its checkpoints in ``scratch``, which the caller keeps
-    apart for every other model, row and setting.
+    The adapters are in ``<step>/`` of ``output``. A killed run continues from its checkpoints in
+    ``scratch``, which the caller keeps apart for every other model, row and setting.
 
     Raises:
         UnavailableError: params name a GPU and there is none.
@@ -321,16 +302,6 @@ def train_adapter(
 
     state = read_record(checkpoint / TRAINER_STATE, TrainerState)
 
-    if config.checkpoint == "dev":
-        chosen = {}
-        adapters = {
-            f"{CHECKPOINTS}/{step}": path for step, path in whole_checkpoints(scratch).items()
-        }
-    else:
-        best = chosen_checkpoint(config, checkpoint, state)
-        chosen = {"best_step": read_record(best / TRAINER_STATE, TrainerState).global_step}
-        adapters = {"": best}
-
     packages = ("ms-swift", "transformers", "peft", "torch")
     manifest = {
         "tool": "ms-swift",
@@ -339,18 +310,19 @@ def train_adapter(
         "seed": seed,
         "rows": count,
         "steps": state.global_step,
-        **chosen,
+        **({LOWEST_LOSS: state.best_global_step} if config.eval_share else {}),
         "final_loss": state.lines[-1].loss,
         TRAINED_WITH: served.model_dump(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
     }
 
     with atomic_directory(output) as partial:
-        for name, source in adapters.items():
-            (partial / name).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / ADAPTER_WEIGHTS, partial / name / ADAPTER_WEIGHTS)
+        for step, source in whole_checkpoints(scratch).items():
+            adapter = partial / str(step)
+            adapter.mkdir()
+            shutil.copyfile(source / ADAPTER_WEIGHTS, adapter / ADAPTER_WEIGHTS)
             settings = canonical_adapter_config(read_json(source / ADAPTER_CONFIG), model)
-            write_json(partial / name / ADAPTER_CONFIG, settings)
+            write_json(adapter / ADAPTER_CONFIG, settings)
 
         write_jsonl(partial / TRAIN_LOG, state.lines)
         write_json(partial / MANIFEST, manifest)
@@ -436,25 +408,6 @@ def _not_finite_sentence(problem: str) -> str:
         f"swift sft computed no number ({problem}), and every later step would be one of NaN. Checkpoints from there "
         "on are not kept. Lower sft.learning_rate, train in float32, or look for a row that is broken."
     )
-
-
-def chosen_checkpoint(config: SftConfig, newest: Path, state: TrainerState) -> Path:
-    """Return the last checkpoint, or for ``loss`` the one with the lowest, which outlives newer ones.
-
-    Where training ended before its first evaluation, that is the last one, too. Raise ArtifactError
-    if it is gone.
-    """
-    if config.checkpoint == "last" or state.best_global_step is None:
-        return newest
-    best = newest.with_name(f"checkpoint-{state.best_global_step}")
-
-    if not (best / ADAPTER_WEIGHTS).is_file():
-        raise ArtifactError(
-            f"{best}, the checkpoint with the lowest evaluation loss, is gone; delete {newest.parent} and run the "
-            "stage again."
-        )
-
-    return best
 
 
 def _progress(stack: contextlib.ExitStack) -> Callable[[str], None]:

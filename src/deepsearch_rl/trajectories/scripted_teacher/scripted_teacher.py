@@ -17,7 +17,7 @@ from deepsearch_rl.agent.protocols import Reply, RolloutPolicy
 from deepsearch_rl.conversation.chat_messages import search_call
 from deepsearch_rl.core.answers import INSUFFICIENT
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.core.records import Message, Question, Record
+from deepsearch_rl.core.records import Message, Question
 from deepsearch_rl.corpora.grammar.grammar import (
     IN_DOMAIN,
     find_entities,
@@ -25,29 +25,9 @@ from deepsearch_rl.corpora.grammar.grammar import (
     write_note,
     write_query,
 )
+from deepsearch_rl.trajectories.synthesis.scripted_config import ScriptedConfig
 
 _PLAN = TypeAdapter[tuple[str, ...]](Annotated[tuple[str, ...], Field(min_length=1)])
-
-
-class TeacherConfig(Record):
-    """How often the scripted teacher errs, and when it stops."""
-
-    partial_query: float = Field(
-        ge=0, le=1, description="a first query has one word of a two-word name"
-    )
-    misspelt_query: float = Field(
-        ge=0, le=1, description="a first query has two letters of the name swapped"
-    )
-    wrong_relation: float = Field(ge=0, le=1, description="a first query asks for another relation")
-    misread: float = Field(
-        ge=0, le=1, description="some other name in the passages is read as the object"
-    )
-    max_facts: int = Field(
-        ge=1, description="facts after which it gives up, and answers with the last"
-    )
-    gives_up: float = Field(
-        ge=0, le=1, description="probability that it does so where more are asked for"
-    )
 
 
 def read_plan(question: Question) -> tuple[str, ...]:
@@ -57,7 +37,7 @@ def read_plan(question: Question) -> tuple[str, ...]:
     except ValidationError as error:
         raise ConfigError(
             f"question {question.id} has no plan, so the scripted teacher cannot answer it; "
-            "use generated questions or set synthesize.teacher to endpoint."
+            "use generated questions, or let synthesize.teacher name the folder of a model."
         ) from error
 
     if unknown := set(plan) - set(IN_DOMAIN.relations):
@@ -71,7 +51,7 @@ def read_plan(question: Question) -> tuple[str, ...]:
 class ScriptedTeacher(RolloutPolicy):
     """The teacher for one rollout: it uses the question's text and plan alone; each sample has its own mistakes."""
 
-    def __init__(self, question: Question, sample: int, config: TeacherConfig, seed: int) -> None:
+    def __init__(self, question: Question, sample: int, config: ScriptedConfig, seed: int) -> None:
         self._config = config
         self._rng = random.Random(f"{seed}/{question.id}/{sample}")
         self._searches = 0

@@ -38,9 +38,9 @@ from deepsearch_rl.core.installed import require_recorded
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.scratch import open_scratch
 from deepsearch_rl.core.stage_state import read_state
-from stages.running.unchanged import unchanged
+from deepsearch_rl.core.unchanged import unchanged
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 """The folder of the project whose sources run."""
 TIMINGS = Path("work", "timings.jsonl")
 """One line per finished stage run, for `deepsearch summary`; a measurement, so no artifact and not tracked."""
@@ -48,14 +48,10 @@ RESUME_VARIABLE = "DEEPSEARCH_RESUME"
 """``0`` has a stage begin with an empty scratch folder; ``stages/environment.py`` sets it for ``dvc repro --force``."""
 
 
-def run(main: Callable[..., None], stage: str | None = None, is_continued: bool = False) -> None:
+def run(main: Callable[..., None]) -> None:
     """Run a stage from its command line; errors end it with status 1 and one paragraph on stderr.
 
-    Args:
-        main: the stage; its parameters are some of profile, item and scratch.
-        stage: its name in the graph, where that is not the program's.
-        is_continued: whether the program goes on in the scratch folder that another one of the same
-            stage has left.
+    The parameters of ``main`` are some of profile, item and scratch.
     """
     parameters = inspect.signature(main).parameters
     parser = argparse.ArgumentParser(description=sys.modules[main.__module__].__doc__)
@@ -70,17 +66,15 @@ def run(main: Callable[..., None], stage: str | None = None, is_continued: bool 
 
     program = Path(sys.argv[0]).stem
     item = [arguments.item] if "item" in parameters else []
-    name = "@".join([stage or program, *item])
+    name = "@".join([program, *item])
     started = time.monotonic()
 
     try:
         profile = load_profile(arguments.params)
         _require_hours(profile)
         with full_disk_named("while writing"):
-            _run(main, profile, name, program, item, is_continued, arguments.keep_scratch)
-        # A second program of a stage has a time of its own: the stage's would hide that of the
-        # first.
-        _record_run(profile.name, program if is_continued else name, time.monotonic() - started)
+            _run(main, profile, name, program, item, arguments.keep_scratch)
+        _record_run(profile.name, name, time.monotonic() - started)
     except (DeepsearchError, OSError) as error:
         if arguments.debug:
             traceback.print_exc()
@@ -93,7 +87,6 @@ def _run(
     name: str,
     program: str,
     item: list[str],
-    is_continued: bool,
     is_kept: bool,
 ) -> None:
     """Call a stage with its item and its scratch folder, and see to it that what it runs on does not change."""
@@ -108,7 +101,7 @@ def _run(
             main(*arguments)
         return
 
-    afresh = os.environ.get(RESUME_VARIABLE) == "0" and not is_continued
+    afresh = os.environ.get(RESUME_VARIABLE) == "0"
     with open_scratch(profile.work, state, "-".join([program, *item]), afresh) as scratch:
         if is_kept:
             scratch.keep()

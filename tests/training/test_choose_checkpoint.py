@@ -8,6 +8,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from deepsearch_rl.training.sft.dev import DevRollouts, choose_on_dev
 from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
@@ -17,7 +18,6 @@ from deepsearch_rl.core.records import Question
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.tracking.curves import read_runs
 from deepsearch_rl.training.runs.curves import TrainingStep, curve_path, recorded_curve
-from deepsearch_rl.training.sft.dev import DevRollouts, choose_on_dev
 from deepsearch_rl.training.sft.train import SftDev
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from stages import sft_dev as stage

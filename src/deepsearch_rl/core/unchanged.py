@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deepsearch_rl import LOADED
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_state import StageState, differences, file_stamp, read_state, summary
-from stages import STARTED
 
 POLL_S = 2.0
 _LOG = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class _Watch:
         now = time.time()
         for name in self._before.code:
             path = self._root / name
-            if path.exists() and STARTED < path.stat().st_mtime <= now:
+            if path.exists() and LOADED < path.stat().st_mtime <= now:
                 self.changes.append(f"{name} (changed while the stage was starting)")
 
     def look(self) -> None:

@@ -1,0 +1,184 @@
+"""Which of SFT's checkpoints goes on: the last one, or the best one by loss or by rollouts.
+
+``dev`` takes the best F1 of real rollouts on dev questions, the scorer of RL's dev F1. Each adapter
+is served beside its base, as an evaluated model is, and answers the same questions with the same
+seeds. Rollouts are logged in the stage's scratch folder, so that a killed choice continues.
+"""
+
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from pydantic import Field
+
+from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.conversation.trained_with import require_trained_with
+from deepsearch_rl.core.answers import score_rollout
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.files import (
+    atomic_directory,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+)
+from deepsearch_rl.core.records import NonEmpty, Question, Record
+from deepsearch_rl.search_server.launch import serve_index
+from deepsearch_rl.serving.launch import ServingConfig, serve_model
+from deepsearch_rl.training.runs.curves import TrainingStep, record_step
+from deepsearch_rl.training.runs.model_folder import (
+    ADAPTER_FILES,
+    LOWEST_LOSS,
+    MANIFEST,
+    TRAIN_LOG,
+)
+from deepsearch_rl.trajectories.collecting.collect import collect, read_questions
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
+
+DEV_F1 = "eval_dev_f1"
+"""The score's name in log and curve; a curve has names of ``eval_`` in lines of their own."""
+
+
+class DevQuestions(Record):
+    """Section ``choose_checkpoint.dev``: the rollouts that checkpoints are compared by."""
+
+    dataset: NonEmpty
+    questions: int = Field(ge=1, description="the first so many of the dev split")
+    samples: int = Field(ge=1, description="answers per question")
+    temperature: float = Field(ge=0)
+
+
+class ChooseCheckpointConfig(Record):
+    """Params section ``choose_checkpoint``."""
+
+    by: Literal["last", "loss", "dev"] = Field(
+        description="the last one; lowest loss on the rows held back; best F1 of rollouts on dev"
+    )
+    dev: DevQuestions = Field(description="for dev")
+
+
+@dataclass(frozen=True, slots=True)
+class DevRollouts:
+    """How dev questions are answered, and how many of them."""
+
+    plan: DevQuestions
+    setting: RolloutSetting
+    serving: ServingConfig
+
+
+def read_checkpoints(folder: Path) -> dict[int, Path]:
+    """Return the adapters that `sft` wrote, by step, in order; raise ArtifactError if there is none."""
+    steps = sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+    if not steps:
+        raise ArtifactError(f"{folder} has no checkpoints to choose from; run the stage sft again.")
+    return {step: folder / str(step) for step in steps}
+
+
+def choose_without_rollouts(by: Literal["last", "loss"], checkpoints: Path, output: Path) -> int:
+    """Write the last adapter of a folder, or the one with the lowest loss, to ``output``; return its step.
+
+    Where training ended before its first evaluation, the lowest loss is that of the last one.
+
+    Raises:
+        ArtifactError: there is no checkpoint, or the one with the lowest loss is gone.
+        ConfigError: no loss was measured.
+    """
+    adapters = read_checkpoints(checkpoints)
+    best = max(adapters)
+    manifest = read_json(checkpoints / MANIFEST)
+
+    if by == "loss":
+        if LOWEST_LOSS not in manifest:
+            raise ConfigError(
+                "choose_checkpoint.by is 'loss', and sft held no rows back to measure it: set sft.eval_share above 0, "
+                "or choose by last or dev."
+            )
+        best = manifest[LOWEST_LOSS] or best
+
+    if best not in adapters:
+        raise ArtifactError(
+            f"{checkpoints} does not hold step {best}, which had the lowest loss; run the stage sft again."
+        )
+
+    with atomic_directory(output) as partial:
+        _copy_adapter(adapters[best], partial)
+        shutil.copyfile(checkpoints / TRAIN_LOG, partial / TRAIN_LOG)
+        write_json(partial / MANIFEST, {**manifest, "best_step": best})
+
+    return best
+
+
+def choose_on_dev(
+    rollouts: DevRollouts, checkpoints: Path, output: Path, scratch: Path
+) -> dict[int, float]:
+    """Write the adapter with the best dev F1, the earliest of equals, to ``output``.
+
+    The scores go into its log, its manifest and a training curve; return them, in [0, 1], by step.
+
+    Raise ArtifactError where there is nothing to choose from or no dev question, and as
+    :func:`require_trained_with`, :func:`serve_model`, :func:`serve_index` and :func:`collect`.
+    """
+    adapters = read_checkpoints(checkpoints)
+    setting = rollouts.setting
+    require_trained_with(
+        checkpoints,
+        setting.agent.prompt_digests(),
+        f"the agent (agent.prompt: {setting.agent.prompt})",
+    )
+    questions = read_questions(setting.split("dev"), rollouts.plan.questions)
+    scores: dict[int, float] = {}
+
+    with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
+        for step, adapter in adapters.items():
+            scores[step] = _dev_f1(rollouts, questions, url, step, adapter, scratch)
+            record_step({"step": step, DEV_F1: scores[step]})
+
+    best = max(scores, key=lambda step: (scores[step], -step))
+    log = read_jsonl(checkpoints / TRAIN_LOG, TrainingStep)
+    lines = {line.step: line.model_dump() for line in log}
+    for step, score in scores.items():
+        lines[step] = {"step": step, **lines.get(step, {}), DEV_F1: score}
+
+    with atomic_directory(output) as partial:
+        _copy_adapter(adapters[best], partial)
+        write_jsonl(
+            partial / TRAIN_LOG,
+            (TrainingStep.model_validate(lines[step]) for step in sorted(lines)),
+        )
+        manifest = {**read_json(checkpoints / MANIFEST), "best_step": best, "dev_f1": scores}
+        write_json(partial / MANIFEST, manifest)
+
+    return scores
+
+
+def _copy_adapter(adapter: Path, folder: Path) -> None:
+    for name in ADAPTER_FILES:
+        shutil.copyfile(adapter / name, folder / name)
+
+
+def _dev_f1(
+    rollouts: DevRollouts,
+    questions: list[Question],
+    url: str,
+    step: int,
+    adapter: Path,
+    scratch: Path,
+) -> float:
+    """Return the mean F1 of an adapter's rollouts; a failed one scores 0."""
+    plan = rollouts.plan
+    agent = rollouts.setting.agent
+    seed = rollouts.setting.seed
+    log = scratch / f"{step}.jsonl"
+    out = scratch / f"{step}.sorted.jsonl"
+    label = f"sft, step {step} on dev"
+
+    with serve_model(adapter, rollouts.serving) as endpoint:
+        agents = partial(
+            SearchAgent, agent, endpoint, url, plan.temperature, model_name="sft", seed=seed
+        )
+        answers = collect(questions, plan.samples, agents, log, agent.concurrency, label, out)
+
+    return fmean(score_rollout(trajectory).f1 for trajectory in answers.without_server_failures())

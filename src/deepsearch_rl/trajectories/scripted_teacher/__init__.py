@@ -1,0 +1,1 @@
+"""The scripted teacher of the generated worlds, a value of `synthesize.teacher`."""

@@ -1,0 +1,38 @@
+"""Choose which of SFT's checkpoints goes on: the last, or the best by loss or by rollouts on dev questions."""
+
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.serving.launch import ServingConfig
+from deepsearch_rl.training.choose_checkpoint.choose import (
+    ChooseCheckpointConfig,
+    DevRollouts,
+    choose_on_dev,
+    choose_without_rollouts,
+)
+from deepsearch_rl.training.runs.curves import recorded_curve
+from deepsearch_rl.training.runs.followed import followed
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
+
+
+def main(profile: Profile, scratch: Scratch) -> None:
+    """Write ``models/<profile>/sft_adapter/``."""
+    config = profile.section("choose_checkpoint", ChooseCheckpointConfig)
+    if config.by == "dev":
+        followed(_choose_on_dev)(profile, config, scratch)
+        return
+
+    models = profile.models
+    choose_without_rollouts(config.by, models / "sft_checkpoints", models / "sft_adapter")
+
+
+def _choose_on_dev(profile: Profile, config: ChooseCheckpointConfig, scratch: Scratch) -> None:
+    serving = profile.section("serving", ServingConfig)
+    rollouts = DevRollouts(config.dev, RolloutSetting.of(profile, config.dev.dataset), serving)
+    models = profile.models
+    with recorded_curve(scratch.curve):
+        choose_on_dev(rollouts, models / "sft_checkpoints", models / "sft_adapter", scratch.path)
+
+
+if __name__ == "__main__":
+    run(main)
