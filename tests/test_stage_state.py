@@ -153,7 +153,7 @@ def test_a_prompt_that_params_name_is_data_and_one_that_the_graph_does_not_name_
 
     require_data(profile, "evaluate@base", ["src/prompts/tiny.txt"], Path())
     with pytest.raises(
-        ConfigError, match=r"evaluate@base would read tiny, .* dep of it in dvc\.yaml.* `make deps`"
+        ConfigError, match=r"evaluate@base would read tiny, .* dep of it in dvc\.yaml"
     ):
         require_data(profile, "evaluate@base", ["tiny", "src/prompts/tiny.txt"], Path())
 

@@ -161,9 +161,7 @@ def edited(graph: FinishedGraph, stage: str, edit: Edit, way: str, share: float)
 
 def source_edit(graph: FinishedGraph, stage: str, generator: random.Random) -> Edit:
     """Return a comment at the end of some module of a stage's closure."""
-    file = generator.choice(
-        [name for name in graph.declared(stage).sources if name.endswith(".py")]
-    )
+    file = generator.choice([name for name in graph.source_files(stage) if name.endswith(".py")])
     return Edit(file, lambda text: f"{text}\n# edited\n", file)
 
 

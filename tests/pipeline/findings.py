@@ -117,7 +117,7 @@ def faults_outside(graph: FinishedGraph, stage: str) -> Iterator[Finding]:
 
 def modules_outside(graph: FinishedGraph, stage: str) -> list[str]:
     """Return all first-party modules that a stage does not list, but for the process's settings."""
-    sources = graph.declared(stage).sources
+    sources = graph.source_files(stage)
     inside = {*sources, *PROCESS_SETTINGS}
     folders = [graph.folder / "src" / "deepsearch_rl", graph.folder / "stages"]
     names = sorted(
@@ -150,7 +150,7 @@ def called_functions(graph: FinishedGraph, stage: str) -> list[Function]:
             run = record_calls(graph, stage, log)
         if run.status:
             raise RuntimeError(f"{stage} does not run as it is: {run.output[-2000:]}")
-    sources = set(graph.declared(stage).sources)
+    sources = set(graph.source_files(stage))
     functions: list[Function] = []
     # Each process of the stage has its first calls
     for line in dict.fromkeys(log.read_text().splitlines()):

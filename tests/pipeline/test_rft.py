@@ -13,20 +13,21 @@ from tests.pipeline.smoke_copy import finished_smoke_graph, run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CHANGES = """
 synthesize:
-  teacher: self
+  teacher: models/smoke/base
   questions: 24
   samples: 3
   temperature: 1.0
-  self: {model: models/smoke/base}
 
 filter:
   predicates: [answered]    # a model this small is hardly ever right
   per_question: 2
 
 sft:
-  checkpoint: dev
   save_steps: 2
   log_steps: 1
+
+choose_checkpoint:
+  by: dev
   dev: {dataset: multihoprag, questions: 8, samples: 1, temperature: 0.7}
 """
 
@@ -37,8 +38,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, smoke_cache: Path) -> Path
     folder = finished_smoke_graph(tmp_path_factory.mktemp("rft"), smoke_cache)
     with (folder / "profiles/smoke/profile.yaml").open("a") as profile:
         profile.write(CHANGES)
-    for script in ("scripts.params", "scripts.deps"):
-        run(folder, "python", "-m", script)
+    run(folder, "python", "-m", "scripts.params")
     return folder
 
 
@@ -56,7 +56,7 @@ def stages_run(folder: Path) -> list[str]:
     return [json.loads(line)["stage"] for line in lines]
 
 
-ROUND = ["synthesize", "filter", "sft", "sft_dev", "merge"]
+ROUND = ["synthesize", "filter", "sft", "choose_checkpoint", "merge"]
 
 
 def test_a_round_trains_on_what_the_model_itself_wrote(project: Path) -> None:

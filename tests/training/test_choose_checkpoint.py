@@ -3,27 +3,29 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import peft
 import pytest
 import torch
-from deepsearch_rl.training.sft.dev import DevRollouts, choose_on_dev
 from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.files import read_json, read_jsonl, sha256_file, write_json, write_jsonl
-from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.tracking.curves import read_runs
+from deepsearch_rl.training.choose_checkpoint.choose import (
+    DevQuestions,
+    DevRollouts,
+    choose_on_dev,
+    choose_without_rollouts,
+)
 from deepsearch_rl.training.runs.curves import TrainingStep, curve_path, recorded_curve
-from deepsearch_rl.training.sft.train import SftDev
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
-from stages import sft_dev as stage
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.policies import CONTEXT_TOKENS
-from tests.settings import AGENT, RETRIEVAL, new_scratch
+from tests.settings import AGENT, RETRIEVAL
 from tests.worlds import World
 
 WEIGHTS = "adapter_model.safetensors"
@@ -49,22 +51,22 @@ def rollouts(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> D
         retrieval=RETRIEVAL,
         seed=0,
     )
-    plan = SftDev(dataset="towns", questions=4, samples=1, temperature=0.7)
+    plan = DevQuestions(dataset="towns", questions=4, samples=1, temperature=0.7)
     return DevRollouts(plan, setting, ServingConfig.model_validate(CPU))
 
 
 @pytest.fixture
 def trained(tmp_path: Path, policy_folder: Path) -> Path:
-    """What `train_adapter` leaves for checkpoint dev: LoRAs of the steps 2, 4 and 5, and a log without the last one."""
+    """What `train_adapter` leaves: LoRAs of the steps 2, 4 and 5, and a log without the last one."""
     base = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
     settings: dict[str, Any] = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     model = peft.get_peft_model(base, peft.LoraConfig(**settings, init_lora_weights=False))
-    folder = tmp_path / "sft_adapter"
+    folder = tmp_path / "sft_checkpoints"
     for step in (2, 4, 5):
         torch.nn.init.normal_(
             next(weights for name, weights in model.named_parameters() if "lora_B" in name)
         )
-        model.save_pretrained(str(folder / "checkpoints" / str(step)))
+        model.save_pretrained(str(folder / str(step)))
     lines = [{"step": step, "loss": 1.0 / step} for step in (2, 4)]
     write_jsonl(folder / "train_log.jsonl", map(TrainingStep.model_validate, lines))
     write_json(folder / "manifest.json", {"steps": 5})
@@ -73,7 +75,7 @@ def trained(tmp_path: Path, policy_folder: Path) -> Path:
 
 def describe_endpoints(folder: Path, base_url: str) -> None:
     """Have each checkpoint answered by a scripted server, under the model name of its step."""
-    for checkpoint in (folder / "checkpoints").iterdir():
+    for checkpoint in filter(Path.is_dir, folder.iterdir()):
         endpoint = {
             "base_url": base_url,
             "model": checkpoint.name,
@@ -102,23 +104,23 @@ def answers(right: dict[str, int]) -> Callable[[dict[str, Any]], dict[str, Any] 
 def test_the_checkpoint_that_answers_best_is_left_and_all_scores_are_in_log_manifest_and_curve(
     rollouts: DevRollouts, trained: Path, tmp_path: Path
 ) -> None:
-    expected = sha256_file(trained / "checkpoints" / "4" / WEIGHTS)
+    out = tmp_path / "sft_adapter"
     with serve_chat(answers({"2": 0, "4": 4, "5": 2})) as chat:
         describe_endpoints(trained, chat.endpoint.base_url)
-        with recorded_curve(curve_path(tmp_path / "work", "sft_dev-0123456789ab")):
-            scores = choose_on_dev(rollouts, trained, tmp_path / "work")
+        with recorded_curve(curve_path(tmp_path / "work", "choose_checkpoint-0123456789ab")):
+            scores = choose_on_dev(rollouts, trained, out, tmp_path / "work")
     assert scores == {2: 0.5, 4: 1.0, 5: 0.75}, "'person nobody' has half of 'person 0'"
-    assert sorted(path.name for path in trained.iterdir()) == [
+    assert sorted(path.name for path in out.iterdir()) == [
         "adapter_config.json", WEIGHTS, "manifest.json", "train_log.jsonl",
     ]  # fmt: skip
-    assert sha256_file(trained / WEIGHTS) == expected
-    manifest = read_json(trained / "manifest.json")
+    assert sha256_file(out / WEIGHTS) == sha256_file(trained / "4" / WEIGHTS)
+    manifest = read_json(out / "manifest.json")
     assert manifest == {
         "steps": 5,
         "best_step": 4,
         "dev_f1": {"2": scores[2], "4": 1.0, "5": scores[5]},
     }
-    lines = [line.model_dump() for line in read_jsonl(trained / "train_log.jsonl", TrainingStep)]
+    lines = [line.model_dump() for line in read_jsonl(out / "train_log.jsonl", TrainingStep)]
     assert [(line["step"], line.get("loss"), line["eval_dev_f1"]) for line in lines] == [
         (2, 0.5, scores[2]), (4, 0.25, 1.0), (5, None, scores[5]),
     ]  # fmt: skip
@@ -126,38 +128,57 @@ def test_the_checkpoint_that_answers_best_is_left_and_all_scores_are_in_log_mani
     assert run.end == "FINISHED"
     assert [(line.step, line.metrics["eval_dev_f1"]) for line in run.steps()] == [*scores.items()]
     with pytest.raises(ArtifactError, match="no checkpoints to choose from"):
-        choose_on_dev(rollouts, trained, tmp_path / "work")
+        choose_on_dev(rollouts, out, tmp_path / "again", tmp_path / "work")
 
 
 def test_a_choice_that_was_cut_off_asks_only_what_is_missing_and_the_earliest_of_equals_is_left(
     rollouts: DevRollouts, trained: Path, tmp_path: Path
 ) -> None:
+    out = tmp_path / "sft_adapter"
     reply, is_down = answers({"2": 1, "4": 3, "5": 3}), True
     with serve_chat(lambda body: 500 if is_down and body["model"] == "5" else reply(body)) as chat:
         describe_endpoints(trained, chat.endpoint.base_url)
         with pytest.raises(EndpointError):
-            choose_on_dev(rollouts, trained, tmp_path / "work")
-        assert sorted(path.name for path in (trained / "checkpoints").iterdir()) == ["2", "4", "5"]
+            choose_on_dev(rollouts, trained, out, tmp_path / "work")
+        assert not out.exists()
         is_down, before = False, len(chat.requests)
-        choose_on_dev(rollouts, trained, tmp_path / "work")
+        choose_on_dev(rollouts, trained, out, tmp_path / "work")
         assert {body["model"] for body in chat.requests[before:]} == {"5"}
-    assert read_json(trained / "manifest.json")["best_step"] == 4
+    assert read_json(out / "manifest.json")["best_step"] == 4
 
 
 @pytest.mark.nightly
 def test_real_adapters_are_served_one_after_the_other_and_score(
     rollouts: DevRollouts, trained: Path, tmp_path: Path
 ) -> None:
-    shutil.rmtree(trained / "checkpoints" / "5")
-    scores = choose_on_dev(rollouts, trained, tmp_path / "work")
+    shutil.rmtree(trained / "5")
+    scores = choose_on_dev(rollouts, trained, tmp_path / "out", tmp_path / "work")
     assert list(scores) == [2, 4]
     assert all(0 <= score <= 1 for score in scores.values())
     two, four = (tmp_path / "work" / f"{step}.jsonl" for step in (2, 4))
     assert two.read_text() != four.read_text(), "another adapter writes something else"
 
 
-def test_another_choice_than_dev_is_refused_where_the_graph_asks_dev_questions(
-    smoke: Profile, tmp_path: Path
+@pytest.mark.parametrize(
+    ("by", "lowest", "step"), [("last", 2, 5), ("loss", 2, 2), ("loss", None, 5)]
+)
+def test_the_last_checkpoint_or_the_one_with_the_lowest_loss_goes_on(
+    trained: Path, tmp_path: Path, by: Literal["last", "loss"], lowest: int | None, step: int
 ) -> None:
-    with pytest.raises(ConfigError, match=r"sft\.checkpoint is 'last', .* `make params deps`"):
-        stage.main(smoke.with_overrides({"sft.checkpoint": "last"}), new_scratch(tmp_path))
+    write_json(trained / "manifest.json", {"steps": 5, "lowest_loss_step": lowest})
+    out = tmp_path / "sft_adapter"
+    assert choose_without_rollouts(by, trained, out) == step
+    assert sha256_file(out / WEIGHTS) == sha256_file(trained / str(step) / WEIGHTS)
+    assert read_json(out / "manifest.json")["best_step"] == step
+    assert sha256_file(out / "train_log.jsonl") == sha256_file(trained / "train_log.jsonl")
+
+
+def test_a_loss_that_was_not_measured_and_a_checkpoint_that_is_gone_are_errors(
+    trained: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"by is 'loss', .* set sft\.eval_share above 0"):
+        choose_without_rollouts("loss", trained, tmp_path / "out")
+    write_json(trained / "manifest.json", {"steps": 5, "lowest_loss_step": 3})
+    with pytest.raises(ArtifactError, match="does not hold step 3, which had the lowest loss"):
+        choose_without_rollouts("loss", trained, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -183,19 +183,6 @@ def test_an_adapter_folder_that_is_not_whole_is_refused_by_both_merges(
         merge_adapter(SWIFT_MERGE, policy_folder, tmp_path, tmp_path / "work", tmp_path / "merged")
 
 
-def test_an_adapter_folder_in_which_no_checkpoint_is_chosen_is_refused(
-    policy_folder: Path, adapter_folder: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(adapter_folder, tmp_path / "adapter" / "checkpoints" / "5")
-    with pytest.raises(
-        ConfigError,
-        match=r"sft\.checkpoint is 'dev', .* asks no dev questions.* `make params deps`",
-    ):
-        merge_adapter(
-            SWIFT_MERGE, policy_folder, tmp_path / "adapter", tmp_path / "work", tmp_path / "merged"
-        )
-
-
 def test_a_base_without_a_tokenizer_makes_no_whole_model(
     policy_folder: Path, tmp_path: Path
 ) -> None:

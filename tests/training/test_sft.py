@@ -28,12 +28,12 @@ from deepsearch_rl.core.files import read_jsonl, read_record, sha256_file, write
 from deepsearch_rl.tracking.curves import line_digest, read_steps
 from deepsearch_rl.training.runs.curves import curve_path, recorded_curve
 from deepsearch_rl.training.runs.finite import NotFiniteError, not_finite_metrics
+from deepsearch_rl.training.sft import train as sft
 from deepsearch_rl.training.sft.train import (
     TRAINER_STATE,
     SftConfig,
     TrainerState,
     canonical_adapter_config,
-    chosen_checkpoint,
     logged_metrics,
     newest_checkpoint,
     remove_not_finite,
@@ -41,7 +41,6 @@ from deepsearch_rl.training.sft.train import (
     swift_sft_command,
     train_adapter,
 )
-from deepsearch_rl.training.sft.train import train as sft
 from deepsearch_rl.trajectories.rows.convert import SwiftRow
 
 ENTRY = {
@@ -292,31 +291,11 @@ def test_the_training_curve_has_the_evaluation_loss_at_the_steps_that_have_one(
     assert [(line.step, line.eval_loss) for line in state.lines] == [(5, 1.25), (6, None)]
 
 
-def test_the_checkpoint_with_the_lowest_evaluation_loss_is_taken_and_its_absence_is_an_error(
-    config: SftConfig, tmp_path: Path
-) -> None:
-    by_loss = config.model_copy(update={"checkpoint": "loss"})
-    newest, best = tmp_path / "checkpoint-9", tmp_path / "checkpoint-5"
-    for folder in (newest, best):
-        folder.mkdir()
-    state = read_record(write_state(newest), TrainerState)
-    assert chosen_checkpoint(by_loss, newest, state) == newest
-    state = read_record(write_state(newest, best_global_step=5), TrainerState)
-    with pytest.raises(
-        ArtifactError, match="checkpoint-5, the checkpoint with the lowest evaluation loss, is gone"
-    ):
-        chosen_checkpoint(by_loss, newest, state)
-    assert chosen_checkpoint(config, newest, state) == newest
-    (best / "adapter_model.safetensors").touch()
-    assert chosen_checkpoint(by_loss, newest, state) == best
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"packing": True}, "packing needs flash attention"),
         ({"eval_share": 0.1, "save_steps": 7}, "save_steps 7 is no multiple of log_steps 5"),
-        ({"checkpoint": "loss"}, "checkpoint loss needs rows that are held back"),
     ],
 )
 def test_settings_that_cannot_work_together_are_refused(
@@ -368,20 +347,14 @@ def test_all_checkpoints_are_published_for_dev_to_choose_from_and_another_choice
             (folder / "adapter_model.safetensors").write_text(f"weights of step {step}")
 
     monkeypatch.setattr(sft, "run_swift", run_swift)
-    for rule in ("dev", "last"):
-        chosen = config.model_copy(update={"checkpoint": rule})
-        train_adapter(chosen, policy_folder, rows, 0, tmp_path / "work", tmp_path / rule)
+    train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
     assert len(commands) == 1
-    names = sorted(
-        path.relative_to(tmp_path / "dev").as_posix()
-        for path in (tmp_path / "dev").rglob("*.safetensors")
-    )
-    assert names == [f"checkpoints/{step}/adapter_model.safetensors" for step in (2, 4, 5)]
-    assert (tmp_path / "last" / "adapter_model.safetensors").read_text() == "weights of step 5"
-    manifests = [
-        json.loads((tmp_path / rule / "manifest.json").read_text()) for rule in ("dev", "last")
-    ]
-    assert [manifest.get("best_step") for manifest in manifests] == [None, 5]
+    weights = {
+        path.parent.name: path.read_text() for path in (tmp_path / "out").rglob("*.safetensors")
+    }
+    assert weights == {f"{step}": f"weights of step {step}" for step in (2, 4, 5)}
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert "lowest_loss_step" not in manifest, "no row was held back"
 
 
 @pytest.mark.parametrize(
@@ -441,9 +414,7 @@ def test_a_failing_swift_publishes_nothing(
 def test_a_run_that_was_killed_ends_as_one_that_was_not(
     config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path
 ) -> None:
-    config = config.model_copy(
-        update={"eval_share": 0.25, "checkpoint": "loss", "epochs": 2, "log_steps": 1}
-    )
+    config = config.model_copy(update={"eval_share": 0.25, "epochs": 2, "log_steps": 1})
     began_ms = time.time() * 1000
     with recorded_curve(curve_path(tmp_path, "sft-0123456789ab")):
         train_adapter(

@@ -10,7 +10,7 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_distinct, write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Trajectory
-from stages import synthesize, synthesize_self
+from stages import synthesize
 from tests.policies import CONTEXT_TOKENS, policy_folder
 from tests.settings import new_scratch
 from tests.worlds import World
@@ -36,8 +36,7 @@ def profile(
     shutil.copytree(policy_folder, tmp_path / MODEL)
     return smoke.with_overrides(
         {
-            "synthesize.teacher": "self",
-            "synthesize.self": {"model": MODEL},
+            "synthesize.teacher": MODEL,
             "synthesize.questions": 2,
             "synthesize.samples": 3,
             "synthesize.temperature": 1.0,
@@ -53,7 +52,7 @@ def profile(
 def test_a_model_answers_each_question_as_often_as_asked_and_differently(
     profile: Profile, tmp_path: Path
 ) -> None:
-    synthesize_self.main(profile, new_scratch(tmp_path))
+    synthesize.main(profile, new_scratch(tmp_path))
     trajectories = list(
         read_distinct(tmp_path / "data/smoke/trajectories/teacher.jsonl", Trajectory)
     )
@@ -71,16 +70,4 @@ def test_a_model_that_was_trained_with_another_prompt_does_not_teach(
     other = PromptDigests.of("Another prompt.", "[]").with_template("")
     write_json(tmp_path / MODEL / "manifest.json", {"trained_with": other.model_dump()})
     with pytest.raises(ConfigError, match=rf"{MODEL} was trained with another system prompt"):
-        synthesize_self.main(profile, new_scratch(tmp_path))
-
-
-def test_each_program_of_the_stage_refuses_the_others_teacher(
-    profile: Profile, smoke: Profile, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="make params deps"):
         synthesize.main(profile, new_scratch(tmp_path))
-    with pytest.raises(ConfigError, match=r"synthesize\.self null"):
-        synthesize_self.main(smoke, new_scratch(tmp_path))
-    scripted = profile.with_overrides({"synthesize.teacher": "scripted"})
-    with pytest.raises(ConfigError, match="make params deps"):
-        synthesize_self.main(scripted, new_scratch(tmp_path))

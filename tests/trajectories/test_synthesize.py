@@ -9,10 +9,11 @@ import pytest
 
 from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.answers import SUCCESS_F1, f1
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.core.files import read_distinct, write_jsonl
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.files import read_distinct, write_json, write_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, Trajectory
+from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.trajectories.collecting.manifest import require_made_with
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from deepsearch_rl.trajectories.synthesis import synthesize as module
@@ -30,6 +31,7 @@ def teach(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "serve_index", lambda *_: contextlib.nullcontext(world_server))
     setting = RolloutSetting.of(smoke, "multihoprag")
+    serving = smoke.section("serving", ServingConfig)
 
     def run(
         source: World, out: Path = tmp_path / "teacher.jsonl", **changes: object
@@ -40,7 +42,8 @@ def teach(
             "index": source.index,
             "chunks": source.chunks,
         }
-        synthesize(config, setting.model_copy(update=files), out, tmp_path / "work" / out.stem)
+        work = tmp_path / "work" / out.stem
+        synthesize(config, setting.model_copy(update=files), serving, out, work)
         return list(read_distinct(out, Trajectory))
 
     return run
@@ -98,24 +101,17 @@ def test_an_empty_question_file_is_refused(teach: Teach, world: World, tmp_path:
 
 
 def test_an_endpoint_without_its_key_names_the_variable(
-    teach: Teach, world: World, monkeypatch: pytest.MonkeyPatch
+    teach: Teach, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.delenv("TEACHER_KEY", raising=False)
     remote = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_variable": "TEACHER_KEY"}
+    write_json(tmp_path / "api" / "endpoint.json", remote)
     with pytest.raises(ConfigError, match="TEACHER_KEY"):
-        teach(world, teacher="endpoint", endpoint=remote)
+        teach(world, teacher="api")
 
 
-def test_a_teacher_without_settings_and_an_unknown_one_are_refused(
-    teach: Teach, world: World, smoke: Profile
-):
-    with pytest.raises(ConfigError, match=r"synthesize\.scripted"):
+def test_a_teacher_without_settings_and_one_that_is_nowhere_are_refused(teach: Teach, world: World):
+    with pytest.raises(ConfigError, match=r"synthesize\.scripted is null"):
         teach(world, scripted=None)
-    with pytest.raises(ConfigError, match=r"synthesize\.endpoint"):
-        teach(world, teacher="endpoint")
-    with pytest.raises(ConfigError, match=r"'self', but the graph's .* `make params deps`"):
-        teach(world, teacher="self", self={"model": "models/smoke/base"})
-    with pytest.raises(UnknownNameError, match="'scripted'"):
-        smoke.with_overrides({"synthesize.teacher": "script"}).section(
-            "synthesize", SynthesizeConfig
-        )
+    with pytest.raises(ConfigError, match=r"synthesize\.teacher is 'script', .* no such folder"):
+        teach(world, teacher="script")

@@ -106,7 +106,11 @@ def code_digests(sources: Iterable[str], root: Path) -> dict[str, str]:
     for name in sources:
         source = root / name
         if source.is_dir():
-            digests |= {f"{name}/{file}": sha256_file(path) for file, path in _files(source)}
+            digests |= {
+                f"{name}/{file}": sha256_file(path)
+                for file, path in _files(source)
+                if not _is_left_by_a_tool(path)
+            }
         else:
             digests[name] = _digest(source)
 
@@ -192,6 +196,11 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
         for name in sorted(names):
             file = Path(folder, name)
             yield file.relative_to(path).as_posix(), file
+
+
+def _is_left_by_a_tool(source: Path) -> bool:
+    """Return whether a file in a folder of sources is an editor's or Python's own; ``.dvcignore`` has them, too."""
+    return source.name.startswith(".") or source.name.endswith("~") or source.suffix == ".pyc"
 
 
 def _digest(path: Path) -> str:

@@ -18,14 +18,14 @@ from deepsearch_rl.indexing.build import IndexSection, build_index
 from deepsearch_rl.retrieval.search.searcher import Searcher, open_index
 from deepsearch_rl.trajectories.scripted_teacher.scripted_teacher import (
     ScriptedTeacher,
-    TeacherConfig,
     read_plan,
 )
+from deepsearch_rl.trajectories.synthesis.scripted_config import ScriptedConfig
 from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig
 from tests.worlds import World, smoke, world
 
 __all__ = ["smoke", "world"]
-FAULTLESS = TeacherConfig(
+FAULTLESS = ScriptedConfig(
     partial_query=0, misspelt_query=0, wrong_relation=0, misread=0, max_facts=3, gives_up=1
 )
 
@@ -43,7 +43,7 @@ def searcher(world: World) -> Searcher:
 def teach(
     questions: Iterable[Question],
     searcher: Searcher,
-    config: TeacherConfig = FAULTLESS,
+    config: ScriptedConfig = FAULTLESS,
     seed: int = 0,
 ) -> list[list[str]]:
     """Per question what the teacher read and wrote in turn: passages and queries, the answer last."""
