@@ -15,6 +15,7 @@ from deepsearch_rl.commands.doctor import inspect
 from deepsearch_rl.core.errors import CheckFailedError, UnavailableError
 from deepsearch_rl.core.files import read_json
 from deepsearch_rl.core.profile import find_profile
+from deepsearch_rl.endpoints.remote import read_remote
 from deepsearch_rl.training.rl_process.fork import RUNS
 from deepsearch_rl.training.sft.train import ATTENTION_PACKAGES
 from scripts.preflight.project import DATASET, START, Project
@@ -185,12 +186,14 @@ class Preflight:
     def teacher(self) -> Figures:
         """The teacher's address and key: one question, answered through the agent."""
         own = find_profile(self.project.root, self.project.name).values["synthesize"]
-        if own["teacher"] != "endpoint":
+        folder = self.project.root / own["teacher"]
+        if read_remote(folder) is None:
             raise SkippedError(f"the profile's teacher is {own['teacher']}, which needs no key")
         project = self._beside("teacher")
-        section = {**own, "dataset": DATASET, "split": "train", "questions": 1, "samples": 1}
+        one = {"dataset": DATASET, "split": "train", "questions": 1, "samples": 1}
+        section = {**own, **one, "teacher": folder.as_posix()}
         params = project.write_params({"synthesize": section}, "teacher.yaml")
-        project.run("core", "stages.synthesize", params=params)
+        project.run("serve", "stages.synthesize", params=params)
         (line,) = (
             (project.data / "trajectories" / "teacher.jsonl")
             .read_text(encoding="utf-8")
@@ -258,6 +261,7 @@ class Preflight:
 
     def merge(self) -> Figures:
         """The SFT adapter merged into its base by `swift export`, and compared in a fresh process."""
+        self.project.run("serve", "stages.choose_checkpoint")
         seconds = self.project.run("sft", "stages.merge")
         slopes = {} if self.is_cut else {"merge_s": seconds}
         return {**self._merge_figures("base", "sft_adapter", "sft"), **slopes}

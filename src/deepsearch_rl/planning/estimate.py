@@ -17,6 +17,7 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import IndexHalf
 from deepsearch_rl.planning.slopes import Slope, SlopeFile, read_slopes, slopes_for
 from deepsearch_rl.search_server.requests import is_loopback
+from deepsearch_rl.trajectories.synthesis.scripted_config import SCRIPTED
 
 GIB = 2**30
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")
@@ -188,27 +189,30 @@ class _Sizes:
             * teacher["samples"]
         )
 
-        if teacher["teacher"] == "scripted":
+        if teacher["teacher"].rstrip("/") == SCRIPTED:
             yield self._stage("synthesize", {"scripted_rollout_s": rollouts}, rollouts)
         else:
-            server = teacher["endpoint"] if teacher["teacher"] == "endpoint" else None
-            yield self._answers("synthesize", server, rollouts)
+            yield self._answers("synthesize", _endpoint(teacher["teacher"]), rollouts)
 
         yield self._stage("filter", {"filter_row_s": rollouts}, rollouts)
         tokens = rollouts * self._of("success_share") * self._of("row_tokens") * sft["epochs"]
         work = {"swift_start_s": 1, "sft_token_s": tokens * self._size}
 
-        if sft["checkpoint"] == "dev":
-            answers = sft["dev"]["questions"] * sft["dev"]["samples"]
-            kept = sft["kept_checkpoints"]
-            work |= {"serve_start_s": kept, _rollout_slope(self._vllm): kept * answers * self._size}
-
         yield self._trains("sft", work, self._update_gib(sft["max_length"]))
+        yield self._chooses(sft["kept_checkpoints"])
         yield self._merges("merge", "merge_s")
         for start in starts:
             yield self._rl(start)
         for start in starts:
             yield self._merges(f"unsloth_merge@{start}", "adapter_merge_s")
+
+    def _chooses(self, checkpoints: int) -> StageWork:
+        choice = self.profile.value("choose_checkpoint")
+        if choice["by"] != "dev":
+            return self._stage("choose_checkpoint", {})
+        answers = checkpoints * choice["dev"]["questions"] * choice["dev"]["samples"]
+        work = {"serve_start_s": checkpoints, _rollout_slope(self._vllm): answers * self._size}
+        return self._stage("choose_checkpoint", work, answers)
 
     def _rl(self, start: str) -> StageWork:
         rl = self.profile.value("rl")
