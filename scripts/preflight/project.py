@@ -168,7 +168,8 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     values["index"]["fusion"]["learning"] = None
     values["agent"].update(max_tokens=64, answer_tokens=16)
     values["filter"].update(dataset=DATASET, split="train", predicates=["answered", "success"])
-    values["sft"].update(epochs=1, save_steps=2, log_steps=1, checkpoint="last")
+    values["sft"].update(epochs=1, save_steps=2, log_steps=1)
+    values["choose_checkpoint"]["by"] = "last"
     values["rl"].update(
         starts=[START], dataset=DATASET, steps={START: 3}, groups_per_step=2, group_size=4
     )
