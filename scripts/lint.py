@@ -60,7 +60,7 @@ LAYERS = (
     ("trajectories",),
     ("training",),
     ("environment",),
-    ("evaluation",),
+    ("evaluation", "explain"),
     ("tracking",),
     ("planning",),
     ("commands",),
