@@ -23,6 +23,8 @@ PARTS = {
     "src/deepsearch_rl/corpora/token_counts.py": "encoders",
     "src/deepsearch_rl/evaluation/ifeval": "train",
     "src/deepsearch_rl/evaluation/report/": "train",
+    "src/deepsearch_rl/explain/figure.py": "train",
+    "src/deepsearch_rl/explain/page.py": "train",
     "src/deepsearch_rl/corpora/chonkie_spans.py": "chonkie",
     "src/deepsearch_rl/retrieval/": "retrieval",
     "src/deepsearch_rl/retrieval/encoders/encoding.py": "ray",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.explain.causes import Cause, Findings, find_cause, lost_to_metric
@@ -16,7 +17,9 @@ from deepsearch_rl.explain.evidence import (
 from deepsearch_rl.explain.runs import Answer, Run, Search
 from deepsearch_rl.records import Chunk, Question
 from deepsearch_rl.retrieval.gold import Gold
-from deepsearch_rl.retrieval.searcher import SearchesChunks
+
+if TYPE_CHECKING:
+    from deepsearch_rl.retrieval.searcher import SearchesChunks
 
 QUERIES_AT_ONCE = 256
 Items = frozenset[int]
@@ -75,7 +78,7 @@ class Corpus:
     """Where a run's passages come from; ``searcher`` is None where there is no index."""
 
     chunks: Iterable[Chunk]
-    searcher: SearchesChunks | None = None
+    searcher: "SearchesChunks | None" = None
     passages: int = 0
     """How many there are, known after they were read."""
 
@@ -147,7 +150,7 @@ def _question_facts(
     asked: Mapping[str, Question],
     evidence: Mapping[str, Gold | AnswerEvidence],
     scan: CorpusScan | None,
-    searcher: SearchesChunks | None,
+    searcher: "SearchesChunks | None",
     top_k: int,
 ) -> dict[str, QuestionFacts]:
     queries: dict[str, list[str]] = {}
@@ -179,7 +182,7 @@ def _queries(question: Question, titles: Mapping[str, str]) -> list[str]:
 
 
 def _search(
-    searcher: SearchesChunks | None, queries: Mapping[str, Sequence[str]], top_k: int
+    searcher: "SearchesChunks | None", queries: Mapping[str, Sequence[str]], top_k: int
 ) -> dict[str, list[Chunk]]:
     """Return the passages that each distinct query finds, best first."""
     hits: dict[str, list[Chunk]] = {}
