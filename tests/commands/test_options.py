@@ -248,6 +248,7 @@ EXPLAIN = Command(
         "--retriever": ("dense", "1.retriever", "dense"),
         "--top-k": ("7", "1.top_k", 7),
         "--dataset": ("musique", "1.dataset", "musique"),
+        "--against": ("CoRAG-8B", "1.against", "CoRAG-8B"),
         "--control": ("no_search=predictions.jsonl", "1.controls.no_search.n", 1),
         "--draws": ("50", "1.draws", 50),
         "--seed": ("7", "1.seed", 7),

@@ -61,6 +61,10 @@ def explain_command(
         str | None,
         Option(help="Of a folder, this question set alone; of a file, the name of its set."),
     ] = None,
+    against: Annotated[
+        str | None,
+        Option(help="A model of evaluation/report/published.yaml, by its name there."),
+    ] = None,
     control: Annotated[
         list[str] | None,
         Option(
@@ -85,6 +89,7 @@ def explain_command(
 
         deepsearch explain data/tiny/evaluate --dataset multihoprag --page explain.html
         deepsearch explain data/tiny/evaluate/sft
+        deepsearch explain data/gpu/evaluate/sft_rl --dataset musique --against kimi-k2-turbo-preview
         deepsearch explain predictions.jsonl --questions questions.jsonl --corpus corpus.jsonl --json
     """
     options = Options(
@@ -95,6 +100,7 @@ def explain_command(
         retriever=retriever,
         top_k=top_k,
         dataset=dataset,
+        against=against,
         seed=seed,
         draws=draws,
         controls=_read_controls(control or (), runs, seed, draws),

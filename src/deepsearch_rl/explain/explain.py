@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING
 
 from deepsearch_rl.corpora.flashrag import numbered_questions
 from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.explain.against import compare_published
 from deepsearch_rl.explain.explanation import explain_movements, explain_run, lost_points_of
 from deepsearch_rl.explain.judging import Corpus, JudgedRun, judge_run
 from deepsearch_rl.explain.lost_points import LostPoints
-from deepsearch_rl.explain.report import ControlFigure, ExplainReport, RunReport, Setting
+from deepsearch_rl.explain.report import (
+    AgainstReport,
+    ControlFigure,
+    ExplainReport,
+    RunReport,
+    Setting,
+)
 from deepsearch_rl.explain.runs import Run, read_run
 from deepsearch_rl.explain.sources import Source, find_sources
 from deepsearch_rl.files import distinct
@@ -39,6 +46,7 @@ class Options:
     retriever: str | None = None
     top_k: int | None = None
     dataset: str | None = None
+    against: str | None = None
     seed: int = 0
     draws: int = 1000
     controls: Mapping[str, ControlFigure] = field(default_factory=dict)
@@ -52,6 +60,7 @@ class ExplainedRun:
     judged: JudgedRun
     points: LostPoints
     report: RunReport
+    questions_in_file: int
 
 
 def explain_paths(paths: Sequence[Path], options: Options) -> list[ExplainedRun]:
@@ -73,10 +82,30 @@ def explain_paths(paths: Sequence[Path], options: Options) -> list[ExplainedRun]
 
 
 def report_of(runs: Sequence[ExplainedRun], options: Options) -> ExplainReport:
-    """Return the report of explained runs, with what changed from one model to the next."""
+    """Return the report of explained runs, with what training changed, and beside the published row if one is named.
+
+    Raise ConfigError and UnknownNameError where there is no such row of a run's question set.
+    """
     pairs = [(run.report, run.points) for run in runs]
-    movements = explain_movements(pairs, options.seed, options.draws)
-    return ExplainReport(runs=tuple(run.report for run in runs), movements=movements)
+    against: list[AgainstReport] = []
+
+    for run in runs if options.against is not None else ():
+        greedy = read_run(run.source.greedy) if run.source.greedy else None
+        against += compare_published(
+            run.judged,
+            run.report,
+            options.against or "",
+            run.questions_in_file,
+            greedy,
+            options.seed,
+            options.draws,
+        )
+
+    return ExplainReport(
+        runs=tuple(run.report for run in runs),
+        movements=explain_movements(pairs, options.seed, options.draws),
+        against=tuple(against),
+    )
 
 
 OpenSearcher = Callable[[Path, Path | None, str | None], "Searcher"]
@@ -104,7 +133,7 @@ def _explain(source: Source, options: Options, open_searcher: OpenSearcher) -> E
         controls={**source.controls, **options.controls},
         notes=(*source.notes, *notes),
     )
-    return ExplainedRun(source, judged, lost_points_of(judged), report)
+    return ExplainedRun(source, judged, lost_points_of(judged), report, len(questions))
 
 
 def _read_questions(path: Path) -> dict[str, Question]:

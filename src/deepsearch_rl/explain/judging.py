@@ -45,6 +45,13 @@ class QuestionFacts:
         """Whether the question or a gold title finds any item; None without an index."""
         return any(self.by_query.values()) if self.by_query else None
 
+    @property
+    def is_covered(self) -> bool:
+        """Whether the corpus is known to have all the evidence."""
+        if self.evidence is None or self.in_corpus is None:
+            return False
+        return len(self.in_corpus) == len(self.evidence.items)
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
