@@ -63,16 +63,19 @@ def is_unanswerable(question: Question) -> bool:
 def evidence_of(question: Question, ids_known: bool = True) -> Gold | AnswerEvidence | None:
     """Return what a question needs; None where nothing can say it.
 
-    Without ``ids_known`` the documents of passages are unknown, so that gold documents named by id
-    cannot be recognised: titles, or else the answer, take their place.
+    Gold titles take the place of gold documents where a question has more of them, because ids name
+    only what some corpus has; and without ``ids_known``, where the documents of passages are
+    unknown. Without titles the answer stands in for these.
     """
     if is_unanswerable(question):
         return None
 
     gold = gold_evidence(question)
-    if gold is not None and gold.kind == "documents" and not ids_known:
+    if gold is not None and gold.kind == "documents":
         without_ids = question.metadata.model_copy(update={"supporting_doc_ids": None})
-        gold = gold_evidence(question.model_copy(update={"metadata": without_ids}))
+        titles = gold_evidence(question.model_copy(update={"metadata": without_ids}))
+        if not ids_known or (titles is not None and len(titles.items) > len(gold.items)):
+            gold = titles
     if gold is not None:
         return gold
 

@@ -301,5 +301,11 @@ def _notes(judged: JudgedRun, corpus: Corpus | None, evidence: Mapping[str, int]
         )
     elif corpus.searcher is None:
         yield "No index was given: why something was not found is not known."
+    if corpus is not None and corpus.other_results[0]:
+        other, tried = corpus.other_results
+        yield (
+            f"{other} of {tried} queries of the run find other passages in this index than the run shows: it was made "
+            "with another index, retriever or reranker, or its search was broken."
+        )
     if any(answer.answer.searches is None for answer in judged.answers):
         yield "Some answers do not say what was searched: what was found for them is not known."

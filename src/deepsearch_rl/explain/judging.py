@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from deepsearch_rl.retrieval.searcher import SearchesChunks
 
 QUERIES_AT_ONCE = 256
+TRIED_QUERIES = 200  # of a run, to see whether the index is the one that it searched
 Items = frozenset[int]
 """Positions of gold items."""
 
@@ -88,6 +89,8 @@ class Corpus:
     searcher: "SearchesChunks | None" = None
     passages: int = 0
     """How many there are, known after they were read."""
+    other_results: tuple[int, int] = (0, 0)
+    """Of how many of the run's queries the index returns other passages than the run shows, and how many were tried."""
 
 
 @dataclass(slots=True)
@@ -123,6 +126,8 @@ def judge_run(
         _require_passages(run, scan)
 
     searcher = corpus.searcher if corpus else None
+    if corpus is not None:
+        corpus.other_results = _count_other_results(run, searcher, top_k)
     facts = _question_facts(asked, evidence, scan, searcher, top_k)
     judged = [_judge(answer, facts[answer.question_id], scan) for answer in run.answers]
     return JudgedRun(run, judged, facts, top_k)
@@ -211,6 +216,31 @@ def items_in(evidence: Gold | AnswerEvidence, chunks: Iterable[Chunk]) -> Items:
     for chunk in chunks:
         items |= evidence.found_in(chunk)
     return frozenset(items)
+
+
+def _count_other_results(
+    run: Run, searcher: "SearchesChunks | None", top_k: int
+) -> tuple[int, int]:
+    """Return of how many of some queries of the run the index returns other passages, and how many these are.
+
+    The run may show fewer passages than were found, where they were too long.
+    """
+    if searcher is None or top_k == 0:
+        return 0, 0
+
+    shown: dict[str, tuple[str, ...]] = {}
+    for answer in run.answers:
+        for search in answer.searches or ():
+            if search.query and search.chunk_ids:
+                shown[search.query] = search.chunk_ids
+
+    queries = list(shown)[:: max(1, len(shown) // TRIED_QUERIES)]
+    hits = _search(searcher, {"": queries}, top_k)
+    other = 0
+    for query in queries:
+        ids = shown[query]
+        other += tuple(chunk.id for chunk in hits[query][: len(ids)]) != ids
+    return other, len(queries)
 
 
 def _judge(answer: Answer, facts: QuestionFacts, scan: CorpusScan | None) -> JudgedAnswer:
