@@ -12,7 +12,6 @@ page. Facts are the slowest kind of evidence.
 import random
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.measure import parse_options, publish, restart_peak, status_kb, verdict
@@ -149,11 +148,10 @@ def write_run(folder: Path, passages: int, questions: int, samples: int) -> None
     write_jsonl(folder / "run.jsonl", make_rollouts(asked, searcher, samples, seed=2))
 
 
-def measure(folder: Path, where: Mapping[str, Path]) -> tuple[float, float]:
+def measure(folder: Path, options: Options) -> tuple[float, float]:
     """Return the seconds that a run takes to be explained, with its page, and the peak memory, MB."""
     before_kb = restart_peak()
     started_s = time.perf_counter()
-    options = Options(questions=folder / "questions.jsonl", **where)
     report = report_of(explain_paths([folder / "run.jsonl"], options), options)
     render_page(report)
     return time.perf_counter() - started_s, (status_kb("VmHWM") - before_kb) / 1024
@@ -171,13 +169,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_run(folder, options.passages, options.questions, options.samples)
+        questions = folder / "questions.jsonl"
         ways = {
-            "--index": {"index": folder / "index"},
-            "--corpus": {"corpus": folder / "corpus.jsonl"},
+            "--index": Options(questions=questions, index=folder / "index"),
+            "--corpus": Options(questions=questions, corpus=folder / "corpus.jsonl"),
         }
 
-        for way, where in ways.items():
-            seconds, memory_mb = measure(folder, where)
+        for way, each in ways.items():
+            seconds, memory_mb = measure(folder, each)
             reached = verdict(seconds <= TARGET_S)
             lines.append(
                 [f"`deepsearch explain {way}`", f"{seconds:.1f}", f"{memory_mb:.0f}", reached]

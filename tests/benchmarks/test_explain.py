@@ -15,6 +15,6 @@ def test_the_generated_run_is_explained_with_the_causes_that_cost_time(tmp_path:
     assert run.report.evidence == {"facts": 40}
     assert run.report.causes[Cause.NOT_IN_CORPUS].answers > 0
     assert {Cause.NEVER_SEARCHED, Cause.PARTLY_FOUND} <= run.report.causes.keys()
-    seconds, memory_mb = measure(tmp_path, {"corpus": tmp_path / "corpus.jsonl"})
+    seconds, memory_mb = measure(tmp_path, Options(corpus=tmp_path / "corpus.jsonl", draws=50))
     assert seconds > 0
     assert memory_mb >= 0

@@ -5,6 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
@@ -16,7 +19,10 @@ from deepsearch_rl.explain.report import ExplainReport
 from deepsearch_rl.files import read_jsonl, sha256_file, write_json, write_jsonl
 from deepsearch_rl.records import Trajectory
 from deepsearch_rl.retrieval.manifest import digest_index
+from tests.browsing import chromium
 from tests.explain.planted import planted
+
+__all__ = ["chromium"]
 
 
 def run(*arguments: object) -> str:
@@ -93,6 +99,32 @@ def test_without_gold_evidence_the_page_says_that_the_answer_stands_in(
     for link in html.split('href="#')[1:]:
         target = link.partition('"')[0]
         assert f'id="{target}"' in html, target
+
+
+def test_a_link_to_an_example_opens_it_and_the_page_fits_its_window(
+    planted_folder: Path, tmp_path: Path, chromium: webdriver.Chrome
+) -> None:
+    page = tmp_path / "explain.html"
+    questions = ("--questions", planted_folder / "questions.jsonl")
+    run(
+        planted_folder / "run.jsonl",
+        *questions,
+        "--index",
+        planted_folder / "index",
+        "--page",
+        page,
+    )
+    chromium.get(page.as_uri())
+    link = chromium.find_element(By.CSS_SELECTOR, "td a")
+    name = (link.get_attribute("href") or "").partition("#")[2]
+    example = chromium.find_element(By.ID, name)
+    assert not example.get_property("open")
+    chromium.execute_script("arguments[0].click()", link)
+    WebDriverWait(chromium, 10).until(lambda _: example.get_property("open"))
+    assert "golden answers" in example.text
+    width = chromium.execute_script("return document.documentElement.scrollWidth - innerWidth")
+    assert width <= 0
+    assert chromium.get_log("browser") == []
 
 
 @pytest.fixture

@@ -82,7 +82,8 @@ def run_agent(
         text = answer(question, len(shown) == len(evidence.items))
         rollouts.append(make_rollout(question, text, searches))
 
-    write_jsonl(path, sorted(rollouts, key=lambda rollout: rollout.id))
+    rollouts.sort(key=lambda rollout: rollout.id)
+    write_jsonl(path, rollouts)
     return path
 
 
@@ -133,7 +134,8 @@ def test_the_share_of_questions_whose_documents_were_removed_is_recovered(
     share = len(affected) / len(questions)
     assert share == pytest.approx(HELD_OUT, abs=0.02)
     documents = read_documents(folder / "corpus.jsonl.gz")
-    searcher = build(tmp_path, (each for each in documents if each.id not in removed), bm25_config)
+    remaining = [each for each in documents if each.id not in removed]
+    searcher = build(tmp_path, remaining, bm25_config)
     path = run_agent(tmp_path / "run.jsonl", questions, searcher, right_with_evidence)
 
     # All questions: exactly those that need a removed document

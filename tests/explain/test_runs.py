@@ -142,3 +142,23 @@ def test_a_run_of_other_questions_than_the_file_is_refused(tmp_path: Path) -> No
     path = write(tmp_path / "run.jsonl", BASE | {"pred": "Rome"})
     with pytest.raises(ArtifactError, match=r"answers 1 questions that are not .* \(q1\)"):
         judge_run(read_run(path), {"q2": make_question("q2")}, None, top_k=3)
+
+
+def test_a_question_file_of_another_set_with_the_same_ids_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", BASE | {"pred": "Rome"})
+    other = make_question("q1", "Where is the market?")
+    with pytest.raises(ArtifactError, match="they are of different sets, or splits"):
+        judge_run(read_run(path), {"q1": other}, None, top_k=3)
+
+    # A row without the question's text cannot say that
+    row = {name: value for name, value in BASE.items() if name != "question"}
+    run = read_run(write(tmp_path / "run.jsonl", row | {"pred": "Rome"}))
+    assert judge_run(run, {"q1": other}, None, top_k=3).answers
+
+
+def test_causes_are_judged_by_the_golden_answers_that_the_score_is_of(tmp_path: Path) -> None:
+    row = BASE | {"pred": "It was Ada Byron", "golden_answers": ["Ada Byron"], "retrievals": []}
+    run = read_run(write(tmp_path / "run.jsonl", row))
+    question = make_question("q1", BASE["question"], ("Ada Stone",))
+    [answer] = judge_run(run, {"q1": question}, None, top_k=3).answers
+    assert answer.cause is Cause.METRIC

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from deepsearch_rl.answers import normalise
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.explain.causes import Cause, Findings, find_cause, lost_to_metric
 from deepsearch_rl.explain.corpus import CorpusScan, scan_corpus
@@ -146,7 +147,23 @@ def _questions_of(run: Run, questions: Mapping[str, Question]) -> dict[str, Ques
             "whose questions were answered (--questions)."
         )
 
-    return {name: each for name, each in questions.items() if name in run.questions}
+    asked: dict[str, Question] = {}
+    for name, question in questions.items():
+        answered = run.questions.get(name)
+        if answered is None:
+            continue
+
+        # Many sets begin their ids anew: dev_0
+        has_text = answered.question != answered.id
+        if has_text and normalise(answered.question) != normalise(question.question):
+            raise ArtifactError(
+                f"{run.path} asks {answered.question!r} under the id {name!r}, and the question file asks "
+                f"{question.question!r}: they are of different sets, or splits (--questions)."
+            )
+        # The score is of the run's golden answers
+        asked[name] = question.model_copy(update={"golden_answers": answered.golden_answers})
+
+    return asked
 
 
 def _require_passages(run: Run, scan: CorpusScan) -> None:
