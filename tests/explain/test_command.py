@@ -223,6 +223,17 @@ def test_controls_stand_beside_the_score_on_the_same_questions(
     assert "unknown control 'gold'" in str(result.exception)
 
 
+def test_runs_of_one_name_are_told_apart_by_their_files(
+    planted_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copy(planted_folder / "run.jsonl", tmp_path / "run.jsonl")
+    report = explain(planted_folder / "run.jsonl", tmp_path / "run.jsonl")
+    names = [each.model for each in report.runs]
+    assert names == [f"model ({folder.name}/run.jsonl)" for folder in (planted_folder, tmp_path)]
+    [movement] = report.movements
+    assert movement.f1.mean == movement.f1.low == movement.f1.high == 0
+
+
 def test_an_index_and_a_corpus_together_are_refused(planted_folder: Path) -> None:
     result = CliRunner().invoke(
         app,

@@ -123,7 +123,7 @@ def find_cause(answer: Findings) -> Cause | None:
 
     is_broken = answer.stop in SERVER_FAILURES
     is_cut_off = answer.stop in _CUT_OFF
-    if not is_broken and lost_to_metric(answer):
+    if lost_to_metric(answer):
         return Cause.METRIC
 
     lacks_gold = answer.items is not None and answer.in_corpus is not None

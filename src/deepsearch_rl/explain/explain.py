@@ -1,9 +1,10 @@
 """`deepsearch explain` from files to the report."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,23 @@ def explain_paths(paths: Sequence[Path], options: Options) -> list[ExplainedRun]
         for source in find_sources(paths, options.dataset):
             explained.append(_explain(source, options, open_searcher))
 
-    return explained
+    return _with_distinct_names(explained)
+
+
+def _with_distinct_names(runs: Sequence[ExplainedRun]) -> list[ExplainedRun]:
+    """Return the runs with their files behind a model's name that several runs of a question set have."""
+    counts = Counter((run.report.dataset, run.report.model) for run in runs)
+    renamed: list[ExplainedRun] = []
+
+    for run in runs:
+        report = run.report
+        if counts[report.dataset, report.model] > 1:
+            path = run.source.path.absolute()
+            name = f"{report.model} ({path.parent.name}/{path.name})"
+            report = report.model_copy(update={"model": name})
+        renamed.append(replace(run, report=report))
+
+    return renamed
 
 
 def report_of(runs: Sequence[ExplainedRun], options: Options) -> ExplainReport:
