@@ -38,7 +38,7 @@ LAYERS = (
     ("trajectories",),
     ("training",),
     ("environment",),
-    ("evaluation",),
+    ("evaluation", "explain"),
     ("tracking",),
     ("planning",),
     ("commands",),

@@ -22,7 +22,7 @@ from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.serving.launch import vllm_serve_command
 from tests.conftest import ROOT
 
-PRINTED = {"--json", "--markdown", "--help", "-h", "--endpoint", "--local", "--check"}
+PRINTED = {"--json", "--markdown", "--page", "--help", "-h", "--endpoint", "--local", "--check"}
 """Options that change what is printed or written beside it (or, of `remote`, DVC's settings): their
 tests are those of the commands."""
 
@@ -237,6 +237,23 @@ COMPARE = Command(
     "deepsearch_rl.commands.score.report_comparison",
     {"--draws": ("50", "3", 50), "--seed": ("7", "2", 7)},
 )
+EXPLAIN = Command(
+    "explain predictions.jsonl",
+    "deepsearch_rl.commands.explain.explain_paths",
+    {
+        "--questions": ("questions.jsonl", "1.questions", Path("questions.jsonl")),
+        "--index": ("index", "1.index", Path("index")),
+        "--corpus": ("corpus.jsonl", "1.corpus", Path("corpus.jsonl")),
+        "--chunks": ("chunks.jsonl", "1.chunks", Path("chunks.jsonl")),
+        "--retriever": ("dense", "1.retriever", "dense"),
+        "--top-k": ("7", "1.top_k", 7),
+        "--dataset": ("musique", "1.dataset", "musique"),
+        "--against": ("CoRAG-8B", "1.against", "CoRAG-8B"),
+        "--control": ("no_search=predictions.jsonl", "1.controls.no_search.n", 1),
+        "--draws": ("50", "1.draws", 50),
+        "--seed": ("7", "1.seed", 7),
+    },
+)
 CONVERT = Command(
     "trajectories convert rows.jsonl out.jsonl --to trl",
     "deepsearch_rl.trajectories.exchange.export_rows",
@@ -334,6 +351,7 @@ COMMANDS = (
     ASK_ENDPOINT,
     SCORE,
     COMPARE,
+    EXPLAIN,
     CONVERT,
     IMPORT,
     STATS,

@@ -5,6 +5,7 @@ beside it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -17,26 +18,32 @@ from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, IfevalScore, Sha
 PUBLISHED = Path(__file__).with_name("published.yaml")
 
 
+PublishedMetric = Literal["f1", "em", "acc", "prompt_strict"]
+
+
 class Task(Record):
-    """What a score is of; two scores stand side by side only where all of it is equal."""
+    """What a score is of; two scores stand side by side only where all of it is known and equal.
+
+    None where a publication does not say it, or says it of no one setting.
+    """
 
     dataset: NonEmpty
-    questions: NonEmpty = Field(
-        description="hub repository and split, `owner/name/split`; of IFEval `real`"
+    questions: NonEmpty | None = Field(
+        default=None, description="hub repository and split, `owner/name/split`; of IFEval `real`"
     )
     corpus: NonEmpty | None = None
     prompt: NonEmpty | None = None
     top_k: int | None = None
     chunk_size: int | None = None
     retriever: NonEmpty | None = None
-    n: int = Field(ge=1, description="questions")
+    n: int | None = Field(default=None, ge=1, description="questions")
 
 
 class PublishedScores(Record):
     """What one publication states for one task: a block of ``published.yaml``."""
 
     source: NonEmpty
-    metric: Literal["f1", "em", "prompt_strict"]
+    metric: PublishedMetric | None = Field(description="null: the source does not name it")
     task: Task
     scores: dict[NonEmpty, Share]
 
@@ -46,7 +53,7 @@ class PublishedRow(Record):
 
     model: NonEmpty
     run: NonEmpty = Field(description="the run's name, as F1TableRow.run_name has it; ifeval")
-    metric: Literal["f1", "em", "prompt_strict"]
+    metric: PublishedMetric
     score: Share
     n: int = Field(ge=1, description="questions")
     source: NonEmpty
@@ -60,17 +67,32 @@ def published_rows(
     ``questions`` names the hub repository and split of question sets, ``owner/name/split``; a set
     that is missing has no published score.
     """
-    blocks = TypeAdapter(tuple[PublishedScores, ...]).validate_python(
+    published: list[PublishedRow] = []
+    for run, task in dict(_tasks(rows, ifeval, questions)).items():
+        for block in read_published():
+            if block.task != task or block.metric is None or task.n is None:
+                continue
+
+            for model, score in block.scores.items():
+                published.append(
+                    PublishedRow(
+                        model=model,
+                        run=run,
+                        metric=block.metric,
+                        score=score,
+                        n=task.n,
+                        source=block.source,
+                    )
+                )
+
+    return tuple(published)
+
+
+@cache
+def read_published() -> tuple[PublishedScores, ...]:
+    """Return the blocks of ``published.yaml``."""
+    return TypeAdapter(tuple[PublishedScores, ...]).validate_python(
         yaml.load(PUBLISHED.read_text(encoding="utf-8"), yaml.CSafeLoader)
-    )
-    return tuple(
-        PublishedRow(
-            model=model, run=run, metric=block.metric, score=score, n=task.n, source=block.source
-        )
-        for run, task in dict(_tasks(rows, ifeval, questions)).items()
-        for block in blocks
-        if block.task == task
-        for model, score in block.scores.items()
     )
 
 

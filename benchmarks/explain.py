@@ -1,0 +1,196 @@
+"""Time of `deepsearch explain` on a run of the size of an evaluation, with an index and with a corpus alone.
+
+    .venv/bin/python -m benchmarks.explain
+
+The corpus is generated: passages of a hundred words in which some words are rare. A question's gold
+facts are sentences of two passages; an answer searches with words of them, with words of the
+question, or not at all, and shows the top five of BM25. Times are of the whole command but for
+reading its modules: files, corpus, BM25 with ``--corpus``, causes, a thousand resamples, and the
+page. Facts are the slowest kind of evidence.
+"""
+
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.measure import parse_options, publish, restart_peak, status_kb, verdict
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import (
+    Document,
+    Evidence,
+    Message,
+    Question,
+    QuestionMetadata,
+    Retrieval,
+    StopReason,
+    Trajectory,
+)
+from deepsearch_rl.explain.explain import Options, explain_paths, report_of
+from deepsearch_rl.explain.page import render_page
+from deepsearch_rl.indexing.build import build_index
+from deepsearch_rl.presets import load_preset
+from deepsearch_rl.retrieval.search.manifest import IndexConfig
+from deepsearch_rl.retrieval.search.searcher import Searcher, open_index
+
+TARGET_S = 60
+TOP_K = 5
+SENTENCES = 8  # of a passage
+WORDS = 12  # of a sentence
+SYLLABLES = ("ka", "lo", "mi", "ren", "tas", "vel", "dor", "qui", "bur", "ny", "sha", "tol")
+
+
+def make_corpus(passages: int, seed: int) -> list[Document]:
+    """Passages whose words are drawn so that half of them are frequent."""
+    rng = random.Random(seed)
+    frequent = [_word(rng) for _ in range(300)]
+    rare = [_word(rng) + _word(rng) for _ in range(passages)]
+
+    def sentence() -> str:
+        words = [rng.choice(frequent if rng.random() < 0.5 else rare) for _ in range(WORDS)]
+        return f"{' '.join(words).capitalize()}."
+
+    documents: list[Document] = []
+    for number in range(passages):
+        text = " ".join(sentence() for _ in range(SENTENCES))
+        title = f"{rng.choice(rare)} {rng.choice(rare)}".title()
+        documents.append(Document(id=f"d{number}", contents=f"{title}\n{text}"))
+
+    return documents
+
+
+def _word(rng: random.Random) -> str:
+    return "".join(rng.choices(SYLLABLES, k=2))
+
+
+def make_questions(documents: list[Document], questions: int, seed: int) -> list[Question]:
+    """Questions with a fact of each of two passages; one in twenty asks for what no passage says."""
+    rng = random.Random(seed)
+    result: list[Question] = []
+    for number in range(questions):
+        gold = rng.sample(documents, 2)
+        facts = [rng.choice(each.text.split(". ")).rstrip(".") for each in gold]
+        if number % 20 == 0:
+            facts[1] = f"{facts[1]} which no passage says"
+
+        evidence = tuple(
+            Evidence(fact=fact, doc_id=each.id, title=each.title)
+            for fact, each in zip(facts, gold, strict=True)
+        )
+        words = facts[0].split()[:5] + facts[1].split()[:2]
+        result.append(
+            Question(
+                id=f"q{number:05}",
+                question=f"What about {' '.join(words)}?",
+                golden_answers=(" ".join(facts[1].split()[-2:]),),
+                metadata=QuestionMetadata(question_type="bridge", evidence_list=evidence),
+            )
+        )
+
+    return result
+
+
+def make_rollouts(
+    questions: list[Question], searcher: Searcher, samples: int, seed: int
+) -> list[Trajectory]:
+    """Answers after up to three searches; a third of them is right."""
+    rng = random.Random(seed)
+    rollouts: list[Trajectory] = []
+    for question in questions:
+        facts = [each.fact for each in question.metadata.evidence_list or ()]
+        for sample in range(samples):
+            queries = [" ".join(rng.sample(fact.split(), 4)) for fact in facts]
+            queries = [*queries, question.question][: rng.randint(0, 3)]
+            results = searcher.search(queries, TOP_K)
+            messages = [Message(role="user", content=question.question)]
+            for hits in results:
+                shown = "\n\n".join(
+                    f"[{rank}] {hit.chunk.contents}" for rank, hit in enumerate(hits, 1)
+                )
+                messages.append(Message(role="tool", content=shown))
+
+            answer = question.golden_answers[0] if rng.random() < 1 / 3 else "Nobody knows"
+            messages.append(Message(role="assistant", content=f"<answer>{answer}</answer>"))
+            rollouts.append(
+                Trajectory(
+                    id=f"{question.id}#{sample}",
+                    question_id=question.id,
+                    sample=sample,
+                    question=question.question,
+                    golden_answers=question.golden_answers,
+                    model="generated",
+                    prompt="none",
+                    temperature=0.7,
+                    messages=tuple(messages),
+                    retrievals=tuple(
+                        Retrieval(query=query, chunk_ids=tuple(hit.chunk.id for hit in hits))
+                        for query, hits in zip(queries, results, strict=True)
+                    ),
+                    answer=answer,
+                    stop_reason=StopReason.ANSWERED,
+                )
+            )
+
+    return rollouts
+
+
+def write_run(folder: Path, passages: int, questions: int, samples: int) -> None:
+    """Write ``corpus.jsonl``, ``questions.jsonl``, ``run.jsonl`` and ``index`` to a folder."""
+    section = load_preset("retrieve").value("index")
+    values = {name: section[name] for name in IndexConfig.model_fields}
+    documents = make_corpus(passages, seed=0)
+    write_jsonl(folder / "corpus.jsonl", documents)
+    config = IndexConfig.model_validate(values | {"encoder": None})
+    build_index(folder / "corpus.jsonl", folder / "index", config, seed=0)
+    asked = make_questions(documents, questions, seed=1)
+    write_jsonl(folder / "questions.jsonl", asked)
+    searcher = open_index(folder / "index")
+    write_jsonl(folder / "run.jsonl", make_rollouts(asked, searcher, samples, seed=2))
+
+
+def measure(folder: Path, options: Options) -> tuple[float, float]:
+    """Return the seconds that a run takes to be explained, with its page, and the peak memory, MB."""
+    before_kb = restart_peak()
+    started_s = time.perf_counter()
+    report = report_of(explain_paths([folder / "run.jsonl"], options), options)
+    render_page(report)
+    return time.perf_counter() - started_s, (status_kb("VmHWM") - before_kb) / 1024
+
+
+def main() -> None:
+    """Print the table."""
+    options = parse_options(
+        __doc__,
+        passages=(20_000, "of the corpus"),
+        questions=(400, "of the run"),
+        samples=(3, "answers per question"),
+    )
+    lines: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_run(folder, options.passages, options.questions, options.samples)
+        questions = folder / "questions.jsonl"
+        ways = {
+            "--index": Options(questions=questions, index=folder / "index"),
+            "--corpus": Options(questions=questions, corpus=folder / "corpus.jsonl"),
+        }
+
+        for way, each in ways.items():
+            seconds, memory_mb = measure(folder, each)
+            reached = verdict(seconds <= TARGET_S)
+            lines.append(
+                [f"`deepsearch explain {way}`", f"{seconds:.1f}", f"{memory_mb:.0f}", reached]
+            )
+
+    rollouts = options.questions * options.samples
+    header = [
+        f"{rollouts:,} rollouts, {options.passages:,} passages",
+        "s",
+        "MB",
+        f"target: {TARGET_S} s",
+    ]
+    publish(options, "explain", header, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Where a run's questions, index and setting are: beside it in a finished graph, or as somebody names them.
+
+The rollouts of a graph are ``data/<profile>/evaluate/<model>/<file>``; ``rows.json`` beside them
+has the setting of every file and the digests of what was answered and searched. Questions and index
+are taken only where they still have these digests.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from deepsearch_rl.core.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.core.files import read_record, sha256_file
+from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
+from deepsearch_rl.evaluation.scoring.score import Interval
+from deepsearch_rl.evaluation.tables.tables import DATASET_ORDER, MODEL_ORDER, in_order
+from deepsearch_rl.explain.report import ControlFigure, Setting
+
+ROWS = "rows.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A run's file, and what is known about it before it is read."""
+
+    path: Path
+    model: str = ""
+    setting: Setting = field(default_factory=Setting)
+    questions: Path | None = None
+    index: Path | None = None
+    chunks: Path | None = None
+    retriever: str | None = None
+    greedy: Path | None = None
+    """The greedy answers of the same model to the same questions."""
+    controls: dict[str, ControlFigure] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def find_sources(paths: Sequence[Path], dataset: str | None) -> list[Source]:
+    """Return the runs that paths name: a file, an evaluated model's folder, or the folder of all of them.
+
+    Of a folder, the main run of every question set is taken, or of ``dataset`` alone. Raise
+    ArtifactError where a path is missing, or what a run was made with has changed; UnknownNameError
+    where no run is of ``dataset``.
+    """
+    sources: list[Source] = []
+    for path in paths:
+        if path.is_dir():
+            sources.extend(_of_folder(path))
+        else:
+            sources.append(_of_file(path))
+
+    if dataset is not None:
+        known = [source for source in sources if source.setting.dataset]
+        chosen = [source for source in sources if source.setting.dataset in ("", dataset)]
+        if not chosen:
+            raise UnknownNameError(
+                "question set", dataset, {source.setting.dataset for source in known}
+            )
+        sources = [_named(source, dataset) for source in chosen]
+
+    return _in_reading_order(sources)
+
+
+def _named(source: Source, dataset: str) -> Source:
+    setting = source.setting.model_copy(update={"dataset": dataset})
+    return replace(source, setting=setting)
+
+
+def _in_reading_order(sources: Sequence[Source]) -> list[Source]:
+    """Return the sources by question set and by model in training order; others keep their place."""
+    datasets = in_order([source.setting.dataset for source in sources], DATASET_ORDER)
+    models = in_order([source.model for source in sources], MODEL_ORDER)
+    if all(source.model for source in sources):
+        return sorted(
+            sources,
+            key=lambda each: (datasets.index(each.setting.dataset), models.index(each.model)),
+        )
+    return list(sources)
+
+
+def _of_folder(folder: Path) -> Iterator[Source]:
+    if (folder / ROWS).is_file():
+        evaluation = read_record(folder / ROWS, ModelEvaluation)
+        for row in evaluation.rows:
+            if not row.kind:
+                yield _of_row(folder, evaluation, row)
+        return
+
+    models = sorted(path.parent for path in folder.glob(f"*/{ROWS}"))
+    if not models:
+        raise ArtifactError(
+            f"{folder} holds no {ROWS}, and no folder in it does: name a file of trajectories or predictions, or "
+            "data/<profile>/evaluate/<model> of a graph whose stage evaluate has run."
+        )
+    for model in models:
+        yield from _of_folder(model)
+
+
+def _of_file(path: Path) -> Source:
+    if not (path.parent / ROWS).is_file():
+        return Source(path)
+
+    evaluation = read_record(path.parent / ROWS, ModelEvaluation)
+    for row in evaluation.rows:
+        if row.rollouts_file == path.name:
+            return _of_row(path.parent, evaluation, row)
+    return Source(path, model=evaluation.model)
+
+
+def _of_row(folder: Path, evaluation: ModelEvaluation, row: F1TableRow) -> Source:
+    data = folder.absolute().parents[1]
+    notes: list[str] = []
+    split = _split(evaluation, row.dataset)
+    questions = data / "questions" / row.dataset / f"{split}.jsonl"
+    _require_same(questions, evaluation.inputs.get(f"questions/{row.dataset}/{split}"), sha256_file)
+
+    index: Path | None = data / "index" / row.corpus
+    chunks: Path | None = data / "chunks" / f"{row.corpus}.jsonl"
+    base, _, reranker = row.retriever.partition("+")
+    if base == "online":
+        index = chunks = None
+        notes.append("Passages came from an online search, which cannot be asked again.")
+    else:
+        # Here, because it loads the encoders
+        from deepsearch_rl.retrieval.search.manifest import digest_index  # noqa: PLC0415
+
+        _require_same(index, evaluation.inputs.get(f"index/{row.corpus}"), digest_index)
+    if reranker:
+        notes.append(
+            "The run's searches had a reranker; what other queries would have found is ranked without it."
+        )
+
+    greedy = None
+    if row.main and not row.variant:
+        for other in evaluation.rows:
+            if other.kind == "greedy" and other.dataset == row.dataset:
+                greedy = folder / other.rollouts_file
+
+    return Source(
+        path=folder / row.rollouts_file,
+        model=row.model if not row.kind else f"{row.model}, {row.kind}",
+        setting=Setting(
+            dataset=row.dataset,
+            split=split,
+            generated=row.generated,
+            corpus=row.corpus,
+            prompt=row.prompt,
+            top_k=row.top_k,
+            chunk_size=row.chunk_size,
+            retriever=row.retriever or None,
+            temperature=row.temperature,
+            samples=row.samples,
+        ),
+        questions=questions,
+        index=index,
+        chunks=chunks,
+        retriever="hybrid" if base.startswith("hybrid") else base or None,
+        greedy=greedy,
+        controls=_controls(row),
+        notes=tuple(notes),
+    )
+
+
+def _split(evaluation: ModelEvaluation, dataset: str) -> str:
+    """Return the split whose questions were answered, as the digests name it."""
+    prefix = f"questions/{dataset}/"
+    splits = [name.removeprefix(prefix) for name in evaluation.inputs if name.startswith(prefix)]
+    return splits[0] if splits else "val"
+
+
+def _require_same(path: Path, sha256: str | None, digest: Callable[[Path], str]) -> None:
+    """Raise ArtifactError where a file or an index is missing, or is another one than the run was made with."""
+    if not path.exists():
+        raise ArtifactError(
+            f"{path} does not exist, and the run was made with it; name questions and index yourself (--questions, "
+            "--index, or --corpus)."
+        )
+    if sha256 is not None and digest(path) != sha256:
+        raise ArtifactError(
+            f"{path} is another one than the run was made with; run the stage evaluate again (`dvc repro`), or name "
+            "questions and index yourself (--questions, --index, or --corpus)."
+        )
+
+
+def _controls(row: F1TableRow) -> dict[str, ControlFigure]:
+    return {
+        name: ControlFigure(
+            n=score.n,
+            f1=Interval(mean=score.f1, low=score.f1_low, high=score.f1_high),
+            searched_f1=score.searched_f1,
+        )
+        for name, score in row.controls.items()
+    }
