@@ -164,8 +164,8 @@ def other_summaries(root: Path) -> Findings:
 
 @rule
 def unexplained_axes(root: Path) -> Findings:
-    """Every axis letter in a name of the library has a row in AGENTS.md, and every row is of use."""
-    document = root / "AGENTS.md"
+    """Every axis letter in a name of the library has a row in docs/architecture.md, and every row is of use."""
+    document = root / "docs" / "architecture.md"
     explained: dict[str, int] = {}
 
     for number, line in numbered_lines(document):
@@ -178,7 +178,7 @@ def unexplained_axes(root: Path) -> Findings:
         for line, name, letters in _axes(path):
             used |= letters
             for letter in sorted(letters - explained.keys()):
-                yield Finding(path, line, f"AGENTS.md does not explain the axis {letter} of {name}")
+                yield Finding(path, line, f"docs/architecture.md does not explain the axis {letter} of {name}")
 
     for letter in sorted(explained.keys() - used):
         yield Finding(document, explained[letter], f"no name of the library has the axis {letter}")

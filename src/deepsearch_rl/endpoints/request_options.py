@@ -1,6 +1,6 @@
 """How one model wants to be asked: names of fields, fields of its own, streaming, and how many requests it takes.
 
-The options stand beside a model's address: in ``endpoint.json``, in ``synthesize.endpoint``, and in
+The options stand beside a model's address: in ``endpoint.json``, and in
 ``--request`` of ``deepsearch evaluate``. Without any, a request has ``max_tokens``, ``temperature``
 and ``seed`` and is answered whole, as most servers take it.
 """

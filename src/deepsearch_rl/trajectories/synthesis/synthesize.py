@@ -1,8 +1,7 @@
 """Teacher trajectories for the training questions.
 
-The teacher answers through the same agent, tool and retriever as any model. A model that is its own
-teacher (rejection sampling) is served by the stage's other program, ``stages/synthesize_self.py``,
-so that only its graph depends on weights and model servers.
+The teacher answers through the same agent, tool and retriever as any model.
+:mod:`deepsearch_rl.trajectories.synthesis.teachers` says who it can be.
 """
 
 from functools import partial
