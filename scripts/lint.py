@@ -178,7 +178,9 @@ def unexplained_axes(root: Path) -> Findings:
         for line, name, letters in _axes(path):
             used |= letters
             for letter in sorted(letters - explained.keys()):
-                yield Finding(path, line, f"docs/architecture.md does not explain the axis {letter} of {name}")
+                yield Finding(
+                    path, line, f"docs/architecture.md does not explain the axis {letter} of {name}"
+                )
 
     for letter in sorted(explained.keys() - used):
         yield Finding(document, explained[letter], f"no name of the library has the axis {letter}")

@@ -91,9 +91,15 @@ def test_an_axis_that_is_not_explained_or_not_used_is_found(tmp_path: Path) -> N
     rows = "| letter | axis |\n| Q, K | queries; ranks |\n| Z | nothing |\n"
     plant(
         tmp_path,
-        {"docs/architecture.md": rows, f"{LIBRARY}/a.py": "scores_QK = 1\nmasks_QX = 2\nLIMIT_Y = 3\n"},
+        {
+            "docs/architecture.md": rows,
+            f"{LIBRARY}/a.py": "scores_QK = 1\nmasks_QX = 2\nLIMIT_Y = 3\n",
+        },
     )
-    assert places(lint.unexplained_axes, tmp_path) == ["docs/architecture.md:3", f"{LIBRARY}/a.py:2"]
+    assert places(lint.unexplained_axes, tmp_path) == [
+        "docs/architecture.md:3",
+        f"{LIBRARY}/a.py:2",
+    ]
 
 
 def test_parts_that_no_script_would_write_are_found(root: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.core.retries import retry
+from deepsearch_rl.core.retries import NoCapacityError, no_capacity, retry, wait_for_capacity
 
 
 class Busy(Exception):
@@ -75,3 +75,27 @@ def test_a_coroutine_function_is_repeated_too() -> None:
         return calls()
 
     assert asyncio.run(retry(2, 0.0, Busy, lambda *_: None)(call)()) == "answer"
+
+
+@pytest.mark.parametrize("cause", [None, ValueError("429")])
+def test_the_cause_of_a_lack_of_capacity_is_raised_where_the_next_wait_would_be_too_long(
+    cause: ValueError | None,
+) -> None:
+    waits: list[int] = []
+
+    @wait_for_capacity(0.0, lambda _error, attempt: waits.append(attempt))
+    def full() -> None:
+        raise NoCapacityError("full", wait_s=7.0) from cause
+
+    with pytest.raises(ValueError if cause else NoCapacityError) as error:
+        full()
+    assert error.value is cause or str(error.value) == "full"
+    assert not waits
+
+
+def test_a_lack_of_capacity_is_one_that_minutes_help() -> None:
+    full = no_capacity("slow down", {"retry-after": "7"}, "")
+    assert full is not None
+    assert (str(full), full.wait_s) == ("slow down", 7.0)
+    assert no_capacity("", {}, "tokens per day") is None
+    assert no_capacity("", {"retry-after": "7"}, "insufficient_quota") is None

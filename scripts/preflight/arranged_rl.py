@@ -10,6 +10,7 @@ end the run with StalePolicyError. The engine is the profile's own.
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ from deepsearch_rl.training.backends import make
 from deepsearch_rl.training.rl.trainer import Rollout, Sampling
 from deepsearch_rl.training.rl_process.worker import rl_run, train
 from deepsearch_rl.training.runs.curves import curve_path
+
+SPARE = 4
+"""Rollouts that are made for each one that is kept. A model of random weights writes many that come
+back in other tokens, which are not trained on.
+"""
 
 
 class ArrangedTrainer:
@@ -36,19 +42,24 @@ class ArrangedTrainer:
     async def roll_out(
         self, questions: Sequence[Question], sampling: Sampling
     ) -> list[list[Rollout]]:
-        """Roll out; the last group's first rollout counts as failed."""
-        if self._first and sampling.trained and self._is_stale:
+        """Roll out; of trained rollouts, the last group's first counts as failed, and others can be trained on."""
+        if not sampling.trained:
+            return await self._trainer.roll_out(questions, sampling)
+        if self._first and self._is_stale:
             return self._first
-        rollouts_QG = await self._trainer.roll_out(questions, sampling)
 
-        if sampling.trained:
-            rollout = rollouts_QG[-1][0]
-            failed = rollout.trajectory.model_copy(
-                update={"stop_reason": StopReason.TOOL_ERROR, "answer": ""}
-            )
-            rollouts_QG[-1][0] = Rollout(failed, rollout.capture)
-            self._first = rollouts_QG
+        more = replace(sampling, samples=SPARE * sampling.samples)
+        rollouts_QG: list[list[Rollout]] = []
+        for group in await self._trainer.roll_out(questions, more):
+            whole_first = sorted(group, key=lambda rollout: bool(rollout.left_out))
+            rollouts_QG.append(whole_first[: sampling.samples])
 
+        rollout = rollouts_QG[-1][0]
+        failed = rollout.trajectory.model_copy(
+            update={"stop_reason": StopReason.TOOL_ERROR, "answer": ""}
+        )
+        rollouts_QG[-1][0] = Rollout(failed, rollout.capture)
+        self._first = rollouts_QG
         return rollouts_QG
 
     async def update(

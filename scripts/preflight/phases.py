@@ -17,7 +17,7 @@ from deepsearch_rl.core.files import read_json
 from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.endpoints.remote import read_remote
 from deepsearch_rl.training.rl_process.fork import RUNS
-from deepsearch_rl.training.sft.train import ATTENTION_PACKAGES
+from deepsearch_rl.training.sft.attention import ATTENTION_PACKAGES
 from scripts.preflight.project import DATASET, START, Project
 from scripts.preflight.runner import Phase
 

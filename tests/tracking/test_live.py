@@ -27,7 +27,7 @@ from deepsearch_rl.tracking.bundle import BUNDLE, Bundle, build_bundle
 from deepsearch_rl.tracking.curves import line_digest, read_runs, read_steps
 from deepsearch_rl.tracking.live import LiveFigures, follow
 from deepsearch_rl.tracking.store import held
-from deepsearch_rl.training.runs.curves import CurveLine, curve_path
+from deepsearch_rl.training.runs.curves import Alarm, CurveLine, curve_path
 from deepsearch_rl.training.runs.followed import COMMAND
 from tests.conftest import ROOT
 from tests.ports import free_port
@@ -218,6 +218,34 @@ def test_a_resumed_training_goes_on_in_its_run_and_no_step_is_sent_twice(curve: 
     assert names == {"tiny/sft · abc", "tiny/sft · abc · 1970-01-01 00:00:20 UTC"}, (
         "training from the start again"
     )
+
+
+@pytest.mark.slow
+def test_an_alarm_is_a_tag_of_its_run_from_the_step_on_at_which_it_begins(curve: Path) -> None:
+    store = new_store(Path("mlruns"))
+    append(curve, steps(1, 2))
+    figures(store).send()
+    (run,) = live_runs(store)
+    assert not [name for name in run.data.tags if name.startswith("alarm/")]
+
+    spike = Alarm(name="spike", step=3, reason="grad_norm is 27.5, usually 0.5")
+    signal = Alarm(name="no_signal", step=3, reason="90% of the groups have equal rewards")
+    third, fourth = steps(3, 4)
+    append(curve, [third.model_copy(update={"alarms": (spike, signal)})])
+    figures(store).send()
+    append(curve, [fourth])
+    figures(store).send()
+    tags = live_runs(store)[0].data.tags
+    assert tags["alarm/spike"] == "from step 3: grad_norm is 27.5, usually 0.5"
+    assert tags["alarm/no_signal"] == "from step 3: 90% of the groups have equal rewards"
+
+    # It ended and came back, and a resumed training repeats its step
+    again = spike.model_copy(update={"step": 5, "reason": "grad_norm is 40, usually 0.5"})
+    (fifth,) = (line.model_copy(update={"alarms": (again,)}) for line in steps(5))
+    append(curve, [third, fourth, fifth, fifth])
+    figures(store).send()
+    (run,) = live_runs(store)
+    assert run.data.tags["alarm/spike"] == "from step 5: grad_norm is 40, usually 0.5"
 
 
 @contextlib.contextmanager

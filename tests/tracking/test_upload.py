@@ -7,7 +7,7 @@ import pytest
 from mlflow.entities import Expectation, Feedback, Run, Trace
 from mlflow.tracking import MlflowClient
 
-from deepsearch_rl.core.files import read_json
+from deepsearch_rl.core.files import read_json, write_json
 from deepsearch_rl.tracking.bundle import TrackedReport, build_bundle
 from deepsearch_rl.tracking.local_store import database_file, has_report, local_store
 from deepsearch_rl.tracking.upload import describe_report, upload
@@ -95,6 +95,27 @@ def test_a_report_is_one_run_with_a_run_per_model_under_it(store: str, tmp_path:
         runs["sft"].info.run_id, "train/loss"
     )
     assert [(point.step, point.value) for point in curve] == [(1, 2.0), (2, 1.0)]
+
+
+def test_an_alarm_of_a_models_training_is_a_tag_of_its_run_with_step_and_reason(
+    tmp_path: Path,
+) -> None:
+    store = new_store(tmp_path / "mlruns")
+    results = make_results(tmp_path / "results")
+    alarms = [
+        {"name": "spike", "step": 3, "reason": "grad_norm is 27.5, usually 0.5"},
+        {"name": "no_signal", "step": 4, "reason": "90% of the groups have equal rewards"},
+        {"name": "spike", "step": 9, "reason": "grad_norm is 40, usually 0.5"},
+    ]
+    write_json(results.train_logs["sft"].parent / "manifest.json", {"steps": 9, "alarms": alarms})
+    bundle = tmp_path / "bundle"
+    report = build_bundle(results, PROVENANCE, CONFIG, SEED, bundle)
+    assert upload(bundle, store, TIMEOUT_S)
+
+    runs = runs_of(store, report)
+    assert runs["sft"].data.tags["alarm/spike"] == "from step 9: grad_norm is 40, usually 0.5"
+    assert runs["sft"].data.tags["alarm/no_signal"].startswith("from step 4: 90% of the groups")
+    assert not [name for name in runs["base"].data.tags if name.startswith("alarm/")]
 
 
 def test_runs_are_named_by_what_differs_and_a_second_report_of_the_same_settings_by_its_time(

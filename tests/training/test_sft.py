@@ -155,9 +155,10 @@ def test_a_flash_attention_that_does_not_load_stops_before_training_and_says_why
     (tmp_path / "flash_attn.py").write_text(
         "raise ImportError('undefined symbol: _ZN3c105ErrorC2E')"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(
-        UnavailableError, match=r"'flash_attn' does not load: undefined symbol: _ZN3c105ErrorC2E"
+        UnavailableError,
+        match=r"flash_attn, in python\.sft \(ImportError: undefined symbol: _ZN3c105ErrorC2E\); build it",
     ):
         require_attention(config.model_copy(update={"attention": "flash_attn"}))
     require_attention(config)

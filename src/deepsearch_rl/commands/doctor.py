@@ -32,7 +32,7 @@ from deepsearch_rl.planning.estimate import make_plan
 from deepsearch_rl.project.dvc_lock import repair_dvc_locks
 from deepsearch_rl.project.locked import UV_LOCK, uv_versions
 from deepsearch_rl.project.state import notices, project_problems
-from deepsearch_rl.training.sft.train import ATTENTION_PACKAGES
+from deepsearch_rl.training.sft.attention import ATTENTION_FIX, attention_problem
 
 OURS = "deepsearch-rl"
 BASE = "base"  # what is installed without any extra
@@ -243,10 +243,11 @@ def missing_in_environments(root: Path, profile: Profile) -> Iterator[MissingReq
         return
     python = profile.mapping("python", str)
 
-    if problem := _attention_problem(root / python["sft"], profile.value("sft")["attention"]):
-        yield MissingRequirement(
-            problem, "build it there, or set sft.attention to sdpa and sft.packing to false"
-        )
+    trainer = root / python["sft"]
+    attention = profile.value("sft")["attention"]
+
+    if trainer.exists() and (problem := attention_problem(trainer, attention)):
+        yield MissingRequirement(problem, ATTENTION_FIX)
 
     index = profile.value("index")
     devices = {
@@ -280,28 +281,10 @@ def missing_in_environments(root: Path, profile: Profile) -> Iterator[MissingReq
         yield MissingRequirement(needed, f"{serve.relative_to(root)} -m scripts.sentence_model")
 
 
-def _attention_problem(interpreter: Path, attention: str) -> str:
-    """Return why an interpreter cannot load what an attention needs; empty where it can, or does not exist.
-
-    It is loaded: a flash attention that was built for another torch is installed all the same.
-    """
-    for name in ATTENTION_PACKAGES[attention] if interpreter.exists() else ():
-        result = _run_in(interpreter, f"import {name}")
-        if result.returncode:
-            reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
-            return f"{name} for sft.attention: {attention}, in python.sft ({reason})"
-
-    return ""
-
-
 def _has_sentence_model(interpreter: Path) -> bool:
-    return not _run_in(
-        interpreter, "import nltk; nltk.data.find('tokenizers/punkt_tab')"
-    ).returncode
-
-
-def _run_in(interpreter: Path, code: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=False)
+    code = "import nltk; nltk.data.find('tokenizers/punkt_tab')"
+    found = subprocess.run([interpreter, "-c", code], capture_output=True, check=False)
+    return not found.returncode
 
 
 def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[MissingRequirement]:

@@ -33,7 +33,7 @@ def runs_command(
     """
     from deepsearch_rl.core.files import read_jsonl  # noqa: PLC0415
     from deepsearch_rl.training.rl.checkpoints import checkpoints  # noqa: PLC0415
-    from deepsearch_rl.training.rl.loop import TRAIN_LOG, best_line  # noqa: PLC0415 - transformers
+    from deepsearch_rl.training.rl.run_log import TRAIN_LOG, best_line  # noqa: PLC0415
     from deepsearch_rl.training.rl_process.fork import find_runs  # noqa: PLC0415
     from deepsearch_rl.training.runs.curves import TrainingStep  # noqa: PLC0415
 

@@ -72,6 +72,10 @@ class ChatFormat:
         )
         return self.prompt_ids(question, None)[len(cast(list[int], conversation)) :]
 
+    def prompt_opens_thought(self) -> bool:
+        """Return whether every prompt ends in an opening think tag, as those of models that always think do."""
+        return self.opens_thought(self.prompt_ids([{"role": "user", "content": "?"}], None))
+
     def opens_thought(self, prompt: Sequence[int], continued: str = "") -> bool:
         """Return whether the answer to a prompt begins inside a thought.
 

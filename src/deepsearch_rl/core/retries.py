@@ -80,19 +80,36 @@ def retry(
     )
 
 
+class NoCapacityError(Exception):
+    """A server takes no more requests now; ``wait_s`` is how long it asks to wait, None if it does not say."""
+
+    def __init__(self, reason: str, wait_s: float | None) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+def no_capacity(reason: str, headers: Mapping[str, str], text: str) -> NoCapacityError | None:
+    """Return the error of an answer of status 429 that a wait of minutes helps, None where it does not.
+
+    ``headers`` and ``text`` are the answer's, ``reason`` becomes the error's text.
+    """
+    wait_s = retry_after_s(headers)
+    return None if is_quota_spent(text, wait_s) else NoCapacityError(reason, wait_s)
+
+
 def wait_for_capacity(
-    errors: type[Exception],
     total_wait_s: float,
     on_failure: Callable[[BaseException, int], None],
     *,
     sleep: Callable[[float], Awaitable[None]] | None = None,
 ) -> Callable[[CallT], CallT]:
-    """Return a decorator that repeats a function, or a coroutine function, while a server has no capacity for it.
+    """Return a decorator that repeats a function, or a coroutine function, while it raises NoCapacityError.
 
     The waits double from :data:`FIRST_CAPACITY_WAIT_S` to :data:`LONGEST_CAPACITY_WAIT_S`, each
     drawn from its upper half, so that callers come back one after the other. An error's ``wait_s``
-    takes the place of a wait. The error is raised where the next wait would make all of them longer
-    than ``total_wait_s``. ``sleep`` is for coroutines.
+    takes the place of a wait. Where the next wait would make all of them longer than
+    ``total_wait_s``, the error that NoCapacityError was raised from is raised, or else itself.
+    ``sleep`` is for coroutines.
     """
     drawn = tenacity.wait_exponential(FIRST_CAPACITY_WAIT_S / 2, LONGEST_CAPACITY_WAIT_S / 2)
 
@@ -105,10 +122,14 @@ def wait_for_capacity(
         waits_s = state.idle_for + state.upcoming_sleep
         return waits_s > total_wait_s or state.attempt_number >= MAX_CAPACITY_ATTEMPTS
 
+    def raise_cause(state: tenacity.RetryCallState) -> None:
+        error = _error_of(state)
+        raise error.__cause__ or error from None
+
     own_sleep = {} if sleep is None else {"sleep": sleep}
     return tenacity.retry(  # pyright: ignore[reportReturnType, reportCallIssue]
-        reraise=True,
-        retry=tenacity.retry_if_exception_type(errors),
+        retry=tenacity.retry_if_exception_type(NoCapacityError),
+        retry_error_callback=raise_cause,
         stop=is_last,
         wait=wait_s,
         before_sleep=lambda state: on_failure(_error_of(state), state.attempt_number),

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import openai
 
 from deepsearch_rl.core.rate_limits import rate_limits
-from deepsearch_rl.core.retries import is_quota_spent, retry_after_s, wait_for_capacity
+from deepsearch_rl.core.retries import no_capacity, wait_for_capacity
 from deepsearch_rl.endpoints.request_options import RequestOptions
 
 ResultT = TypeVar("ResultT")
@@ -52,15 +52,6 @@ def _paused_deadline() -> Iterator[None]:
         deadline.reschedule(loop.time() + left_s)
 
 
-class _FullError(Exception):
-    """The server takes no more requests now; ``wait_s`` is how long it asks to wait, if it does."""
-
-    def __init__(self, error: openai.RateLimitError) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.wait_s = retry_after_s(error.response.headers)
-
-
 async def call_in_turn(
     client: openai.AsyncOpenAI,
     options: RequestOptions,
@@ -85,22 +76,19 @@ async def call_in_turn(
         with _paused_deadline():
             await asyncio.sleep(seconds)
 
-    @wait_for_capacity(_FullError, options.rate_limit_wait_s, log, sleep=sleep)
+    @wait_for_capacity(options.rate_limit_wait_s, log, sleep=sleep)
     async def take_turn() -> ResultT:
         with _paused_deadline():
             await limits.wait(_estimated_tokens(request))
         try:
             return await call()
         except openai.RateLimitError as error:
-            full = _FullError(error)
-            if is_quota_spent(error.response.text, full.wait_s):
+            full = no_capacity(str(error), error.response.headers, error.response.text)
+            if full is None:
                 raise
             raise full from error
 
-    try:
-        return await take_turn()
-    except _FullError as full:
-        raise full.error from None
+    return await take_turn()
 
 
 def _estimated_tokens(request: dict[str, Any]) -> int:

@@ -35,7 +35,7 @@ from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.environment.tokens import TokenRecord, end_ids
-from deepsearch_rl.training.rewards.rewards import PolicyText
+from deepsearch_rl.training.rl.policy_text import policy_text
 from deepsearch_rl.training.rl.trainer import RlConfig
 
 
@@ -76,14 +76,7 @@ class SearchEnvironment:
 
 def reward_setting(config: RlConfig, chat_format: ChatFormat) -> RewardSetting:
     """Return the rewards of section ``rl`` for a policy with this tokenizer and template."""
-    tokenizer = chat_format.tokenizer
-    question = chat_format.prompt_ids([{"role": "user", "content": "?"}], None)
-    policy = PolicyText(
-        count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
-        think_length=config.think_length,
-        opens_thought=chat_format.opens_thought(question),
-    )
-    return RewardSetting(config.rewards, policy)
+    return RewardSetting(config.rewards, policy_text(chat_format, config.think_length))
 
 
 @asynccontextmanager

@@ -12,7 +12,4 @@ def prompt_opens_thought(folder: Path) -> bool:
         return False
     from deepsearch_rl.conversation.chat_format import load_chat_format  # noqa: PLC0415 - most templates need no tokenizer
 
-    chat_format = load_chat_format(folder)
-    return chat_format.opens_thought(
-        chat_format.prompt_ids([{"role": "user", "content": "?"}], None)
-    )
+    return load_chat_format(folder).prompt_opens_thought()

@@ -38,13 +38,13 @@ from deepsearch_rl.core.files import (
     write_json,
     write_jsonl,
 )
-from deepsearch_rl.core.records import NonEmpty, Record, StopReason, Trajectory
+from deepsearch_rl.core.records import ForeignRecord, NonEmpty, Record, StopReason, Trajectory
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, Share
 from deepsearch_rl.evaluation.scoring.score import score_questions
 from deepsearch_rl.evaluation.tables.tables import F1Table, Figures
 from deepsearch_rl.tracking.curves import line_digest
 from deepsearch_rl.tracking.run_names import flatten, run_name
-from deepsearch_rl.training.runs.curves import TrainingStep
+from deepsearch_rl.training.runs.curves import Alarm, TrainingStep
 
 BUNDLE = "bundle.json"
 PREDICTIONS = "predictions.jsonl"
@@ -166,6 +166,12 @@ class EvaluatedModel(Record):
     questions: dict[str, DatasetDigest] = Field(description="question set -> file")
     curve: tuple[TrainingStep, ...]
     tags: dict[str, str]
+
+
+class ModelManifest(ForeignRecord):
+    """The fields of a trained model's ``manifest.json`` that become tags of its run."""
+
+    alarms: tuple[Alarm, ...] = ()
 
 
 class Bundle(Record):
@@ -331,9 +337,18 @@ def _model(name: str, results: Results, provenance: Provenance) -> EvaluatedMode
         curve=tuple(read_jsonl(log, TrainingStep)) if log else (),
         tags={
             **provenance.model_tags.get(name, {}),
+            **(_alarm_tags(log.parent) if log else {}),
             "trained_with_other": evaluation.rows[0].flat_trained_with_other,
         },
     )
+
+
+def _alarm_tags(trained: Path) -> dict[str, str]:
+    """Return a tag with the reason of every alarm of a training run; the newest of one name."""
+    manifest = trained / "manifest.json"
+    if not manifest.is_file():
+        return {}
+    return dict(alarm.tag for alarm in read_record(manifest, ModelManifest).alarms)
 
 
 def _rollouts(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mlflow.entities import Metric, Run
+from mlflow.entities import Metric, Run, RunTag
 from mlflow.tracking import MlflowClient
 from pydantic import Field
 from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
@@ -228,6 +228,7 @@ def _send_run(
         targets = [client.create_run(experiment, run.began_ms, {**tags, CURVE_TAG: curve}, name)]
 
     run_id = targets[0].info.run_id
+    client.log_batch(run_id, tags=_alarm_tags(run, sent))
     for some in batches(_metrics(run, sent), BATCH * 10):
         client.log_batch(run_id, metrics=some)
 
@@ -243,6 +244,13 @@ def _metrics(run: CurveRun, sent: int) -> Iterator[Metric]:
         for name, value in line.metrics.items():
             if value is not None:
                 yield Metric(f"{TRAIN}{name}", value, line.time_ms, line.step or 0)
+
+
+def _alarm_tags(run: CurveRun, sent: int) -> list[RunTag]:
+    """Return a tag with the reason of every alarm behind the first ``sent`` lines; the newest of one name."""
+    lines = run.lines[max(0, sent - run.first) :]
+    tags = dict(alarm.tag for line in lines for alarm in line.alarms)
+    return [RunTag(name, value) for name, value in tags.items()]
 
 
 def follow(figures: LiveFigures, ending: threading.Event, notify: Callable[[str], None]) -> None:

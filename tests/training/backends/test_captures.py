@@ -1,7 +1,6 @@
 """Which captured rollouts the trainer can train on, with the tokens of a real tokenizer and our server's parser."""
 
 from pathlib import Path
-from typing import Any
 
 import art
 import pytest
@@ -10,7 +9,7 @@ from openai.types.chat.chat_completion import Choice
 from deepsearch_rl.agent.protocols import FunctionCalling
 from deepsearch_rl.conversation.chat_format import ChatFormat, assistant_message, load_chat_format
 from deepsearch_rl.conversation.chat_messages import chat_messages
-from deepsearch_rl.core.records import Message, StopReason, Trajectory
+from deepsearch_rl.core.records import Message, Trajectory
 from deepsearch_rl.endpoints.endpoint import Completion
 from deepsearch_rl.training.backends.art.captures import (
     NO_TURN,
@@ -19,6 +18,7 @@ from deepsearch_rl.training.backends.art.captures import (
     sampled_choices,
     why_left_out,
 )
+from tests.training.backends.captured import captured_choice, recorded
 
 CALL = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "Silent Harbor"}}\n</tool_call>'
 ANSWER = "<answer> Mary Moss</answer>"
@@ -32,16 +32,7 @@ def chat_format(policy_folder: Path) -> ChatFormat:
 
 def choice_of(text: str, tokens: list[int]) -> Choice:
     """Return a turn as our server reports it."""
-    content = [
-        {"token": f"token_id:{each}", "logprob": -1.0, "bytes": None, "top_logprobs": []}
-        for each in tokens
-    ]
-    fields: dict[str, Any] = {
-        "index": 0,
-        "finish_reason": "stop",
-        "message": assistant_message(text),
-    }
-    return Choice.model_validate({**fields, "logprobs": {"content": content}})
+    return captured_choice(assistant_message(text), tokens)
 
 
 def tokens_of(text: str, chat_format: ChatFormat) -> list[int]:
@@ -62,19 +53,7 @@ def rollout(choices: list[Choice]) -> tuple[art.Trajectory, Trajectory]:
             result = Message(role="tool", content="[1] About it.", tool_call_id=call.id)
             messages.append(result)
             captured.messages_and_choices.append(chat_messages([result])[0])  # type: ignore[arg-type]
-    trajectory = Trajectory(
-        id="q#0",
-        question_id="q",
-        sample=0,
-        question="Who?",
-        golden_answers=("Mary Moss",),
-        model="m",
-        prompt="p",
-        temperature=1.0,
-        messages=tuple(messages),
-        stop_reason=StopReason.ANSWERED,
-    )
-    return captured, trajectory
+    return captured, recorded(messages)
 
 
 def reason(texts: list[str], chat_format: ChatFormat) -> str:

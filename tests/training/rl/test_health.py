@@ -1,19 +1,22 @@
 """Alarms on logs of toy runs: one that must give each alarm, and one beside it that must not."""
 
 import re
+from collections.abc import Sequence
 
 import pytest
 
-from deepsearch_rl.training.rl.health import (
-    ALARMS,
-    WINDOW,
-    alarms_at_end,
-    alarms_of_log,
-    gate_warning,
-)
+from deepsearch_rl.training.rl import health
+from deepsearch_rl.training.rl.health import ALARMS, WINDOW, AlarmWatch, gate_warning
 from deepsearch_rl.training.runs.curves import TrainingStep
 
 STEPS = 20
+
+
+def watched(lines: list[TrainingStep]) -> AlarmWatch:
+    watch = AlarmWatch()
+    for line in lines:
+        watch.add(line)
+    return watch
 
 
 def log(**metrics: tuple[float, float]) -> list[TrainingStep]:
@@ -33,6 +36,12 @@ def spiked(metric: str, factor: float) -> list[TrainingStep]:
     """Return a steady run whose last step has a metric so many times as large."""
     *lines, last = log(**{metric: (0.5, 0.6)})
     return [*lines, TrainingStep.model_validate({"step": last.step, metric: 0.55 * factor})]
+
+
+def ended_at_limit_early() -> list[TrainingStep]:
+    """Return a run whose first steps alone had rollouts that ended at their limit of tokens."""
+    early = log(failures__token_budget=(0.6, 0.6))[: WINDOW + 1]
+    return [*early, *log()[WINDOW + 1 :]]
 
 
 PROVOKED = {
@@ -73,7 +82,7 @@ PROVOKED = {
     "no_signal": (log(groups_without_signal=(0.3, 1.0)), [log(groups_without_signal=(0.3, 0.7))]),
     "length_limit": (
         log(failures__token_budget=(0.0, 0.5)),
-        [log(failures__token_budget=(0.2, 0.1)), log()],
+        [log(failures__token_budget=(0.2, 0.1)), log(), ended_at_limit_early()],
     ),
     "spike": (
         spiked("grad_norm", 50),
@@ -89,19 +98,19 @@ def test_every_alarm_has_a_toy_run() -> None:
 @pytest.mark.parametrize("name", ALARMS)
 def test_an_alarm_is_given_by_its_run_alone(name: str) -> None:
     bad, good_runs = PROVOKED[name]
-    assert set(alarms_at_end(bad)) == {name}
+    assert set(watched(bad).now) == {name}
     for good in good_runs:
-        assert not alarms_at_end(good)
+        assert not watched(good).now
 
 
 def test_a_spike_names_both_sizes() -> None:
-    reason = alarms_at_end(spiked("grad_norm", 50))["spike"]
+    reason = watched(spiked("grad_norm", 50)).now["spike"]
     assert reason.startswith("grad_norm is 27.5, usually 0.5")
 
 
 def test_a_short_run_gives_no_alarm_that_compares_with_its_start() -> None:
     bad = PROVOKED["search_collapse"][0]
-    assert not alarms_at_end(bad[: 2 * WINDOW])
+    assert not watched(bad[: 2 * WINDOW]).now
 
 
 def test_an_alarm_is_listed_at_the_step_at_which_it_began() -> None:
@@ -121,8 +130,22 @@ def test_an_alarm_is_listed_at_the_step_at_which_it_began() -> None:
         TrainingStep.model_validate({"step": step, "groups_without_signal": 1.0})
         for step in range(16, 22)
     ]
-    steps = [alarm.step for alarm in alarms_of_log([*calm, *loud, *calm_again, *loud_again])]
+    watch = watched([*calm, *loud, *calm_again, *loud_again])
+    steps = [alarm.step for alarm in watch.began]
     assert steps == [9, 19], "four of the last five steps have no signal"
+
+
+def test_every_alarm_is_computed_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+
+    def record(steps: Sequence[TrainingStep]) -> str:
+        lengths.append(len(steps))
+        return "always"
+
+    monkeypatch.setattr(health, "ALARMS", {"spike": record})
+    watch = watched(log())
+    assert lengths == list(range(STEPS + 1)), "without the start"
+    assert [(alarm.name, alarm.step) for alarm in watch.began] == [("spike", 0)]
 
 
 @pytest.mark.parametrize(

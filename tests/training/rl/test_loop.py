@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from deepsearch_rl.conversation.agent_config import AgentConfig
+from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.conversation.prompt_digests import TrainedWith
 from deepsearch_rl.conversation.trained_with import read_trained_with, served_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, UnknownNameError
@@ -19,8 +20,10 @@ from deepsearch_rl.core.files import read_jsonl, write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, QuestionMetadata, StopReason
 from deepsearch_rl.training.rl.checkpoints import KeepConfig, kept_steps
-from deepsearch_rl.training.rl.loop import best_line, policy_text, train_policy
+from deepsearch_rl.training.rl.loop import train_policy
+from deepsearch_rl.training.rl.policy_text import policy_text
 from deepsearch_rl.training.rl.question_order import batch
+from deepsearch_rl.training.rl.run_log import best_line
 from deepsearch_rl.training.rl.trainer import (
     DevConfig,
     RlConfig,
@@ -466,7 +469,7 @@ def test_a_split_without_questions_is_refused(
 def test_whether_the_prompt_opens_the_thought_is_read_from_the_policys_chat_template(
     task: RlTask, config: RlConfig, tmp_path: Path
 ) -> None:
-    policy = policy_text(task.start, config)
+    policy = policy_text(load_chat_format(task.start), config.think_length)
     assert (policy.opens_thought, policy.think_length) == (False, config.think_length)
     assert policy.count_tokens("<think>") > 0
     tokenizer = AutoTokenizer.from_pretrained(task.start)
@@ -474,7 +477,8 @@ def test_whether_the_prompt_opens_the_thought_is_read_from_the_policys_chat_temp
         "assistant\\n' }}", "assistant\\n<think>\\n' }}"
     )
     tokenizer.save_pretrained(tmp_path / "thinking")
-    assert policy_text(tmp_path / "thinking", config).opens_thought
+    thinking = load_chat_format(tmp_path / "thinking")
+    assert policy_text(thinking, config.think_length).opens_thought
     with pytest.raises(ConfigError, match="history_reasoning"):
         refused(replace(task, start=tmp_path / "thinking"), config, tmp_path)
 
@@ -596,12 +600,21 @@ def test_an_alarm_is_logged_said_once_and_ends_the_run_where_params_say_so(
     train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     every = {f"q{n}" for n in range(7)}
-    train(steps=8, easy=every, epochs=9.0)
+    with recorded_curve(tmp_path / "curve.jsonl"):
+        train(steps=8, easy=every, epochs=9.0)
     lines = logged(tmp_path / "adapter")
     assert [line.metrics.get("alarm/no_signal") for line in lines] == [None] * 5 + [1.0] * 4
     assert caplog.text.count("rl@base, step 5, no_signal: 100% of the groups") == 1
     (alarm,) = json.loads((tmp_path / "adapter" / "manifest.json").read_text())["alarms"]
     assert (alarm["name"], alarm["step"]) == ("no_signal", 5)
+    curve = list(read_jsonl(tmp_path / "curve.jsonl", CurveLine))
+    assert [line.step for line in curve if line.alarms] == [5]
+    assert curve[5].alarms[0].model_dump() == alarm
+
+    caplog.clear()
+    train(steps=9, easy=every, epochs=9.0)
+    assert "no_signal" not in caplog.text, "a resumed run knows the alarms of its log"
+    assert json.loads((tmp_path / "adapter" / "manifest.json").read_text())["alarms"] == [alarm]
 
     shutil.rmtree(tmp_path / "adapter")
     shutil.rmtree(tmp_path / "work")

@@ -24,7 +24,7 @@ from deepsearch_rl.core.files import atomic_file, read_jsonl, read_record
 from deepsearch_rl.core.records import ForeignRecord
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
 from deepsearch_rl.evaluation.tables.tables import F1Table
-from deepsearch_rl.training.runs.curves import TrainingStep
+from deepsearch_rl.training.runs.curves import Alarm, TrainingStep
 
 STYLE = mpl.rc_params_from_file(
     Path(__file__).with_name("report.mplstyle"), use_default_template=False
@@ -45,14 +45,6 @@ class Gate(ForeignRecord):
     samples: int
 
 
-class ShownAlarm(ForeignRecord):
-    """An alarm of the run (:mod:`deepsearch_rl.training.rl.health`)."""
-
-    name: str
-    step: int
-    reason: str
-
-
 class RlManifest(ForeignRecord):
     """The fields of an RL run's ``manifest.json`` that the report shows."""
 
@@ -61,7 +53,7 @@ class RlManifest(ForeignRecord):
     best_dev_f1: float
     gate: Gate
     gate_warning: str
-    alarms: tuple[ShownAlarm, ...]
+    alarms: tuple[Alarm, ...]
     backend: str = ""
     device: str = ""
     dtype: str = ""

@@ -29,8 +29,9 @@ from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.core.redaction import public_address, redact
 from deepsearch_rl.core.retries import (
+    NoCapacityError,
     is_out_of_money,
-    is_quota_spent,
+    no_capacity,
     retry,
     retry_after_s,
     wait_for_capacity,
@@ -182,10 +183,6 @@ class _TryAgainError(Exception):
         self.wait_s = wait_s
 
 
-class _FullError(Exception):
-    """The endpoint takes no more requests now, and does not say for how long."""
-
-
 class SearchEndpoint:
     """Client of one endpoint; safe to use from several threads."""
 
@@ -212,11 +209,11 @@ class SearchEndpoint:
         repeated = retry(
             config.attempts, config.backoff_s, _TryAgainError, log, max_wait_s=config.max_wait_s
         )
-        patient = wait_for_capacity(_FullError, config.rate_limit_wait_s, log)
+        patient = wait_for_capacity(config.rate_limit_wait_s, log)
 
         try:
             return patient(repeated(self._exchange))(request)
-        except _FullError as failure:
+        except NoCapacityError as failure:
             problem = (
                 f"{failure} It takes no more requests, for longer than rate_limit_wait_s allows."
             )
@@ -305,16 +302,16 @@ class SearchEndpoint:
 
         if not response.is_success:
             quoted = f"status {status}" + (f", {start!r}" if start else "")
-            wait_s = retry_after_s(response.headers)
             is_full = status == httpx.codes.TOO_MANY_REQUESTS
-            if is_quota_spent(text, wait_s) if is_full else is_out_of_money(text):
+            full = no_capacity(f"{quoted}.", response.headers, text) if is_full else None
+            if full is None and (is_full or is_out_of_money(text)):
                 problem = f"{quoted}; its quota or its money is out: raise the plan, or wait until it begins anew."
                 raise EndpointDownError(self._message(problem))
 
-            if is_full and wait_s is None:
-                raise _FullError(f"{quoted}.")
-            if is_full or response.is_server_error:
-                raise _TryAgainError(f"{quoted}.", wait_s)
+            if full is not None and full.wait_s is None:
+                raise full
+            if full is not None or response.is_server_error:
+                raise _TryAgainError(f"{quoted}.", retry_after_s(response.headers))
             # Not followed: the key would travel along
             if response.has_redirect_location:
                 target = redact(response.headers["location"], [self._key]).partition("?")[0][

@@ -9,7 +9,6 @@ float32 version takes 15 ms.
 """
 
 import itertools
-import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -44,7 +43,7 @@ from deepsearch_rl.training.pretrain.model import (
     world_tokenizer,
 )
 from deepsearch_rl.training.runs.curves import record_step
-from deepsearch_rl.training.runs.finite import NotFiniteError, first_not_finite
+from deepsearch_rl.training.runs.finite import require_finite_update
 
 TRAIN_LOG = "train_log.jsonl"
 LOG_EVERY = 25  # steps between two lines of the training log
@@ -164,15 +163,14 @@ def require_finite_step(
     step: int, loss: float, parameters: Sequence[tuple[str, torch.nn.Parameter]]
 ) -> None:
     """Raise NotFiniteError, before a step is applied, if its loss or a gradient is NaN or infinite."""
-    gradients = [(name, weight.grad) for name, weight in parameters if weight.grad is not None]
-    norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
-    if math.isfinite(loss) and bool(norm.isfinite()):
-        return
-    first = first_not_finite(gradients)
-    raise NotFiniteError(
-        f"pretraining diverged at step {step}: its loss is {loss:g}"
-        + (f", and the first gradient that is not finite is that of {first}" if first else "")
-        + ". Nothing was saved. Lower muon_learning_rate or adam_learning_rate of prepare_model.pretrain.optimizer."
+    gradients = [weight.grad for _, weight in parameters if weight.grad is not None]
+    require_finite_update(
+        f"pretraining diverged at step {step}",
+        loss,
+        torch.nn.utils.get_total_norm(gradients),
+        parameters,
+        "Nothing was saved. Lower muon_learning_rate or adam_learning_rate of "
+        "prepare_model.pretrain.optimizer.",
     )
 
 

@@ -9,10 +9,11 @@ Where the field has described a failure, its source stands at the alarm.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from deepsearch_rl.training.runs.curves import TrainingStep
+from deepsearch_rl.training.runs.curves import Alarm, TrainingStep
 
 AlarmName = Literal[
     "answer_avoidance",
@@ -31,155 +32,93 @@ SPIKE = 10.0
 """Times the usual norm of a gradient from which on it is a spike."""
 
 
-class Alarm(NamedTuple):
-    """An alarm that began at a step, and why."""
+class AlarmWatch:
+    """The alarms of a log that grows: those of a step are computed once, when its line is added.
 
-    name: AlarmName
-    step: int
-    reason: str
-
-
-class _Change(NamedTuple):
-    """The means of a metric over the first and over the last steps."""
-
-    start: float
-    now: float
-
-
-def alarms_at_end(lines: Sequence[TrainingStep]) -> dict[AlarmName, str]:
-    """Return the alarms that a log gives at its last step with their reasons; ``lines`` begin at step 0."""
-    found: dict[AlarmName, str] = {}
-    for name, alarm in ALARMS.items():
-        if reason := alarm(lines[1:]):
-            found[name] = reason
-
-    return found
-
-
-def alarms_of_log(lines: Sequence[TrainingStep]) -> list[Alarm]:
-    """Return every alarm at the step at which it began, in the order of the log.
-
-    An alarm that ends and comes back is listed again.
+    ``now`` are the alarms of the last step with their reasons. ``began`` has every alarm at the
+    step at which it began, in the order of the log; one that ends and comes back is there again.
     """
-    found: list[Alarm] = []
-    before: dict[AlarmName, str] = {}
 
-    for end in range(1, len(lines) + 1):
-        now = alarms_at_end(lines[:end])
-        step = lines[end - 1].step
-        found += [Alarm(name, step, reason) for name, reason in now.items() if name not in before]
-        before = now
+    def __init__(self) -> None:
+        self.now: dict[AlarmName, str] = {}
+        self.began: list[Alarm] = []
+        self._steps: list[TrainingStep] = []
 
-    return found
+    def add(self, line: TrainingStep) -> list[Alarm]:
+        """Add the next line of the log and return the alarms that begin at it."""
+        # The start is no training step
+        if line.step:
+            self._steps.append(line)
+
+        before = self.now
+        self.now = {}
+        for name, alarm in ALARMS.items():
+            if reason := alarm(self._steps):
+                self.now[name] = reason
+
+        new = [
+            Alarm(name=name, step=line.step, reason=reason)
+            for name, reason in self.now.items()
+            if name not in before
+        ]
+        self.began += new
+        return new
 
 
-def _last(steps: Sequence[TrainingStep], metric: str) -> list[float]:
-    """Return a metric of the last steps that have it; empty where fewer than a window have it."""
-    values = [step.metrics[metric] for step in steps if metric in step.metrics]
-    return values[-WINDOW:] if len(values) >= WINDOW else []
+@dataclass(frozen=True, slots=True)
+class _MeanAlarm:
+    """An alarm of one metric, by its means over the first and over the last :data:`WINDOW` steps.
+
+    ``is_given`` and ``sentence`` take the two means as ``start`` and ``now``. Steps without the
+    metric do not count, or have the value ``absent``. ``compares`` says that the two windows must
+    not overlap.
+    """
+
+    metric: str
+    is_given: Callable[[float, float], bool]
+    sentence: str
+    absent: float | None = None
+    compares: bool = True
+
+    def reason(self, steps: Sequence[TrainingStep]) -> str:
+        """Return the sentence with the figures of these steps; empty where there is no alarm."""
+        values = _values(steps, self.metric, self.absent)
+        if len(values) < (2 * WINDOW if self.compares else WINDOW):
+            return ""
+
+        start = fmean(values[:WINDOW])
+        now = fmean(values[-WINDOW:])
+        return self.sentence.format(start=start, now=now) if self.is_given(start, now) else ""
 
 
-def _change(steps: Sequence[TrainingStep], metric: str) -> _Change | None:
-    """Return a metric's means at the start and now; None where the two windows would overlap."""
-    values = [step.metrics[metric] for step in steps if metric in step.metrics]
-    if len(values) < 2 * WINDOW:
-        return None
-    return _Change(fmean(values[:WINDOW]), fmean(values[-WINDOW:]))
+def _values(steps: Sequence[TrainingStep], metric: str, absent: float | None = None) -> list[float]:
+    """Return a metric of the steps that have it, or of all with the value ``absent`` of those that do not."""
+    values = (step.metrics.get(metric, absent) for step in steps)
+    return [value for value in values if value is not None]
 
 
 def _answer_avoidance(steps: Sequence[TrainingStep]) -> str:
-    refusals = _change(steps, "refusals")
-    reward = _change(steps, "reward")
+    refusals = _values(steps, "refusals")
+    rewards = _values(steps, "reward")
+    if min(len(refusals), len(rewards)) < 2 * WINDOW:
+        return ""
 
-    if (
-        refusals is None
-        or reward is None
-        or refusals.now - refusals.start < 0.15
-        or reward.now > reward.start
-    ):
+    refused_before = fmean(refusals[:WINDOW])
+    refused_now = fmean(refusals[-WINDOW:])
+    reward_before = fmean(rewards[:WINDOW])
+    reward_now = fmean(rewards[-WINDOW:])
+    if refused_now - refused_before < 0.15 or reward_now > reward_before:
         return ""
 
     return (
-        f"the share of refusals rose from {refusals.start:.0%} to {refusals.now:.0%} while the reward went from "
-        f"{reward.start:.3f} to {reward.now:.3f}: the policy learns not to answer"
-    )
-
-
-def _search_collapse(steps: Sequence[TrainingStep]) -> str:
-    searches = _change(steps, "tool_calls")
-    if searches is None or searches.now > 1.05 or searches.start - searches.now < 0.5:
-        return ""
-    return (
-        f"searches per rollout fell from {searches.start:.2f} to {searches.now:.2f}: chains of several hops cannot be "
-        "followed any more"
-    )
-
-
-def _search_limit(steps: Sequence[TrainingStep]) -> str:
-    limited = _change(steps, "at_search_limit")
-    if limited is None or limited.now < 0.8 or limited.start > 0.5:
-        return ""
-    return (
-        f"{limited.now:.0%} of the rollouts use every search that agent.max_searches allows, {limited.start:.0%} did "
-        "at the start: the policy searches without need, or the limit is too low"
-    )
-
-
-def _entropy_collapse(steps: Sequence[TrainingStep]) -> str:
-    """The entropy of the policy bounds what it can still find (arXiv 2505.22617)."""
-    entropy = _change(steps, "entropy")
-    if entropy is None or entropy.start <= 0 or entropy.now > 0.1 * entropy.start:
-        return ""
-    return (
-        f"the entropy per token fell from {entropy.start:.3g} to {entropy.now:.3g} nats: rollouts of a question become "
-        "equal, and there is little left to learn from"
-    )
-
-
-def _right_answers_unlikely(steps: Sequence[TrainingStep]) -> str:
-    """Likelihood displacement: updates push right rollouts down with wrong ones that resemble them (2512.04220)."""
-    logprob = _change(steps, "logprob_positive")
-    if logprob is None or logprob.now > 1.5 * logprob.start - 0.02:
-        return ""
-    return (
-        f"the log-probability per token of rollouts with a positive advantage fell from {logprob.start:.3f} to "
-        f"{logprob.now:.3f} nats: training makes better answers less likely too, which precedes a collapse"
-    )
-
-
-def _mismatch_growing(steps: Sequence[TrainingStep]) -> str:
-    mismatch = _change(steps, "mismatch_median")
-    if mismatch is None or mismatch.now < 1e-3 or mismatch.now < 5 * mismatch.start:
-        return ""
-    return (
-        f"sampler and trainer differ by {mismatch.now:.2g} nats a token, {mismatch.start:.2g} at the start: what is "
-        "trained on is less and less what was sampled"
-    )
-
-
-def _no_signal(steps: Sequence[TrainingStep]) -> str:
-    shares = _last(steps, "groups_without_signal")
-    if not shares or fmean(shares) < 0.8:
-        return ""
-    return (
-        f"{fmean(shares):.0%} of the groups have equal rewards, from which nothing is learnt: choose questions that "
-        "are sometimes right, a larger rl.group_size or rl.max_refills"
-    )
-
-
-def _length_limit(steps: Sequence[TrainingStep]) -> str:
-    shares = _last(steps, "failures/token_budget") or [0.0]
-    if fmean(shares) < 0.25:
-        return ""
-    return (
-        f"{fmean(shares):.0%} of the rollouts end at their limit of tokens: raise agent.max_tokens or "
-        "agent.context_tokens, or reward shorter ones"
+        f"the share of refusals rose from {refused_before:.0%} to {refused_now:.0%} while the reward "
+        f"went from {reward_before:.3f} to {reward_now:.3f}: the policy learns not to answer"
     )
 
 
 def _spike(steps: Sequence[TrainingStep]) -> str:
     """The loss says nothing here: at a ratio of 1 it is about 0, whatever is learnt."""
-    norms = [step.metrics["grad_norm"] for step in steps if "grad_norm" in step.metrics]
+    norms = _values(steps, "grad_norm")
     if len(norms) <= WINDOW or "grad_norm" not in steps[-1].metrics:
         return ""
 
@@ -191,13 +130,56 @@ def _spike(steps: Sequence[TrainingStep]) -> str:
 
 ALARMS: Mapping[AlarmName, Callable[[Sequence[TrainingStep]], str]] = {
     "answer_avoidance": _answer_avoidance,
-    "search_collapse": _search_collapse,
-    "search_limit": _search_limit,
-    "entropy_collapse": _entropy_collapse,
-    "right_answers_unlikely": _right_answers_unlikely,
-    "mismatch_growing": _mismatch_growing,
-    "no_signal": _no_signal,
-    "length_limit": _length_limit,
+    "search_collapse": _MeanAlarm(
+        "tool_calls",
+        lambda start, now: now <= 1.05 and start - now >= 0.5,
+        "searches per rollout fell from {start:.2f} to {now:.2f}: chains of several hops cannot be "
+        "followed any more",
+    ).reason,
+    "search_limit": _MeanAlarm(
+        "at_search_limit",
+        lambda start, now: now >= 0.8 and start <= 0.5,
+        "{now:.0%} of the rollouts use every search that agent.max_searches allows, {start:.0%} "
+        "did at the start: the policy searches without need, or the limit is too low",
+    ).reason,
+    # The entropy of the policy bounds what it can still find (arXiv 2505.22617)
+    "entropy_collapse": _MeanAlarm(
+        "entropy",
+        lambda start, now: start > 0 and now <= 0.1 * start,
+        "the entropy per token fell from {start:.3g} to {now:.3g} nats: rollouts of a question "
+        "become equal, and there is little left to learn from",
+    ).reason,
+    # Likelihood displacement: updates push right rollouts down with wrong ones that resemble them
+    # (arXiv 2512.04220)
+    "right_answers_unlikely": _MeanAlarm(
+        "logprob_positive",
+        lambda start, now: now <= 1.5 * start - 0.02,
+        "the log-probability per token of rollouts with a positive advantage fell from "
+        "{start:.3f} to {now:.3f} nats: training makes better answers less likely too, which "
+        "precedes a collapse",
+    ).reason,
+    "mismatch_growing": _MeanAlarm(
+        "mismatch_median",
+        lambda start, now: now >= 1e-3 and now >= 5 * start,
+        "sampler and trainer differ by {now:.2g} nats a token, {start:.2g} at the start: what is "
+        "trained on is less and less what was sampled",
+    ).reason,
+    "no_signal": _MeanAlarm(
+        "groups_without_signal",
+        lambda _start, now: now >= 0.8,
+        "{now:.0%} of the groups have equal rewards, from which nothing is learnt: choose "
+        "questions that are sometimes right, a larger rl.group_size or rl.max_refills",
+        compares=False,
+    ).reason,
+    # A step without such a rollout has no such metric
+    "length_limit": _MeanAlarm(
+        "failures/token_budget",
+        lambda _start, now: now >= 0.25,
+        "{now:.0%} of the rollouts end at their limit of tokens: raise agent.max_tokens or "
+        "agent.context_tokens, or reward shorter ones",
+        absent=0.0,
+        compares=False,
+    ).reason,
     "spike": _spike,
 }
 """Alarm -> the reason that the training steps of a log, without step 0, give for it; empty where there is none."""

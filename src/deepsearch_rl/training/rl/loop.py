@@ -16,53 +16,46 @@ run that was killed does not end with the bytes of one that was not.
 
 import asyncio
 import itertools
-import logging
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from transformers import AutoTokenizer
-
+from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.conversation.trained_with import TRAINED_WITH, served_with
-from deepsearch_rl.core.answers import score_rollout
-from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import (
     AppendLog,
     atomic_directory,
     read_json,
     read_jsonl,
-    sha256_json,
     write_json,
     write_jsonl,
 )
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.core.records import Question
-from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 from deepsearch_rl.training.rewards.rewards import PolicyText, reward_parts
 from deepsearch_rl.training.rl.checkpoints import kept_steps, origin
-from deepsearch_rl.training.rl.health import alarms_at_end, alarms_of_log, gate_warning
+from deepsearch_rl.training.rl.dev_scores import DevScores
+from deepsearch_rl.training.rl.health import gate_warning
 from deepsearch_rl.training.rl.heartbeat import begin
+from deepsearch_rl.training.rl.policy_text import policy_text
 from deepsearch_rl.training.rl.question_order import batch
+from deepsearch_rl.training.rl.run_log import TRAIN_LOG, RunLog, best_line
 from deepsearch_rl.training.rl.step_rollouts import (
     Groups,
     progress_note,
+    roll_out_seed,
     rollout_metrics,
     trainable,
 )
 from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollout, Sampling
-from deepsearch_rl.training.runs.curves import TrainingStep, record_step, standard_error
+from deepsearch_rl.training.runs.curves import TrainingStep, standard_error
 from deepsearch_rl.training.runs.finite import NotFiniteError
 
-_LOG = logging.getLogger(__name__)
-TRAIN_LOG = "train_log.jsonl"
 BAD_UPDATE = "bad_update.json"
 """File of the scratch folder that says which step's update was not finite, and how often."""
-MIN_DEV_SHARE = 0.9
-"""Share of a dev score's rollouts that infrastructure must have left whole for it to be a score."""
 
 
 def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Path) -> None:
@@ -79,10 +72,12 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
     """
     served = served_with(task.start, task.agent.prompt_digests())
     require_task(task, config, served)
-    policy = policy_text(task.start, config)
+    policy = policy_text(load_chat_format(task.start), config.think_length)
     require_thoughts_sent_back(task, opens_thought=policy.opens_thought)
 
-    lines = asyncio.run(_Run(task, config, trainer, policy).train())
+    run = _Run(task, config, trainer, policy, DevScores(task, config, trainer))
+    run_log = asyncio.run(run.train())
+    lines = run_log.lines
     best = best_line(lines)
     manifest = {
         "start": task.start_name,
@@ -90,7 +85,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         "best_step": best.step,
         "best_dev_f1": best.dev_f1,
         **_gate_figures(lines[0], config),
-        "alarms": [alarm._asdict() for alarm in alarms_of_log(lines)],
+        "alarms": [alarm.model_dump() for alarm in run_log.alarms.began],
         "backend": f"{config.backend.engine}, {config.backend.service}",
         **trainer.hardware,
         "seed": task.seed,
@@ -115,16 +110,6 @@ def _gate_figures(start: TrainingStep, config: RlConfig) -> dict[str, object]:
     }
 
 
-def policy_text(start: Path, config: RlConfig) -> PolicyText:
-    """Return how to read the policy that starts from a model folder."""
-    tokenizer = AutoTokenizer.from_pretrained(start)
-    return PolicyText(
-        count_tokens=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
-        think_length=config.think_length,
-        opens_thought=prompt_opens_thought(start),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Run:
     """The running training."""
@@ -133,37 +118,39 @@ class _Run:
     config: RlConfig
     trainer: RlTrainer
     policy: PolicyText
+    dev_scores: DevScores
 
-    async def train(self) -> list[TrainingStep]:
+    async def train(self) -> RunLog:
         """Train the steps that have no line in the log yet and return the whole log."""
         steps = self.config.steps[self.task.start_name]
         log_path = self.task.scratch / TRAIN_LOG
 
         try:
-            lines, done = await self._resume(log_path)
+            run_log, done = await self._resume(log_path)
             with (
                 AppendLog(log_path) as log,
                 ProgressBar(f"rl@{self.task.start_name}", steps, "steps", done=done) as bar,
             ):
                 ahead: Groups | None = None
-                for step in range(len(lines), steps + 1):
-                    if step and self._is_stopped(lines, steps):
+                for step in range(len(run_log.lines), steps + 1):
+                    if step and run_log.is_stopped(self.config):
                         break
 
-                    figures, ahead = await self._step(step, steps, lines, ahead)
+                    figures, ahead = await self._step(step, steps, run_log.lines, ahead)
                     begin("save", step)
-                    lines.append(self._with_alarms(lines, figures))
-                    record_step(lines[-1].model_dump())
-                    log.append(lines[-1])
-                    self._discard_checkpoints(step, lines)
-                    bar.advance(min(step, 1), note=progress_note(lines[-1]))
+                    line = run_log.add(figures)
+                    log.append(line)
+
+                    keep = self.config.keep
+                    self.trainer.keep_only(kept_steps(step, run_log.best_steps(keep.last), keep))
+                    bar.advance(min(step, 1), note=progress_note(line))
         finally:
             await self.trainer.close()
 
-        return lines
+        return run_log
 
-    async def _resume(self, log_path: Path) -> tuple[list[TrainingStep], int]:
-        """Start the engine; return the lines of the log and the last step whose policy it has."""
+    async def _resume(self, log_path: Path) -> tuple[RunLog, int]:
+        """Start the engine; return the log so far and the last step whose policy the engine has."""
         AppendLog(log_path).close()  # cuts off a line that a kill left unfinished
         lines = list(read_jsonl(log_path, TrainingStep))
         begin("start", len(lines))
@@ -176,19 +163,7 @@ class _Run:
 
         if lines:
             self.trainer.require_whole(best_line(lines).step)
-        return lines, done
-
-    def _is_stopped(self, lines: Sequence[TrainingStep], steps: int) -> bool:
-        """Whether the log ends the training early: no patience left, or an alarm of ``rl.stop_on``."""
-        if evaluations_since_best(lines) >= (self.config.patience or steps + 2):
-            return True
-
-        alarms = set(self.config.stop_on) & set(alarms_at_end(lines))
-        if not alarms:
-            return False
-        names = ", ".join(sorted(alarms))
-        _LOG.warning("rl@%s ends: rl.stop_on names %s", self.task.start_name, names)
-        return True
+        return RunLog(f"rl@{self.task.start_name}", lines), done
 
     async def _step(
         self,
@@ -209,54 +184,13 @@ class _Run:
 
         begin("dev", step)
         if step == 0:
-            metrics = await self._gate()
+            metrics = await self.dev_scores.gate()
 
         dev: dict[str, float | None] = {"dev_f1": None}
         if step % self.config.dev.every == 0 or step == steps:
-            dev.update(await self._dev_f1())
+            dev.update(await self.dev_scores.dev_f1())
 
         return {"step": step, **dev, **metrics}, following
-
-    def _discard_checkpoints(self, step: int, lines: Sequence[TrainingStep]) -> None:
-        """Keep the checkpoints of the newest steps, and the best after each of them."""
-        newest = range(len(lines), max(0, len(lines) - self.config.keep.last), -1)
-        bests = [best_line(lines[:end]).step for end in newest]
-        self.trainer.keep_only(kept_steps(step, bests, self.config.keep))
-
-    def _with_alarms(
-        self,
-        lines: Sequence[TrainingStep],
-        figures: Mapping[str, float | None],
-    ) -> TrainingStep:
-        """Return the next line of the log, with a metric for each alarm that it gives.
-
-        Say those that begin with it.
-        """
-        line = TrainingStep.model_validate(figures)
-        alarms = alarms_at_end([*lines, line])
-        before = alarms_at_end(lines) if lines else {}
-
-        for name in sorted(alarms.keys() - before.keys()):
-            _LOG.warning(
-                "rl@%s, step %d, %s: %s.", self.task.start_name, line.step, name, alarms[name]
-            )
-
-        return TrainingStep.model_validate({**figures, **{f"alarm/{name}": 1.0 for name in alarms}})
-
-    async def _gate(self) -> dict[str, float]:
-        """Return the start's F1 on dev questions, of one answer and of the best of several."""
-        gate = self.config.gate
-        questions = self.task.dev[: gate.questions]
-        sampling = Sampling(gate.samples, self.config.temperature, self._seed(-2), trained=False)
-        kept = await self._answers_by(questions, sampling)
-        f1_QG = [
-            [score_rollout(rollout.trajectory).f1 for rollout in rollouts_G] for rollouts_G in kept
-        ]
-        pass_1 = fmean(map(fmean, f1_QG))
-        pass_k = fmean(map(max, f1_QG))
-        if warning := gate_warning(pass_1, pass_k, gate.samples, gate.min_f1):
-            _LOG.warning("rl@%s: %s.", self.task.start_name, warning)
-        return {"pass_1": pass_1, "pass_k": pass_k}
 
     async def _update(
         self,
@@ -356,7 +290,7 @@ class _Run:
     async def _roll_out(self, step: int, first: int, count: int) -> Groups:
         """Return the rollouts of ``count`` questions from number ``first`` on, with their rewards."""
         questions = batch(self.task, self.config.type_shares, first, count)
-        seed = self._seed(step - 1, self._bad_tries(step))
+        seed = roll_out_seed(self.task.seed, step - 1, self._bad_tries(step))
         sampling = Sampling(self.config.group_size, self.config.temperature, seed, trained=True)
         rollouts_QG = await self.trainer.roll_out(questions, sampling)
         weights = self.config.rewards
@@ -372,49 +306,3 @@ class _Run:
             rewarded_QG.append(rewarded_G)
 
         return rewarded_QG
-
-    async def _dev_f1(self) -> dict[str, float]:
-        questions = self.task.dev[: self.config.dev.questions]
-        dev = self.config.dev
-        sampling = Sampling(dev.samples, dev.temperature, self._seed(-1), trained=False)
-
-        f1_Q: list[float] = []
-        for group in await self._answers_by(questions, sampling):
-            f1_Q.append(fmean(score_rollout(rollout.trajectory).f1 for rollout in group))
-        return {"dev_f1": fmean(f1_Q), **standard_error("dev_f1", f1_Q)}
-
-    async def _answers_by(self, questions: Sequence[Question], sampling: Sampling) -> Groups:
-        """Return the rollouts of dev questions that infrastructure left whole: they choose a checkpoint.
-
-        Raises EndpointError if they are less than :data:`MIN_DEV_SHARE`.
-        """
-        groups = await self.trainer.roll_out(questions, sampling)
-        kept = trainable(groups)
-        whole = sum(map(len, kept))
-        wanted = sum(map(len, groups))
-
-        if whole < MIN_DEV_SHARE * wanted:
-            raise EndpointError(
-                f"{wanted - whole} of the {wanted} rollouts of a dev score were failed by a server, and the "
-                "others are too few to choose a checkpoint by. Check the servers and run the command again, which goes "
-                "on from the last step."
-            )
-
-        return kept
-
-    def _seed(self, draw: int, tries: int = 0) -> int:
-        """Return the seed of a roll-out; all dev runs share one draw and thus their random numbers."""
-        parts = [self.task.seed, draw, tries] if tries else [self.task.seed, draw]
-        return int(sha256_json(parts)[:12], 16)
-
-
-def best_line(lines: Sequence[TrainingStep]) -> TrainingStep:
-    """Return the line with the best dev F1, the earliest of equals; without any, the first line."""
-    evaluated = [line for line in lines if line.dev_f1 is not None]
-    return max(evaluated, key=lambda line: (line.dev_f1 or 0.0, -line.step), default=lines[0])
-
-
-def evaluations_since_best(lines: Sequence[TrainingStep]) -> int:
-    """Return how many dev scores came after the best one without being better."""
-    best = best_line(lines).step
-    return sum(line.dev_f1 is not None and line.step > best for line in lines)

@@ -6,11 +6,22 @@ from statistics import fmean
 
 from deepsearch_rl.core.answers import INSUFFICIENT, normalise, score_rollout
 from deepsearch_rl.core.errors import EndpointError
+from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.records import SERVER_FAILURES
 from deepsearch_rl.training.rl.trainer import Rollout
 from deepsearch_rl.training.runs.curves import TrainingStep
 
 Groups = list[list[Rollout]]  # Q questions, G rollouts of each
+
+
+def roll_out_seed(seed: int, draw: int, tries: int = 0) -> int:
+    """Return the seed of a roll-out from the run's seed and the number of the draw.
+
+    A draw is a step's number less one; -1 is that of all dev scores and -2 that of the gate.
+    ``tries`` is how many updates of the step were not finite: the next try has other rollouts.
+    """
+    parts = [seed, draw, tries] if tries else [seed, draw]
+    return int(sha256_json(parts)[:12], 16)
 
 
 def trainable(rollouts_QG: Groups) -> Groups:

@@ -21,7 +21,7 @@ from typing import Literal
 from pydantic import Field
 
 from deepsearch_rl.core.files import AppendLog, read_jsonl
-from deepsearch_rl.core.records import OpenRecord, Record
+from deepsearch_rl.core.records import NonEmpty, OpenRecord, Record
 
 CURVES = "curves"
 ERROR = "_se"
@@ -57,6 +57,19 @@ class TrainingStep(OpenRecord):
         return self.metrics.get("dev_f1")
 
 
+class Alarm(Record):
+    """An alarm that began at a step of a training run, and why."""
+
+    name: NonEmpty
+    step: int = Field(ge=0)
+    reason: NonEmpty
+
+    @property
+    def tag(self) -> tuple[str, str]:
+        """Name and value of the alarm as a tag of the run in MLflow."""
+        return f"alarm/{self.name}", f"from step {self.step}: {self.reason}"
+
+
 class CurveLine(Record):
     """A step, or the end of a run; a step after the end FINISHED is the first of another run."""
 
@@ -65,6 +78,7 @@ class CurveLine(Record):
     metrics: dict[str, float | None] = Field(
         default={}, description="None where the value is no number"
     )
+    alarms: tuple[Alarm, ...] = Field(default=(), description="that begin at the step")
     end: Literal["FINISHED", "FAILED"] | None = None
 
 
@@ -120,14 +134,15 @@ def recorded_curve(path: Path) -> Iterator[None]:
             curve.append(CurveLine(time_ms=_now_ms(), end=end))
 
 
-def record_step(line: Mapping[str, int | float | None]) -> None:
-    """Record a line of a training log, its field ``step`` and its metrics, as one of this moment."""
+def record_step(line: Mapping[str, int | float | None], alarms: Sequence[Alarm] = ()) -> None:
+    """Record a line of a training log, its field ``step``, its metrics and its new alarms, as one of this moment."""
     if curve := _CURVE.get():
         pairs = (
             (name, value) for name, value in line.items() if value is not None and name != "step"
         )
         metrics: dict[str, float | None] = {name: float(value) for name, value in pairs}
-        curve.append(CurveLine(time_ms=_now_ms(), step=int(line["step"] or 0), metrics=metrics))
+        step = int(line["step"] or 0)
+        curve.append(CurveLine(time_ms=_now_ms(), step=step, metrics=metrics, alarms=tuple(alarms)))
 
 
 def _now_ms() -> int:

@@ -1,7 +1,7 @@
-"""NaN and infinity stop training by name: what is not finite is neither applied, nor saved, nor served.
+"""Checks that stop training at NaN and infinity; their errors name the value that is not finite.
 
-Only the standard library and types: SFT's stage reads what another program logs, and does not load
-torch for it.
+This module imports the standard library and types alone: SFT's stage reads the log of another
+program, and does not load torch for it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,35 @@ def require_finite_tensors(what: str, tensors: Iterable[tuple[str, torch.Tensor]
         )
 
 
+def require_finite_update(
+    what: str,
+    loss: float,
+    norm: torch.Tensor,
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    advice: str = "",
+) -> None:
+    """Raise NotFiniteError if the loss of an update, or the norm of all its gradients, is NaN or infinite.
+
+    Call it before the optimizer's step. A gradient that is not finite makes the norm so, and the
+    parameters are searched for it only then. ``what`` begins the error's first sentence, and
+    ``advice`` ends the error.
+    """
+    if math.isfinite(loss) and math.isfinite(norm):
+        return
+
+    gradients = ((name, weight.grad) for name, weight in parameters if weight.grad is not None)
+    first = first_not_finite(gradients)
+    cause = f"the first gradient that is not finite is that of {first}"
+    if first is None:
+        cause = f"the norm of its gradients {float(norm):g}"
+
+    raise NotFiniteError(f"{what}: its loss is {loss:g}, and {cause}. {advice}".rstrip())
+
+
 def not_finite_metrics(line: str) -> str:
-    """Return what a line of a trainer's output says of a loss or gradient that is not finite; empty where all are.
+    """Return the losses and gradient norms that a line of a trainer's output gives as NaN or infinite.
+
+    Empty where all are finite.
 
     The Trainer of transformers, and so ms-swift, prints a dictionary of Python:
     ``{'loss': 0.0, 'grad_norm': nan, ...}``.

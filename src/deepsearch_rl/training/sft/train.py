@@ -16,8 +16,8 @@ import contextlib
 import importlib.metadata
 import re
 import shutil
+import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -47,18 +47,14 @@ from deepsearch_rl.training.runs.model_folder import (
     weight_files,
 )
 from deepsearch_rl.training.runs.swift_run import run_swift, swift_command
+from deepsearch_rl.training.sft.attention import (
+    ATTENTION_FIX,
+    ATTENTION_PACKAGES,
+    attention_problem,
+)
 from deepsearch_rl.trajectories.rows.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
-ATTENTION_PACKAGES = {
-    "sdpa": (),
-    "flash_attn": ("flash_attn",),
-    "flash_attention_3": ("flash_attn_interface",),
-}
-"""What each attention imports besides torch. In place of flash_attn, transformers can fetch a built
-kernel from a hub when it loads the model (package ``kernels``). That does not count: whether there
-is one for this torch shows only then.
-"""
 TRAINER_STATE = "trainer_state.json"  # the last file that a checkpoint gets
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 
@@ -329,18 +325,9 @@ def train_adapter(
 
 
 def require_attention(config: SftConfig) -> None:
-    """Load what the attention needs; raise UnavailableError, with the reason, where that fails.
-
-    A flash attention that was built for another torch is installed and does not load.
-    """
-    for name in ATTENTION_PACKAGES[config.attention]:
-        try:
-            import_module(name)
-        except (ImportError, OSError) as error:
-            raise UnavailableError(
-                f"sft.attention is {config.attention}, and the package {name!r} does not load: {error}. Build it "
-                "for the torch of this environment, or set sft.attention to sdpa and sft.packing to false."
-            ) from error
+    """Raise UnavailableError, with the reason, if this environment cannot load what the attention needs."""
+    if problem := attention_problem(Path(sys.executable), config.attention):
+        raise UnavailableError(f"what sft needs does not load: {problem}; {ATTENTION_FIX}.")
 
 
 def read_rows(rows: Path) -> tuple[int, PromptDigests]:

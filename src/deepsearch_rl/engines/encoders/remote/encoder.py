@@ -14,7 +14,6 @@ single text was refused.
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
@@ -24,12 +23,9 @@ from deepsearch_rl.core.errors import EndpointDownError, EndpointError
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.redaction import public_address, read_key, redact
-from deepsearch_rl.core.retries import is_quota_spent, retry_after_s, wait_for_capacity
+from deepsearch_rl.core.retries import no_capacity, wait_for_capacity
 from deepsearch_rl.retrieval.encoding.configs import RemoteEncoderConfig
 from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_readable
-
-if TYPE_CHECKING:
-    import openai
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +46,6 @@ class _Vector(BaseModel):
 
 class _Answer(BaseModel):
     data: list[_Vector]
-
-
-class _FullError(Exception):
-    """The server takes no more requests now; ``wait_s`` is how long it asks to wait, if it does."""
-
-    def __init__(self, error: "openai.RateLimitError") -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.wait_s = retry_after_s(error.response.headers)
 
 
 def _leave_capacity_to_us(response: httpx.Response) -> None:
@@ -169,7 +156,7 @@ class RemoteEncoder:
                 "%s", self._failure(f"takes no more requests now ({failure}), attempt {attempt}")
             )
 
-        @wait_for_capacity(_FullError, self._config.rate_limit_wait_s, log)
+        @wait_for_capacity(self._config.rate_limit_wait_s, log)
         def take_turn() -> bytes:
             self._limits.wait_in_thread()
             try:
@@ -177,17 +164,14 @@ class RemoteEncoder:
                     input=texts, model=self._config.model, encoding_format="float"
                 )
             except openai.RateLimitError as error:
-                full = _FullError(error)
-                if is_quota_spent(error.response.text, full.wait_s):
+                full = no_capacity(str(error), error.response.headers, error.response.text)
+                if full is None:
                     raise
                 raise full from error
 
             return answer.content
 
-        try:
-            return take_turn()
-        except _FullError as full:
-            raise full.error from None
+        return take_turn()
 
     def _refuses_only(self, texts: list[str], status: int) -> bool:
         """Return whether an error of this status is about these texts, and others would be answered."""

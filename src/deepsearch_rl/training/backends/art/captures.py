@@ -78,27 +78,33 @@ def comes_back(
     chat_format: ChatFormat,
     with_reasoning: bool,
 ) -> bool:
-    """Return whether the prompt of ``messages`` holds all turns, token by token, in their order."""
+    """Return whether every prompt of a conversation begins with the prompt before it and the turn sampled after that.
+
+    ``turns`` are the tokens of the assistant's turns in ``messages``, in their order.
+    """
     if not turns:
         return True
-    chat = chat_messages(messages, with_reasoning=with_reasoning)
+
+    def prompt_ids(end: int) -> list[int]:
+        chat = chat_messages(messages[:end], with_reasoning=with_reasoning)
+        return chat_format.prompt_ids(chat, [RETRIEVE_TOOL])
 
     try:
-        prompt = _bytes(chat_format.prompt_ids(chat, [RETRIEVE_TOOL]))
+        prompt = _bytes(prompt_ids(len(messages)))
+        opening = _bytes(_opening_ids(chat_format))
+        openings = _places(prompt, opening)
+
+        # Every turn has one, and the prompt ends in one: nothing else looks like a turn
+        if len(openings) == len(turns) + 1:
+            pairs = zip(openings, turns, strict=False)
+            return all(prompt.startswith(opening + _bytes(turn), place) for place, turn in pairs)
+
+        positions = [place for place, message in enumerate(messages) if message.role == "assistant"]
+        for turn, position in zip(turns, positions, strict=True):
+            if not prompt.startswith(_bytes([*prompt_ids(position), *turn])):
+                return False
     except ConversationError:
         return False
-
-    opening = _opening_ids(chat_format)
-    end = 0
-
-    for turn in turns:
-        sampled = _bytes([*opening, *turn])
-        start = prompt.find(sampled, end)
-        while start % _SIZE and start >= 0:
-            start = prompt.find(sampled, start + 1)
-        if start < 0:
-            return False
-        end = start + len(sampled)
 
     return True
 
@@ -109,6 +115,18 @@ def _opening_ids(chat_format: ChatFormat) -> list[int]:
 
 
 _SIZE = array("q").itemsize
+
+
+def _places(tokens: bytes, part: bytes) -> list[int]:
+    """Return where a part begins in tokens, both as :func:`_bytes` writes them."""
+    places: list[int] = []
+    place = tokens.find(part)
+    while place >= 0:
+        if place % _SIZE == 0:
+            places.append(place)
+        place = tokens.find(part, place + 1)
+
+    return places
 
 
 def _bytes(tokens: Sequence[int]) -> bytes:

@@ -17,7 +17,6 @@ have it at ``t + 1``.
 """
 
 import contextlib
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,8 +46,8 @@ from deepsearch_rl.training.rl.policy_loss import (
 from deepsearch_rl.training.rl.trainer import LossConfig, RlConfig
 from deepsearch_rl.training.runs.finite import (
     NotFiniteError,
-    first_not_finite,
     require_finite_tensors,
+    require_finite_update,
 )
 from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
 
@@ -214,35 +213,10 @@ class Policy:
         NotFiniteError.
         """
         tensors = rows.tensors
-        own_NS = torch.zeros_like(tensors["logprobs"])
-        reference_NS = torch.zeros_like(tensors["logprobs"])
-
-        with torch.no_grad():
-            for chosen in minibatches:
-                for rows_B in rows.batches(chosen, self.config.max_batch_tokens):
-                    inputs = rows.take(rows_B, self._device)
-                    width = inputs["tokens"].shape[1]
-                    own_NS[rows_B, :width] = self.token_statistics(inputs)[0].cpu()
-
-                    with (
-                        self._adapter.disable_adapter()
-                        if self._adapter
-                        else contextlib.nullcontext()
-                    ):
-                        start_BS = self.token_statistics(inputs, self._reference)[0]
-
-                    reference_NS[rows_B, :width] = start_BS.cpu()
-
+        own_NS, reference_NS = self._logprobs(rows, minibatches)
         self._has_moved = False
 
         mask_NS = rows.mask(torch.arange(len(own_NS)))
-        for of, values_NS in (("the policy", own_NS), ("the start model", reference_NS)):
-            if bad := int((~values_NS.isfinite()).any(dim=1).sum()):
-                raise NotFiniteError(
-                    f"the log-probabilities of {of} are not finite (NaN or infinite) in {bad} of {len(own_NS)} "
-                    "rollouts. Nothing of this step is kept."
-                )
-
         sampled_NS = shift_tensor(tensors["logprobs"], float("nan")).where(mask_NS, float("nan"))
         advantages_N = tensors["advantages"].sum(dim=1)
         max_mismatch = None if is_ahead else self.config.max_mismatch
@@ -261,6 +235,44 @@ class Policy:
         penalty_NS = kl_advantages(self.config.loss.kl_penalty, own_NS, reference_NS, mask_NS)
         tensors["advantages"] = tensors["advantages"] + penalty_NS.roll(1, dims=1)
         return {**metrics, "kl": mean_kl(own_NS[mask_NS], reference_NS[mask_NS])}
+
+    def _logprobs(
+        self, rows: Rows, minibatches: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the log-probabilities of this policy and of the start model, each [N, S].
+
+        Raises NotFiniteError.
+        """
+        own_NS = torch.zeros_like(rows.tensors["logprobs"])
+        reference_NS = torch.zeros_like(own_NS)
+
+        with torch.no_grad():
+            for chosen in minibatches:
+                for rows_B in rows.batches(chosen, self.config.max_batch_tokens):
+                    inputs = rows.take(rows_B, self._device)
+                    width = inputs["tokens"].shape[1]
+                    own_BS = self.token_statistics(inputs, with_entropy=False)[0]
+                    own_NS[rows_B, :width] = own_BS.cpu()
+
+                    with (
+                        self._adapter.disable_adapter()
+                        if self._adapter
+                        else contextlib.nullcontext()
+                    ):
+                        start_BS = self.token_statistics(
+                            inputs, self._reference, with_entropy=False
+                        )[0]
+
+                    reference_NS[rows_B, :width] = start_BS.cpu()
+
+        for of, values_NS in (("the policy", own_NS), ("the start model", reference_NS)):
+            if bad := int((~values_NS.isfinite()).any(dim=1).sum()):
+                raise NotFiniteError(
+                    f"the log-probabilities of {of} are not finite (NaN or infinite) in {bad} of {len(own_NS)} "
+                    "rollouts. Nothing of this step is kept."
+                )
+
+        return own_NS, reference_NS
 
     def update(self, rows: Rows, chosen: torch.Tensor) -> dict[str, float]:
         """Make one optimizer step over the chosen rows, a minibatch of :meth:`score`; return metrics by ART's names.
@@ -282,7 +294,12 @@ class Policy:
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optimizer.max_grad_norm)
 
         try:
-            self._require_finite_update(totals["loss/train"], norm)
+            require_finite_update(
+                "the update was not applied",
+                totals["loss/train"],
+                norm,
+                self.model.named_parameters(),
+            )
             if not self._has_moved:
                 require_unclipped(totals["loss/clip_fraction"])
         except (NotFiniteError, CheckFailedError):
@@ -297,17 +314,6 @@ class Policy:
             "loss/grad_norm": float(norm),
             "loss/learning_rate": self.optimizer.param_groups[0]["lr"],
         }
-
-    def _require_finite_update(self, loss: float, norm: torch.Tensor) -> None:
-        """Raise NotFiniteError, with the first gradient that is not finite, for such a loss or norm."""
-        if math.isfinite(loss) and bool(norm.isfinite()):
-            return
-
-        named = self.model.named_parameters()
-        gradients = ((name, weight.grad) for name, weight in named if weight.grad is not None)
-        first = first_not_finite(gradients)
-        cause = f", and the first gradient that is not finite is that of {first}" if first else ""
-        raise NotFiniteError(f"the update was not applied: its loss is {loss:g}{cause}.")
 
     def backward(self, inputs: dict[str, torch.Tensor], trained_tokens: float) -> dict[str, float]:
         """Add one forward batch's share of the gradient; return its share of the step's mean metrics."""
@@ -354,11 +360,16 @@ class Policy:
         return losses_BS - loss.entropy_bonus * entropy_BS
 
     def token_statistics(
-        self, inputs: dict[str, torch.Tensor], model: PreTrainedModel | None = None
+        self,
+        inputs: dict[str, torch.Tensor],
+        model: PreTrainedModel | None = None,
+        *,
+        with_entropy: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probability and entropy (nats) of every next token that carries loss, each [B, S].
 
-        Both are zero elsewhere; the entropy has a gradient only for ``rl.loss.entropy_bonus``.
+        Both are zero elsewhere; the entropy has a gradient only for ``rl.loss.entropy_bonus``, and
+        is zero everywhere without ``with_entropy``, which saves a pass over all logits.
         ``inputs`` are ART's ``tokens``, ``group_ids`` (-1 is padding) and ``assistant_mask``;
         ``model`` is the policy's own if none is given.
         """
@@ -377,7 +388,8 @@ class Policy:
         hidden_PE = hidden_BSE[mask_BS]
 
         head = cast(torch.nn.Linear, model.get_output_embeddings())
-        settings = (head, config.temperature, config.loss.entropy_bonus > 0)
+        has_bonus = config.loss.entropy_bonus > 0
+        settings = (head, config.temperature, with_entropy, has_bonus)
 
         if len(hidden_PE) <= config.logprob_chunk:
             logprobs_P, entropy_P = _log_softmax_of(hidden_PE, next_P, *settings)
@@ -432,6 +444,7 @@ def _log_softmax_of(
     next_P: torch.Tensor,
     head: torch.nn.Linear,
     temperature: float,
+    with_entropy: bool,
     has_bonus: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of the tokens ``next_P`` at a temperature and the entropies, in float32.
@@ -439,12 +452,18 @@ def _log_softmax_of(
     The head multiplies in float32 whatever the model's dtype is: a logit of 16 to 32 has steps of
     0.125 in bfloat16.
     """
-    bias = None if head.bias is None else head.bias.float()
-    logits_PV = torch.nn.functional.linear(hidden_PE.float(), head.weight.float(), bias)
-    logprobs_PV = torch.log_softmax(logits_PV / temperature, dim=-1)
+    # E numbers of a position are divided by the temperature, not V
+    hidden_PE = hidden_PE.float() / temperature
+    bias = None if head.bias is None else head.bias.float() / temperature
+    logits_PV = torch.nn.functional.linear(hidden_PE, head.weight.float(), bias)
+    logprobs_PV = torch.log_softmax(logits_PV, dim=-1)
+    logprobs_P = logprobs_PV.gather(-1, next_P[:, None])[:, 0]
+    if not with_entropy:
+        return logprobs_P, torch.zeros_like(logprobs_P)
+
     with torch.set_grad_enabled(has_bonus and torch.is_grad_enabled()):
         entropy_P = -(logprobs_PV.exp() * logprobs_PV).sum(-1)
-    return logprobs_PV.gather(-1, next_P[:, None])[:, 0], entropy_P
+    return logprobs_P, entropy_P
 
 
 def clipped(

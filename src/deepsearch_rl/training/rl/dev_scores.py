@@ -1,0 +1,69 @@
+"""Scores of a policy on dev questions: they choose the checkpoint, and say before training what RL can find."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from deepsearch_rl.core.answers import score_rollout
+from deepsearch_rl.core.errors import EndpointError
+from deepsearch_rl.core.records import Question
+from deepsearch_rl.training.rl.health import gate_warning
+from deepsearch_rl.training.rl.step_rollouts import roll_out_seed, trainable
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Sampling
+from deepsearch_rl.training.runs.curves import standard_error
+
+_LOG = logging.getLogger(__name__)
+MIN_DEV_SHARE = 0.9
+"""Share of a dev score's rollouts that infrastructure must have left whole for it to be a score."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevScores:
+    """Scores of the policy that ``trainer`` serves now. All scores of one kind share their random numbers."""
+
+    task: RlTask
+    config: RlConfig
+    trainer: RlTrainer
+
+    async def gate(self) -> dict[str, float]:
+        """Return the start's F1 of one answer and of the best of several; warn where RL cannot help it."""
+        gate = self.config.gate
+        seed = roll_out_seed(self.task.seed, draw=-2)
+        sampling = Sampling(gate.samples, self.config.temperature, seed, trained=False)
+        f1_QG = await self._f1(self.task.dev[: gate.questions], sampling)
+
+        pass_1 = fmean(map(fmean, f1_QG))
+        pass_k = fmean(map(max, f1_QG))
+        if warning := gate_warning(pass_1, pass_k, gate.samples, gate.min_f1):
+            _LOG.warning("rl@%s: %s.", self.task.start_name, warning)
+        return {"pass_1": pass_1, "pass_k": pass_k}
+
+    async def dev_f1(self) -> dict[str, float]:
+        """Return the mean F1 on the dev questions with its standard error."""
+        dev = self.config.dev
+        seed = roll_out_seed(self.task.seed, draw=-1)
+        sampling = Sampling(dev.samples, dev.temperature, seed, trained=False)
+        f1_QG = await self._f1(self.task.dev[: dev.questions], sampling)
+
+        f1_Q = list(map(fmean, f1_QG))
+        return {"dev_f1": fmean(f1_Q), **standard_error("dev_f1", f1_Q)}
+
+    async def _f1(self, questions: Sequence[Question], sampling: Sampling) -> list[list[float]]:
+        """Return the F1 of every rollout that infrastructure left whole, by question.
+
+        Raises EndpointError if they are less than :data:`MIN_DEV_SHARE`.
+        """
+        groups = await self.trainer.roll_out(questions, sampling)
+        kept = trainable(groups)
+        whole = sum(map(len, kept))
+        wanted = sum(map(len, groups))
+
+        if whole < MIN_DEV_SHARE * wanted:
+            raise EndpointError(
+                f"{wanted - whole} of the {wanted} rollouts of a dev score were failed by a server, and the "
+                "others are too few to choose a checkpoint by. Check the servers and run the command again, which goes "
+                "on from the last step."
+            )
+
+        return [[score_rollout(rollout.trajectory).f1 for rollout in group] for group in kept]

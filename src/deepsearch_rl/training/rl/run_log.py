@@ -1,0 +1,71 @@
+"""The log of an RL run: a line per step with the alarms that it gives, and what the lines decide.
+
+They decide which step is published, and whether a run ends early.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from deepsearch_rl.training.rl.health import AlarmWatch
+from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.runs.curves import TrainingStep, record_step
+
+TRAIN_LOG = "train_log.jsonl"
+_LOG = logging.getLogger(__name__)
+
+
+class RunLog:
+    """The lines of a run so far, step 0 first, and their alarms; ``run`` names it in messages."""
+
+    def __init__(self, run: str, lines: Iterable[TrainingStep]) -> None:
+        self.run = run
+        self.lines: list[TrainingStep] = []
+        self.alarms = AlarmWatch()
+
+        for line in lines:
+            self.lines.append(line)
+            self.alarms.add(line)
+
+    def add(self, figures: Mapping[str, float | None]) -> TrainingStep:
+        """Add the next step to log and curve and return its line, which has a metric for each alarm.
+
+        Say the alarms that begin.
+        """
+        line = TrainingStep.model_validate(figures)
+        new = self.alarms.add(line)
+
+        for alarm in new:
+            _LOG.warning("%s, step %d, %s: %s.", self.run, alarm.step, alarm.name, alarm.reason)
+
+        metrics = {f"alarm/{name}": 1.0 for name in self.alarms.now}
+        line = TrainingStep.model_validate({**figures, **metrics})
+        self.lines.append(line)
+        record_step(line.model_dump(), new)
+        return line
+
+    def is_stopped(self, config: RlConfig) -> bool:
+        """Return whether the run ends early: no patience is left, or ``rl.stop_on`` names an alarm of the last step."""
+        if config.patience and evaluations_since_best(self.lines) >= config.patience:
+            return True
+
+        alarms = sorted(set(config.stop_on) & self.alarms.now.keys())
+        if alarms:
+            _LOG.warning("%s ends: rl.stop_on names %s", self.run, ", ".join(alarms))
+        return bool(alarms)
+
+    def best_steps(self, count: int) -> list[int]:
+        """Return the best step so far after each of the newest ``count`` lines, the newest first."""
+        ends = range(len(self.lines), max(0, len(self.lines) - count), -1)
+        return [best_line(self.lines[:end]).step for end in ends]
+
+
+def best_line(lines: Sequence[TrainingStep]) -> TrainingStep:
+    """Return the line with the best dev F1, the earliest of equals; without any, the first line."""
+    evaluated = [line for line in lines if line.dev_f1 is not None]
+    return max(evaluated, key=lambda line: (line.dev_f1 or 0.0, -line.step), default=lines[0])
+
+
+def evaluations_since_best(lines: Sequence[TrainingStep]) -> int:
+    """Return how many dev scores came after the best one without being better."""
+    best = best_line(lines).step
+    return sum(line.dev_f1 is not None and line.step > best for line in lines)
