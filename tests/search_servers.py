@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import HTTPServer
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -42,11 +43,16 @@ def serve_index_here(index: Path, chunks: Path, config: RetrievalConfig) -> Iter
 
 
 @contextlib.contextmanager
-def serve_app(app: ASGIApp, port: int = 0) -> Iterator[str]:
+def serve_app(app: ASGIApp, port: int = 0, **options: Any) -> Iterator[str]:
     """Put an application behind a real HTTP server in a thread and yield its URL; port 0 takes a free one."""
     with listen(LOOPBACK, port) as listener:
         settings = uvicorn.Config(
-            app, ws="none", log_config=None, log_level="critical", timeout_graceful_shutdown=1
+            app,
+            ws="none",
+            log_config=None,
+            log_level="critical",
+            timeout_graceful_shutdown=1,
+            **options,
         )
         server = uvicorn.Server(settings)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

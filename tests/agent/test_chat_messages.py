@@ -27,9 +27,9 @@ def turn(content: str, reasoning: str | None = None) -> Message:
         (turn("\n\nSo it is.", "\nLook.\n"), "Look.", "So it is."),
         (
             turn("So it is.", " \n Look. \n"),
-            "Look.",
+            " Look. ",
             "So it is.",
-        ),  # or it would share a token with the prompt's newline
+        ),  # a blank line would share a token with the prompt's newline; other blanks were sampled
         (turn("<think>\nLook.\n</think>\n\nSo it is."), "Look.", "So it is."),  # no parser
         (turn(" <think>Look.</think>So it is."), "Look.", "So it is."),
         # No parser, and the prompt opened the block

@@ -88,7 +88,7 @@ BUILD = Command(
         "--dimension": ("32", "2.encoder.dimension", 32),
         "--query-prefix": ("query: --encoder e", "2.encoder.query_prefix", "query:"),
         "--passage-prefix": ("passage: --encoder e", "2.encoder.passage_prefix", "passage:"),
-        "--revision": ("abc --encoder org/encoder", "2.encoder.revision", "abc"),
+        "--revision": ("f52bf8e --encoder org/encoder", "2.encoder.revision", "f52bf8e"),
         "--pooling": ("cls --encoder e", "2.encoder.pooling", "cls"),
         "--max-tokens": ("99 --encoder e", "2.encoder.max_tokens", 99),
         "--device": ("cuda --encoder e", "2.encoder.dtype", "float16"),

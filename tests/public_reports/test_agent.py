@@ -19,7 +19,7 @@ from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Question, StopReason, Trajectory
 from deepsearch_rl.endpoints import endpoint as endpoint_module
-from deepsearch_rl.endpoints.model_failures import TOO_LONG, Wording, failure_in
+from deepsearch_rl.endpoints.model_failures import MALFORMED_CALL, TOO_LONG, Wording, failure_in
 from deepsearch_rl.evaluation.ifeval.ifeval import (
     IfevalConfig,
     IfevalResponse,
@@ -498,9 +498,12 @@ def test_a_prompt_that_never_fits_ends_in_the_token_budget(
     assert len(chat_server.requests) == 2
 
 
-@pytest.mark.parametrize("wording", TOO_LONG, ids=lambda wording: wording.servers)
+@pytest.mark.parametrize(
+    "wording", [*TOO_LONG, *MALFORMED_CALL], ids=lambda wording: wording.servers
+)
 def test_every_wording_is_one_of_these_replies(wording: Wording) -> None:
-    texts = [json.dumps(body, ensure_ascii=False) for _, body in TOO_LONG_REPLIES.values()]
+    replies = [*TOO_LONG_REPLIES.values(), *MALFORMED_CALLS.values()]
+    texts = [json.dumps(body, ensure_ascii=False) for _, body in replies]
     assert any(re.search(wording.pattern, text, re.IGNORECASE) for text in texts)
     assert re.search(r"\w+/\w+", wording.source)
 

@@ -724,7 +724,7 @@ def test_a_limit_of_a_minute_is_waited_for_whatever_its_words(text: str) -> None
 def test_all_callers_of_a_process_share_the_limits_of_a_model(
     chat_server: ChatServer, limit: dict[str, int], calls: int, least_s: float
 ) -> None:
-    chat_server.reply = lambda _: completion("yes")
+    chat_server.reply = lambda _: completion("yes", tokens=(10, 295))
     endpoint = Endpoint(chat_server.url, "m", options=RequestOptions.model_validate(limit))
     started = time.monotonic()
     for count in (calls // 2, calls // 2):  # two clients, one after the other

@@ -28,11 +28,9 @@ libraries which capture rollouts there (openpipe-art does) see every call.
 
 import itertools
 import json
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 import openai
@@ -40,12 +38,15 @@ import openai
 from deepsearch_rl.agent.transcript import RolloutStopped
 from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.conversation.chat_messages import (
+    CLOSE_THINK,
+    RAW_CHANNEL_CALL,
     RETRIEVE_TOOL,
     assistant_turn,
     chat_messages,
     search_call,
     split_thought,
     spoken_text,
+    warn_once,
 )
 from deepsearch_rl.conversation.passages import NO_PASSAGES, Found, format_passages
 from deepsearch_rl.conversation.prompts import load_prompt
@@ -54,12 +55,11 @@ from deepsearch_rl.core.records import Message, StopReason, TokenUsage, ToolCall
 from deepsearch_rl.endpoints.endpoint import Completion, complete
 from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
-_LOG = logging.getLogger(__name__)
 _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
 """The tool's schema and the words that a template writes around it."""
 _MESSAGE_CHARACTERS = 24  # what a template writes around a message or a call
 _TAGS_CHARACTERS = 60  # what a template writes around the two messages of search_tags
-_RAW_CALL = re.compile(r"\s*<tool_call>.*?</tool_call>\s*", re.DOTALL)
+_RAW_CALLS = re.compile(r"(?:<tool_call>.*?</tool_call>\s*)+", re.DOTALL)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _STOPS = ("</search>", "</answer>")
 _ANSWER_IN_REASONING = (
@@ -113,8 +113,9 @@ class FunctionCalling:
         content = message.text
 
         if message.tool_calls:
-            # Some servers repeat the calls; a template would render them twice
-            content = _RAW_CALL.sub("", content)
+            # Some servers repeat the calls; a template would render them twice. A thought may quote one
+            before, closed, after = content.rpartition(CLOSE_THINK)
+            content = before + closed + _RAW_CALLS.sub("", after)
             # The template writes the newline between a text and its calls
             content = content.removesuffix("\n")
 
@@ -154,7 +155,7 @@ class FunctionCalling:
         text = spoken_text(turn)
         if turn.tool_calls or has_answer_tags(text):
             return
-        if "<tool_call>" in text:
+        if "<tool_call>" in text or RAW_CHANNEL_CALL.search(turn.content):
             raise RolloutStopped(
                 StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse"
             )
@@ -183,13 +184,8 @@ def _all_reasoning(reasoning: str) -> str:
     """
     if not has_answer_tags(reasoning):
         return f"a turn without a text: all {len(reasoning)} characters are in the reasoning field"
-    _warn_once(_ANSWER_IN_REASONING)
+    warn_once(_ANSWER_IN_REASONING)
     return _ANSWER_IN_REASONING
-
-
-@cache
-def _warn_once(text: str) -> None:
-    _LOG.warning("%s", text)
 
 
 def _compact(arguments: str) -> str:

@@ -97,7 +97,8 @@ class RolloutModel(Model):
         try:
             return await self._policy.reply(self._transcript.messages, max_tokens)
         except (openai.APIStatusError, EndpointError) as error:
-            if model_failure(error) is not StopReason.TOKEN_BUDGET:
+            failure = model_failure(error, answered_before=self._transcript.is_answered)
+            if failure is not StopReason.TOKEN_BUDGET:
                 raise
             fewer = self._steps.make_more_room(max_tokens)
             if fewer is None:
@@ -156,10 +157,11 @@ def _failed_call(
     error: openai.APIError | EndpointError, transcript: Transcript
 ) -> tuple[StopReason, str]:
     """Return what a model call's last error means; a turn that the server wrote into it belongs to the transcript."""
+    answered_before = transcript.is_answered
     if turn := failed_generation(error):
         transcript.messages.append(Message(role="assistant", content=replace_lone_surrogates(turn)))
     text = str(error) if isinstance(error, EndpointError) else f"{type(error).__name__}: {error}"
-    return model_failure(error), text
+    return model_failure(error, answered_before=answered_before), text
 
 
 @dataclass(eq=False)

@@ -147,6 +147,11 @@ class Transcript:
                 self.retrievals.append(retrieval)
 
     @property
+    def is_answered(self) -> bool:
+        """Whether the model has written a turn."""
+        return any(message.role == "assistant" for message in self.messages)
+
+    @property
     def unanswered(self) -> range:
         """Positions of the tool messages that the model has not replied to yet."""
         start = len(self.messages)

@@ -178,6 +178,7 @@ def _evaluate(request: "Standalone", out: Path | None, as_json: bool) -> None:
     else:
         header = [
             "set",
+            "retriever",
             "n x samples",
             "T",
             "F1",
@@ -267,6 +268,7 @@ def _slug(model: str) -> str:
 def _cells(row: "F1TableRow") -> list[str]:
     return [
         row.dataset,
+        row.retriever,
         f"{row.n} x {row.samples}",
         row.temperature_text,
         f"{row.f1:.3f}",

@@ -4,10 +4,15 @@ A server returns the reasoning of a turn in one of three places: a field of its 
 reasoning parser (vLLM calls it ``reasoning``, older versions and others ``reasoning_content``; both
 are :attr:`Message.reasoning` here); in the text between ``<think>`` and ``</think>``; or in the
 text before ``</think>`` alone, where the opening tag belongs to the prompt, as with Qwen3's
-Thinking models. :func:`split_thought` reads all three, and a thought that was never closed:
-everything after its opening tag is thought. :func:`spoken_text` is what a turn says, and the only
-text that may hold an answer. Agent, rewards, training rows and IFEval read thoughts with these two
-functions alone.
+Thinking models. Models of the gpt-oss family have channels instead, which a server without their
+parser leaves in the text. :func:`split_thought` reads all of it, and a thought that was never
+closed: everything after its opening tag is thought. :func:`spoken_text` is what a turn says, and
+the only text that may hold an answer. Agent, rewards, training rows and IFEval read thoughts with
+these two functions alone.
+
+Where the prompt opens the thought, a text without a closing tag may be a thought that was cut or an
+answer without one: the text alone does not say. A server that this project starts is known; of any
+other one the option ``begins_in_thought`` says it.
 
 Requests carry reasoning in the fields and nowhere else: Qwen3's templates read the field first, and
 newer ones would render a block inside the text a second time. Both names are sent, because vLLM
@@ -19,14 +24,17 @@ callers), is not used.
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
 from deepsearch_rl.core.records import Message, ToolCall
 
+_LOG = logging.getLogger(__name__)
 OPEN_THINK = "<think>"
 CLOSE_THINK = "</think>"
 RETRIEVE_TOOL_NAME: Final = "retrieve"
@@ -58,13 +66,43 @@ OTHER_THOUGHTS = (
 They stay in the text of a turn, which such a template renders as it is, but what they hold was not
 said.
 """
-_OPENING = (OPEN_THINK, *(opening for opening, _ in OTHER_THOUGHTS))
-_CLOSING = (CLOSE_THINK, *(closing for _, closing in OTHER_THOUGHTS))
-_THINK_TAG = re.compile("|".join(map(re.escape, (*_OPENING, *_CLOSING))))
+_ATTRIBUTE = r"""\s+[\w:-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>]+)"""
+
+
+def _variants(tag: str) -> str:
+    """Return a pattern of a tag as models write it: in any case, with white space or attributes in front of its end."""
+    if not tag.endswith(">"):
+        return re.escape(tag)
+    attributes = "" if tag.startswith("</") else f"(?:{_ATTRIBUTE})*"
+    return rf"{re.escape(tag.removesuffix('>'))}{attributes}\s*>"
+
+
+_OPEN_THINK = re.compile(_variants(OPEN_THINK), re.IGNORECASE)
+_CLOSE_THINK = re.compile(_variants(CLOSE_THINK), re.IGNORECASE)
+_OPENING = "|".join(_variants(tag) for tag in (OPEN_THINK, *(pair[0] for pair in OTHER_THOUGHTS)))
+_CLOSING = "|".join(_variants(tag) for tag in (CLOSE_THINK, *(pair[1] for pair in OTHER_THOUGHTS)))
+_THINK_TAG = re.compile(f"(?P<opening>{_OPENING})|(?P<closing>{_CLOSING})", re.IGNORECASE)
+_BLANK_LINES = re.compile(r"\A\s*\n")
+_CHANNEL = re.compile(
+    r"<\|channel\|>(?P<header>[^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>(?P<text>.*?)"
+    r"(?:(?P<ended>(?=<\|(?:end|return|call|start|channel)\|>))|\Z)",
+    re.DOTALL,
+)
+"""A message of the harmony format (gpt-oss): analysis is thought, final is said, commentary calls tools."""
+# What is left of it where a server drops special tokens
+_BARE_CHANNELS = re.compile(r"\Aanalysis(?P<thought>.*)assistantfinal(?P<text>.*)\Z", re.DOTALL)
+_CHANNEL_MARK = "<|channel|>"
+RAW_CHANNEL_CALL = re.compile(r"<\|channel\|>(?:commentary|analysis)\s+to=")
+"""The beginning of a tool call in the harmony format, which a server with its parser never leaves in a text."""
+_UNOPENED = (
+    "A turn ends a thought that it did not begin. If the model's prompts open its thoughts, a turn that is cut in its "
+    "thought cannot be told from an answer: say so with begins_in_thought: true among the options of its requests "
+    "(docs/contracts.md, section 5)."
+)
 
 
 class Thought(NamedTuple):
-    """The reasoning of a turn without tags and outer white space, None where there is none, and the other text."""
+    """The reasoning of a turn without tags and outer newlines, None where there is none, and the other text."""
 
     reasoning: str | None
     text: str
@@ -82,19 +120,60 @@ def split_thought(message: Message) -> Thought:
     block = Thought(None, message.content)
     if message.role != "assistant":
         return block
-    before, closed, after = message.content.partition(CLOSE_THINK)
-    start = before.lstrip()
+    content = message.content
+    channels = _split_channels(content)
+    opening = _OPEN_THINK.search(content)
+    closing = _CLOSE_THINK.search(content)
+    begins = opening is not None and not content[: opening.start()].strip()
+    start = opening.end() if opening and begins else 0
 
-    if closed and (OPEN_THINK not in start or start.startswith(OPEN_THINK)):
-        block = Thought(start.removeprefix(OPEN_THINK).strip() or None, after.lstrip("\n"))
-    elif not closed and start.startswith(OPEN_THINK):
-        block = Thought(start.removeprefix(OPEN_THINK).strip() or None, "", closed=False)
+    if channels is not None:
+        block = channels
+    elif closing and (begins or opening is None or opening.start() > closing.start()):
+        # The prompt opened it where no tag begins it
+        thought = _thought(content[start : closing.start()])
+        block = Thought(thought, content[closing.end() :].lstrip("\n"))
+    elif begins and closing is None:
+        block = Thought(_thought(content[start:]), "", closed=False)
 
-    reasoning = (message.reasoning or "").strip()
-    if not reasoning:
+    reasoning = _thought(message.reasoning or "")
+    if reasoning is None:
         return block
-    text = block.text if block.reasoning in (None, reasoning) else message.content
+    is_block = channels is not None or block.reasoning in (None, reasoning)
+    text = block.text if is_block else content
     return Thought(reasoning, text.lstrip("\n"), block.closed)
+
+
+def _split_channels(text: str) -> Thought | None:
+    """Return what a turn in channels thinks and says; None for a turn without any."""
+    bare = _BARE_CHANNELS.match(text)
+    if bare:
+        return Thought(_thought(bare["thought"]), bare["text"])
+    if _CHANNEL_MARK not in text:
+        return None
+    # The prompt opened what stands before the first mark
+    thoughts = [text.partition("<|")[0]]
+    said: list[str] = []
+    closed = False
+
+    for message in _CHANNEL.finditer(text):
+        channel = message["header"].split()[:1]
+        if channel == ["final"]:
+            said.append(message["text"])
+        elif channel == ["analysis"]:
+            thoughts.append(message["text"])
+        closed = channel != ["analysis"] or message["ended"] is not None
+
+    return Thought(_thought("\n".join(filter(None, thoughts))), "".join(said), closed)
+
+
+def _thought(text: str) -> str | None:
+    """Return a thought without the newlines around it, which are the template's; None where it is blank.
+
+    A blank line with white space in front goes too: it would share a token with the template's
+    newline. Other white space is the model's, and is sent back as it was sampled.
+    """
+    return _BLANK_LINES.sub("", text).rstrip("\n") if text.strip() else None
 
 
 def spoken_text(message: Message) -> str:
@@ -107,11 +186,11 @@ def spoken_text(message: Message) -> str:
     for tag in _THINK_TAG.finditer(text):
         if depth == 0:
             spoken.append(text[end : tag.start()])
-        if tag[0] in _OPENING:
+        if tag["opening"]:
             depth += 1
         elif depth > 0:
             depth -= 1
-        elif tag[0] == CLOSE_THINK:
+        elif _CLOSE_THINK.fullmatch(tag[0]):
             # The prompt opened it: the text before it was a thought, too
             spoken.clear()
 
@@ -127,6 +206,12 @@ def has_unclosed_thought(messages: Iterable[Message]) -> bool:
     return any(not split_thought(message).closed for message in messages)
 
 
+@cache
+def warn_once(text: str) -> None:
+    """Log a warning that concerns a whole run."""
+    _LOG.warning("%s", text)
+
+
 def assistant_turn(
     text: str,
     reasoning: str | None,
@@ -140,13 +225,14 @@ def assistant_turn(
     text. A text without a closing tag is then an unclosed thought, and gets the prompt's tag, by
     which every reader knows it.
     """
-    if (
-        begins_in_thought
-        and reasoning is None
-        and CLOSE_THINK not in text
-        and not text.lstrip().startswith(OPEN_THINK)
-    ):
-        text = OPEN_THINK + text
+    closing = _CLOSE_THINK.search(text)
+    before = text[: closing.start()] if closing else text
+
+    if reasoning is None and begins_in_thought:
+        if closing is None and not _OPEN_THINK.match(text.lstrip()):
+            text = OPEN_THINK + text
+    elif reasoning is None and closing and not _OPEN_THINK.search(before):
+        warn_once(_UNOPENED)
 
     return Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
 

@@ -34,7 +34,10 @@ IdentifiedT = TypeVar("IdentifiedT", Document, Chunk, Question, Trajectory)
 TAIL_BYTES = 65_536
 REMEMBERED_FROM_BYTES = 16 * 2**20
 SETTLED_NS = 2_000_000_000
-_MACHINE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
+_PLACE = [platform.node(), str(_PID_NAMESPACE.readlink()) if _PID_NAMESPACE.is_symlink() else ""]
+_MACHINE = hashlib.sha256("/".join(_PLACE).encode()).hexdigest()[:8]
+"""Where a process's number says whether it runs: containers may share a name, and have numbers of their own."""
 _WRITES = itertools.count()
 _LOG = logging.getLogger(__name__)
 
@@ -329,7 +332,10 @@ def remembered_sha256(path: Path) -> str:
     if before.st_size < REMEMBERED_FROM_BYTES:
         return sha256_file(path)
     stamp = [before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns]
-    record = _digests_folder() / f"{sha256_json(str(path.resolve()))}.json"
+    folder = _digests_folder()
+    if folder is None:
+        return sha256_file(path)
+    record = folder / f"{sha256_json(str(path.resolve()))}.json"
 
     with contextlib.suppress(OSError, ArtifactError):
         known = read_json(record)
@@ -345,15 +351,16 @@ def remembered_sha256(path: Path) -> str:
     return digest
 
 
-def _digests_folder() -> Path:
-    """Return a folder for temporary files in which nobody but this user can write."""
-    folder = Path(tempfile.gettempdir(), f"deepsearch-digests-{os.getuid()}")
+def _digests_folder() -> Path | None:
+    """Return a folder for temporary files in which nobody but this user can write; None where there is none."""
+    # Not every machine has a folder for temporary files
     with contextlib.suppress(OSError):
+        folder = Path(tempfile.gettempdir(), f"deepsearch-digests-{os.getuid()}")
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022:
             return folder
 
-    return Path(tempfile.mkdtemp(prefix="deepsearch-digests-"))
+    return None
 
 
 def file_digests(folder: Path) -> dict[str, str]:

@@ -210,33 +210,35 @@ def running_server(
     It is healthy when it answers a GET of the path ``health`` with status 200. Errors call it
     ``name``, e.g. "the model server". It reads ``settings`` from its standard input, and has the
     socket ``listener`` under the same number; that is closed here, so that a server that ends while
-    it starts breaks the connection of the health check. Raises as
-    :meth:`Server.wait_until_healthy`.
+    it starts breaks the connection of the health check. Its log is kept where it ended by itself, or
+    where an EndpointError ends the block. Raises as :meth:`Server.wait_until_healthy`.
     """
-    with _log_folder(name) as folder, ProcessGuard() as guard:
-        log = folder / "output.log"
-        inherited = [listener.fileno()] if listener else []
-        with log.open("w", encoding="utf-8") as output, listener or contextlib.nullcontext():
-            process = guard.start(command, output=output, settings=settings, inherited=inherited)
-        server = Server(name, url, health, log, process)
-        server.wait_until_healthy(timeout_s)
-        yield server
-
-
-@contextlib.contextmanager
-def _log_folder(name: str) -> Iterator[Path]:
-    """Yield a new folder for a server's log; it is kept where a server's error ends the block, else removed."""
     folder = Path(tempfile.mkdtemp(prefix="deepsearch-"))
-    try:
-        yield folder
-    except EndpointError:
-        _LOG.warning("the log of %s is kept in %s", name, folder)
-        raise
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    log = folder / "output.log"
+    is_kept = False
 
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        with ProcessGuard() as guard:
+            inherited = [listener.fileno()] if listener else []
+            with log.open("w", encoding="utf-8") as output, listener or contextlib.nullcontext():
+                process = guard.start(
+                    command, output=output, settings=settings, inherited=inherited
+                )
+            server = Server(name, url, health, log, process)
+            server.wait_until_healthy(timeout_s)
+            try:
+                yield server
+            finally:
+                # A server that ended by itself says why in its log, whatever the block made of it
+                is_kept = process.poll() is not None
+    except EndpointError:
+        is_kept = True
+        raise
+    finally:
+        if is_kept:
+            _LOG.warning("the log of %s is kept in %s", name, folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_healthy(url: str) -> bool:

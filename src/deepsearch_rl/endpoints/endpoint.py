@@ -24,7 +24,12 @@ from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.records import ForeignRecord, StopReason, TokenUsage
 from deepsearch_rl.core.redaction import redact
 from deepsearch_rl.core.retries import retry
-from deepsearch_rl.endpoints.model_failures import failure_in
+from deepsearch_rl.endpoints.model_failures import (
+    FailedGenerationError,
+    WordlessRefusalError,
+    failure_in,
+    is_wordless,
+)
 from deepsearch_rl.endpoints.pacing import call_in_turn
 from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
@@ -52,10 +57,6 @@ ENDED_BY_MODEL = frozenset(
 """Finish reasons, in lower case, of a turn that the model ended (TGI, Anthropic, Cohere and Gemini have their own)."""
 ENDED_BY_LIMIT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
 """Finish reasons, in lower case, of a turn that the limit of tokens ended."""
-
-
-class FailedGenerationError(EndpointError):
-    """A reply of status 200 in which the provider reports that it generated no whole turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +354,15 @@ async def complete(
 
     @retry(client.max_retries + 1, FIRST_WAIT_S, FailedGenerationError, log)
     async def ask_in_turn() -> Completion:
-        return read_completion(await call_in_turn(client, options, request, ask))
+        try:
+            response = await call_in_turn(client, options, request, ask)
+        except openai.BadRequestError as error:
+            if not is_wordless(error.response.text):
+                raise
+            text = "the provider refused the request with status 400 and without a word"
+            raise WordlessRefusalError(text) from error
+
+        return read_completion(response)
 
     return await ask_in_turn()
 

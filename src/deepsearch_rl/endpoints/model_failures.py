@@ -21,6 +21,10 @@ _RATE_LIMIT = re.compile(
     r"per[ -](minute|day|hour)|rate.?limit|\b[TR]P[MD]\b|quota|please wait", re.IGNORECASE
 )
 """A limit of tokens in time, which some servers report with the words and the status of a long prompt."""
+_TOO_LARGE = 413
+"""Cerebras answers a prompt that does not fit with it and no body (openclaw/openclaw#119596)."""
+_WORDLESS = re.compile(r"\A[\s{}\[\]\"]*\Z|\Anull\Z|status code \(no body\)")
+"""A body that says nothing, also where a proxy wraps it (can1357/oh-my-pi#1251)."""
 
 
 class Wording(NamedTuple):
@@ -119,14 +123,14 @@ TOO_LONG = (
 """How servers say that prompt and answer do not fit the model's context."""
 MALFORMED_CALL = (
     Wording(
-        r"tool_use_failed|failed to call a function",
-        "Groq",
+        r"tool_use_failed|failed to call a function|failed_generation",
+        "Groq, which quotes what the model wrote in the field failed_generation",
         "groq/groq-typescript#28, huggingface/smolagents#1119",
     ),
     Wording(
-        r"output_parse_failed|model generated output that could not be parsed|tool call validation failed",
+        r"tool call validation failed",
         "Groq",
-        "huggingface/smolagents#1119",
+        "mastra-ai/mastra#9688, HunorLaczko/ha-groq-cloud-api#20",
     ),
     Wording(r"error parsing tool call", "Ollama", "ollama/ollama#17638"),
     Wording(
@@ -172,12 +176,35 @@ def failure_in(text: str) -> StopReason:
     return StopReason.MODEL_ERROR
 
 
-def model_failure(error: openai.APIError | EndpointError) -> StopReason:
-    """Return what an error of a model call means; of statuses, only those that judge a request are read."""
+class FailedGenerationError(EndpointError):
+    """A reply in which the provider reports, or shows, that it generated no whole turn."""
+
+
+class WordlessRefusalError(FailedGenerationError):
+    """Status 400 without a word: Cerebras answers a prompt that does not fit so, and gateways a fault that passes."""
+
+
+def is_wordless(text: str) -> bool:
+    """Return whether the body of a refusal says nothing, or that another server's said nothing."""
+    return _WORDLESS.search(text) is not None
+
+
+def model_failure(
+    error: openai.APIError | EndpointError, *, answered_before: bool = False
+) -> StopReason:
+    """Return what an error of a model call means; of statuses, only those that judge a request are read.
+
+    ``answered_before``: a shorter prompt of the same conversation was answered. A refusal without a
+    word that came in all attempts is then about the prompt's length.
+    """
+    if isinstance(error, WordlessRefusalError):
+        return StopReason.TOKEN_BUDGET if answered_before else StopReason.MODEL_ERROR
     if isinstance(error, openai.APIError):
-        is_judgement = isinstance(error, openai.APIStatusError) and error.status_code in _STATUSES
-        if not is_judgement:
+        if not isinstance(error, openai.APIStatusError) or error.status_code not in _STATUSES:
             return StopReason.MODEL_ERROR
+        # The status means it, also in a proxy's page of HTML or without a body
+        if error.status_code == _TOO_LARGE and not _RATE_LIMIT.search(str(error)):
+            return StopReason.TOKEN_BUDGET
 
     return failure_in(str(error))
 

@@ -78,15 +78,21 @@ async def call_in_turn(
 
     @wait_for_capacity(options.rate_limit_wait_s, log, sleep=sleep)
     async def take_turn() -> ResultT:
+        estimated = _estimated_tokens(request)
         with _paused_deadline():
-            await limits.wait(_estimated_tokens(request))
+            await limits.wait(estimated)
         try:
-            return await call()
+            result = await call()
         except openai.RateLimitError as error:
             full = no_capacity(str(error), error.response.headers, error.response.text)
             if full is None:
                 raise
             raise full from error
+
+        used = _used_tokens(result)
+        if used is not None:
+            limits.correct(estimated, used)
+        return result
 
     return await take_turn()
 
@@ -95,3 +101,9 @@ def _estimated_tokens(request: dict[str, Any]) -> int:
     """Return about how many tokens a provider reserves for a request: its text, and the longest answer."""
     characters = len(json.dumps([request.get("messages"), request.get("tools")], default=str))
     return characters // _CHARACTERS_PER_TOKEN + int(request.get("max_tokens") or 0)
+
+
+def _used_tokens(response: object) -> int | None:
+    """Return the tokens that a response counts, prompt and answer together; None where it counts none."""
+    total = getattr(getattr(response, "usage", None), "total_tokens", None)
+    return total if isinstance(total, int) and total > 0 else None

@@ -80,7 +80,13 @@ def resolve_endpoint(config: RemoteConfig) -> Endpoint:
             "end) or a character outside ASCII in it."
         )
 
-    return Endpoint(base_url=base_url, model=model, api_key=key, options=config.request)
+    return Endpoint(
+        base_url=base_url,
+        model=model,
+        api_key=key,
+        begins_in_thought=config.request.begins_in_thought,
+        options=config.request,
+    )
 
 
 def _resolved(value: str, meaning: str) -> str:

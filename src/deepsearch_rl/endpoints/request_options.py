@@ -77,13 +77,18 @@ class RequestOptions(Record):
     stream: bool = Field(
         default=False, description="receive the answer in pieces, for servers that do nothing else"
     )
+    begins_in_thought: bool = Field(
+        default=False,
+        description="true: its prompts open a thought, and the server leaves thoughts in the text; a text without "
+        "a closing tag is then a thought that was cut",
+    )
     requests_per_minute: int | None = Field(
         default=None, ge=1, description="of this process, all rollouts together; null: no limit"
     )
     tokens_per_minute: int | None = Field(
         default=None,
         ge=1,
-        description="prompt (estimated) and answer (its limit) together; null: no limit",
+        description="prompt and answer together, estimated until the reply counts them; null: no limit",
     )
     rate_limit_wait_s: float = Field(
         default=600.0,

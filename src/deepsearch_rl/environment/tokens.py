@@ -255,7 +255,7 @@ class TokenRecord:
         shared = 0
         while shared < min(len(prompt), len(through)) and prompt[shared] == through[shared]:
             shared += 1
-        return thought in str(self.chat_format.tokenizer.decode(through[shared:]))
+        return thought.strip() in str(self.chat_format.tokenizer.decode(through[shared:]))
 
 
 def _first_unread(messages: Sequence[Message]) -> int:

@@ -7,6 +7,7 @@ It stops on SIGTERM or SIGINT: running requests are answered, new connections ar
 
 import contextlib
 import errno
+import functools
 import logging
 import resource
 import signal
@@ -14,6 +15,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -21,6 +23,11 @@ from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.core.processes import LOOPBACK, running_server
 from deepsearch_rl.core.redaction import read_key
 from deepsearch_rl.search_server.config import RetrievalConfig, ServerConfig
+from deepsearch_rl.search_server.connections import (
+    RECEIVE_BYTES,
+    ConnectionLimit,
+    LimitedConnection,
+)
 from deepsearch_rl.search_server.requests import Guard, is_loopback
 from deepsearch_rl.search_server.service import RetrievalApp, open_engine
 
@@ -121,11 +128,18 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
     settings = config.retrieval
     guard = Guard(token, loopback=not config.public)
     app = RetrievalApp(open_engine(config), settings, guard)
+    # A trainer's rollouts hold a connection each, and 1,024 open files is the usual limit.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = max(soft, min(hard, MAX_OPEN_FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, hard))
+    limit = ConnectionLimit.of_files(open_files)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+    connection: Any = functools.partial(LimitedConnection, limit=limit)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=connection,
             ws="none",
             lifespan="on",
             log_config=None,
@@ -146,9 +160,6 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
         signal.signal(number, server.handle_exit)
     # The MCP library logs the contents of a request that it refuses.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
-    # A trainer's rollouts hold a connection each, and 1,024 open files is the usual limit.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_OPEN_FILES)), hard))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -5,11 +5,15 @@ alone, or no Accept at all, and the library refuses them with 406. Here an answe
 which an event stream can carry as its only event.
 """
 
+import re
+from collections.abc import Sequence
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+_WEIGHT_ZERO = re.compile(r"q\s*=\s*0(\.0*)?")
 
 
 class AnyAccept:
@@ -20,8 +24,7 @@ class AnyAccept:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; one that accepts neither JSON nor events is left to the library to refuse."""
-        accept = Headers(scope=scope).get("accept", "*/*")
-        kinds = {kind.partition(";")[0].strip().lower() for kind in accept.split(",")}
+        kinds = _accepted(Headers(scope=scope).getlist("accept"))
 
         if kinds & {JSON, "application/*", "*/*"}:
             await self._app(_accepting(scope, f"{JSON}, {EVENTS}"), receive, send)
@@ -29,6 +32,19 @@ class AnyAccept:
             await self._app(_accepting(scope, f"{JSON}, {EVENTS}"), receive, EventSend(send))
         else:
             await self._app(scope, receive, send)
+
+
+def _accepted(headers: Sequence[str]) -> set[str]:
+    """Return the media types of all Accept headers, without those of weight 0; none at all means any."""
+    ranges = [each for each in ",".join(headers).lower().split(",") if each.strip()]
+    kinds: set[str] = set()
+
+    for each in ranges:
+        kind, *parameters = (part.strip() for part in each.split(";"))
+        if not any(_WEIGHT_ZERO.fullmatch(parameter) for parameter in parameters):
+            kinds.add(kind)
+
+    return kinds if ranges else {"*/*"}
 
 
 def _accepting(scope: Scope, accept: str) -> Scope:

@@ -114,8 +114,14 @@ class CrossEncoder:
         if not positions:
             return np.zeros(0, dtype=np.float32)
         rows = max(1, self._config.batch_tokens // self._config.max_tokens)
+        queries = {
+            query: self._readable_part(query) for query in dict.fromkeys(q for q, _ in pairs)
+        }
         logits_N = self._model.predict(
-            list(positions), batch_size=rows, activation_fn=Identity(), show_progress_bar=False
+            [(queries[query], passage) for query, passage in positions],
+            batch_size=rows,
+            activation_fn=Identity(),
+            show_progress_bar=False,
         )
         scores_N = logits_N[:, 1] - logits_N[:, 0] if logits_N.ndim == 2 else logits_N
 
@@ -126,6 +132,26 @@ class CrossEncoder:
             )
 
         return scores_N[[positions[pair] for pair in pairs]]
+
+    def _readable_part(self, query: str) -> str:
+        """Return a query without what the model cannot read, which would be tokenised anew with every passage.
+
+        Twice the tokens of a pair are left. Query and passage are then cut where they would be cut
+        with the whole query, or, if both are longer than a pair, a token before or after.
+        """
+        tokenizer: Any = self._model.tokenizer
+        max_tokens = 2 * self._config.max_tokens
+        if len(query) <= max_tokens or not tokenizer.is_fast:
+            return query
+        tokens = tokenizer(
+            query,
+            add_special_tokens=False,
+            truncation=True,
+            max_length=max_tokens,
+            return_offsets_mapping=True,
+        )
+        offsets = tokens["offset_mapping"]
+        return query[: offsets[-1][1]] if len(offsets) == max_tokens else query
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,3 +156,12 @@ def test_search_r1s_exact_match_stands_beside_whole_development_sets_alone(row: 
         ("em", 0.433),
         ("em", 0.37),
     }
+
+
+def test_a_published_score_stands_beside_the_rows_of_its_task_whatever_rows_follow(
+    row: F1TableRow,
+) -> None:
+    other = row.model_copy(update={"model": "zz", "retriever": "dense"})
+    published = published_rows([row], (), origins("gpu"))
+    assert published_rows([row, other], (), origins("gpu")) == published
+    assert published_rows([other, row], (), origins("gpu")) == published

@@ -53,7 +53,7 @@ def test_a_variant_says_all_that_it_changes_and_nothing_else(own: F1TableRow) ->
     assert own.model_copy(update={"chunk_size": 0}).changes_from(own) == "passages as they come"
 
 
-def test_the_settings_below_the_table_are_those_of_the_in_domain_set(own: F1TableRow) -> None:
+def test_the_settings_below_the_table_are_those_of_each_set(own: F1TableRow) -> None:
     in_domain = own.model_copy(update={"dataset": "multihoprag"})
     other = own.model_copy(
         update={"dataset": "2wikimultihopqa", "top_k": 9, "prompt": "other", "chunk_size": 0}
@@ -63,11 +63,73 @@ def test_the_settings_below_the_table_are_those_of_the_in_domain_set(own: F1Tabl
         for rows in ((other, in_domain), (other,))
     ]
     first, alone = (markdown(table) for table in tables)
-    assert (
-        f"prompt `{own.prompt}`, top-{own.top_k} passages of at most {own.chunk_size} tokens;"
-        in first
+    size = f"of at most {own.chunk_size} tokens by {own.retriever}"
+    assert f"multihoprag: prompt `{own.prompt}`, top-{own.top_k} passages {size};" in first
+    others = f"prompt `other`, top-9 passages as they come by {own.retriever}."
+    assert f"2wikimultihopqa: {others}" in first
+    assert f"Temperature: 0.7; {others}" in alone
+
+
+@pytest.mark.parametrize(
+    ("omitting", "text"),
+    [
+        ((), "Temperature: 0.7; "),
+        (("api", "sft"), "Temperature: the provider's own; "),
+        (("api",), "Temperature: 0.7 (sft); the provider's own (api); "),
+    ],
+    ids=str,
+)
+def test_the_temperature_below_the_table_is_the_one_that_was_sent(
+    own: F1TableRow, omitting: tuple[str, ...], text: str
+) -> None:
+    rows = tuple(
+        own.model_copy(update={"model": model, "temperature_sent": model not in omitting})
+        for model in ("api", "sft")
     )
-    assert "prompt `other`, top-9 passages as they come;" in alone
+    table = F1Table(profile="tiny", generated=True, rows=rows, comparisons=())
+    assert text in markdown(table)
+    assert [line["temperature"] for line in flat_rows(rows)] == [
+        None if row.model in omitting else 0.7 for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"retriever": "hybrid_learned"}, "retriever hybrid_learned"),
+        ({"retriever": "bm25+rerank"}, "retriever bm25+rerank"),
+        ({"retriever": "online"}, "retriever online"),
+        ({"retriever": ""}, "retriever not known"),
+        ({"chunk_size": 256}, "256-token chunks"),
+        ({"chunk_size": 0}, "passages as they come"),
+        ({"top_k": 5}, "top 5"),
+        ({"prompt": "other"}, "prompt “other”"),
+        ({"corpus": "wiki"}, "corpus wiki"),
+        ({"retriever": "dense", "top_k": 5}, "top 5, retriever dense"),
+    ],
+    ids=str,
+)
+def test_a_main_figure_of_another_setting_than_its_neighbours_is_marked(
+    own: F1TableRow, change: dict[str, object], text: str
+) -> None:
+    other = own.model_copy(update={"model": "zz", **change})
+    same = own.model_copy(update={"model": "same"})
+    table = F1Table(profile="tiny", generated=True, rows=(own, same, other), comparisons=())
+    assert table.setting_notes == {f"zz, {own.dataset}": text}
+    assert (
+        f"Under another setting than the first row of their set: zz, {own.dataset} ({text})."
+        in (markdown(table))
+    )
+    assert "another setting" not in markdown(table.model_copy(update={"rows": (own, same)}))
+
+
+def test_the_table_of_variants_says_how_passages_were_found(own: F1TableRow) -> None:
+    variant = own.model_copy(update={"variant": "learned", "retriever": "hybrid_learned"})
+    table = F1Table(profile="tiny", generated=True, rows=(own, variant), comparisons=())
+    lines = [line.split("|") for line in markdown(table).splitlines() if "|" in line]
+    [header] = [[cell.strip() for cell in line] for line in lines if " variant " in line]
+    [row] = [[cell.strip() for cell in line] for line in lines if " learned " in line]
+    assert row[header.index("retriever")] == "hybrid_learned"
 
 
 def test_a_row_whose_model_was_trained_with_another_text_is_marked_and_explained(

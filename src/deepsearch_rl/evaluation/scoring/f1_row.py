@@ -151,7 +151,12 @@ class F1TableRow(F1Score, RowKey):
     @property
     def temperature_text(self) -> str:
         """The temperature as tables show it; ``own`` is the provider's."""
-        return f"{self.temperature:g}" if self.temperature_sent else "own"
+        return "own" if self.sent_temperature is None else f"{self.sent_temperature:g}"
+
+    @property
+    def sent_temperature(self) -> float | None:
+        """The temperature that the requests had; None where they had none."""
+        return self.temperature if self.temperature_sent else None
 
     @property
     def kind(self) -> str:
@@ -190,22 +195,37 @@ class F1TableRow(F1Score, RowKey):
         """Canonical order of rows: a model's variants after its own."""
         return (self.dataset, self.model, self.variant, -self.temperature, self.prompt, self.top_k)
 
-    def changes_from(self, own: "F1TableRow") -> str:
-        """Return how a variant's setting differs from the profile's ``own``, e.g. ``top 5, 400-token chunks``."""
+    @property
+    def setting_text(self) -> str:
+        """The prompt, and what a search shows, ``prompt `x`, top-3 passages of at most 256 tokens by hybrid_rrf``."""
+        by = f" by {self.retriever}" if self.retriever else ""
+        return f"prompt `{self.prompt}`, top-{self.top_k} passages {self.passage_length}{by}"
+
+    def setting_from(self, own: "F1TableRow") -> str:
+        """Return how the setting differs from that of ``own``, e.g. ``top 5, retriever bm25``; empty if it does not."""
         chunks = f"{self.chunk_size}-token chunks" if self.chunk_size else "passages as they come"
         changes = (
             (self.prompt != own.prompt, f"prompt “{self.prompt}”"),
             (self.top_k != own.top_k, f"top {self.top_k}"),
             (self.chunk_size != own.chunk_size, chunks),
-            (self.retriever != own.retriever, f"retriever {self.retriever}"),
+            (self.retriever != own.retriever, f"retriever {self.retriever or 'not known'}"),
             (self.corpus != own.corpus, f"corpus {self.corpus}"),
+        )
+        return ", ".join(text for changed, text in changes if changed)
+
+    def changes_from(self, own: "F1TableRow") -> str:
+        """Return how a variant differs from the profile's ``own`` row, e.g. ``top 5, 400-token chunks``."""
+        changes = (
+            (True, self.setting_from(own)),
             (self.n != own.n, f"{self.n} questions"),
             (
                 self.samples != own.samples,
                 f"{self.samples} {'answer' if self.samples == 1 else 'answers'} each",
             ),
         )
-        return ", ".join(text for changed, text in changes if changed) or "the same setting"
+        return ", ".join(text for changed, text in changes if changed and text) or (
+            "the same setting"
+        )
 
 
 class ModelEvaluation(Record):

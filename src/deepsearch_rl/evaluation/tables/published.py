@@ -68,7 +68,7 @@ def published_rows(
     that is missing has no published score.
     """
     published: list[PublishedRow] = []
-    for run, task in dict(_tasks(rows, ifeval, questions)).items():
+    for run, task in dict.fromkeys(_tasks(rows, ifeval, questions)):
         for block in read_published():
             if block.task != task or block.metric is None or task.n is None:
                 continue

@@ -46,8 +46,9 @@ F1_TABLE = pa.DataFrameSchema(
         **{name: pa.Column(float, _SHARE, coerce=True) for name in _SCORES},
         **{
             name: pa.Column(float, _COUNT, coerce=True)
-            for name in ("temperature", "mean_rounds", "mean_tool_calls")
+            for name in ("mean_rounds", "mean_tool_calls")
         },
+        "temperature": pa.Column(float, _COUNT, coerce=True, nullable=True),
     },
     checks=pa.Check(
         lambda frame: (frame.f1_low <= frame.f1) & (frame.f1 <= frame.f1_high),
@@ -94,13 +95,13 @@ def flat_rows(rows: Iterable[F1TableRow]) -> list[dict[str, Any]]:
     """Return rows by :data:`CSV_COLUMNS` and ``pass_at_<k>``.
 
     Failures and rollouts that were asked for again are ``kind=count``, what a model was trained
-    with in another form is ``prompt;tool``.
+    with in another form is ``prompt;tool``; a temperature that was not sent is missing.
     """
     return [
         {name: getattr(row, name) for name in CSV_COLUMNS}
         | row.pass_scores
         | {"failures": ";".join(f"{kind}={count}" for kind, count in sorted(row.counts.items()))}
-        | {"trained_with_other": row.flat_trained_with_other}
+        | {"trained_with_other": row.flat_trained_with_other, "temperature": row.sent_temperature}
         for row in rows
     ]
 

@@ -153,6 +153,46 @@ class F1Table(Record):
         return notes
 
     @property
+    def setting_notes(self) -> dict[str, str]:
+        """How the setting of main figures differs from that of the first one on their set, by model and set."""
+        notes: dict[str, str] = {}
+        for dataset in self.datasets:
+            rows = self.main_rows(dataset)
+            for row in rows[1:]:
+                changes = row.setting_from(rows[0])
+                if changes:
+                    notes[f"{row.model}, {row.run_name}"] = changes
+
+        return notes
+
+    @property
+    def setting_text(self) -> str:
+        """Prompt and passages of the main figures, set by set where they differ, as the first one of each says."""
+        sets: dict[str, list[str]] = {}
+        for dataset in self.datasets:
+            for row in self.main_rows(dataset)[:1]:
+                sets.setdefault(row.setting_text, []).append(dataset)
+
+        if len(sets) < 2:
+            return self.own_setting.setting_text
+        return "; ".join(f"{', '.join(names)}: {text}" for text, names in sets.items())
+
+    @property
+    def temperature_text(self) -> str:
+        """The temperatures of the main figures as they were sent, with the models where they differ."""
+        models: dict[str, list[str]] = {}
+        for row in self.reading_order:
+            if not row.kind:
+                text = row.temperature_text
+                text = "the provider's own" if row.sent_temperature is None else text
+                names = models.setdefault(text, [])
+                names += [] if row.model in names else [row.model]
+
+        if len(models) < 2:
+            return next(iter(models), self.own_setting.temperature_text)
+        return "; ".join(f"{text} ({', '.join(names)})" for text, names in models.items())
+
+    @property
     def own_temperatures(self) -> list[str]:
         """The models that answered at their provider's own temperature."""
         return list(

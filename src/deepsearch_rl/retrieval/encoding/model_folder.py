@@ -11,11 +11,12 @@ A folder without them is a plain transformers encoder; the params then say how i
 """
 
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, RootModel
+from pydantic import AfterValidator, BaseModel, Field, RootModel
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.core.files import read_record
@@ -23,6 +24,7 @@ from deepsearch_rl.core.records import NonEmpty, OpenRecord, Record
 from deepsearch_rl.retrieval.encoding.encoder import Kind, first_line
 
 Pooling = Literal["mean", "cls", "lasttoken"]
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 logger = logging.getLogger(__name__)
 
 DESCRIPTIONS = ("*.json", "*.txt", "*.model")
@@ -34,11 +36,21 @@ PROMPT_NAMES: dict[Kind, tuple[str, ...]] = {
 """What published folders call the prompt of each side."""
 
 
+def _require_commit(revision: str) -> str:
+    if not _COMMIT.fullmatch(revision):
+        raise ValueError(
+            f"{revision} is no commit (7 to 40 hex digits). A branch or a tag can move, and queries would then be "
+            "encoded by other weights than the passages were"
+        )
+
+    return revision
+
+
 class ModelFolderConfig(Record):
     """What encoders with weights have in common; null leaves a field to the folder."""
 
     model: NonEmpty = Field(description="a local folder, or a hub repository")
-    revision: NonEmpty | None = Field(
+    revision: Annotated[str, AfterValidator(_require_commit)] | None = Field(
         description="commit of the hub repository; null for a folder, no hub is asked"
     )
     pooling: Pooling | None = Field(description="null: as 1_Pooling/config.json says")

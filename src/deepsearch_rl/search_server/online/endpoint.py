@@ -43,7 +43,9 @@ PLACEHOLDERS = ("query", "top_k", "key")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 ERROR_CHARS = 200
 # The key is missing or wrong, or its budget is spent (Tavily: 432, 433)
-REFUSED_CLIENT = (401, 402, 403, 432, 433)
+REFUSED_CLIENT = (401, 402, 432, 433)
+# The key may not search, or a firewall does not like this query
+FORBIDDEN = 403
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 AnswerPath = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]
@@ -176,11 +178,21 @@ def read_online_config(path: Path) -> OnlineConfig:
 
 
 class _TryAgainError(Exception):
-    """An attempt failed in a way that may pass; ``wait_s`` is the Retry-After of the endpoint, if any."""
+    """An attempt failed in a way that may pass; ``wait_s`` is the Retry-After of the endpoint, if any.
 
-    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+    ``about_query``: whether it may be about this query alone.
+    """
+
+    def __init__(
+        self, reason: str, wait_s: float | None = None, *, about_query: bool = True
+    ) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
+        self.about_query = about_query
+
+
+class SuspectedDownError(EndpointDownError):
+    """The endpoint failed for one query in a way that may be about that query: other queries will tell."""
 
 
 class SearchEndpoint:
@@ -197,8 +209,10 @@ class SearchEndpoint:
     def ask(self, query: str, top_k: int) -> JsonValue:
         """Return the parsed answer to a query.
 
-        Raise EndpointDownError where all attempts failed or the key was refused, else
-        EndpointError.
+        Raises:
+            SuspectedDownError: all attempts failed, the query was forbidden, or led elsewhere.
+            EndpointDownError: nothing can be reached, the key was refused, or a quota is out.
+            EndpointError: the query was refused, or the answer is none.
         """
         request = self._request({"query": query, "top_k": str(top_k), "key": self._key or ""})
         config = self.config
@@ -222,7 +236,8 @@ class SearchEndpoint:
             problem = f"{failure} ({config.attempts} attempts)."
             if failure.wait_s is not None and failure.wait_s > config.max_wait_s:
                 problem = f"{failure} It asks to wait {failure.wait_s:g} s, longer than max_wait_s allows."
-            raise EndpointDownError(self._message(problem)) from failure
+            kind = SuspectedDownError if failure.about_query else EndpointDownError
+            raise kind(self._message(problem)) from failure
 
     def error(self, problem: str) -> EndpointError:
         """Return an error of this endpoint; whatever text it quotes, the key is not in it."""
@@ -289,7 +304,8 @@ class SearchEndpoint:
             raise _TryAgainError(f"no answer within {config.timeout_s:g} s.") from error
         except (httpx.TransportError, httpx.DecodingError) as error:
             raise _TryAgainError(
-                f"the connection failed ({str(error) or type(error).__name__})."
+                f"the connection failed ({str(error) or type(error).__name__}).",
+                about_query=not isinstance(error, httpx.ConnectError),
             ) from error
 
         # An endpoint may repeat the key, in a link for example. It goes first: a part of it would
@@ -311,18 +327,23 @@ class SearchEndpoint:
             if full is not None and full.wait_s is None:
                 raise full
             if full is not None or response.is_server_error:
-                raise _TryAgainError(f"{quoted}.", retry_after_s(response.headers))
+                wait_s = retry_after_s(response.headers)
+                raise _TryAgainError(f"{quoted}.", wait_s, about_query=full is None)
             # Not followed: the key would travel along
             if response.has_redirect_location:
                 target = redact(response.headers["location"], [self._key]).partition("?")[0][
                     :ERROR_CHARS
                 ]
-                quoted = f"status {status}, a redirect to {target!r}; correct the url in the config"
+                problem = (
+                    f"status {status}, a redirect to {target!r}; correct the url in the config"
+                )
+                raise SuspectedDownError(self._message(problem))
 
-            if status in REFUSED_CLIENT:  # whatever the query
+            if status in (*REFUSED_CLIENT, FORBIDDEN):
                 if self.config.api_key_variable:
                     quoted += f"; is the key in {self.config.api_key_variable} right?"
-                raise EndpointDownError(self._message(quoted))
+                kind = SuspectedDownError if status == FORBIDDEN else EndpointDownError
+                raise kind(self._message(quoted))
 
             raise self.error(quoted)
 

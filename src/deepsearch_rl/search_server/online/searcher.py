@@ -18,6 +18,7 @@ from deepsearch_rl.retrieval.search.searcher import Hit, QueriesFailedError
 from deepsearch_rl.search_server.online.endpoint import (
     ResultField,
     SearchEndpoint,
+    SuspectedDownError,
     read_online_config,
 )
 
@@ -36,7 +37,8 @@ class OnlineSearcher:
     """Searches through an endpoint; safe to use from several threads, which share its limit of requests at once.
 
     Every query is asked once, whatever happens to the others: a request may cost money. Once the
-    endpoint is down, the queries that were not asked yet fail with the same error.
+    endpoint is down, the queries that were not asked yet fail with the same error. A query that
+    fails alone does not say so: a second one must fail before any is answered.
 
     A result's id is its URL, or a digest of its contents. A hit's ``row`` is the result's place in
     the answer.
@@ -58,7 +60,7 @@ class OnlineSearcher:
             ConfigError: there is a filter, and an endpoint cannot be given one.
             EndpointError: the endpoint failed for the only query, or its answer is not as the
                 config says.
-            EndpointDownError: it failed in all attempts, for every query.
+            EndpointDownError: it is down, for every query.
             QueriesFailedError: it failed for some queries of several.
         """
         if where is not None and where != Filter():
@@ -67,15 +69,30 @@ class OnlineSearcher:
             )
 
         outages: list[EndpointDownError] = []
+        suspicions: list[SuspectedDownError] = []
+        answered: list[str] = []
 
         def outcome(query: str) -> list[Hit] | EndpointError:
+            if not query.strip():
+                return []
             if outages:
                 return outages[0]
             try:
-                return self._search(query, top_k)
+                answer = self._endpoint.ask(query, min(top_k, self.config.max_results))
+            except SuspectedDownError as error:
+                suspicions.append(error)
+                if len(suspicions) > 1 and not answered:
+                    outages.append(EndpointDownError(str(error)))
+                return EndpointError(str(error))
             except EndpointDownError as error:
                 outages.append(error)
                 return error
+            except EndpointError as error:
+                return error
+
+            answered.append(query)
+            try:
+                return self._hits(answer)[:top_k]
             except EndpointError as error:
                 return error
 
@@ -83,14 +100,11 @@ class OnlineSearcher:
         failures = [each for each in outcomes if isinstance(each, EndpointError)]
         if not failures:
             return [each for each in outcomes if not isinstance(each, EndpointError)]
-        if len(queries) == 1 or all(isinstance(each, EndpointDownError) for each in outcomes):
+        if outages and len(failures) == len(queries):
+            raise outages[0]
+        if len(queries) == 1:
             raise failures[0]
         raise QueriesFailedError(outcomes)
-
-    def _search(self, query: str, top_k: int) -> list[Hit]:
-        if not query.strip():
-            return []
-        return self._hits(self._endpoint.ask(query, min(top_k, self.config.max_results)))[:top_k]
 
     def _hits(self, answer: JsonValue) -> list[Hit]:
         """Return results of different contents, best score first; a URL's second passage has a digest for its id."""

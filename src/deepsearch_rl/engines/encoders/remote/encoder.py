@@ -6,9 +6,9 @@ encoders of a process share the endpoint's limit of requests per minute. The ser
 the vectors, not their place in the answer.
 
 An error says whether other texts would fail too (EndpointDownError) or these texts are refused
-(EndpointError), so that whoever sent many texts knows whether to send parts of them again. A status
-that can mean either (``ABOUT_TEXTS``) is decided by one more request for a harmless text, unless a
-single text was refused.
+(EndpointError), so that whoever sent many texts knows whether to send parts of them again. What can
+mean either (a status of ``ABOUT_TEXTS`` or 5xx, a lost connection) is decided by one more request
+for a harmless text, unless a single text was refused.
 """
 
 import logging
@@ -116,7 +116,10 @@ class RemoteEncoder:
         except openai.APITimeoutError as error:
             raise self._failure(f"did not answer within {self._config.timeout_s:g} s") from error
         except openai.APIConnectionError as error:
-            raise self._failure(f"cannot be reached ({error.__cause__ or error})") from error
+            # A server that dies of a text, or of its batch, may answer others
+            is_lost = not isinstance(error.__cause__, httpx.ConnectError)
+            kind = EndpointError if is_lost and self._answers_others() else EndpointDownError
+            raise self._failure(f"cannot be reached ({error.__cause__ or error})", kind) from error
 
         try:
             vectors = _Answer.model_validate_json(answer).data
@@ -139,8 +142,14 @@ class RemoteEncoder:
             )
 
         embeddings_BD = np.array([vector.embedding for vector in vectors], dtype=np.float32)
-        if not np.isfinite(embeddings_BD).all():
-            raise self._failure("gives vectors with numbers that are not finite", EndpointError)
+        finite_B = np.isfinite(embeddings_BD).all(axis=1)
+        if not finite_B.all():
+            is_of_texts = finite_B.any() or len(texts) == 1
+            raise self._failure(
+                "gives vectors with numbers that are not finite",
+                EndpointError if is_of_texts else EndpointDownError,
+            )
+
         return embeddings_BD
 
     def _ask(self, texts: list[str]) -> bytes:
@@ -175,13 +184,17 @@ class RemoteEncoder:
 
     def _refuses_only(self, texts: list[str], status: int) -> bool:
         """Return whether an error of this status is about these texts, and others would be answered."""
-        import openai  # noqa: PLC0415
-
         is_refusal = status in ABOUT_TEXTS
         if not is_refusal and status < SERVER_ERROR:
             return False
         if is_refusal and len(texts) == 1:
             return True
+        return self._answers_others()
+
+    def _answers_others(self) -> bool:
+        """Return whether the server answers a harmless text now."""
+        import openai  # noqa: PLC0415
+
         probing = self._client.with_options(max_retries=0)
 
         try:

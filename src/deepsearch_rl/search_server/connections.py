@@ -1,0 +1,133 @@
+"""Connections of the retrieval server, with limits: how many there are, how long a request's head is and takes.
+
+uvicorn has no limit of its own that helps here: its ``limit_concurrency`` refuses every request once
+there are too many connections, those of clients that work as well, and nothing bounds a head. Here
+a connection too many gets its refusal before anything of it is read, and the others go on. One that
+sends no request makes room for others after a while.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from pydantic_core import to_json
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_LOG = logging.getLogger(__name__)
+MAX_CONNECTIONS = 2048
+"""More than the rollouts that run at once in a large training step, each of which holds a connection."""
+RECEIVE_BYTES = 64 * 2**10
+"""What the kernel holds of a connection (Linux: twice of it), and so what one reading of all may bring in."""
+RESERVED_FILES = 64  # open files that are no connections: the index, the log, the listening socket
+MAX_HEAD_BYTES = 64 * 2**10
+HEAD_TIMEOUT_S = 30.0
+REFUSAL_S = 2.0
+"""How long a refused client may take to read why; a connection that is closed at once may lose the answer."""
+MAX_REFUSALS = 256  # refused connections that wait for that
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimit:
+    """How many connections a process may have, and those that are being refused."""
+
+    connections: int
+    refused: "set[LimitedConnection]" = field(default_factory=set)
+
+    @classmethod
+    def of_files(cls, open_files: int) -> Self:
+        """Return the limit of a process that may have so many open files."""
+        return cls(max(1, min(MAX_CONNECTIONS, open_files - MAX_REFUSALS - RESERVED_FILES)))
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """uvicorn's connection; one beyond the limit is answered 503, a head that is too long 431."""
+
+    def __init__(self, *arguments: Any, limit: ConnectionLimit, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._limit = limit
+        self._in_head = True
+        self._head_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, or refuse it where there are enough."""
+        if len(self.connections) < self._limit.connections:
+            super().connection_made(transport)
+            self._expect_head()
+            return
+
+        self.transport = transport
+        if not self._limit.refused:
+            _LOG.warning(
+                "%d connections are open, so further ones are refused", len(self.connections)
+            )
+        if len(self._limit.refused) >= MAX_REFUSALS:
+            transport.abort()
+            return
+        self._limit.refused.add(self)
+        problem = (
+            f"the server has {self._limit.connections} connections, and no more may be open; "
+            "close some, or try again."
+        )
+        self._refuse(b"503 Service Unavailable", problem)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection."""
+        self._limit.refused.discard(self)
+        self._settle_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read what a client sends; of a refused one, drop it."""
+        if self.transport.is_closing() or self in self._limit.refused:
+            return
+        begins_in_head = self._in_head
+        super().data_received(data)
+
+        if begins_in_head and self._in_head and not self.transport.is_closing():
+            self._expect_head()
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                problem = f"the head of a request may have at most {MAX_HEAD_BYTES} bytes."
+                self._limit.refused.add(self)
+                self._refuse(b"431 Request Header Fields Too Large", problem)
+
+    def on_headers_complete(self) -> None:
+        """Go on to the body."""
+        self._in_head = False
+        self._head_bytes = 0
+        self._settle_head()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Go on to the next request."""
+        self._in_head = True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Drop what a request's application did not read, which would stay until the next request."""
+        if self.cycle.response_complete:
+            self.cycle.body = bytearray()
+        super().on_response_complete()
+
+    def _expect_head(self) -> None:
+        """Have a head end in time."""
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
+
+    def _settle_head(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, status: bytes, problem: str) -> None:
+        """Answer a connection that ends, and close it once the client can have read the answer."""
+        body = to_json({"detail": problem})
+        self.transport.write(
+            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nretry-after: 1\r\n"
+            b"connection: close\r\n\r\n%b" % (status, len(body), body)
+        )
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(REFUSAL_S, self.transport.abort)
