@@ -12,7 +12,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro restore flow rft rft-rounds plan preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments art-vllm check-gpu-calls check-trainers readme params
+.PHONY: help environment repro restore flow rft rft-rounds plan preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -148,6 +148,11 @@ gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the inte
 	@.venvs/serve/bin/python -m scripts.sentence_model
 	@$(BIN)/python -m scripts.packages
 
+verl-environment: environment  ##full .venvs/verl, for rl.backend.engine: verl
+	@$(UV) venv -q --allow-existing --relocatable --python 3.11 .venvs/verl
+	@$(UV) pip sync --python .venvs/verl/bin/python profiles/gpu/requirements/verl.txt
+	@$(UV) pip install --python .venvs/verl/bin/python --no-deps -e .
+
 art-vllm:  ##full ART's own vLLM, for rl.backend.service: unsloth; after gpu-environments
 	@PATH="$(abspath .venvs/uv/bin):$$PATH" .venvs/rl/bin/python -m scripts.art_runtime
 
@@ -155,6 +160,6 @@ check-gpu-calls: environment  ##full the gpu profile's calls of vllm, unsloth an
 	@$(BIN)/python -m tests.gpu_profile.check_environment
 	@$(BIN)/python -m pytest -m "" tests/gpu_profile
 
-check-trainers: environment  ##full the conformance suite inside other trainers, and two steps of TRL's on a CPU, in throw-away environments
+check-trainers: environment  ##full the conformance suite inside other trainers, in throw-away environments; steps of TRL's and veRL's on a CPU
 	@$(BIN)/python -m tests.environment.check_environments
-	@$(BIN)/python -m pytest -m "" tests/environment
+	@$(BIN)/python -m pytest -m "" tests/environment tests/training/backends/test_verl_overrides.py tests/training/backends/test_verl_trains.py

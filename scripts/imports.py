@@ -12,6 +12,7 @@ from deepsearch_rl.trajectories.synthesis.scripted_config import SCRIPTED
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"deepsearch_rl": ROOT / "src" / "deepsearch_rl", "stages": ROOT / "stages"}
 ENGINES = "src/deepsearch_rl/engines"
+BACKENDS = "src/deepsearch_rl/training/backends"
 _MODULE_NAME = re.compile(r"(deepsearch_rl|stages)(\.\w+)+")
 _PROGRAM = re.compile(r"\$\{python\.(\w+)\} -m stages\.(\w+)")
 
@@ -70,9 +71,10 @@ def unchosen(values: Mapping[str, Any]) -> frozenset[Path]:
     chosen = {
         f"{ENGINES}/bm25/{values['index']['bm25']['engine']}",
         f"{ENGINES}/encoders/{values['index']['encoder']['name']}",
+        f"{BACKENDS}/{values['rl']['backend']['engine']}",
         values["synthesize"]["teacher"].rstrip("/"),
     }
-    folders = [*(ROOT / ENGINES).glob("*/*"), ROOT / SCRIPTED]
+    folders = [*(ROOT / ENGINES).glob("*/*"), *(ROOT / BACKENDS).glob("*"), ROOT / SCRIPTED]
     return frozenset(
         folder
         for folder in folders

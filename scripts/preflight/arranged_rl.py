@@ -17,8 +17,8 @@ from typing import Any
 from deepsearch_rl.core.errors import CheckFailedError, DeepsearchError, StalePolicyError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question, StopReason
-from deepsearch_rl.training.backends import make
 from deepsearch_rl.training.rl.trainer import Rollout, Sampling
+from deepsearch_rl.training.rl_process import engines
 from deepsearch_rl.training.rl_process.worker import rl_run, train
 from deepsearch_rl.training.runs.curves import curve_path
 
@@ -81,7 +81,7 @@ def arrange(is_stale: bool) -> None:
             lambda task, config: ArrangedTrainer(open_engine(*names)(task, config), is_stale)
         )
 
-    make.ENGINES = {name: arranged(open_engine) for name, open_engine in make.ENGINES.items()}
+    engines.ENGINES = {name: arranged(open_engine) for name, open_engine in engines.ENGINES.items()}
 
 
 def main() -> None:

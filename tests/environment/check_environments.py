@@ -2,54 +2,104 @@
 
     python -m tests.environment.check_environments
 
-Each is a folder of packages beside those of `.venv`, which has torch, transformers and this
-project: the trainer at the version that its adapter was written for, and what it needs and `.venv`
-does not have.
+A trainer that fits the versions of `.venv` gets a folder of packages beside those, which has torch,
+transformers and this project: the trainer at the version that its adapter was written for, and what
+it needs and `.venv` does not have. The others get an environment of their own, with this project in
+it.
 """
 
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = ROOT / ".venvs" / "uv" / "bin" / "uv"
 TRAINERS = {"trl": ["trl==1.16.0"]}
 """The packages of each trainer's folder, at exact versions, without what they depend on."""
+TORCH = "torch==2.13.0"
+OVERRIDES = {"verifiers": ["mcp==2.3.0", "mcp-types==2.3.0"]}
+"""What a trainer asks for in another version than this project; verifiers asks for mcp 2.0.0."""
+ENVIRONMENTS = {
+    "verl": [
+        "verl==0.9.1",
+        "transformers==5.9.0",
+        "TransferQueue==0.1.11",
+        "ray==2.60.0",
+        "tensordict==0.10.0",
+        "peft==0.21.2",
+        "cachetools==8.0.2",
+        "fastapi==0.150.0",
+        TORCH,
+    ],
+    "verifiers": ["verifiers==0.4.0", "transformers==5.2.0", "fastapi==0.150.0", TORCH],
+}
+"""The packages of each trainer's own environment; cachetools is imported by veRL, which does not ask for it."""
 
 
 def packages_of(trainer: str) -> Path:
-    """Return the folder of a trainer's packages."""
+    """Return the folder of a trainer's packages, or its environment."""
     return ROOT / ".venvs" / f"check-{trainer}"
 
 
+def interpreter_of(trainer: str) -> Path:
+    """Return the Python of a trainer that has an environment of its own."""
+    return packages_of(trainer) / "bin" / "python"
+
+
 def build() -> None:
-    """Make the folders that are not there with these versions yet; a few seconds with uv's cache."""
-    uv = str(UV) if UV.exists() else "uv"
+    """Make what is not there with these versions yet; a few seconds for each with uv's cache."""
     for trainer, pins in TRAINERS.items():
-        folder = packages_of(trainer)
-        stamp = folder / "versions.txt"
-        if stamp.is_file() and stamp.read_text(encoding="utf-8").split() == pins:
-            continue
-        command = [
-            uv,
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--python",
-            sys.executable,
-            "--target",
-            folder,
-            *pins,
-        ]
-        links = (
-            {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]}
-            if "PIP_FIND_LINKS" in os.environ
-            else {}
-        )
-        subprocess.run(command, check=True, env={**os.environ, **links})
-        stamp.write_text("\n".join(pins), encoding="utf-8")
+        if not _is_current(trainer, pins):
+            folder = packages_of(trainer)
+            _uv("pip", "install", "--no-deps", "--target", folder, *pins, python=sys.executable)
+            _stamp(trainer, pins)
+
+    for trainer, pins in ENVIRONMENTS.items():
+        if not _is_current(trainer, pins):
+            _uv("venv", "--clear", packages_of(trainer), python=sys.executable)
+            with tempfile.NamedTemporaryFile("w", suffix=".txt") as overrides:
+                # some trainers ask for a CUDA build, or for a torch of another year
+                overrides.write("\n".join([_cpu_build(TORCH), *OVERRIDES.get(trainer, [])]))
+                overrides.flush()
+                _uv(
+                    "pip",
+                    "install",
+                    "--override",
+                    overrides.name,
+                    *pins,
+                    "--editable",
+                    f"{ROOT}[retrieval]",
+                    python=interpreter_of(trainer),
+                )
+            _stamp(trainer, pins)
+
+
+def _is_current(trainer: str, pins: list[str]) -> bool:
+    stamp = packages_of(trainer) / "versions.txt"
+    return stamp.is_file() and stamp.read_text(encoding="utf-8").split() == pins
+
+
+def _stamp(trainer: str, pins: list[str]) -> None:
+    (packages_of(trainer) / "versions.txt").write_text("\n".join(pins), encoding="utf-8")
+
+
+def _cpu_build(torch: str) -> str:
+    """Return the CPU build of a torch where the machine's find-links offer it: PyPI's is gigabytes of CUDA."""
+    links = Path(os.environ.get("PIP_FIND_LINKS", ""))
+    version = torch.partition("==")[2]
+    has_build = links.is_dir() and any(links.glob(f"torch-{version}+cpu-*"))
+    return f"{torch}+cpu" if has_build else torch
+
+
+def _uv(*arguments: object, python: object) -> None:
+    program = str(UV) if UV.exists() else "uv"
+    command = [program, *map(str, arguments), "--quiet", "--python", str(python)]
+    links = (
+        {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
+    )
+    subprocess.run(command, check=True, env={**os.environ, **links})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ A thread of its own has the loop, and the episodes of a batch take their turns a
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
@@ -74,6 +74,10 @@ class BlockingEnvironment:
             return await asyncio.gather(*steps)
 
         return self._run(step_all())
+
+    def begin(self, work: Coroutine[Any, Any, ResultT]) -> Awaitable[ResultT]:
+        """Start work in the environment's thread, for a trainer that has an event loop of its own to await it in."""
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _hold(self, opened: "asyncio.Future[SearchEnvironment]") -> None:
         """Keep the environment open until it is closed; what goes wrong before is the caller's error."""

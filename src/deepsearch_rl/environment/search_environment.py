@@ -19,7 +19,7 @@ One limit of the agent has no meaning here: ``agent.timeout_s``, a question's ti
 trainer's batches decide. ``agent.call_timeout_s`` ends a search that hangs.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, Transcript
 from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, RewardSetting
@@ -72,6 +73,31 @@ class SearchEnvironment:
         steps = RolloutSteps(self._protocol, self.config, transcript)
         tokens = TokenRecord(self.chat_format, self._protocol, self.end_ids)
         return Episode(steps, self._tool, tokens, self.rewards, self._key, sample)
+
+    def prompts(self, questions: Sequence[Question]) -> list[list[dict[str, str]]]:
+        """Return the messages that open each question.
+
+        Raises ConfigError, which counts and names them, where questions leave no room for an
+        answer.
+        """
+        prompts: list[list[dict[str, str]]] = []
+        too_long: list[str] = []
+
+        for question in questions:
+            episode = self.open(question)
+            if episode.outcome is not None:
+                too_long.append(question.id)
+            prompts.append(
+                [{"role": message.role, "content": message.content} for message in episode.messages]
+            )
+
+        if too_long or not questions:
+            counts = f"{len(too_long)} of {len(questions)} questions ({', '.join(too_long[:3])})"
+            raise ConfigError(
+                f"{counts} do not fit agent.context_tokens: leave them out, or raise it."
+            )
+
+        return prompts
 
 
 def reward_setting(config: RlConfig, chat_format: ChatFormat) -> RewardSetting:

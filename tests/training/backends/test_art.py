@@ -35,11 +35,11 @@ from deepsearch_rl.training.backends.art.trainer import (
     conversation,
     with_advantages,
 )
-from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.rl import loop
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, advantages
 from deepsearch_rl.training.rl.trainer import BackendConfig, LoraConfig, RlConfig, RlTask
+from deepsearch_rl.training.rl_process.engines import open_engine
 from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.policies import CONTEXT_TOKENS
 from tests.worlds import World

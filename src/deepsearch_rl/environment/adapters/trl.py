@@ -33,17 +33,9 @@ class TrlSearch:
         self._prompts: list[Prompt] = []
         self._questions: dict[str, Question] = {}
         self._samples: Counter[str] = Counter()
-        too_long: list[str] = []
 
-        for question in questions:
-            episode = environment.open(question)
-            if episode.outcome is not None:
-                too_long.append(question.id)
-                continue
-
-            prompt = [
-                {"role": message.role, "content": message.content} for message in episode.messages
-            ]
+        prompts = environment.environment.prompts(questions)
+        for question, prompt in zip(questions, prompts, strict=True):
             if _key(prompt) not in self._questions:
                 self._prompts.append(prompt)
             known = self._questions.setdefault(_key(prompt), question)
@@ -53,12 +45,6 @@ class TrlSearch:
                 raise ConfigError(
                     f"{same}: leave one of them out, because TRL knows a prompt by its text alone."
                 )
-
-        if too_long or not self._questions:
-            counts = f"{len(too_long)} of {len(questions)} questions ({', '.join(too_long[:3])})"
-            raise ConfigError(
-                f"{counts} do not fit agent.context_tokens: leave them out, or raise it."
-            )
 
     def dataset(self) -> Any:
         """Return the prompts as a `datasets.Dataset`, one row for each distinct question."""

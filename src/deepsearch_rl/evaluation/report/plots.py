@@ -51,9 +51,9 @@ class RlManifest(ForeignRecord):
     steps: int
     best_step: int
     best_dev_f1: float
-    gate: Gate
-    gate_warning: str
     alarms: tuple[Alarm, ...]
+    gate: Gate | None = None
+    gate_warning: str = ""
     backend: str = ""
     device: str = ""
     dtype: str = ""

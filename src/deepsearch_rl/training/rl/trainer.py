@@ -1,6 +1,6 @@
 """Params section ``rl``, and the protocol between the RL loop and the engines that train and serve a policy.
 
-An engine is a module of ``training/backends`` with an entry in ``backends/make.py``. It samples,
+An engine is a module of ``training/backends`` with an entry in ``rl_process/engines.py``. It samples,
 updates, keeps its checkpoints and serves the newest policy. Batches, rewards, dev score, choice of
 the checkpoint, log and resume belong to :mod:`deepsearch_rl.training.rl.loop`. The losses are in
 :mod:`deepsearch_rl.training.rl.policy_loss`.
@@ -20,9 +20,12 @@ from deepsearch_rl.core.records import NonEmpty, Question, Record, Trajectory
 from deepsearch_rl.training.rewards.rewards import REWARDS, ThinkLength
 from deepsearch_rl.training.rl.checkpoints import KeepConfig
 from deepsearch_rl.training.rl.health import AlarmName
+from deepsearch_rl.training.rl.verl_config import VerlConfig
 from deepsearch_rl.training.rl.watchdog import WatchdogConfig
 
-AlgorithmName = Literal["grpo", "gspo", "gspo_token", "dr_grpo", "rloo", "reinforce_pp", "cispo"]
+AlgorithmName = Literal[
+    "grpo", "gspo", "gspo_token", "dr_grpo", "rloo", "reinforce_pp", "cispo", "ppo"
+]
 Aggregation = Literal["token", "sequence", "sequence_art", "constant"]
 KlEstimate = Literal["k1", "k2", "k3"]
 
@@ -87,16 +90,23 @@ class LoraConfig(Record):
 class BackendConfig(Record):
     """Where a policy is trained and sampled from; raises ValueError for a pair that does not exist."""
 
-    engine: NonEmpty = Field(description="name of the engine (backends/make.py)")
+    engine: NonEmpty = Field(description="name of the engine (rl_process/engines.py)")
     service: Literal["own", "unsloth"] = Field(
         description="what trains behind ART: our service, or ART's with Unsloth"
     )
     device: Literal["cpu", "cuda"] = Field(
         description="of the training; on cuda, vLLM samples, on a cpu our engine"
     )
+    verl: VerlConfig | None = Field(default=None, description="of engine: verl")
 
     @model_validator(mode="after")
     def _exists(self) -> Self:
+        if (self.engine == "verl") != (self.verl is not None):
+            raise ValueError("engine: verl and the settings below verl need each other")
+        if self.verl and (self.verl.rollout == "own") != (self.device == "cpu"):
+            raise ValueError(
+                f"verl.rollout: {self.verl.rollout} does not sample on device: {self.device}; on a cpu it is own"
+            )
         if self.service == "unsloth" and self.device == "cpu":
             raise ValueError("service: unsloth needs device: cuda; on a CPU set service: own")
         return self
@@ -229,6 +239,12 @@ class RlConfig(Record):
         if self.rollouts_ahead and self.loss.truncated_importance_sampling is None:
             raise ValueError(
                 "rollouts_ahead needs loss.truncated_importance_sampling, which corrects for its lag"
+            )
+
+        verl = self.backend.verl
+        if (self.loss.algorithm == "ppo") != (verl is not None and verl.critic is not None):
+            raise ValueError(
+                "loss.algorithm: ppo and backend.verl.critic need each other; no other engine has a critic"
             )
 
         if self.max_refills and self.rollouts_ahead:

@@ -13,10 +13,10 @@ from deepsearch_rl.core.files import read_jsonl, sha256_file, sha256_json, write
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, Record
 from deepsearch_rl.search_server.launch import serve_index
-from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.rl.heartbeat import check_server, run_watched
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 from deepsearch_rl.training.rl.watchdog import watch
+from deepsearch_rl.training.rl_process.engines import open_engine
 from deepsearch_rl.training.runs.curves import recorded_curve
 from deepsearch_rl.training.runs.model_folder import weight_files
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
@@ -70,9 +70,7 @@ def train_watched(run: RlRun) -> None:
 
 def train(run: RlRun) -> None:
     """Train in this process, with a retrieval server."""
-    from deepsearch_rl.training.rl.loop import train_policy  # noqa: PLC0415 - imports transformers
-
-    make_trainer = open_engine(run.rl.backend)
+    train_task = open_engine(run.rl.backend)
     setting = run.setting
 
     with (
@@ -91,7 +89,7 @@ def train(run: RlRun) -> None:
             seed=setting.seed,
         )
         check_server("the retrieval server", f"{url}/healthz")
-        train_policy(task, run.rl, make_trainer(task, run.rl), run.output)
+        train_task(task, run.rl, run.output)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,341 @@
+"""``engine: verl``: a run of veRL's own trainer in its own environment, and its results as every engine leaves them.
+
+The scratch folder of a run holds::
+
+    verl/params.yaml, agent.yaml     what the episodes are played by
+    verl/train.parquet, dev.parquet  the questions, in the order in which they are trained on
+    verl/checkpoints/                veRL's, of every step that dev scores
+    verl/logs/<number>.jsonl, .txt   veRL's figures and output of each start of its trainer
+
+A run that was killed goes on from the newest whole checkpoint.
+
+Every step that is finished is recorded while veRL trains (:mod:`deepsearch_rl.training.runs.curves`), by
+the names that the log of other engines has (:data:`FIGURES`). The best checkpoint by dev F1 is
+converted by veRL's own ``model_merger``.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter
+
+from deepsearch_rl.conversation.trained_with import TRAINED_WITH, served_with
+from deepsearch_rl.core.errors import ArtifactError, CommandError, StalePolicyError
+from deepsearch_rl.core.files import (
+    atomic_directory,
+    atomic_file,
+    read_json,
+    write_json,
+    write_jsonl,
+)
+from deepsearch_rl.core.processes import LAST_LINES, ProcessGuard
+from deepsearch_rl.core.records import Record
+from deepsearch_rl.serving.opened_thought import prompt_opens_thought
+from deepsearch_rl.training.backends.verl.overrides import (
+    VerlRun,
+    hydra_overrides,
+    require_honoured,
+)
+from deepsearch_rl.training.rl.checkpoints import origin
+from deepsearch_rl.training.rl.heartbeat import begin
+from deepsearch_rl.training.rl.question_order import batch
+from deepsearch_rl.training.rl.run_log import TRAIN_LOG, RunLog, best_line
+from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
+from deepsearch_rl.training.runs.curves import TrainingStep, record_step
+from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
+
+_LOG = logging.getLogger(__name__)
+SOURCES = Path(__file__).resolve().parents[4]
+POLL_S = 1.0
+FIGURES: Mapping[str, str] = {
+    "critic/score/mean": "reward",
+    "actor/entropy": "entropy",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "learning_rate",
+    "actor/loss": "loss",
+    "actor/pg_clipfrac": "clip_fraction",
+    "actor/ppo_kl": "kl_to_old",
+    "actor/kl_loss": "kl",
+    "rollout_corr/log_ppl_abs_diff": "mismatch_mean",
+    "response_length/mean": "response_tokens",
+    "num_turns/mean": "rounds",
+    "timing_s/step": "step_s",
+    "critic/grad_norm": "critic_grad_norm",
+    "critic/vf_loss": "value_loss",
+    "critic/vf_explained_var": "value_explained",
+}
+"""Our names of veRL's figures."""
+CPU_ENVIRONMENT = {
+    "VERL_USE_EXTERNAL_MODULES": "deepsearch_rl.training.backends.verl.cpu_rollout",
+    "VERL_PLATFORM": "cpu",
+    # The engines are registered for accelerators alone
+    "VERL_ENGINE_DEVICE": "cuda",
+    "OMP_NUM_THREADS": "1",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+
+
+class VerlLine(Record):
+    """A line of veRL's file logger."""
+
+    step: int
+    data: dict[str, Any]
+
+
+def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
+    """Train from ``task.start`` and write what :func:`~deepsearch_rl.training.rl.loop.train_policy` writes.
+
+    Raises as that, ConfigError where veRL cannot honour section ``rl``, CommandError where its
+    trainer ends with an error.
+    """
+    require_honoured(config)
+    served = served_with(task.start, task.agent.prompt_digests())
+    require_task(task, config, served)
+    require_thoughts_sent_back(task, opens_thought=prompt_opens_thought(task.start))
+
+    begin("start", 0)
+    run = _write_inputs(task, config)
+    lines = _train(task, config, run)
+    best = _best_saved(lines, run.checkpoints)
+    manifest = {
+        "start": task.start_name,
+        "steps": lines[-1].step,
+        "best_step": best.step,
+        "best_dev_f1": best.dev_f1,
+        "start_dev_f1": lines[0].dev_f1,
+        "alarms": [alarm.model_dump() for alarm in RunLog(task.start_name, lines).alarms.began],
+        "backend": "verl",
+        "device": config.backend.device,
+        "dtype": config.dtype,
+        "seed": task.seed,
+        TRAINED_WITH: served.model_dump(),
+        **origin(task.scratch),
+    }
+
+    begin("save", best.step)
+    with atomic_directory(output) as partial:
+        _convert(config, task.start, run.checkpoints / _name(best.step), partial)
+        write_jsonl(partial / TRAIN_LOG, lines)
+        write_json(partial / "manifest.json", manifest)
+
+
+def _write_inputs(task: RlTask, config: RlConfig) -> VerlRun:
+    """Write what veRL's processes read, and return where it is."""
+    folder = (task.scratch / "verl").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = config.steps[task.start_name]
+    # Asynchronous rollouts take one batch more than is trained on
+    size = (steps + config.rollouts_ahead) * config.groups_per_step
+    run = VerlRun(
+        start=task.start.absolute(),
+        train=folder / "train.parquet",
+        dev=folder / "dev.parquet",
+        agent=folder / "agent.yaml",
+        checkpoints=folder / "checkpoints",
+        steps=steps,
+        context_tokens=task.agent.context_tokens,
+        seed=task.seed,
+    )
+    params = folder / "params.yaml"
+    agent = task.agent.model_dump(mode="json")
+    # Workers of a cluster have another working directory
+    if (prompt := Path(task.agent.prompt)).exists():
+        agent["prompt"] = str(prompt.absolute())
+    sections = {"profile": "verl", "agent": agent, "rl": config.model_dump(mode="json")}
+    with atomic_file(params) as partial:
+        partial.write_text(yaml.safe_dump(sections, sort_keys=False), encoding="utf-8")
+
+    train = batch(task, config.type_shares, 0, size)
+    write_jsonl(run.train.with_suffix(".jsonl"), train)
+    write_jsonl(run.dev.with_suffix(".jsonl"), task.dev[: config.dev.questions])
+
+    # The environment is above the layer of training, so that it is started by name
+    command = [sys.executable, "-m", "deepsearch_rl.environment.adapters.verl_rows"]
+    command += ["--params", str(params), "--model", str(run.start)]
+    command += ["--retrieval_url", task.retrieval_url, "--data_source", config.dataset]
+    command += ["--output_dir", str(folder), "--questions"]
+    command += [str(path.with_suffix(".jsonl")) for path in (run.train, run.dev)]
+    _run(command, folder / "rows.txt", "the questions cannot be rows of veRL's")
+    return run
+
+
+def _run(
+    command: Sequence[str],
+    log: Path,
+    problem: str,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run a command to its end; raise CommandError with its last lines where it fails."""
+    with ProcessGuard() as guard, log.open("w", encoding="utf-8") as output:
+        process = guard.start(command, environment=environment, output=output)
+        process.wait()
+    if process.returncode != 0:
+        raise CommandError(f"{problem}: {_end(log)}")
+
+
+def _end(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-LAST_LINES:])
+
+
+def _train(task: RlTask, config: RlConfig, run: VerlRun) -> list[TrainingStep]:
+    """Start veRL's trainer, which goes on from its newest checkpoint, and return the log of all steps."""
+    logs = run.agent.parent / "logs"
+    logs.mkdir(exist_ok=True)
+    lines = read_logs(logs, config)
+    has_ended = bool(lines) and lines[-1].step == run.steps
+    if has_ended and (run.checkpoints / _name(run.steps)).is_dir():
+        return lines
+
+    number = len(list(logs.glob("*.jsonl")))
+    figures = logs / f"{number:03}.jsonl"
+    figures.touch()
+    command = [
+        *_python(config),
+        "-m",
+        "verl.trainer.main_ppo",
+        f"hydra.run.dir={run.agent.parent / 'hydra'}",
+        *hydra_overrides(config, run),
+    ]
+    recorded = lines[-1].step if lines else -1
+    text = logs / f"{number:03}.txt"
+
+    with ProcessGuard() as guard, text.open("w", encoding="utf-8") as log:
+        process = guard.start(command, environment=_environment(config, figures), output=log)
+        while not _has_ended(process):
+            lines = read_logs(logs, config)
+            for line in lines:
+                if line.step > recorded:
+                    _require_same_policy(line, config)
+                    record_step(line.model_dump())
+                    begin("roll out", line.step + 1)
+                    recorded = line.step
+
+    lines = read_logs(logs, config)
+    if process.returncode != 0:
+        raise _error(task, process.returncode, text)
+    if not lines or lines[-1].step != run.steps:
+        raise ArtifactError(f"veRL ended well, and {figures} has no figures of step {run.steps}.")
+    return lines
+
+
+def _require_same_policy(line: TrainingStep, config: RlConfig) -> None:
+    """Raise StalePolicyError where the sampler's tokens are not the trained policy's."""
+    mismatch = line.metrics.get("mismatch_mean", 0.0)
+    if mismatch > config.max_mismatch and not config.rollouts_ahead:
+        raise StalePolicyError(
+            f"in step {line.step} the log-probabilities of veRL's sampler and trainer differ by {mismatch:.2g} nats on "
+            f"average, more than rl.max_mismatch = {config.max_mismatch:g}: the sampler does not serve the weights "
+            "that are trained, or computes them otherwise."
+        )
+
+
+def _has_ended(process: "subprocess.Popen[str]") -> bool:
+    try:
+        process.wait(POLL_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _error(task: RlTask, code: int, log: Path) -> CommandError:
+    return CommandError(
+        f"veRL's trainer of rl@{task.start_name} ended with exit code {code}; run the command again to go on from its "
+        f"last checkpoint. Its output is in {log}, the end is:\n{_end(log)}"
+    )
+
+
+def _python(config: RlConfig) -> list[str]:
+    return [require_honoured(config).python, "-u"]
+
+
+def _environment(config: RlConfig, figures: Path) -> dict[str, str]:
+    """Return the environment of veRL's processes: nothing is reported to anybody."""
+    paths = [str(SOURCES), os.environ.get("PYTHONPATH", "")]
+    ours = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "VERL_FILE_LOGGER_PATH": str(figures),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HF_HUB_OFFLINE": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    cpu = CPU_ENVIRONMENT if config.backend.device == "cpu" else {}
+    return {**os.environ, **ours, **cpu}
+
+
+def read_logs(logs: Path, config: RlConfig) -> list[TrainingStep]:
+    """Return a line for each step in veRL's logs, one of each start; a step trained again replaces the one before."""
+    figures: dict[int, dict[str, Any]] = {}
+    for path in sorted(logs.glob("*.jsonl")):
+        for text in path.read_bytes().split(b"\n")[:-1]:  # a line that is being written has no end
+            line = TypeAdapter(VerlLine).validate_json(text)
+            # A start that goes on validates again the step that it goes on from
+            figures = {step: known for step, known in figures.items() if step <= line.step}
+            figures.setdefault(line.step, {}).update(line.data)
+    return [_step_line(step, figures[step], config) for step in sorted(figures)]
+
+
+def _step_line(step: int, figures: Mapping[str, Any], config: RlConfig) -> TrainingStep:
+    """Return a step's figures by our names."""
+    dev = f"val-aux/{config.dataset}/"
+    own: dict[str, float | None] = {"step": step, "dev_f1": None}
+    for name, value in figures.items():
+        if value is None:  # no finite number
+            continue
+        if name in FIGURES:
+            own[FIGURES[name]] = float(value)
+        elif name.startswith(dev) and name.endswith(f"/mean@{config.dev.samples}"):
+            own["dev_" + name.removeprefix(dev).rpartition("/")[0]] = float(value)
+    return TrainingStep.model_validate(own)
+
+
+def _best_saved(lines: Sequence[TrainingStep], checkpoints: Path) -> TrainingStep:
+    """Return the best line by dev F1 that has a checkpoint: the start has none."""
+    saved = [line for line in lines if (checkpoints / _name(line.step)).is_dir()]
+    if not saved:
+        raise ArtifactError(f"{checkpoints} has no checkpoint of a step in veRL's log.")
+    best = best_line(saved)
+    start = lines[0].dev_f1
+    if start is not None and best.dev_f1 is not None and start > best.dev_f1:
+        _LOG.warning(
+            "dev F1 of the best step, %d, is %.3f, below the start's %.3f",
+            best.step,
+            best.dev_f1,
+            start,
+        )
+    return best
+
+
+def _name(step: int) -> str:
+    return f"global_step_{step}"
+
+
+def _convert(config: RlConfig, start: Path, checkpoint: Path, folder: Path) -> None:
+    """Write a checkpoint as the adapter, or all weights, by veRL's own converter."""
+    merged = folder / "merged"
+    as_it_is = config.dtype == "bfloat16"
+    merger = "verl.model_merger" if as_it_is else "deepsearch_rl.training.backends.verl.convert"
+    command = [*_python(config), "-m", merger, "merge", "--backend", "fsdp"]
+    command += ["--local_dir", str(checkpoint / "actor"), "--target_dir", str(merged)]
+    log = checkpoint.parent / "merge.txt"
+    _run(command, log, "veRL's model_merger failed", _environment(config, log))
+
+    if config.lora is None:
+        for path in merged.iterdir():
+            path.rename(folder / path.name)
+    else:
+        settings, weights = ADAPTER_FILES
+        adapter = merged / "lora_adapter"
+        values = read_json(adapter / settings) | {"base_model_name_or_path": str(start)}
+        write_json(folder / settings, values)
+        shutil.move(adapter / weights, folder / weights)
+    shutil.rmtree(merged)
