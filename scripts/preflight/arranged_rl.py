@@ -74,14 +74,15 @@ class ArrangedTrainer:
 
 
 def arrange(is_stale: bool) -> None:
-    """Have every engine make an :class:`ArrangedTrainer`."""
+    """Have every engine of our own loop make an :class:`ArrangedTrainer`."""
+    in_our_loop = engines.in_our_loop
 
-    def arranged(open_engine: Any) -> Any:
-        return lambda *names: (
-            lambda task, config: ArrangedTrainer(open_engine(*names)(task, config), is_stale)
+    def arranged(make_trainer: engines.MakeTrainer) -> engines.RlEngine:
+        return in_our_loop(
+            lambda task, config: ArrangedTrainer(make_trainer(task, config), is_stale)
         )
 
-    engines.ENGINES = {name: arranged(open_engine) for name, open_engine in engines.ENGINES.items()}
+    engines.in_our_loop = arranged
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def _make_unsloth(task: RlTask, config: RlConfig) -> RlTrainer:
     return make_unsloth_trainer(task, config)
 
 
-def _in_our_loop(make_trainer: MakeTrainer) -> RlEngine:
+def in_our_loop(make_trainer: MakeTrainer) -> RlEngine:
     """Return the engine of a trainer that the project's own loop steps."""
 
     def train(task: RlTask, config: RlConfig, output: Path) -> None:
@@ -45,11 +45,11 @@ def _art(backend: BackendConfig) -> RlEngine:
         from deepsearch_rl.training.backends.art.runtime import require_runtime  # noqa: PLC0415 - for this service alone
 
         require_runtime()
-        return _in_our_loop(_make_unsloth)
+        return in_our_loop(_make_unsloth)
 
     if backend.device == "cuda":
         require_gpu("rl with device: cuda")
-    return _in_our_loop(_make_own)
+    return in_our_loop(_make_own)
 
 
 def _verl(backend: BackendConfig) -> RlEngine:
