@@ -77,7 +77,7 @@ def arrange(is_stale: bool) -> None:
     """Have every engine of our own loop make an :class:`ArrangedTrainer`."""
     in_our_loop = engines.in_our_loop
 
-    def arranged(make_trainer: engines.MakeTrainer) -> engines.RlEngine:
+    def arranged(make_trainer: Any) -> Any:
         return in_our_loop(
             lambda task, config: ArrangedTrainer(make_trainer(task, config), is_stale)
         )
