@@ -17,7 +17,7 @@ from typing import Any
 from deepsearch_rl.core.errors import CheckFailedError, DeepsearchError, StalePolicyError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question, StopReason
-from deepsearch_rl.training.rl.trainer import Rollout, Sampling
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, Rollout, Sampling
 from deepsearch_rl.training.rl_process import engines
 from deepsearch_rl.training.rl_process.worker import rl_run, train
 from deepsearch_rl.training.runs.curves import curve_path
@@ -78,9 +78,10 @@ def arrange(is_stale: bool) -> None:
     in_our_loop = engines.in_our_loop
 
     def arranged(make_trainer: Any) -> Any:
-        return in_our_loop(
-            lambda task, config: ArrangedTrainer(make_trainer(task, config), is_stale)
-        )
+        def make(task: RlTask, config: RlConfig) -> Any:
+            return ArrangedTrainer(make_trainer(task, config), is_stale)
+
+        return in_our_loop(make)
 
     engines.in_our_loop = arranged
 
