@@ -28,6 +28,7 @@ from flows.dvc.__main__ import modify_yaml_at_once
 
 SECTIONS = {
     "agent": "deepsearch_rl.conversation.agent_config:AgentConfig",
+    "choose_checkpoint": "deepsearch_rl.training.choose_checkpoint.choose:ChooseCheckpointConfig",
     "chunk": "deepsearch_rl.corpora.chunking.chunking:ChunkConfig",
     "download": "deepsearch_rl.corpora.download.download:DownloadConfig",
     "evaluate": "deepsearch_rl.evaluation.models.plan:EvaluateConfig",

@@ -73,8 +73,8 @@ def edit(name: str, old: str, new: str) -> Callable[[], None]:
     ("change", "sentence"),
     [
         (edit("src/loss.py", "1", "2"), "src/loss.py (changed)"),
-        (edit("src/prompts/tiny.txt", "Answer", "Search"), "src/prompts (changed)"),
-        (lambda: Path("src/prompts/new.txt").touch(), "src/prompts (changed)"),
+        (edit("src/prompts/tiny.txt", "Answer", "Search"), "src/prompts/tiny.txt (changed)"),
+        (lambda: Path("src/prompts/new.txt").touch(), "src/prompts/new.txt (new)"),
         (edit("models/tiny/sft/model.safetensors", "w", "W"), "models/tiny/sft (changed)"),
         (lambda: Path("src/loss.py").unlink(), "src/loss.py (gone)"),
         (

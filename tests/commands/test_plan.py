@@ -134,15 +134,17 @@ def test_a_teacher_on_this_machine_takes_its_gpu_and_no_tokens_of_an_api() -> No
 
 
 def test_rollouts_that_choose_sfts_checkpoint_are_counted_for_each_that_is_kept() -> None:
-    plans = (make_plan(profile("tiny", sft__checkpoint=rule), {}) for rule in ("last", "dev"))
+    plans = (make_plan(profile("tiny", choose_checkpoint__by=rule), {}) for rule in ("last", "dev"))
     last, dev = (
-        next(work for work in plan.stages if work.stage == "sft").amounts for plan in plans
+        next(work for work in plan.stages if work.stage == "choose_checkpoint").amounts
+        for plan in plans
     )
-    sft = find_profile(ROOT, "tiny").value("sft")
-    kept = sft["kept_checkpoints"]
+    values = find_profile(ROOT, "tiny")
+    questions = values.value("choose_checkpoint")["dev"]
+    kept = values.value("sft")["kept_checkpoints"]
     assert (
         dev["rollout_s"] - last.get("rollout_s", 0)
-        == kept * sft["dev"]["questions"] * sft["dev"]["samples"]
+        == kept * questions["questions"] * questions["samples"]
     )
     assert dev["serve_start_s"] == kept
 

@@ -83,7 +83,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def setting(sets: dict[str, SetPlan], variants: dict[str, VariantPlan] | None = None) -> Evaluation:
     return Evaluation(
         evaluate=EvaluateConfig(
-            split="val", temperature=0.7, agent={}, sets=sets, variants=variants or {}, draws=100
+            split="val",
+            temperature=0.7,
+            agent={},
+            sets=sets,
+            variants=variants or {},
+            prompts="prompts",
+            draws=100,
         ),
         agent=AGENT,
         retrieval=RETRIEVAL,

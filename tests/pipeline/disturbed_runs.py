@@ -32,7 +32,7 @@ from tests.pipeline.finished_graph import (
 from tests.pipeline.planting import with_fault_in_function
 
 WAYS = ("dvc repro", "make repro", "flow", "worker")
-SCRATCH_IS_OPEN = "core/unchanged.py"
+SCRATCH_IS_OPEN = "src/deepsearch_rl/core/unchanged.py"
 """The first call in this module comes after the scratch folder of a stage is open."""
 MOMENTS = (0.1, 0.7)
 """The share of a stage's time after which it is disturbed; the end is left out, when nobody looks any more."""

@@ -137,6 +137,7 @@ def test_an_upgrade_runs_exactly_the_stages_again_that_import_the_package(projec
     assert changed == {stage.family for stage in graph.values()} - {
         "download",
         "chunk",
+        "index",
         "report",
         "track",
     }

@@ -398,7 +398,7 @@ def test_a_machine_without_a_folder_for_temporary_files_reads_the_chunks_each_ti
 
 def test_a_writer_in_another_container_of_the_same_name_keeps_its_file(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    program = "from deepsearch_rl import files; print(files._MACHINE)"
+    program = "from deepsearch_rl.core import files; print(files._MACHINE)"
     here = subprocess.check_output([sys.executable, "-c", program], text=True).strip()
     assert here == files._MACHINE
     ended = psutil.Popen([sys.executable, "-c", ""])

@@ -20,13 +20,14 @@ BUILD = """
 import os, signal, sys
 from pathlib import Path
 from typing import Any
+from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
 from deepsearch_rl.indexing import build
 from deepsearch_rl.retrieval.search import manifest
 from deepsearch_rl.retrieval.encoding import encoding
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 
 chunks, index, config, module, function, calls = sys.argv[1:]
-holder = {"build": build, "encoding": encoding, "manifest": manifest, "Bm25Index": build.Bm25Index}[module]
+holder = {"build": build, "encoding": encoding, "manifest": manifest, "Bm25Index": Bm25Index}[module]
 original, left = getattr(holder, function), int(calls)
 
 def stop_at(*args, **kwargs):

@@ -232,7 +232,7 @@ def project(
     folder.mkdir(parents=True)
     for name in ("params.yaml", "dvc.yaml", "packages.json"):
         (folder / name).write_bytes((root / "profiles/smoke" / name).read_bytes())
-    prompt = Path("src", "deepsearch_rl", "agent", "prompts", "tiny.txt")
+    prompt = Path("src", "deepsearch_rl", "prompts", "tiny.txt")
     (tmp_path / prompt).parent.mkdir(parents=True)
     (tmp_path / prompt).write_bytes((root / prompt).read_bytes())
     (tmp_path / "models" / "smoke").mkdir(parents=True)
