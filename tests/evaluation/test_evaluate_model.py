@@ -42,7 +42,7 @@ from tests.settings import AGENT, INDEX, RETRIEVAL, new_scratch
 
 __all__ = ["policy_folder"]
 
-PROMPTS = Path(prompts_module.__file__).parent
+PROMPTS = prompts_module._FOLDER
 TOWNS = {"Ada Holt": "Stoke", "Ben Ide": "Burslem", "Cy Jones": "Hanley", "Dee Kerr": "Longton"}
 
 

@@ -25,7 +25,7 @@ PROCESS_SETTINGS = (
 )
 """Modules of every process that no stage lists (``scripts/imports.py``): a version, and environment variables."""
 HARMLESS = {
-    "src/deepsearch_rl/core/unchanged.py:_Watch.poll": "looks while the stage runs; the look at its end is in another function",
+    "src/deepsearch_rl/core/unchanged.py:_Watch.poll": "looks while the stage runs; at its end another function looks",
 }
 """Functions that may fail in a run whose result is right all the same, and why."""
 TEXT_OF_FAULT = "planted fault"

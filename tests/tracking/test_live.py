@@ -50,7 +50,7 @@ def main(profile, item, scratch):
         while then == "stay" and not os.path.exists("end"):
             time.sleep(0.1)
 
-run(followed(main), "rl")
+run(followed(main))
 """
 """A stage that records steps, and then ends, or stays until it is killed or there is a file `end`."""
 
