@@ -28,7 +28,7 @@ from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.scratch import STATE_FILE
-from deepsearch_rl.core.stage_graph import DeclaredStage, read_stage, stage_names
+from deepsearch_rl.core.stage_graph import SOURCES, DeclaredStage, read_stage, stage_names
 from deepsearch_rl.core.stage_state import code_digests
 from tests.pipeline.smoke_copy import GRAPH
 from tests.ports import free_port
@@ -96,8 +96,11 @@ class FinishedGraph:
         return read_stage(self.profile(), stage, self.folder)
 
     def source_files(self, stage: str) -> list[str]:
-        """Return all files of the folders that a stage declares as its sources, as paths from the copy."""
-        return sorted(code_digests(self.declared(stage).sources, self.folder))
+        """Return all files of the folders with code that a stage depends on, as paths from the copy."""
+        declared = self.declared(stage)
+        # A teacher that params name is code, too
+        named = [path for path in declared.data if path.startswith(SOURCES)]
+        return sorted(code_digests([*declared.sources, *named], self.folder))
 
     def recorded(self, stage: str) -> dict[str, Any]:
         """Return the entry of a stage in dvc.lock."""
