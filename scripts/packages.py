@@ -147,14 +147,23 @@ def generated_packages() -> dict[Path, str]:
     }
 
 
+def write_changed(texts: Mapping[Path, str], root: Path, consequence: str = "") -> None:
+    """Write every generated file whose text is another one, in place of a link too, and name it from ``root``."""
+    for path, text in texts.items():
+        is_current = (
+            path.is_file() and not path.is_symlink() and path.read_text(encoding="utf-8") == text
+        )
+        if not is_current:
+            path.unlink(missing_ok=True)
+            path.write_text(text, encoding="utf-8")
+            sys.stderr.write(f"{path.relative_to(root)}: written{consequence}\n")
+
+
 def write_packages() -> None:
     """Rewrite every packages.json whose text is not the generated one."""
-    for path, text in generated_packages().items():
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
-            sys.stderr.write(
-                f"{path.relative_to(ROOT)}: written; DVC runs the stages again that import what changed\n"
-            )
+    write_changed(
+        generated_packages(), ROOT, "; DVC runs the stages again that import what changed"
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from deepsearch_rl.core.profile import PARAMS, read_values
 from deepsearch_rl.core.stage_graph import DVC_YAML
 from deepsearch_rl.presets import preset_file
 from scripts.imports import ROOT
-from scripts.packages import write_packages
+from scripts.packages import write_changed, write_packages
 
 _SECTION = re.compile(
     r"(?P<lead>(?:^(?:#.*)?\n)*)(?P<body>^(?P<name>\w+):.*\n(?:^ .*\n)*)", re.MULTILINE
@@ -203,10 +203,7 @@ def write_params(force: bool) -> None:
                 f"that are to stay into {_relative(profile_files()[path])}; `make params FORCE=1` drops the others."
             )
 
-    for path, text in generated.items():
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
-            sys.stderr.write(f"{_relative(path)}: written\n")
+    write_changed(generated, ROOT)
 
 
 def generated_graphs() -> dict[Path, str]:
@@ -215,18 +212,6 @@ def generated_graphs() -> dict[Path, str]:
     return {
         path.with_name(DVC_YAML): graph for path in sorted(ROOT.glob("profiles/*/profile.yaml"))
     }
-
-
-def write_graphs() -> None:
-    """Write every profile's dvc.yaml that differs from the generated one."""
-    for path, text in generated_graphs().items():
-        is_current = (
-            path.is_file() and not path.is_symlink() and path.read_text(encoding="utf-8") == text
-        )
-        if not is_current:
-            path.unlink(missing_ok=True)
-            path.write_text(text, encoding="utf-8")
-            sys.stderr.write(f"{_relative(path)}: written\n")
 
 
 def main() -> None:
@@ -240,7 +225,7 @@ def main() -> None:
 
     try:
         write_params(parser.parse_args().force)
-        write_graphs()
+        write_changed(generated_graphs(), ROOT)
         write_packages()
     except DeepsearchError as error:
         sys.exit(f"error: {error}")

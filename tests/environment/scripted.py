@@ -23,6 +23,7 @@ from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import ContextOverflowError, Engine, Generation, Sampling, Watch
 from deepsearch_rl.training.rewards.rewards import PolicyText, ThinkLength
+from deepsearch_rl.training.rl.policy_text import policy_text as training_policy_text
 from tests.agent.search_server import serve_search
 from tests.settings import AGENT
 
@@ -222,11 +223,7 @@ def own_rollout(script: Script, chat_format: ChatFormat, retrieval_url: str) -> 
 
 def policy_text(chat_format: ChatFormat) -> PolicyText:
     """Return how rewards read the scripted policy."""
-
-    def count(text: str) -> int:
-        return len(chat_format.tokenizer.encode(text, add_special_tokens=False))
-
-    return PolicyText(count, THINK_LENGTH)
+    return training_policy_text(chat_format, THINK_LENGTH)
 
 
 @contextmanager

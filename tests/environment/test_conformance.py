@@ -1,14 +1,13 @@
 """The environment against the agent's own rollout: the same scripts, token by token."""
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from deepsearch_rl.agent.search_tool import open_session, search_over_mcp
-from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.core.records import Message
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.environment.search_environment import SearchEnvironment
@@ -22,22 +21,7 @@ from tests.environment.scripted import (
     Script,
     own_rollout,
     policy_text,
-    retrieval,
 )
-from tests.policies import policy_folder
-
-__all__ = ["policy_folder"]
-
-
-@pytest.fixture(scope="module")
-def chat_format(policy_folder: Path) -> ChatFormat:
-    return load_chat_format(policy_folder)
-
-
-@pytest.fixture(scope="module")
-def retrieval_url() -> Iterator[str]:
-    with retrieval() as url:
-        yield url
 
 
 def environment_episode(

@@ -26,16 +26,9 @@ from tests.environment.scripted import (
     policy_text,
     retrieval,
 )
-from tests.policies import policy_folder
 
-__all__ = ["policy_folder"]
 PARAMS = Path(__file__).resolve().parents[2] / "params.yaml"
 Opener = Callable[..., Episode]
-
-
-@pytest.fixture(scope="module")
-def chat_format(policy_folder: Path) -> ChatFormat:
-    return load_chat_format(policy_folder)
 
 
 @pytest.fixture

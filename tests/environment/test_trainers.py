@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.training.rewards.rewards import reward_parts
 from tests.environment.check_environments import ROOT, packages_of
@@ -22,28 +21,14 @@ from tests.environment.scripted import (
     Script,
     own_rollout,
     policy_text,
-    retrieval,
 )
-from tests.policies import policy_folder
 
-__all__ = ["policy_folder"]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         not packages_of("trl").is_dir(), reason="make check-trainers builds TRL's environment"
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def chat_format(policy_folder: Path) -> ChatFormat:
-    return load_chat_format(policy_folder)
-
-
-@pytest.fixture(scope="module")
-def retrieval_url() -> Iterator[str]:
-    with retrieval() as url:
-        yield url
 
 
 def run_in_trl(

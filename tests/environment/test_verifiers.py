@@ -3,13 +3,12 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.processes import LOOPBACK
@@ -27,11 +26,8 @@ from tests.environment.scripted import (
     ScriptedEngine,
     own_rollout,
     policy_text,
-    retrieval,
 )
-from tests.policies import policy_folder
 
-__all__ = ["policy_folder"]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -39,17 +35,6 @@ pytestmark = [
         reason="make check-trainers builds verifiers' environment",
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def chat_format(policy_folder: Path) -> ChatFormat:
-    return load_chat_format(policy_folder)
-
-
-@pytest.fixture(scope="module")
-def retrieval_url() -> Iterator[str]:
-    with retrieval() as url:
-        yield url
 
 
 def run_in_verifiers(module: str, *arguments: object) -> str:

@@ -3,13 +3,12 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.environment.adapters.verl_reward import STOPS, compute_score
 from deepsearch_rl.training.rewards.rewards import reward_parts
@@ -22,25 +21,11 @@ from tests.environment.scripted import (
     Script,
     own_rollout,
     policy_text,
-    retrieval,
 )
-from tests.policies import policy_folder
 
-__all__ = ["policy_folder"]
 needs_verl = pytest.mark.skipif(
     not interpreter_of("verl").exists(), reason="make check-trainers builds veRL's environment"
 )
-
-
-@pytest.fixture(scope="module")
-def chat_format(policy_folder: Path) -> ChatFormat:
-    return load_chat_format(policy_folder)
-
-
-@pytest.fixture(scope="module")
-def retrieval_url() -> Iterator[str]:
-    with retrieval() as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

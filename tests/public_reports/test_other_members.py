@@ -44,7 +44,6 @@ from deepsearch_rl.endpoints.remote import read_remote, resolve_endpoint
 from deepsearch_rl.endpoints.request_options import RequestOptions
 from deepsearch_rl.engines.encoders.remote.encoder import RemoteEncoder
 from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.retrieval.encoding.configs import RemoteEncoderConfig as RemoteConfig
 from deepsearch_rl.retrieval.search.searcher import open_index
 from deepsearch_rl.search_server import connections
 from deepsearch_rl.search_server.batching import SearchFailedError
@@ -57,7 +56,12 @@ from deepsearch_rl.search_server.rerank import CrossEncoder
 from deepsearch_rl.search_server.service import RetrievalApp
 from tests.chunks import make_chunks
 from tests.public_reports.test_agent import ANSWER, QUESTION, reply
-from tests.public_reports.test_server import EncodingSearcher, ask_each, peak_memory_bytes
+from tests.public_reports.test_server import (
+    EncodingSearcher,
+    ask_each,
+    embeddings_config,
+    peak_memory_bytes,
+)
 from tests.retrieval.encoders.folders import transformers_config
 from tests.retrieval.server.searchers import engine, open_searcher, service_config
 from tests.retrieval.test_rerank import config as reranker_config
@@ -195,21 +199,7 @@ def test_an_embeddings_server_that_fails_in_whatever_way_is_asked_a_few_times_fo
     requests: int,
 ) -> None:
     server = serve(behaviour)
-    config = RemoteConfig(
-        name="remote",
-        base_url=f"http://127.0.0.1:{server.server_port}/v1",
-        model="m",
-        api_key_variable=None,
-        dimension=2,
-        query_prefix="",
-        passage_prefix="",
-        max_characters=None,
-        batch_texts=64,
-        concurrency=1,
-        timeout_s=timeout_s,
-        retries=0,
-        rate_limit_wait_s=0,
-    )
+    config = embeddings_config(server, timeout_s=timeout_s, rate_limit_wait_s=0)
     answers = asyncio.run(ask_each(EncodingSearcher(RemoteEncoder(config))))
     assert sum(isinstance(answer, SearchFailedError) for answer in answers) == failures
     assert len(server.asked) <= requests

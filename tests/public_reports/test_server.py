@@ -156,6 +156,24 @@ def test_a_question_in_chinese_is_split_at_its_punctuation_and_names_its_source(
     assert [part for part in parts.parts if "北京" in part] == ["北京是首都"]
 
 
+def embeddings_config(server: ThreadingHTTPServer, **settings: float) -> RemoteConfig:
+    """The encoder of a server of embeddings, which gets all texts in one request and no second try."""
+    return RemoteConfig(
+        name="remote",
+        base_url=f"http://127.0.0.1:{server.server_port}/v1",
+        model="m",
+        api_key_variable=None,
+        dimension=2,
+        query_prefix="",
+        passage_prefix="",
+        max_characters=None,
+        batch_texts=64,
+        concurrency=1,
+        retries=0,
+        **settings,
+    )
+
+
 def embeddings_server(refused: str | None, status: int) -> tuple[ThreadingHTTPServer, list[int]]:
     """A server that refuses every request with the word ``refused`` in it (None: every request), and its requests."""
     requests: list[int] = []
@@ -224,20 +242,7 @@ def test_a_failing_embeddings_server_is_asked_a_few_times_for_a_whole_batch(
 ) -> None:
     server, sizes = embeddings_server(refused, status)
     with in_thread(server):
-        config = RemoteConfig(
-            name="remote",
-            base_url=f"http://127.0.0.1:{server.server_port}/v1",
-            model="m",
-            api_key_variable=None,
-            dimension=2,
-            query_prefix="",
-            passage_prefix="",
-            max_characters=None,
-            batch_texts=64,
-            concurrency=1,
-            timeout_s=10,
-            retries=0,
-        )
+        config = embeddings_config(server, timeout_s=10)
         answers = asyncio.run(ask_each(EncodingSearcher(RemoteEncoder(config))))
     assert sum(isinstance(answer, SearchFailedError) for answer in answers) == failures
     assert len(sizes) <= requests
