@@ -40,6 +40,8 @@ SHORTEST_S = 4.0
 """Stages that take less are not edited: they would be over."""
 ATTEMPTS = 6
 STARTS_ANEW = "starts anew"
+KEEPS_NOTHING = ("prepare_model",)
+"""Stages that begin from the beginning after a kill: pretraining takes minutes and saves no checkpoint."""
 REMOTE = "experiments"
 LIMIT_S = 900.0
 _POLL_S = 0.1
@@ -62,12 +64,15 @@ def kills(graph: FinishedGraph, stage: str, seed: int) -> Iterator[Finding]:
         undisturbed = graph.outputs(stage)
         mark(graph, stage)
         moment_s = killed(graph, stage, generator)
-        if moment_s is None or not graph.scratch(stage):
+        has_left_something = stage in KEEPS_NOTHING or bool(graph.scratch(stage))
+        if moment_s is None or not has_left_something:
             yield Finding(
                 "kill", stage, "a kill", "NOT TRIED: it was over before, or had left nothing", True
             )
             return
-        what = f"killed {moment_s:.1f} s after its first scratch file"
+
+        begin = "its start" if stage in KEEPS_NOTHING else "its first scratch file"
+        what = f"killed {moment_s:.1f} s after {begin}"
         (function,) = chosen(functions, 1, generator, graph)
         yield fault_after_kill(graph, stage, function, what)
         yield resumed(graph, stage, undisturbed, what)
@@ -91,14 +96,19 @@ def functions_after_scratch(graph: FinishedGraph, stage: str) -> list[Function]:
 def killed(graph: FinishedGraph, stage: str, generator: random.Random) -> float | None:
     """Kill a stage when its scratch folder has had something in it for some seconds, and return how many.
 
-    Return None where it was over each time.
+    One that keeps nothing is killed some seconds after its start. Return None where it was over
+    each time.
     """
     share = generator.uniform(*MOMENTS)
     for attempt in range(ATTEMPTS):
         command = graph.start(graph.repro_command(stage))
-        command.wait_for(lambda: bool(graph.scratch(stage)), LIMIT_S)
         delay_s = share * graph.seconds(stage) / 2**attempt
-        command.wait_for(lambda: False, delay_s)
+        if stage in KEEPS_NOTHING:
+            wait_while_running(graph, stage, delay_s)
+        else:
+            command.wait_for(lambda: bool(graph.scratch(stage)), LIMIT_S)
+            command.wait_for(lambda: False, delay_s)
+
         if command.process.poll() is None:
             command.kill()
             return delay_s
@@ -124,7 +134,9 @@ def fault_after_kill(graph: FinishedGraph, stage: str, function: Function, what:
 
 
 def resumed(graph: FinishedGraph, stage: str, undisturbed: Mapping[str, str], what: str) -> Finding:
-    """Run a killed stage with the file put back: it resumes, and its outputs are those of an undisturbed run."""
+    """Run a killed stage with the file put back: it resumes where it keeps anything, and its outputs
+    are those of an undisturbed run.
+    """
     run = graph.repro(stage)
     problems: list[str] = []
     if run.status:
@@ -133,7 +145,8 @@ def resumed(graph: FinishedGraph, stage: str, undisturbed: Mapping[str, str], wh
         problems.append("OTHER OUTPUTS than those of the undisturbed run")
     if STARTS_ANEW in run.output or not run.has_run:
         problems.append("it DID NOT RESUME")
-    ending = "; ".join(problems) or "resumed, the outputs of the undisturbed run"
+    begun = "began again" if stage in KEEPS_NOTHING else "resumed"
+    ending = "; ".join(problems) or f"{begun}, the outputs of the undisturbed run"
     return Finding("kill", stage, f"{what}, then the file put back", ending, bool(problems))
 
 
