@@ -4,13 +4,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, look_up
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.files import remembered_sha256
-from deepsearch_rl.core.records import Chunk, RetrieverName
+from deepsearch_rl.core.own_code import is_own
+from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.retrieval.encoding.encoding import open_encoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever
@@ -19,10 +20,9 @@ from deepsearch_rl.retrieval.ranking.ranking import FusionWeights, ReciprocalRan
 from deepsearch_rl.retrieval.search import manifest
 from deepsearch_rl.retrieval.search.bm25_configs import AnyBm25Config, Bm25Config
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, IndexManifest, read_manifest
+from deepsearch_rl.retrieval.search.own_retriever import OwnRetriever, require_retriever
 from deepsearch_rl.retrieval.search.rows import ChunkStore, Filter, RowTable
 from deepsearch_rl.retrieval.vectors.dense import DenseRetriever, open_vector_index
-
-RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,18 @@ def open_index(
 ) -> Searcher:
     """Open one retriever of an index, by default its first half, together with the chunks that it was built from.
 
-    ``chunks_path`` is the chunk file if it is no longer where the manifest says.
+    ``chunks_path`` is the chunk file if it is no longer where the manifest says. The user's own
+    retrievers are named by ``path/to/file.py:name``.
 
     Raises:
         ArtifactError: the index is missing or incomplete, of another format, or was built from
             another chunk file.
-        ConfigError: it was built without a half that the retriever needs.
+        ConfigError: it was built without a half that the retriever needs, or the user's own
+            retriever cannot be loaded.
         UnknownNameError: there is no such retriever.
     """
     if retriever is not None:
-        look_up("retriever", retriever, dict.fromkeys(RETRIEVERS))
+        require_retriever(retriever)
     built = read_manifest(index_dir)
     path = chunks_path or Path(os.path.normpath(index_dir.resolve() / built.chunks))
 
@@ -112,10 +114,13 @@ def open_index(
         )
 
     rows_folder = index_dir / manifest.ROWS_FOLDER
-    ranked_by = open_retriever(
-        index_dir, built.config, built.fusion_weights, retriever or built.config.halves[0]
-    )
-    return Searcher(ranked_by, ChunkStore(path, rows_folder), RowTable.open(rows_folder))
+    chunks = ChunkStore(path, rows_folder)
+    name = retriever or built.config.halves[0]
+    if is_own(name):
+        ranked_by = OwnRetriever(name, chunks, index_dir)
+    else:
+        ranked_by = open_retriever(index_dir, built.config, built.fusion_weights, name)
+    return Searcher(ranked_by, chunks, RowTable.open(rows_folder))
 
 
 def open_retriever(
