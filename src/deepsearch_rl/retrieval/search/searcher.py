@@ -18,7 +18,7 @@ from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, 
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms
 from deepsearch_rl.retrieval.ranking.ranking import FusionWeights, ReciprocalRankFusion, Retriever
 from deepsearch_rl.retrieval.search import manifest
-from deepsearch_rl.retrieval.search.bm25_configs import AnyBm25Config, Bm25Config
+from deepsearch_rl.retrieval.search.bm25_engines import bm25_engine
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, IndexManifest, read_manifest
 from deepsearch_rl.retrieval.search.own_retriever import OwnRetriever, require_retriever
 from deepsearch_rl.retrieval.search.rows import ChunkStore, Filter, RowTable
@@ -147,7 +147,7 @@ def open_retriever(
     if name == "bm25":
         bm25 = folder / manifest.BM25_FOLDER
         assert config.bm25 is not None
-        return _open_bm25(bm25, config.bm25)
+        return bm25_engine(config.bm25).open(bm25, config.bm25)
 
     if name == "dense":
         assert config.encoder is not None
@@ -162,18 +162,6 @@ def open_retriever(
 
     weights_F = np.array([weights.weights[feature] for feature in FEATURES])
     return HybridRetriever(open_finder(folder, config, folder / manifest.TERMS_FOLDER), weights_F)
-
-
-def _open_bm25(folder: Path, config: AnyBm25Config) -> Retriever:
-    # The code of the other engine is no dep of a stage
-    if isinstance(config, Bm25Config):
-        from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index  # noqa: PLC0415
-
-        return Bm25Index.open(folder)
-
-    from deepsearch_rl.engines.bm25.lucene.lucene import LuceneIndex  # noqa: PLC0415
-
-    return LuceneIndex.open(folder, config)
 
 
 def retrievers_of(built: IndexManifest, names: Iterable[str]) -> list[str]:
