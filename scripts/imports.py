@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from deepsearch_rl.trajectories.synthesis.scripted_config import SCRIPTED
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"deepsearch_rl": ROOT / "src" / "deepsearch_rl", "stages": ROOT / "stages"}
-ENGINES = "src/deepsearch_rl/engines"
-BACKENDS = "src/deepsearch_rl/training/backends"
+_CHOICE = re.compile(r"(src/[\w/]+)/\$\{([\w.]+)\}")
+"""A dep of dvc.yaml whose folder params choose."""
 _MODULE_NAME = re.compile(r"(deepsearch_rl|stages)(\.\w+)+")
 _PROGRAM = re.compile(r"\$\{python\.(\w+)\} -m stages\.(\w+)")
 
@@ -67,19 +67,28 @@ def _nodes(node: ast.AST, with_types: bool) -> Iterator[ast.AST]:
 
 
 def unchosen(values: Mapping[str, Any]) -> frozenset[Path]:
-    """Return the folders whose code a profile does not use: those of the engines and teachers that it does not name."""
-    chosen = {
-        f"{ENGINES}/bm25/{values['index']['bm25']['engine']}",
-        f"{ENGINES}/encoders/{values['index']['encoder']['name']}",
-        f"{BACKENDS}/{values['rl']['backend']['engine']}",
-        values["synthesize"]["teacher"].rstrip("/"),
-    }
-    folders = [*(ROOT / ENGINES).glob("*/*"), *(ROOT / BACKENDS).glob("*"), ROOT / SCRIPTED]
-    return frozenset(
-        folder
-        for folder in folders
-        if folder.is_dir() and folder.relative_to(ROOT).as_posix() not in chosen
-    )
+    """Return the folders whose code a profile does not use: those beside the ones that deps of dvc.yaml choose.
+
+    The scripted teacher's is one of them where the profile names another teacher.
+    """
+    teacher = ROOT / values["synthesize"]["teacher"].rstrip("/")
+    unchosen_folders = {ROOT / SCRIPTED} - {teacher}
+    for folder, name in _choices():
+        chosen = ROOT / folder / str(_value(name, values))
+        siblings = {path for path in (ROOT / folder).iterdir() if path.is_dir()}
+        unchosen_folders |= siblings - {chosen}
+
+    return frozenset(unchosen_folders)
+
+
+@cache
+def _choices() -> frozenset[tuple[str, str]]:
+    """Return the folders of which dvc.yaml takes one, each with the param that names it."""
+    return frozenset(_CHOICE.findall((ROOT / "dvc.yaml").read_text(encoding="utf-8")))
+
+
+def _value(name: str, values: Mapping[str, Any]) -> Any:
+    return reduce(lambda section, key: section[key], name.split("."), values)
 
 
 def closure(path: Path, without: frozenset[Path] = frozenset()) -> set[Path]:

@@ -19,7 +19,7 @@ import yaml
 
 from deepsearch_rl.core.errors import CommandError
 from deepsearch_rl.core.files import read_json
-from deepsearch_rl.core.processes import LAST_LINES, ProcessGuard
+from deepsearch_rl.core.processes import ProcessGuard, last_lines
 from deepsearch_rl.core.profile import PARAMS, Profile, find_profile, load_profile
 from scripts.preflight.runner import kill
 
@@ -194,4 +194,4 @@ def _error(log: Path) -> str:
     """Return the paragraph after ``error:`` in a stage's output, or its last lines."""
     text = "\n" + log.read_text(encoding="utf-8", errors="replace").rstrip()
     _, mark, error = text.rpartition("\nerror: ")
-    return error if mark else "\n".join(text.splitlines()[-LAST_LINES:])
+    return error if mark else last_lines(log)

@@ -149,6 +149,24 @@ def test_rollouts_that_choose_sfts_checkpoint_are_counted_for_each_that_is_kept(
     assert dev["serve_start_s"] == kept
 
 
+def test_checkpoints_that_sft_leaves_to_choose_from_take_disk() -> None:
+    def sft_gib(**changes: object) -> float:
+        plan = make_plan(profile("gpu", **changes), {})
+        return next(work.disk_gib for work in plan.stages if work.stage == "sft")
+
+    # 36 layers of Qwen3-4B: hidden 2,560, queries 4,096, keys and values 1,024, MLP 9,728 wide
+    widths = 2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728)
+    adapter_bytes = 64 * 36 * widths * 4
+    copies = 2
+    values = find_profile(ROOT, "gpu").value("sft")
+    assert values["lora_rank"] == 64
+    checkpoints = values["kept_checkpoints"] + bool(values["eval_share"])
+    expected = checkpoints * adapter_bytes * copies / 2**30
+    assert sft_gib() == pytest.approx(expected, rel=0.01)
+    fewer = sft_gib(sft__kept_checkpoints=values["kept_checkpoints"] - 1)
+    assert sft_gib() - fewer == pytest.approx(adapter_bytes * copies / 2**30, rel=0.01)
+
+
 def test_a_half_of_an_index_that_is_not_built_takes_no_disk_and_no_encoding() -> None:
     def index_of(**changes: object) -> StageWork:
         return next(

@@ -18,8 +18,9 @@ from deepsearch_rl.retrieval.search.manifest import (
     read_manifest,
     write_manifest,
 )
+from deepsearch_rl.retrieval.search.own_retriever import RETRIEVERS
 from deepsearch_rl.retrieval.search.rows import ChunkStore, Filter
-from deepsearch_rl.retrieval.search.searcher import RETRIEVERS, Searcher, open_index
+from deepsearch_rl.retrieval.search.searcher import Searcher, open_index
 from tests.chunks import make_chunk
 from tests.settings import INDEX
 

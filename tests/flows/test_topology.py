@@ -26,7 +26,7 @@ import httpx
 import pytest
 import yaml
 
-from deepsearch_rl.core.processes import LAST_LINES, LOOPBACK, ProcessGuard
+from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, last_lines
 from flows.server import ROOT
 from scripts import environment
 from tests.flows.s3_store import S3Store, running_store
@@ -213,7 +213,7 @@ class Topology:
             {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL},
         )
         while subprocess.run(command, env=self.variables(name), check=False, **output).returncode:
-            tail = "\n".join(self.log(name).read_text().splitlines()[-LAST_LINES:])
+            tail = last_lines(self.log(name))
             assert process
             assert process.poll() is None, f"{name} ended with {process.returncode}:\n{tail}"
             assert time.monotonic() < deadline, f"{name} is not healthy:\n{tail}"

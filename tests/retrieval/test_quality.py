@@ -5,8 +5,8 @@ import pytest
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Evidence, Question, QuestionMetadata
 from deepsearch_rl.retrieval.ranking.gold import score_facts
+from deepsearch_rl.retrieval.search.own_retriever import RETRIEVERS
 from deepsearch_rl.retrieval.search.quality import DatasetConfig, QualityConfig, measure_datasets
-from deepsearch_rl.retrieval.search.searcher import RETRIEVERS
 
 QUALITY = QualityConfig(split="val", cutoffs=(1,))
 

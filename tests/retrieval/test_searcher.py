@@ -7,8 +7,9 @@ import pytest
 from deepsearch_rl.core.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.retrieval.search import rows as row_files
 from deepsearch_rl.retrieval.search.manifest import read_manifest, write_manifest
+from deepsearch_rl.retrieval.search.own_retriever import RETRIEVERS
 from deepsearch_rl.retrieval.search.rows import Filter
-from deepsearch_rl.retrieval.search.searcher import RETRIEVERS, open_index
+from deepsearch_rl.retrieval.search.searcher import open_index
 
 
 def test_a_hit_is_the_chunk_on_its_row(index_dir: Path, chunks_path: Path) -> None:

@@ -148,6 +148,12 @@ def _end_supervisor(process: "subprocess.Popen[str]") -> None:
         _LOG.error("process %d cannot be killed and is left behind", process.pid)
 
 
+def last_lines(log: Path) -> str:
+    """Return the last lines of a log, as an error shows them."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-LAST_LINES:])
+
+
 def stream_lines(process: "subprocess.Popen[str]", on_line: Callable[[str], object]) -> list[str]:
     """Call ``on_line`` with every line (or carriage return) that is not blank; return the last lines at the end."""
     assert process.stdout is not None
@@ -188,9 +194,8 @@ class Server:
             raise self._error(f"ended with exit code {code}")
 
     def _error(self, problem: str) -> EndpointError:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
         return EndpointError(
-            "\n".join([f"{self.name} {problem}; its log, {self.log}, ends:", *lines])
+            f"{self.name} {problem}; its log, {self.log}, ends:\n{last_lines(self.log)}"
         )
 
 

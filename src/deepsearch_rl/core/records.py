@@ -209,6 +209,7 @@ class Question(Record):
 ProtocolName = Literal["function_calling", "search_tags"]
 """How a model asks for searches: native tool calls, or Search-R1's tags in its text (docs/contracts.md, section 4)."""
 RetrieverName = Literal["bm25", "dense", "hybrid"]
+"""The retrievers of an index that commands offer; params may also name one of the user's own (core/own_code.py)."""
 ServingBackend = Literal["cpu", "vllm"]
 IndexHalf = Literal["bm25", "dense"]
 VectorsKind = Literal["flat", "ivf_flat", "ivf_pq", "ivf_pq_refine", "hnsw"]

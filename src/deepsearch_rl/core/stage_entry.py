@@ -35,6 +35,7 @@ from typing import Any
 
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError, full_disk_named
 from deepsearch_rl.core.installed import require_recorded
+from deepsearch_rl.core.own_code import require_deps
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.scratch import open_scratch
 from deepsearch_rl.core.stage_state import read_state
@@ -72,6 +73,7 @@ def run(main: Callable[..., None]) -> None:
     try:
         profile = load_profile(arguments.params)
         _require_hours(profile)
+        require_deps(profile)
         with full_disk_named("while writing"):
             _run(main, profile, name, program, item, arguments.keep_scratch)
         _record_run(profile.name, name, time.monotonic() - started)

@@ -8,11 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from deepsearch_rl.evaluation.report.page import TEMPLATES as REPORT_TEMPLATES
-from deepsearch_rl.evaluation.report.plots import colour_of, inline_svg
-from deepsearch_rl.evaluation.tables.table_files import FILTERS
+from deepsearch_rl.evaluation.report.page import page_templates
+from deepsearch_rl.evaluation.report.plots import inline_svg
 from deepsearch_rl.explain.causes import Cause
 from deepsearch_rl.explain.figure import COLOURS, LUCKY, RIGHT, lost_points_figure
 from deepsearch_rl.explain.report import (
@@ -29,14 +26,8 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 def render_page(report: ExplainReport) -> str:
     """Return the page as HTML."""
-    environment = Environment(
-        loader=FileSystemLoader([TEMPLATES, REPORT_TEMPLATES]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {**FILTERS, "colour": colour_of, "cause": title_of, "anchor": anchor}
+    environment = page_templates(TEMPLATES)
+    environment.filters |= {"cause": title_of, "anchor": anchor}
     template = environment.get_template("explain.html")
     return template.render(
         report=report,

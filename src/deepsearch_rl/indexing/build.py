@@ -28,7 +28,7 @@ from deepsearch_rl.retrieval.encoding.encoding import (
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.ranking.gold import with_gold
 from deepsearch_rl.retrieval.search import manifest
-from deepsearch_rl.retrieval.search.bm25_configs import AnyBm25Config, Bm25Config
+from deepsearch_rl.retrieval.search.bm25_engines import bm25_engine
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, IndexManifest
 from deepsearch_rl.retrieval.search.missing_gold import warn_of_missing
 from deepsearch_rl.retrieval.search.quality import QualityConfig
@@ -189,18 +189,6 @@ def _write_vectors(
     return dimension
 
 
-def _build_bm25(chunks: ChunkStore, folder: Path, config: AnyBm25Config) -> None:
-    # The code of the other engine is no dep of a stage
-    if isinstance(config, Bm25Config):
-        from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index  # noqa: PLC0415
-
-        Bm25Index.build(chunks, folder, config)
-    else:
-        from deepsearch_rl.engines.bm25.lucene.lucene import LuceneIndex  # noqa: PLC0415
-
-        LuceneIndex.build(chunks, folder, config)
-
-
 def _write_parts(
     folder: Path,
     chunks_path: Path,
@@ -221,7 +209,7 @@ def _write_parts(
     chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
 
     if config.bm25 is not None:
-        _build_bm25(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+        bm25_engine(config.bm25).build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
     dimension = _write_vectors(folder, chunks, config, sha256, seed, work)
     weights = None
     learning = config.fusion.learning

@@ -198,7 +198,12 @@ class _Sizes:
         tokens = rollouts * self._of("success_share") * self._of("row_tokens") * sft["epochs"]
         work = {"swift_start_s": 1, "sft_token_s": tokens * self._size}
 
-        yield self._trains("sft", work, self._update_gib(sft["max_length"]))
+        yield self._trains(
+            "sft",
+            work,
+            self._update_gib(sft["max_length"]),
+            disk_gib=self._disk_gib(self._sft_checkpoint_bytes(sft)),
+        )
         yield self._chooses(sft["kept_checkpoints"])
         yield self._merges("merge", "merge_s")
         for start in starts:
@@ -244,11 +249,23 @@ class _Sizes:
     def _update_gib(self, tokens: int) -> float:
         return self._weights_gib + tokens * self._of("gpu_token_gib")
 
+    def _sft_checkpoint_bytes(self, sft: Mapping[str, Any]) -> float:
+        """Return the size of the adapters that SFT leaves to choose from: the newest, and the one of lowest loss."""
+        checkpoints = sft["kept_checkpoints"] + (sft["eval_share"] > 0)
+        return checkpoints * sft["lora_rank"] * self._billions * self._of("adapter_bytes")
+
     def _trains(
-        self, stage: str, work: Mapping[str, float], gpu_gib: float, rollouts: int = 0
+        self,
+        stage: str,
+        work: Mapping[str, float],
+        gpu_gib: float,
+        rollouts: int = 0,
+        disk_gib: float = 0.0,
     ) -> StageWork:
         host_gib = self._weights_gib + self._of("training_gib")
-        return self._stage(stage, work, rollouts, host_gib=host_gib, gpu_gib=gpu_gib)
+        return self._stage(
+            stage, work, rollouts, disk_gib=disk_gib, host_gib=host_gib, gpu_gib=gpu_gib
+        )
 
     def _merges(self, stage: str, slope: str) -> StageWork:
         gib = self._weights_gib

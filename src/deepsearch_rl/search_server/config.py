@@ -2,20 +2,25 @@
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import file_digests, sha256_file, sha256_json
-from deepsearch_rl.core.records import NonEmpty, Record, RetrieverName
+from deepsearch_rl.core.own_code import is_own, own_path
+from deepsearch_rl.core.records import NonEmpty, Record
+from deepsearch_rl.retrieval.search.own_retriever import require_retriever
 from deepsearch_rl.search_server.rerank import RerankerConfig
+
+KnownRetriever = Annotated[str, AfterValidator(require_retriever)]
 
 
 class RetrievalConfig(Record):
     """Section ``retrieval``: how passages are found wherever a model searches."""
 
-    retriever: RetrieverName
-    dataset_retrievers: dict[str, RetrieverName] = Field(
+    retriever: KnownRetriever = Field(description="bm25, dense, hybrid, or your own")
+    dataset_retrievers: dict[str, KnownRetriever] = Field(
         description="in place of ``retriever``, by question set"
     )
     top_k: int = Field(ge=1, description="passages per search where a request does not say")
@@ -58,7 +63,8 @@ class RetrievalConfig(Record):
             self.reranker.model_dump(mode="json"),
             file_digests(self.reranker.model),
         ]
-        return sha256_json([self.retriever, self.top_k, str(self.online), online, reranker])
+        own = [sha256_file(own_path(self.retriever))] if is_own(self.retriever) else []
+        return sha256_json([self.retriever, self.top_k, str(self.online), online, reranker, *own])
 
 
 class ServerConfig(Record):

@@ -17,7 +17,7 @@ import pytest
 
 from deepsearch_rl.cli import main
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.retrieval.search.searcher import RETRIEVERS
+from deepsearch_rl.retrieval.search.own_retriever import RETRIEVERS
 from deepsearch_rl.search_server.launch import listen
 
 TOKEN = "s3cret-of-the-server"

@@ -192,7 +192,7 @@ def test_merging_in_parts_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_an_opened_index_is_mapped_and_ranks_as_the_built_one(
     index: Bm25Index, tmp_path: Path
 ) -> None:
-    opened = Bm25Index.open(tmp_path / "bm25")
+    opened = Bm25Index.open(tmp_path / "bm25", CONFIG)
     [before], [after] = (which.search(["comet river"], 3) for which in (index, opened))
     assert (after.rows_K.tolist(), after.scores_K.tolist()) == (
         before.rows_K.tolist(),
@@ -246,10 +246,10 @@ def test_a_damaged_index_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "bm25" / name
     os.truncate(path, path.stat().st_size - 4)
     with pytest.raises(ArtifactError, match=name):
-        Bm25Index.open(tmp_path / "bm25")
+        Bm25Index.open(tmp_path / "bm25", CONFIG)
     path.unlink()
     with pytest.raises(ArtifactError, match=name):
-        Bm25Index.open(tmp_path / "bm25")
+        Bm25Index.open(tmp_path / "bm25", CONFIG)
 
 
 def test_arrays_of_two_indexes_are_refused(index: Bm25Index, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_arrays_of_two_indexes_are_refused(index: Bm25Index, tmp_path: Path) -> 
     (tmp_path / "other" / "scores.npy").replace(tmp_path / "bm25" / "scores.npy")
     assert index.summary.rows == 3
     with pytest.raises(ArtifactError, match="do not fit"):
-        Bm25Index.open(tmp_path / "bm25")
+        Bm25Index.open(tmp_path / "bm25", CONFIG)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 63, LANES * FEW_COLUMNS + 77, 3 * LANES * FEW_COLUMNS])

@@ -11,7 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from deepsearch_rl.core.errors import ConfigError, UnavailableError
-from deepsearch_rl.training.backends.verl.engine import read_logs
+from deepsearch_rl.core.files import read_jsonl
+from deepsearch_rl.training.backends.verl.engine import VerlSteps, read_logs
 from deepsearch_rl.training.backends.verl.overrides import (
     ALGORITHMS,
     hydra_overrides,
@@ -19,6 +20,7 @@ from deepsearch_rl.training.backends.verl.overrides import (
     require_honoured,
 )
 from deepsearch_rl.training.rl_process.engines import open_engine
+from deepsearch_rl.training.runs.curves import CurveLine, TrainingStep, recorded_curve
 from tests.environment.check_environments import ROOT, interpreter_of
 from tests.policies import policy_folder
 from tests.training.backends.verl_settings import CRITIC, RUN, verl_config
@@ -127,6 +129,45 @@ def test_a_start_that_goes_on_replaces_the_steps_behind_its_checkpoint(tmp_path:
     assert [line.dev_f1 for line in lines] == [0.5, 0.7, None]
     assert lines[1].metrics["reward"] == 1.0
     assert lines[2].metrics == {"learning_rate": 0.1}
+
+
+def entropies(*values: float) -> list[TrainingStep]:
+    return [
+        TrainingStep.model_validate({"step": step, "entropy": value})
+        for step, value in enumerate(values)
+    ]
+
+
+def test_alarms_are_said_at_their_step_and_by_a_later_start_no_second_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    collapsing = entropies(*[1.0] * 6, *[0.01] * 6)
+    steps = VerlSteps("sft", [])
+    with recorded_curve(tmp_path / "curve.jsonl"):
+        for end in range(1, len(collapsing) + 1):
+            taken = steps.take(collapsing[:end])
+            assert [line.step for line in taken] == [end - 1]
+            assert ("entropy_collapse" in caplog.text) == (end > 10), "as soon as veRL logs it"
+
+    curve = list(read_jsonl(tmp_path / "curve.jsonl", CurveLine))
+    assert [line.step for line in curve if line.alarms] == [10]
+    assert steps.log.lines[-1].metrics["alarm/entropy_collapse"] == 1.0
+
+    caplog.clear()
+    again = VerlSteps("sft", collapsing)
+    assert again.take(collapsing) == []
+    assert again.log.lines == steps.log.lines
+    assert again.log.alarms.began == steps.log.alarms.began
+    assert caplog.text == ""
+
+
+def test_steps_that_are_trained_again_replace_those_before_and_their_alarms() -> None:
+    steps = VerlSteps("sft", entropies(*[1.0] * 6, *[0.01] * 6))
+    assert steps.log.alarms.began
+    healthy = entropies(*[1.0] * 6, *[0.9] * 3)
+    assert [line.step for line in steps.take(healthy)] == [6, 7, 8]
+    assert (steps.last, steps.log.alarms.began) == (8, [])
+    assert steps.log.lines == healthy
 
 
 def test_values_are_written_in_hydras_grammar() -> None:

@@ -6,7 +6,7 @@ Whatever the source, the result is the same: ``corpora/<corpus>.jsonl`` of Docum
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -14,6 +14,7 @@ from pydantic import Field
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.core.files import at_least_one, write_jsonl
+from deepsearch_rl.core.own_code import is_own, load_own
 from deepsearch_rl.core.records import Document, Question, Record
 from deepsearch_rl.corpora.download.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.corpora.download.hub import HubConfig, fetch
@@ -27,7 +28,7 @@ class CorpusSource(Record):
     """One corpus."""
 
     format: str = Field(
-        description="a key of CORPUS_FORMATS or QUESTION_FORMATS; `deepsearch datasets` lists them"
+        description="a key of CORPUS_FORMATS or QUESTION_FORMATS, which `deepsearch datasets` lists, or your own reader"
     )
     path: Path = Field(description="file (multihoprag: folder) below the root")
 
@@ -115,9 +116,35 @@ def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> di
 def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
     """Return the documents of each corpus, read while they are iterated; raise UnknownNameError for another format."""
     return {
-        name: look_up("corpus format", source.format, CORPUS_FORMATS)(config.root / source.path)
+        name: _read("corpus format", source, config.root, CORPUS_FORMATS, Document)
         for name, source in config.corpora.items()
     }
+
+
+def _read(
+    kind: str,
+    source: CorpusSource,
+    root: Path,
+    readers: Mapping[str, Callable[[Path], Iterable[RecordT]]],
+    record: type[RecordT],
+) -> Iterable[RecordT]:
+    """Return what the reader of a source yields; raise UnknownNameError or ConfigError where there is none."""
+    path = root / source.path
+    if not is_own(source.format):
+        return look_up(kind, source.format, readers)(path)
+    return _own_records(kind, source.format, path, record)
+
+
+def _own_records(kind: str, name: str, path: Path, record: type[RecordT]) -> Iterator[RecordT]:
+    """Yield the records of a user's own reader; raise ConfigError at the first that is none."""
+    code = load_own(kind, name, ("path",))
+    with code.named():
+        for number, item in enumerate(code(path), start=1):
+            if not isinstance(item, record):
+                raise code.error(
+                    f"yielded a {type(item).__name__} as number {number} of {path}; it must be a {record.__name__}"
+                )
+            yield item
 
 
 def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Question]]]:
@@ -138,7 +165,7 @@ def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Questio
 
 def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list[Question]]]:
     path = root / source.path
-    questions = list(look_up("question format", source.format, QUESTION_FORMATS)(path))
+    questions = list(_read("question format", source, root, QUESTION_FORMATS, Question))
 
     for first, second in itertools.pairwise(sorted(question.id for question in questions)):
         if first == second:

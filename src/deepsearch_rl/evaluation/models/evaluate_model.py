@@ -25,7 +25,7 @@ from deepsearch_rl.core.files import (
     sha256_json,
     write_json,
 )
-from deepsearch_rl.core.records import Chunk, Question, RetrieverName
+from deepsearch_rl.core.records import Chunk, Question
 from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.endpoints.remote import (
     RemoteConfig,
@@ -185,7 +185,7 @@ class _Evaluator:
         """Yield the rows of the question sets; those with one corpus and one retriever share a server."""
         setting = self.setting
         plans = self.setting.evaluate.sets
-        by_server: dict[tuple[str, RetrieverName], dict[str, list[Question]]] = {}
+        by_server: dict[tuple[str, str], dict[str, list[Question]]] = {}
 
         for name, questions in question_sets.items():
             retriever = setting.retrieval.for_dataset(name, setting.datasets).retriever

@@ -62,10 +62,13 @@ class Report(NamedTuple):
     rollouts: tuple[ShownRollout, ...]
 
 
-def page_templates() -> Environment:
-    """Return the environment of the page's templates, which escape every text."""
+def page_templates(*folders: Path) -> Environment:
+    """Return the environment of the page's templates, which escape every text.
+
+    The templates of ``folders`` come first, for pages in the style of this one.
+    """
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader([*folders, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

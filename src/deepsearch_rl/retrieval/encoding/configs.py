@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from deepsearch_rl.core.own_code import OwnName
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.retrieval.encoding.model_folder import ModelFolderConfig
 
@@ -76,5 +77,14 @@ class RemoteEncoderConfig(Record):
     )
 
 
-AnyEncoderConfig = TfidfSvdConfig | TransformersConfig | OnnxConfig | RemoteEncoderConfig
+class OwnEncoderConfig(Record):
+    """An encoder of the user's own (docs/own_code.md)."""
+
+    name: Literal["own"]
+    code: OwnName = Field(description="path/to/file.py:name, called without arguments")
+
+
+AnyEncoderConfig = (
+    TfidfSvdConfig | TransformersConfig | OnnxConfig | RemoteEncoderConfig | OwnEncoderConfig
+)
 EncoderConfig = Annotated[AnyEncoderConfig, Field(discriminator="name")]

@@ -30,14 +30,17 @@ from deepsearch_rl.core.files import (
     read_json,
     read_jsonl,
     remove_partials,
+    sha256_file,
     sha256_json,
     write_json,
 )
+from deepsearch_rl.core.own_code import own_path
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Chunk, Record
 from deepsearch_rl.retrieval.encoding.configs import (
     AnyEncoderConfig,
     OnnxConfig,
+    OwnEncoderConfig,
     RemoteEncoderConfig,
     TfidfSvdConfig,
     TransformersConfig,
@@ -93,6 +96,10 @@ def open_encoder(config: AnyEncoderConfig, folder: Path) -> Encoder:
             )
 
             return RemoteEncoder(config)
+        case OwnEncoderConfig():
+            from deepsearch_rl.engines.encoders.own.encoder import OwnEncoder  # noqa: PLC0415
+
+            return OwnEncoder(config)
 
 
 class RayConfig(Record):
@@ -197,6 +204,8 @@ def _open_work(job: EncodingJob, chunks_sha256: str, work: Path) -> Path:
     if isinstance(encoder, ModelFolderConfig) and encoder.revision is None:
         # Others can appear under the same name
         weights = sha256_json(file_digests(Path(encoder.model)))
+    elif isinstance(encoder, OwnEncoderConfig):
+        weights = sha256_file(own_path(encoder.code))
 
     key = {
         "chunks_sha256": chunks_sha256,

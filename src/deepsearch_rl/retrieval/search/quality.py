@@ -12,7 +12,8 @@ from deepsearch_rl.core.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.ranking.gold import Gold, mean_scores, score_retriever, with_gold
 from deepsearch_rl.retrieval.search.manifest import read_manifest
 from deepsearch_rl.retrieval.search.missing_gold import warn_of_missing
-from deepsearch_rl.retrieval.search.searcher import RETRIEVERS, Searcher, open_index, retrievers_of
+from deepsearch_rl.retrieval.search.own_retriever import RETRIEVERS
+from deepsearch_rl.retrieval.search.searcher import Searcher, open_index, retrievers_of
 
 
 class QualityConfig(Record):

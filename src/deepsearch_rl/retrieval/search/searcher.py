@@ -4,25 +4,25 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, look_up
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.files import remembered_sha256
-from deepsearch_rl.core.records import Chunk, RetrieverName
+from deepsearch_rl.core.own_code import is_own
+from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.retrieval.encoding.encoding import open_encoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms
 from deepsearch_rl.retrieval.ranking.ranking import FusionWeights, ReciprocalRankFusion, Retriever
 from deepsearch_rl.retrieval.search import manifest
-from deepsearch_rl.retrieval.search.bm25_configs import AnyBm25Config, Bm25Config
+from deepsearch_rl.retrieval.search.bm25_engines import bm25_engine
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, IndexManifest, read_manifest
+from deepsearch_rl.retrieval.search.own_retriever import OwnRetriever, require_retriever
 from deepsearch_rl.retrieval.search.rows import ChunkStore, Filter, RowTable
 from deepsearch_rl.retrieval.vectors.dense import DenseRetriever, open_vector_index
-
-RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,18 @@ def open_index(
 ) -> Searcher:
     """Open one retriever of an index, by default its first half, together with the chunks that it was built from.
 
-    ``chunks_path`` is the chunk file if it is no longer where the manifest says.
+    ``chunks_path`` is the chunk file if it is no longer where the manifest says. The user's own
+    retrievers are named by ``path/to/file.py:name``.
 
     Raises:
         ArtifactError: the index is missing or incomplete, of another format, or was built from
             another chunk file.
-        ConfigError: it was built without a half that the retriever needs.
+        ConfigError: it was built without a half that the retriever needs, or the user's own
+            retriever cannot be loaded.
         UnknownNameError: there is no such retriever.
     """
     if retriever is not None:
-        look_up("retriever", retriever, dict.fromkeys(RETRIEVERS))
+        require_retriever(retriever)
     built = read_manifest(index_dir)
     path = chunks_path or Path(os.path.normpath(index_dir.resolve() / built.chunks))
 
@@ -112,10 +114,13 @@ def open_index(
         )
 
     rows_folder = index_dir / manifest.ROWS_FOLDER
-    ranked_by = open_retriever(
-        index_dir, built.config, built.fusion_weights, retriever or built.config.halves[0]
-    )
-    return Searcher(ranked_by, ChunkStore(path, rows_folder), RowTable.open(rows_folder))
+    chunks = ChunkStore(path, rows_folder)
+    name = retriever or built.config.halves[0]
+    if is_own(name):
+        ranked_by = OwnRetriever(name, chunks, index_dir)
+    else:
+        ranked_by = open_retriever(index_dir, built.config, built.fusion_weights, name)
+    return Searcher(ranked_by, chunks, RowTable.open(rows_folder))
 
 
 def open_retriever(
@@ -142,7 +147,7 @@ def open_retriever(
     if name == "bm25":
         bm25 = folder / manifest.BM25_FOLDER
         assert config.bm25 is not None
-        return _open_bm25(bm25, config.bm25)
+        return bm25_engine(config.bm25).open(bm25, config.bm25)
 
     if name == "dense":
         assert config.encoder is not None
@@ -157,18 +162,6 @@ def open_retriever(
 
     weights_F = np.array([weights.weights[feature] for feature in FEATURES])
     return HybridRetriever(open_finder(folder, config, folder / manifest.TERMS_FOLDER), weights_F)
-
-
-def _open_bm25(folder: Path, config: AnyBm25Config) -> Retriever:
-    # The code of the other engine is no dep of a stage
-    if isinstance(config, Bm25Config):
-        from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index  # noqa: PLC0415
-
-        return Bm25Index.open(folder)
-
-    from deepsearch_rl.engines.bm25.lucene.lucene import LuceneIndex  # noqa: PLC0415
-
-    return LuceneIndex.open(folder, config)
 
 
 def retrievers_of(built: IndexManifest, names: Iterable[str]) -> list[str]:

@@ -34,7 +34,7 @@ from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.errors import CheckFailedError, CommandError, ConfigError
 from deepsearch_rl.core.files import atomic_directory, read_json, write_json
 from deepsearch_rl.core.hardware import require_gpu
-from deepsearch_rl.core.processes import LAST_LINES, ProcessGuard
+from deepsearch_rl.core.processes import ProcessGuard, last_lines
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.training.runs.model_folder import (
     ADAPTER_FILES,
@@ -243,12 +243,9 @@ def logprobs_of_new_process(
         if process.returncode == 0:
             return read_json(output)
 
-        tail = "\n".join(
-            log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-        )
         raise CommandError(
             f"the merged model could not be checked, and is not kept: the process that loads it {problem}. Its output "
-            f"ends:\n{tail}"
+            f"ends:\n{last_lines(log)}"
         )
 
 

@@ -15,16 +15,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import openai
 from gepa.api import optimize
 from gepa.core.adapter import EvaluationBatch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.conversation.prompts import MADE_PROMPT, load_prompt
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, look_up
 from deepsearch_rl.core.files import (
     AppendLog,
     atomic_directory,
@@ -33,13 +33,20 @@ from deepsearch_rl.core.files import (
     sha256_json,
     write_json,
 )
+from deepsearch_rl.core.own_code import is_own
 from deepsearch_rl.core.records import NonEmpty, Question, Record, Trajectory
 from deepsearch_rl.endpoints.endpoint import Endpoint, complete, open_client
 from deepsearch_rl.endpoints.remote import RemoteConfig, open_endpoint, read_remote
 from deepsearch_rl.endpoints.request_options import remedy
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
-from deepsearch_rl.training.rewards.rewards import PolicyText, ThinkLength, reward_parts
+from deepsearch_rl.training.rewards.rewards import (
+    PolicyText,
+    ThinkLength,
+    find_reward,
+    require_scores,
+    reward_parts,
+)
 from deepsearch_rl.training.runs.curves import record_step
 from deepsearch_rl.trajectories.collecting.collect import collect, read_questions
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
@@ -48,7 +55,7 @@ _LOG = logging.getLogger(__name__)
 CANDIDATES = "candidates.json"
 MANIFEST = "manifest.json"
 REFLECTIONS = "reflections.jsonl"
-RewardName = Literal["f1", "exact_match", "evidence_recall", "answer_format"]
+REWARDS = ("f1", "exact_match", "evidence_recall", "answer_format")
 """The rewards that read no thoughts, for which a policy's tokenizer would be needed."""
 _NO_THOUGHTS = PolicyText(
     count_tokens=len, think_length=ThinkLength(min_tokens=0, full_score_tokens=0, max_tokens=1)
@@ -88,11 +95,21 @@ class OptimizePromptConfig(Record):
         ge=1, description="rollouts that the reflection model reads for one new prompt"
     )
     temperature: float = Field(ge=0, description="of the rollouts")
-    rewards: Mapping[RewardName, float] = Field(
-        min_length=1, description="weights by name, as in rl.rewards"
+    rewards: dict[str, float] = Field(
+        min_length=1, description="weights of these REWARDS, or of own ones, as in rl.rewards"
     )
     max_characters: int = Field(ge=1, description="of a prompt; a longer one scores 0")
     reflection: Reflection | None
+
+    @field_validator("rewards")
+    @classmethod
+    def _known_rewards(cls, weights: dict[str, float]) -> dict[str, float]:
+        for name in weights:
+            if is_own(name):
+                find_reward(name)
+            else:
+                look_up("reward of prompts", name, dict.fromkeys(REWARDS))
+        return weights
 
 
 class Candidate(Record):
@@ -140,6 +157,7 @@ def optimize_prompt(
     counts = config.questions
     train = read_questions(setting.split("train"), counts.train)
     dev = read_questions(setting.split("dev"), counts.dev)
+    require_scores(config.rewards, train[0], _NO_THOUGHTS)
     reflector = open_endpoint(config.reflection.endpoint)
 
     with serve_model(task.folder, task.serving) as endpoint:
@@ -247,8 +265,7 @@ class _Rollouts:
         trajectories = [by_id[question.id] for question in batch]
         pairs = zip(trajectories, batch, strict=True)
         rewards = [
-            sum(reward_parts({**self.config.rewards}, *pair, _NO_THOUGHTS).values())
-            for pair in pairs
+            sum(reward_parts(self.config.rewards, *pair, _NO_THOUGHTS).values()) for pair in pairs
         ]
         return EvaluationBatch(
             outputs=outputs, scores=rewards, trajectories=trajectories if capture_traces else None

@@ -1,7 +1,8 @@
 """Rewards by name: functions of a rollout and its question that score 0 to 1.
 
-``rl.rewards`` gives each reward its weight; the reward of a rollout is the weighted sum. To add a
-reward, write a function below :func:`reward` and give it a line in docs/contracts.md, section 3.
+``rl.rewards`` gives each reward its weight; the reward of a rollout is the weighted sum. A reward of
+your own is a function of your own file (docs/own_code.md). To add one to the project, write a
+function below :func:`reward` and give it a line in docs/contracts.md, section 3.
 
 Sources: DeepSearch-RL's published rewards are ``2 * f1`` (there called ``correct``), ``0.5 *
 answer_format``, ``0.5 * think_format`` and ``0.5 * short_think``. Search-R1's are ``exact_match``
@@ -13,8 +14,10 @@ give exactly.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from numbers import Real
 from statistics import fmean
 from typing import Self
 
@@ -22,7 +25,9 @@ from pydantic import Field, model_validator
 
 from deepsearch_rl.conversation.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
 from deepsearch_rl.core.answers import normalise, score
-from deepsearch_rl.core.records import Message, Question, Record, Trajectory
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.own_code import is_own, load_own
+from deepsearch_rl.core.records import Message, Question, Record, StopReason, Trajectory
 from deepsearch_rl.retrieval.ranking.gold import gold_evidence
 from deepsearch_rl.trajectories.filters.filters import evidence_shown
 
@@ -86,13 +91,64 @@ def reward(function: RewardFunction) -> RewardFunction:
     return function
 
 
+@cache
+def find_reward(name: str) -> RewardFunction:
+    """Return a reward by its name, one of the user's own by ``path/to/file.py:name``.
+
+    Raise UnknownNameError or ConfigError where there is none; an own one raises ConfigError where
+    it fails or does not score 0 to 1.
+    """
+    if not is_own(name):
+        return look_up("reward", name, REWARDS)
+
+    code = load_own("reward", name, ("trajectory", "question", "policy"))
+
+    def own_reward(trajectory: Trajectory, question: Question, policy: PolicyText) -> float:
+        value = code(trajectory, question, policy)
+        number = float(value) if isinstance(value, Real) else math.nan
+        if not 0 <= number <= 1:
+            raise code.error(
+                f"returned {value!r} for the rollout {trajectory.id}; a reward is a number from 0 to 1"
+            )
+        return number
+
+    return own_reward
+
+
+def require_scores(names: Iterable[str], question: Question, policy: PolicyText) -> None:
+    """Have every reward score two rollouts of a question that no model made, before a model makes any.
+
+    One answers a golden answer, the other a blank one; neither has searched. Raise as
+    :func:`find_reward` and its rewards.
+    """
+    for answer in (question.golden_answers[0], ""):
+        rollout = Trajectory(
+            id=f"{question.id}#0",
+            question_id=question.id,
+            sample=0,
+            question=question.question,
+            golden_answers=question.golden_answers,
+            model="none",
+            prompt="none",
+            temperature=0.0,
+            messages=(
+                Message(role="user", content=question.question),
+                Message(role="assistant", content=f"<answer>{answer}</answer>"),
+            ),
+            answer=answer,
+            stop_reason=StopReason.ANSWERED,
+        )
+        for name in names:
+            find_reward(name)(rollout, question, policy)
+
+
 def reward_parts(
     weights: Mapping[str, float], trajectory: Trajectory, question: Question, policy: PolicyText
 ) -> dict[str, float]:
     """Return the summands of a rollout's reward by name, each weight times score; all zero for a failed rollout."""
     return trajectory.score(
         lambda rollout: {
-            name: weight * REWARDS[name](rollout, question, policy)
+            name: weight * find_reward(name)(rollout, question, policy)
             for name, weight in weights.items()
         },
         dict.fromkeys(weights, 0.0),

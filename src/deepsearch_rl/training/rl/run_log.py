@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from deepsearch_rl.training.rl.health import AlarmWatch
 from deepsearch_rl.training.rl.trainer import RlConfig
-from deepsearch_rl.training.runs.curves import TrainingStep, record_step
+from deepsearch_rl.training.runs.curves import Alarm, TrainingStep, record_step
 
 TRAIN_LOG = "train_log.jsonl"
 _LOG = logging.getLogger(__name__)
@@ -31,17 +31,24 @@ class RunLog:
 
         Say the alarms that begin.
         """
-        line = TrainingStep.model_validate(figures)
-        new = self.alarms.add(line)
-
+        line, new = self._add(figures)
         for alarm in new:
             _LOG.warning("%s, step %d, %s: %s.", self.run, alarm.step, alarm.name, alarm.reason)
 
+        record_step(line.model_dump(), new)
+        return line
+
+    def restore(self, figures: Mapping[str, float | None]) -> None:
+        """Add a step that an earlier start has added, as its engine logged it: nothing is said or recorded again."""
+        self._add(figures)
+
+    def _add(self, figures: Mapping[str, float | None]) -> tuple[TrainingStep, list[Alarm]]:
+        """Return the line of a step with a metric for each alarm, and the alarms that begin."""
+        new = self.alarms.add(TrainingStep.model_validate(figures))
         metrics = {f"alarm/{name}": 1.0 for name in self.alarms.now}
         line = TrainingStep.model_validate({**figures, **metrics})
         self.lines.append(line)
-        record_step(line.model_dump(), new)
-        return line
+        return line, new
 
     def is_stopped(self, config: RlConfig) -> bool:
         """Return whether the run ends early: no patience is left, or ``rl.stop_on`` names an alarm of the last step."""

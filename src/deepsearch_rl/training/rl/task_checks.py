@@ -3,6 +3,7 @@
 from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING
 from deepsearch_rl.conversation.trained_with import TrainedWith, require_trained_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
+from deepsearch_rl.training.rewards.rewards import PolicyText, require_scores
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 
 
@@ -30,6 +31,8 @@ def require_task(task: RlTask, config: RlConfig, served: TrainedWith) -> None:
         look_up("question type in rl.type_shares", name, types)
 
     _require_few_steps(task, config)
+    # Characters in place of tokens: the policy's tokenizer is not loaded yet
+    require_scores(config.rewards, task.train[0], PolicyText(len, config.think_length))
 
     if task.agent.context_tokens > config.max_sequence_tokens:
         raise ConfigError(

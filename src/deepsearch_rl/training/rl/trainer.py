@@ -15,9 +15,8 @@ from typing import Any, Literal, Protocol, Self
 from pydantic import Field, FiniteFloat, PositiveFloat, field_validator, model_validator
 
 from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.records import NonEmpty, Question, Record, Trajectory
-from deepsearch_rl.training.rewards.rewards import REWARDS, ThinkLength
+from deepsearch_rl.training.rewards.rewards import ThinkLength, find_reward
 from deepsearch_rl.training.rl.checkpoints import KeepConfig
 from deepsearch_rl.training.rl.health import AlarmName
 from deepsearch_rl.training.rl.verl_config import VerlConfig
@@ -225,7 +224,7 @@ class RlConfig(Record):
     @classmethod
     def _known_rewards(cls, weights: dict[str, float]) -> dict[str, float]:
         for name in weights:
-            look_up("reward", name, REWARDS)
+            find_reward(name)
         return weights
 
     @model_validator(mode="after")

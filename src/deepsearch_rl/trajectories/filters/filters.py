@@ -12,6 +12,7 @@ from typing import TypeAlias
 from deepsearch_rl.conversation.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
 from deepsearch_rl.core.answers import INSUFFICIENT, SUCCESS_F1, f1, normalise, score_rollout
 from deepsearch_rl.core.errors import ArtifactError, look_up
+from deepsearch_rl.core.own_code import is_own, load_own
 from deepsearch_rl.core.records import MAX_TITLE_BYTES, Message, Question, Trajectory
 from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.retrieval.ranking.gold import Gold, gold_evidence, without_space
@@ -122,8 +123,28 @@ PREDICATES: Mapping[str, Predicate] = {
 
 
 def find_predicates(names: Sequence[str]) -> dict[str, Predicate]:
-    """Return the predicates of these names, in this order; raise UnknownNameError where there is none of a name."""
-    return {name: look_up("filter predicate", name, PREDICATES) for name in names}
+    """Return the predicates of these names, in this order; own ones by ``path/to/file.py:name``.
+
+    Raise UnknownNameError or ConfigError where there is none of a name.
+    """
+    return {name: _find_predicate(name) for name in names}
+
+
+def _find_predicate(name: str) -> Predicate:
+    if not is_own(name):
+        return look_up("filter predicate", name, PREDICATES)
+
+    code = load_own("filter predicate", name, ("trajectory", "question"))
+
+    def own_predicate(trajectory: Trajectory, question: Question) -> bool:
+        value = code(trajectory, question)
+        if not isinstance(value, bool):
+            raise code.error(
+                f"returned {value!r} for the trajectory {trajectory.id}; a predicate returns True or False"
+            )
+        return value
+
+    return own_predicate
 
 
 def best_per_question(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:

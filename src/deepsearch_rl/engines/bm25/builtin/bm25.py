@@ -84,11 +84,11 @@ class Bm25Index:
 
         summary = IndexSummary(rows=writer.rows, config=config)
         write_json(folder / "index.json", summary.model_dump(mode="json"))
-        return cls.open(folder)
+        return cls.open(folder, config)
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Open what :meth:`build` wrote; raise ArtifactError where a file is missing or damaged."""
+    def open(cls, folder: Path, config: Bm25Config) -> Self:
+        """Open what :meth:`build` wrote; raise ArtifactError where a file is missing, damaged or of another config."""
         index = cls(
             read_record(folder / "index.json", IndexSummary),
             open_column(folder / "keys.npy", np.uint64),
@@ -96,6 +96,10 @@ class Bm25Index:
             open_column(folder / "rows.npy", np.int32),
             open_column(folder / "scores.npy", np.float32),
         )
+        if index.summary.config != config:
+            raise ArtifactError(
+                f"the BM25 index in {folder} was built with other parameters; build it again."
+            )
         terms = len(index.keys_V)
         postings = len(index.rows_P)
 

@@ -9,8 +9,9 @@ The scratch folder of a run holds::
 
 A run that was killed goes on from the newest whole checkpoint.
 
-Every step that is finished is recorded while veRL trains (:mod:`deepsearch_rl.training.runs.curves`), by
-the names that the log of other engines has (:data:`FIGURES`). The best checkpoint by dev F1 is
+Every step that is finished goes to the run's log while veRL trains, which says the alarms that it gives
+(:mod:`deepsearch_rl.training.rl.run_log`), by the names that the log of other engines has
+(:data:`FIGURES`). The best checkpoint by dev F1 is
 converted by veRL's own ``model_merger``.
 """
 
@@ -35,7 +36,7 @@ from deepsearch_rl.core.files import (
     write_json,
     write_jsonl,
 )
-from deepsearch_rl.core.processes import LAST_LINES, ProcessGuard
+from deepsearch_rl.core.processes import ProcessGuard, last_lines
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 from deepsearch_rl.training.backends.verl.overrides import (
@@ -49,7 +50,7 @@ from deepsearch_rl.training.rl.question_order import batch
 from deepsearch_rl.training.rl.run_log import TRAIN_LOG, RunLog, best_line
 from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
-from deepsearch_rl.training.runs.curves import TrainingStep, record_step
+from deepsearch_rl.training.runs.curves import TrainingStep
 from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
 
 _LOG = logging.getLogger(__name__)
@@ -103,7 +104,8 @@ def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
 
     begin("start", 0)
     run = _write_inputs(task, config)
-    lines = _train(task, config, run)
+    log = _train(task, config, run)
+    lines = log.lines
     best = _best_saved(lines, run.checkpoints)
     manifest = {
         "start": task.start_name,
@@ -111,7 +113,7 @@ def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
         "best_step": best.step,
         "best_dev_f1": best.dev_f1,
         "start_dev_f1": lines[0].dev_f1,
-        "alarms": [alarm.model_dump() for alarm in RunLog(task.start_name, lines).alarms.began],
+        "alarms": [alarm.model_dump() for alarm in log.alarms.began],
         "backend": "verl",
         "device": config.backend.device,
         "dtype": config.dtype,
@@ -178,22 +180,16 @@ def _run(
         process = guard.start(command, environment=environment, output=output)
         process.wait()
     if process.returncode != 0:
-        raise CommandError(f"{problem}: {_end(log)}")
+        raise CommandError(f"{problem}: {last_lines(log)}")
 
 
-def _end(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-LAST_LINES:])
-
-
-def _train(task: RlTask, config: RlConfig, run: VerlRun) -> list[TrainingStep]:
+def _train(task: RlTask, config: RlConfig, run: VerlRun) -> RunLog:
     """Start veRL's trainer, which goes on from its newest checkpoint, and return the log of all steps."""
     logs = run.agent.parent / "logs"
     logs.mkdir(exist_ok=True)
-    lines = read_logs(logs, config)
-    has_ended = bool(lines) and lines[-1].step == run.steps
-    if has_ended and (run.checkpoints / _name(run.steps)).is_dir():
-        return lines
+    steps = VerlSteps(task.start_name, read_logs(logs, config))
+    if steps.last == run.steps and (run.checkpoints / _name(run.steps)).is_dir():
+        return steps.log
 
     number = len(list(logs.glob("*.jsonl")))
     figures = logs / f"{number:03}.jsonl"
@@ -205,26 +201,67 @@ def _train(task: RlTask, config: RlConfig, run: VerlRun) -> list[TrainingStep]:
         f"hydra.run.dir={run.agent.parent / 'hydra'}",
         *hydra_overrides(config, run),
     ]
-    recorded = lines[-1].step if lines else -1
     text = logs / f"{number:03}.txt"
 
     with ProcessGuard() as guard, text.open("w", encoding="utf-8") as log:
         process = guard.start(command, environment=_environment(config, figures), output=log)
         while not _has_ended(process):
-            lines = read_logs(logs, config)
-            for line in lines:
-                if line.step > recorded:
-                    _require_same_policy(line, config)
-                    record_step(line.model_dump())
-                    begin("roll out", line.step + 1)
-                    recorded = line.step
+            _take(steps, logs, config)
 
-    lines = read_logs(logs, config)
+    _take(steps, logs, config)
     if process.returncode != 0:
         raise _error(task, process.returncode, text)
-    if not lines or lines[-1].step != run.steps:
+    if steps.last != run.steps:
         raise ArtifactError(f"veRL ended well, and {figures} has no figures of step {run.steps}.")
-    return lines
+    return steps.log
+
+
+def _take(steps: "VerlSteps", logs: Path, config: RlConfig) -> None:
+    """Take what veRL has logged since the last look; raise StalePolicyError for a step of another policy."""
+    for line in steps.take(read_logs(logs, config)):
+        _require_same_policy(line, config)
+        begin("roll out", line.step + 1)
+
+
+class VerlSteps:
+    """The log of a run, which grows with veRL's files; ``lines`` are those of an earlier start."""
+
+    def __init__(self, run: str, lines: Sequence[TrainingStep]) -> None:
+        self._run = run
+        self._lines: list[TrainingStep] = []
+        self.log = RunLog(run, ())
+        self._go_back(lines)
+
+    @property
+    def last(self) -> int | None:
+        """The newest step; None before the first one."""
+        return self._lines[-1].step if self._lines else None
+
+    def take(self, lines: Sequence[TrainingStep]) -> list[TrainingStep]:
+        """Add the steps that are new in veRL's log, and return them.
+
+        Steps that are trained again, because a start goes on from an earlier checkpoint, take the
+        place of those before.
+        """
+        kept = 0
+        for old, new in zip(self._lines, lines, strict=False):
+            if old != new:
+                break
+            kept += 1
+        if kept < len(self._lines):
+            self._go_back(lines[:kept])
+
+        for line in lines[kept:]:
+            self._lines.append(line)
+            self.log.add(line.model_dump())
+        return list(lines[kept:])
+
+    def _go_back(self, lines: Sequence[TrainingStep]) -> None:
+        """Let the log have these steps alone; they are in the curve already."""
+        self._lines = list(lines)
+        self.log = RunLog(self._run, ())
+        for line in lines:
+            self.log.restore(line.model_dump())
 
 
 def _require_same_policy(line: TrainingStep, config: RlConfig) -> None:
@@ -249,7 +286,7 @@ def _has_ended(process: "subprocess.Popen[str]") -> bool:
 def _error(task: RlTask, code: int, log: Path) -> CommandError:
     return CommandError(
         f"veRL's trainer of rl@{task.start_name} ended with exit code {code}; run the command again to go on from its "
-        f"last checkpoint. Its output is in {log}, the end is:\n{_end(log)}"
+        f"last checkpoint. Its output is in {log}, the end is:\n{last_lines(log)}"
     )
 
 

@@ -1,0 +1,1 @@
+"""An encoder of the user's own."""
