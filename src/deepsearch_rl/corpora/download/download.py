@@ -94,30 +94,32 @@ def _section(section: SectionT | None, name: str, source: str) -> SectionT:
 def _by_split(
     sets: Mapping[str, Mapping[str, Iterable[Question]]],
 ) -> dict[str, Iterable[Question]]:
-    return {
-        f"{dataset}/{split}": each
-        for dataset, splits in sets.items()
-        for split, each in splits.items()
-    }
+    questions_by_path: dict[str, Iterable[Question]] = {}
+    for dataset, splits in sets.items():
+        for split, questions in splits.items():
+            questions_by_path[f"{dataset}/{split}"] = questions
+
+    return questions_by_path
 
 
 def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name, records in records_by_name.items():
         path = folder / f"{name}.jsonl"
-        counts[name] = write_jsonl(
-            path, at_least_one(records, f"{path} was not written: its source holds no record.")
-        )
+        problem = f"{path} was not written: its source holds no record."
+        counts[name] = write_jsonl(path, at_least_one(records, problem))
 
     return counts
 
 
 def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
     """Return the documents of each corpus, read while they are iterated; raise UnknownNameError for another format."""
-    return {
-        name: look_up("corpus format", source.format, CORPUS_FORMATS)(config.root / source.path)
-        for name, source in config.corpora.items()
-    }
+    corpora: dict[str, Iterable[Document]] = {}
+    for name, source in config.corpora.items():
+        read = look_up("corpus format", source.format, CORPUS_FORMATS)
+        corpora[name] = read(config.root / source.path)
+
+    return corpora
 
 
 def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Question]]]:
@@ -138,7 +140,8 @@ def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Questio
 
 def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list[Question]]]:
     path = root / source.path
-    questions = list(look_up("question format", source.format, QUESTION_FORMATS)(path))
+    read = look_up("question format", source.format, QUESTION_FORMATS)
+    questions = list(read(path))
 
     for first, second in itertools.pairwise(sorted(question.id for question in questions)):
         if first == second:
@@ -148,6 +151,8 @@ def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list
 
     if source.shuffle_seed is not None:
         random.Random(source.shuffle_seed).shuffle(questions)
+
+    # Splits are cut one after the other, so that no question is in two of them.
     start = 0
 
     for split, count in source.splits.items():
