@@ -27,6 +27,7 @@ from deepsearch_rl.retrieval.encoding.encoding import (
 )
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.ranking.gold import with_gold
+from deepsearch_rl.retrieval.ranking.ranking import FusionWeights
 from deepsearch_rl.retrieval.search import manifest
 from deepsearch_rl.retrieval.search.bm25_engines import bm25_engine
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, IndexManifest
@@ -45,7 +46,8 @@ LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
 class IndexSection(IndexConfig):
     """Section ``index``: indexes over every corpus's chunks, and how they are measured."""
 
-    # Instead of ``vectors``, for the corpora named here
+    # Instead of ``vectors``, for the corpora named here: 21 million passages are searched
+    # otherwise than a few thousand.
     corpus_vectors: dict[str, VectorsConfig]
     corpus_only: dict[str, IndexHalf] = Field(
         default_factory=dict, description="corpora of which one half alone is built"
@@ -130,7 +132,8 @@ def build_index(
         ConfigError: another process builds this folder, or works in ``work``; ``index_dir`` holds
             files that no build wrote; or a parameter does not fit the corpus.
     """
-    _require_device(config)  # before the vectors, which can take hours
+    # Before the vectors, which can take hours.
+    _require_device(config)
     index_dir = index_dir.resolve()
 
     if chunks_path.resolve().is_relative_to(index_dir):
@@ -138,6 +141,7 @@ def build_index(
             f"{chunks_path} lies in {index_dir}, which the index would replace; name another folder."
         )
 
+    # The folder is removed as a whole, so a mistyped path must not cost the files of somebody.
     is_index = (index_dir / manifest.FILE).is_file() and (index_dir / manifest.ROWS_FOLDER).is_dir()
     is_empty = not index_dir.exists() or (index_dir.is_dir() and not any(index_dir.iterdir()))
 
@@ -157,9 +161,10 @@ def build_index(
     with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
         with atomic_directory(index_dir) as folder:
             built = _write_parts(folder, chunks_path, config, seed, work, questions)
-            built = built.model_copy(
-                update={"chunks": os.path.relpath(chunks_path.resolve(), index_dir)}
-            )
+
+            # Relative, so that a folder with chunks and index can be moved as one.
+            relative_path = os.path.relpath(chunks_path.resolve(), index_dir)
+            built = built.model_copy(update={"chunks": relative_path})
             manifest.write_manifest(folder, built)
 
         remove_work(work)
@@ -178,12 +183,14 @@ def _write_vectors(
     """Write the vectors' part of an index and return their dimension; None where the index has no such part."""
     if config.encoder is None:
         return None
+
     encoder = folder / manifest.ENCODER_FOLDER
     vectors = folder / manifest.DENSE_FOLDER / VECTORS_FILE
     prepare_encoder(chunks, config.encoder, encoder, seed)
-    encode_to_file(
-        EncodingJob(config.encoder, encoder, chunks, config.encoding), chunks_sha256, vectors, work
-    )
+    job = EncodingJob(config.encoder, encoder, chunks, config.encoding)
+    encode_to_file(job, chunks_sha256, vectors, work)
+
+    # Building may remove the file, so what it holds is read first.
     dimension = open_vector_file(vectors).dimension
     build_vector_index(vectors, vectors.parent, config.vectors, seed)
     return dimension
@@ -211,29 +218,20 @@ def _write_parts(
     if config.bm25 is not None:
         bm25_engine(config.bm25).build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
     dimension = _write_vectors(folder, chunks, config, sha256, seed, work)
-    weights = None
-    learning = config.fusion.learning
+    weights = _learn_weights(folder, chunks, config, seed, questions)
 
-    if learning is not None and questions and len(config.halves) > 1:
-        warn_of_missing(
-            chunks, [gold for _, gold in with_gold(questions)], "the questions to learn from"
-        )
-        terms = folder / manifest.TERMS_FOLDER
-        write_sentence_terms(chunks, terms)
-        weights = learn_fusion(
-            open_finder(folder, config, terms), chunks, questions, learning, seed
-        )
-        if weights is None or weights.ranking != "learned":
-            shutil.rmtree(terms)  # searching will not use them
-
+    # The offsets of rows would point into the middle of other lines.
     after = chunks_path.stat()
-
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise ArtifactError(
             f"{chunks_path} was changed while it was being indexed; run this again."
         )
 
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    sizes_bytes: dict[str, int] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            sizes_bytes[str(path.relative_to(folder))] = path.stat().st_size
+
     return IndexManifest(
         chunks=str(chunks_path),
         chunks_bytes=before.st_size,
@@ -243,9 +241,35 @@ def _write_parts(
         dimension=dimension,
         fusion_weights=weights,
         seed=seed,
-        sizes_bytes={str(path.relative_to(folder)): path.stat().st_size for path in files},
+        sizes_bytes=sizes_bytes,
         versions={
             "faiss": faiss.__version__,
             **{library: version(library) for library in LIBRARIES},
         },
     )
+
+
+def _learn_weights(
+    folder: Path,
+    chunks: ChunkStore,
+    config: IndexConfig,
+    seed: int,
+    questions: Sequence[Question],
+) -> FusionWeights | None:
+    """Return the learnt weights of the hybrid; None where there is nothing to learn or to learn from."""
+    learning = config.fusion.learning
+    if learning is None or not questions or len(config.halves) < 2:
+        return None
+
+    golds = [gold for _, gold in with_gold(questions)]
+    warn_of_missing(chunks, golds, "the questions to learn from")
+
+    terms = folder / manifest.TERMS_FOLDER
+    write_sentence_terms(chunks, terms)
+    finder = open_finder(folder, config, terms)
+    weights = learn_fusion(finder, chunks, questions, learning, seed)
+
+    # Only the learnt ranking reads the sentence terms.
+    if weights is None or weights.ranking != "learned":
+        shutil.rmtree(terms)
+    return weights

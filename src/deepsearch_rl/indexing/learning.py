@@ -46,7 +46,8 @@ from deepsearch_rl.retrieval.ranking.ranking import FusionWeights, LearningConfi
 logger = logging.getLogger(__name__)
 
 # Questions that are searched for at once, since an exact vector index is read whole for every call
-TOGETHER = 64
+BATCH_QUESTIONS = 64
+
 # Decimals of a stored weight, so that machines that round differently store the same
 DIGITS = 6
 
@@ -69,17 +70,17 @@ def gather(
     """Return an example for every question, with candidates for a ranking of at least ``depth`` rows."""
     examples: list[Example] = []
     with ProgressBar("gather candidates", len(questions), "questions") as progress:
-        for start in range(0, len(questions), TOGETHER):
-            part = questions[start : start + TOGETHER]
-            for candidates, (_, gold) in zip(
-                finder.find([text for text, _ in part], depth), part, strict=True
-            ):
-                items_C = tuple(
-                    frozenset(gold.found_in(chunks[row])) for row in candidates.rows_C.tolist()
-                )
-                examples.append(Example(candidates, items_C, len(gold.items)))
+        for start in range(0, len(questions), BATCH_QUESTIONS):
+            batch = questions[start : start + BATCH_QUESTIONS]
+            candidates_Q = finder.find([text for text, _ in batch], depth)
 
-            progress.advance(len(part))
+            for candidates, (_, gold) in zip(candidates_Q, batch, strict=True):
+                items_C: list[frozenset[int]] = []
+                for row in candidates.rows_C.tolist():
+                    items_C.append(frozenset(gold.found_in(chunks[row])))
+                examples.append(Example(candidates, tuple(items_C), len(gold.items)))
+
+            progress.advance(len(batch))
 
     return examples
 
@@ -88,11 +89,14 @@ def fit_weights(examples: Sequence[Example], ridge: float) -> Floats:
     """Return the weights_F of least loss; zeros where no example has a relevant candidate."""
     from scipy.optimize import minimize  # noqa: PLC0415 - costs 0.2 s, and searching does without
 
+    # A question whose candidates are all irrelevant has no pair to learn from.
     usable = [example for example in examples if any(example.items_C)]
     start_F = np.zeros(len(FEATURES))
     if not usable:
         return start_F
-    return np.asarray(minimize(ranking_loss(usable, ridge), start_F, jac=True, method="L-BFGS-B").x)
+
+    solution = minimize(ranking_loss(usable, ridge), start_F, jac=True, method="L-BFGS-B")
+    return np.asarray(solution.x)
 
 
 def ranking_loss(
@@ -100,27 +104,43 @@ def ranking_loss(
 ) -> Callable[[Floats], tuple[float, Floats]]:
     """Return the loss and its derivative as a function of weights_F; each example has a relevant candidate."""
     # The C candidates of Q questions, one question after the other.
-    features_CF = np.concatenate([example.candidates.features_CF for example in examples])
-    relevant = [np.array(list(map(bool, example.items_C))) for example in examples]
+    features: list[Floats] = []
+    relevant: list[NDArray[np.bool_]] = []
+    shares: list[Floats] = []
+
+    for example in examples:
+        mask_C = np.array(list(map(bool, example.items_C)))
+        features.append(example.candidates.features_CF)
+        relevant.append(mask_C)
+        shares.append(mask_C / mask_C.sum())
+
+    features_CF = np.concatenate(features)
     relevant_C = np.concatenate(relevant)
-    share_C = np.concatenate([mask_C / mask_C.sum() for mask_C in relevant])
+    share_C = np.concatenate(shares)
     sizes_Q = np.array(list(map(len, relevant)))
     starts_Q = np.cumsum(sizes_Q) - sizes_Q
 
     def loss_and_slope(weights_F: Floats) -> tuple[float, Floats]:
+        """Return the loss and its derivative; the module gives the formula."""
+        # Differences of scores alone count, so the greatest becomes 0 and no exp overflows.
         scores_C = features_CF @ weights_F
         scores_C -= np.repeat(np.maximum.reduceat(scores_C, starts_Q), sizes_Q)
+
         # A question without an irrelevant candidate has next to nothing in place of its weight.
         irrelevant_C = np.where(relevant_C, 0.0, np.exp(scores_C))
-        irrelevant_Q = np.maximum(
-            np.add.reduceat(irrelevant_C, starts_Q), np.finfo(np.float64).tiny
-        )
+        irrelevant_Q = np.add.reduceat(irrelevant_C, starts_Q)
+        irrelevant_Q = np.maximum(irrelevant_Q, np.finfo(np.float64).tiny)
+
+        # log(exp(s_r) + sum over irrelevant j of exp(s_j)) of every candidate r.
         log_irrelevant_C = np.repeat(np.log(irrelevant_Q), sizes_Q)
         log_all_C = np.logaddexp(scores_C, log_irrelevant_C)
+        penalty = ridge / 2 * weights_F @ weights_F
+        loss = share_C @ (log_all_C - scores_C) / len(sizes_Q) + penalty
+
+        # The probability that r is not first, which pulls r up and the irrelevant ones down.
         lost_C = share_C * np.exp(log_irrelevant_C - log_all_C)
         lost_Q = np.add.reduceat(lost_C, starts_Q)
         slope_C = irrelevant_C * np.repeat(lost_Q / irrelevant_Q, sizes_Q) - lost_C
-        loss = share_C @ (log_all_C - scores_C) / len(sizes_Q) + ridge / 2 * weights_F @ weights_F
         return float(loss), slope_C @ features_CF / len(sizes_Q) + ridge * weights_F
 
     return loss_and_slope
@@ -139,11 +159,12 @@ def score_held_out(
 ) -> list[dict[str, float]]:
     """Return the scores of every example, ranked with weights learnt from the other folds."""
     pairs = list(zip(examples, fold_Q.tolist(), strict=True))
-    weights = {
-        fold: fit_weights([example for example, own in pairs if own != fold], ridge)
-        for fold in set(fold_Q.tolist())
-    }
-    return [score_example(example, weights[fold], cutoffs) for example, fold in pairs]
+    weights_by_fold: dict[int, Floats] = {}
+    for held_out in set(fold_Q.tolist()):
+        others = [example for example, fold in pairs if fold != held_out]
+        weights_by_fold[held_out] = fit_weights(others, ridge)
+
+    return [score_example(example, weights_by_fold[fold], cutoffs) for example, fold in pairs]
 
 
 def learn_fusion(
@@ -154,31 +175,33 @@ def learn_fusion(
     seed: int,
 ) -> FusionWeights | None:
     """Learn from the questions whose gold evidence is known; None where those are too few to deal into folds."""
-    drawn = with_gold(questions)
-    if len(drawn) > config.questions:
-        places = np.random.default_rng(seed).choice(len(drawn), config.questions, replace=False)
-        drawn = [drawn[place] for place in np.sort(places).tolist()]
+    sample = with_gold(questions)
+    if len(sample) > config.questions:
+        places = np.random.default_rng(seed).choice(len(sample), config.questions, replace=False)
+        sample = [sample[place] for place in np.sort(places).tolist()]
 
-    if len(drawn) < config.folds:
+    if len(sample) < config.folds:
         logger.info(
             "no hybrid is learnt: %d questions with gold evidence, %d folds",
-            len(drawn),
+            len(sample),
             config.folds,
         )
         return None
 
-    examples = gather(finder, chunks, drawn)
-    folds = drawn_folds(len(drawn), config.folds, seed)
+    examples = gather(finder, chunks, sample)
+    folds = drawn_folds(len(sample), config.folds, seed)
     scores = {
         "learned": mean_scores(score_held_out(examples, config.ridge, folds)),
-        "bm25": mean_scores(score_retriever(finder.bm25, chunks, drawn)),
-        "dense": mean_scores(score_retriever(finder.dense, chunks, drawn)),
+        "bm25": mean_scores(score_retriever(finder.bm25, chunks, sample)),
+        "dense": mean_scores(score_retriever(finder.dense, chunks, sample)),
     }
+
+    # The scores are of weights that did not see the question; what is stored learnt from all.
     weights_F = fit_weights(examples, config.ridge).round(DIGITS).tolist()
     return FusionWeights(
         ranking=choose(scores),
         weights=dict(zip(FEATURES, weights_F, strict=True)),
-        questions=len(drawn),
+        questions=len(sample),
         held_out=scores,
     )
 
@@ -199,6 +222,5 @@ def score_example(
     """Return the scores of a question whose candidates are ranked with these weights."""
     items_by_row = dict(zip(example.candidates.rows_C.tolist(), example.items_C, strict=True))
     ranking = order(example.candidates, weights_F, max((*cutoffs, RANKED)))
-    return score_facts(
-        [set(items_by_row[row]) for row in ranking.rows_K.tolist()], example.items, cutoffs
-    )
+    items_by_rank = [set(items_by_row[row]) for row in ranking.rows_K.tolist()]
+    return score_facts(items_by_rank, example.items, cutoffs)

@@ -4,6 +4,7 @@ The hybrid is scored by cross-validation. Intervals are percentile bootstraps ov
 and Tibshirani 1993, ch. 13); a difference is taken question by question before it is resampled.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from deepsearch_rl.core.records import Chunk, Question, Record
 from deepsearch_rl.indexing import learning as hybrid
 from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
-from deepsearch_rl.retrieval.ranking.gold import MRR, RANKED, score_retriever, with_gold
+from deepsearch_rl.retrieval.ranking.gold import MRR, RANKED, Gold, score_retriever, with_gold
 from deepsearch_rl.retrieval.ranking.ranking import LearningConfig
 from deepsearch_rl.retrieval.search import manifest
 from deepsearch_rl.retrieval.search.missing_gold import MissingGold, find_missing
@@ -31,8 +32,11 @@ from deepsearch_rl.retrieval.search.searcher import (
 
 COMPARED = {"bm25": "bm25", "dense": "dense", "rrf": "reciprocal_ranks", "hybrid": "hybrid"}
 """What is compared, each with its name for :func:`open_retriever`."""
-# Chunk lengths are means over at most so many chunks, evenly spaced
+
+# Chunk lengths are means over at most so many chunks, evenly spaced: reading every chunk of
+# wiki-18 takes longer than scoring the questions.
 MEASURED_CHUNKS = 10_000
+
 Scores = dict[str, NDArray[np.float64]]  # a score per question, by metric
 
 
@@ -85,6 +89,7 @@ def compare_retrievers(
     chunks = searcher.chunks
     examples = with_gold(questions)
 
+    # A fold without a question could not be scored.
     if len(examples) < (learning.folds if learning else 1):
         raise ArtifactError(
             f"{len(examples)} of {len(questions)} questions have gold evidence (metadata.evidence_list, "
@@ -93,61 +98,93 @@ def compare_retrievers(
 
     built = manifest.read_manifest(index_dir)
     available = retrievers_of(built, COMPARED.values())
-    scores: dict[str, Scores] = {}
+    names = retrievers or [name for name, ranking in COMPARED.items() if ranking in available]
 
-    for name in retrievers or [name for name, ranking in COMPARED.items() if ranking in available]:
+    scores: dict[str, Scores] = {}
+    for name in names:
         ranking = look_up("retriever", name, COMPARED)
         if name == "hybrid" and learning is not None and len(built.config.halves) > 1:
-            with opened_finder(index_dir, chunks) as finder:
-                gathered = hybrid.gather(finder, chunks, examples, max((*cutoffs, RANKED)))
-            folds = hybrid.drawn_folds(len(gathered), learning.folds, seed)
-            rows = hybrid.score_held_out(gathered, learning.ridge, folds, cutoffs)
+            rows = _score_held_out(index_dir, chunks, examples, cutoffs, learning, seed)
         else:
             retriever = open_retriever(index_dir, built.config, built.fusion_weights, ranking)
             rows = score_retriever(retriever, chunks, examples, cutoffs)
+        scores[name] = _by_metric(rows)
 
-        scores[name] = {metric: np.array([row[metric] for row in rows]) for metric in rows[0]}
-
-    differences: Scores = {}
-
-    if {"bm25", "dense", "hybrid"} <= scores.keys():
-        better = scores[max(("bm25", "dense"), key=lambda name: sum(scores[name][MRR]))]
-        differences = {
-            metric: values_Q - better[metric] for metric, values_Q in scores["hybrid"].items()
-        }
-
-    kinds = [gold.kind for _, gold in examples]
+    golds = [gold for _, gold in examples]
+    kinds = Counter[str](gold.kind for gold in golds)
     return Comparison(
         questions=len(examples),
-        gold={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
-        missing_gold=find_missing(chunks, [gold for _, gold in examples]),
+        gold=dict(kinds),
+        missing_gold=find_missing(chunks, golds),
         chunks=len(chunks),
         chunk_length=chunk_length(chunks),
-        scores={name: intervals(rows, seed, draws) for name, rows in scores.items()},
-        hybrid_minus_better_half=intervals(differences, seed, draws),
+        scores={name: intervals(by_metric, seed, draws) for name, by_metric in scores.items()},
+        hybrid_minus_better_half=intervals(_hybrid_minus_better_half(scores), seed, draws),
     )
+
+
+def _score_held_out(
+    index_dir: Path,
+    chunks: Sequence[Chunk],
+    questions: Sequence[tuple[str, Gold]],
+    cutoffs: Sequence[int],
+    learning: LearningConfig,
+    seed: int,
+) -> list[dict[str, float]]:
+    """Return the scores of every question, by a hybrid that has not learnt from it."""
+    with opened_finder(index_dir, chunks) as finder:
+        examples = hybrid.gather(finder, chunks, questions, max((*cutoffs, RANKED)))
+
+    folds = hybrid.drawn_folds(len(examples), learning.folds, seed)
+    return hybrid.score_held_out(examples, learning.ridge, folds, cutoffs)
+
+
+def _by_metric(rows: Sequence[dict[str, float]]) -> Scores:
+    """Return the scores of at least one question as an array per metric."""
+    scores: Scores = {}
+    for metric in rows[0]:
+        scores[metric] = np.array([row[metric] for row in rows])
+
+    return scores
+
+
+def _hybrid_minus_better_half(scores: dict[str, Scores]) -> Scores:
+    """Return the differences of every question; nothing unless all three were compared."""
+    differences: Scores = {}
+    if {"bm25", "dense", "hybrid"} <= scores.keys():
+        better = max(("bm25", "dense"), key=lambda name: sum(scores[name][MRR]))
+        for metric, values_Q in scores["hybrid"].items():
+            differences[metric] = values_Q - scores[better][metric]
+
+    return differences
 
 
 def chunk_length(chunks: Sequence[Chunk]) -> ChunkLength:
     """Return the mean length of at least one chunk."""
-    rows = np.unique(
-        np.linspace(0, len(chunks) - 1, min(len(chunks), MEASURED_CHUNKS)).astype(int)
-    ).tolist()
-    texts = [chunks[row].contents for row in rows]
-    return ChunkLength(
-        words=round(fmean(len(text.split()) for text in texts), 1),
-        characters=round(fmean(map(len, texts)), 1),
-    )
+    places = np.linspace(0, len(chunks) - 1, min(len(chunks), MEASURED_CHUNKS))
+    words: list[int] = []
+    characters: list[int] = []
+
+    for row in np.unique(places.astype(int)).tolist():
+        text = chunks[row].contents
+        words.append(len(text.split()))
+        characters.append(len(text))
+
+    return ChunkLength(words=round(fmean(words), 1), characters=round(fmean(characters), 1))
 
 
 def intervals(scores: Scores, seed: int, draws: int) -> dict[str, Interval]:
-    """Return the mean of every metric with its interval, all from the same resamples of the questions."""
+    """Return the mean of every metric with its interval, all from the same resamples."""
     result: dict[str, Interval] = {}
     for metric, values_Q in scores.items():
         mean = float(values_Q.mean())
         size = len(values_Q)
+
+        # A generator for each metric, so that all of them draw the same questions.
         generator = np.random.default_rng(seed)
         means = [values_Q[generator.integers(0, size, size)].mean() for _ in range(draws)]
+
+        # Without draws the interval is the mean itself.
         low, high = np.percentile(means or [mean], (2.5, 97.5)).tolist()
         result[metric] = Interval(mean=mean, low=low, high=high)
 

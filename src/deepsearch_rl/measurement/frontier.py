@@ -34,11 +34,16 @@ TOP_K = 5
 MEGABYTE = 1e6
 KINDS = get_args(VectorsKind)
 FIGURES = ("recall_at_5", "queries_per_s", "memory_mb", "disk_mb")
+Setting = dict[str, Any]  # a VectorsConfig that is not parsed yet
 NPROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REFINE_FACTORS = (2.0, 4.0, 8.0)
 EF_SEARCHES = (16, 32, 64, 128, 256)
 TRAIN_ROWS = 65_536
+
+# Queries of one pass of the exact search, and so between two steps of the progress bar.
 EXACT_BATCH = 64
+
+# The faster pass counts: the first one also fills the page cache.
 REPEATS = 2
 
 
@@ -64,18 +69,22 @@ class Queries:
 
 def recall(rows: Sequence[NDArray[np.int64]], true_QK: NDArray[np.int64]) -> float:
     """Return the mean share of the K true rows of a query that are among its rows."""
-    return float(
-        np.mean(
-            [np.isin(true_K, rows_K).mean() for true_K, rows_K in zip(true_QK, rows, strict=True)]
-        )
-    )
+    shares: list[np.floating] = []
+    for true_K, rows_K in zip(true_QK, rows, strict=True):
+        shares.append(np.isin(true_K, rows_K).mean())
+
+    return float(np.mean(shares))
 
 
 def without_own(
     rows: Sequence[NDArray[np.int64]], own_Q: NDArray[np.int64]
 ) -> list[NDArray[np.int64]]:
     """Return the first :data:`TOP_K` rows of each query that are not the query's own."""
-    return [rows_K[rows_K != own][:TOP_K] for rows_K, own in zip(rows, own_Q, strict=True)]
+    result: list[NDArray[np.int64]] = []
+    for rows_K, own in zip(rows, own_Q, strict=True):
+        result.append(rows_K[rows_K != own][:TOP_K])
+
+    return result
 
 
 def prepare_queries(
@@ -88,12 +97,13 @@ def prepare_queries(
         )
 
     if queries is None:
-        own_Q = np.sort(
-            np.random.default_rng(seed).choice(file.rows, min(sampled, file.rows), replace=False)
-        )
+        # Ascending, so that the file is read in one direction.
+        generator = np.random.default_rng(seed)
+        own_Q = np.sort(generator.choice(file.rows, min(sampled, file.rows), replace=False))
         queries_QD = file.vectors_ND[own_Q].astype(np.float32)
     else:
         queries_QD = np.array(open_vector_file(queries).vectors_ND, dtype=np.float32)
+        # No row has this number, so that none of them is left out as the query's own.
         own_Q = np.full(len(queries_QD), -1)
 
     if queries_QD.shape[1] != file.dimension:
@@ -102,9 +112,10 @@ def prepare_queries(
         )
 
     np.save(out, queries_QD)
-    return Queries(
-        out, np.stack(without_own(exact_rows(file, queries_QD, TOP_K + 1), own_Q)), own_Q
-    )
+
+    # One more than is compared, because a sampled row finds itself.
+    rows = exact_rows(file, queries_QD, TOP_K + 1)
+    return Queries(out, np.stack(without_own(rows, own_Q)), own_Q)
 
 
 def exact_rows(
@@ -113,56 +124,92 @@ def exact_rows(
     """Return the true best rows of every query."""
     index = FlatIndex(file)
     batches = np.array_split(queries_QD, len(queries_QD) // EXACT_BATCH + 1)
-    rankings = (
-        index.search(batch_QD, top_k)
-        for batch_QD in track(batches, "exact search", len(batches), "batches")
-    )
-    return [ranking.rows_K for of_batch in rankings for ranking in of_batch]
+    rows: list[NDArray[np.int64]] = []
+
+    for batch_QD in track(batches, "exact search", len(batches), "batches"):
+        for ranking in index.search(batch_QD, top_k):
+            rows.append(ranking.rows_K)
+
+    return rows
 
 
 def sweeps(
     rows: int, dimension: int, kinds: Sequence[str], nlist: int | None
 ) -> list[list[VectorsConfig]]:
-    """Return the settings of every build; product codes are built once, to be searched with refining and without.
+    """Return the settings of every build.
 
-    Codes are a byte per eight dimensions, as the published wiki-18 index has them, or four bits per
-    six.
+    Product codes are built once, to be searched with refining and without. Codes are a byte per
+    eight dimensions, as the published wiki-18 index has them, or four bits per six.
     """
     for kind in kinds:
         look_up("kind of vector index", kind, dict.fromkeys(KINDS))
+
     train_rows = min(rows, TRAIN_ROWS)
-    cells = {
-        "nlist": min(nlist or round(rows**0.5), train_rows),
-        "train_rows": train_rows,
-        "device": "cpu",
-        "search_device": "cpu",
-    }
-    visits = [{"nprobe": nprobe, **cells} for nprobe in NPROBES if nprobe < cells["nlist"]]
-    visits.append({"nprobe": cells["nlist"], **cells})
-    builds: list[list[dict[str, Any]]] = [
+    cells = min(nlist or round(rows**0.5), train_rows)
+    visits = _cell_visits(cells, train_rows)
+    builds: list[list[Setting]] = [
         [{"kind": "flat"}],
         [{"kind": "ivf_flat", **visit} for visit in visits],
     ]
 
-    for nbits, most in ((8, dimension // 8), (4, dimension // 6)):
+    for nbits, max_parts in ((8, dimension // 8), (4, dimension // 6)):
         if 2**nbits <= train_rows:
-            m = max(part for part in range(1, max(most, 1) + 1) if dimension % part == 0)
-            codes = [{"m": m, "nbits": nbits, **visit} for visit in visits]
-            refined = [
-                {"kind": "ivf_pq_refine", "refine_factor": factor, **code}
-                for factor in REFINE_FACTORS
-                for code in codes
-            ]
-            # The first is what is built
-            builds.append([*refined, *({"kind": "ivf_pq", **code} for code in codes)])
+            m = _largest_divisor(dimension, max(max_parts, 1))
+            builds.append(_code_settings(m, nbits, visits))
 
     graph = {"kind": "hnsw", "links": 16, "ef_construction": 100}
     builds.append([{**graph, "ef_search": effort} for effort in EF_SEARCHES])
+
     parse = TypeAdapter[VectorsConfig](VectorsConfig).validate_python
-    selection = [
-        [parse(setting) for setting in build if setting["kind"] in kinds] for build in builds
-    ]
-    return [build for build in selection if build]
+    selection: list[list[VectorsConfig]] = []
+    for build in builds:
+        settings = [parse(setting) for setting in build if setting["kind"] in kinds]
+        if settings:
+            selection.append(settings)
+
+    return selection
+
+
+def _cell_visits(cells: int, train_rows: int) -> list[Setting]:
+    """Return settings of an inverted file that visit ever more of its cells, at last all of them."""
+    nprobes = [nprobe for nprobe in NPROBES if nprobe < cells]
+    visits: list[Setting] = []
+
+    for nprobe in (*nprobes, cells):
+        visit = {
+            "nprobe": nprobe,
+            "nlist": cells,
+            "train_rows": train_rows,
+            "device": "cpu",
+            "search_device": "cpu",
+        }
+        visits.append(visit)
+
+    return visits
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of ``number`` from 1 to ``limit``."""
+    divisor = limit
+    while number % divisor:
+        divisor -= 1
+
+    return divisor
+
+
+def _code_settings(m: int, nbits: int, visits: Sequence[Setting]) -> list[Setting]:
+    """Return every setting of one product code; the first is what is built."""
+    codes = [{"m": m, "nbits": nbits, **visit} for visit in visits]
+    settings: list[Setting] = []
+
+    # Refinement needs the whole vectors beside the codes, so a build that has it serves both.
+    for factor in REFINE_FACTORS:
+        for code in codes:
+            settings.append({"kind": "ivf_pq_refine", "refine_factor": factor, **code})
+    for code in codes:
+        settings.append({"kind": "ivf_pq", **code})
+
+    return settings
 
 
 def measure_frontier(
@@ -187,25 +234,24 @@ def measure_frontier(
 
 
 def _measure(folder: Path, config: VectorsConfig, queries: Queries, batch: int) -> Point:
+    # The file that a search scans comes first
     files = {"flat": (VECTORS_FILE,), "ivf_pq_refine": (INDEX_FILE, VECTORS_FILE)}.get(
         config.kind, (INDEX_FILE,)
     )
-    # The file that a search scans comes first
     sizes_mb = [(folder / name).stat().st_size / MEGABYTE for name in files]
+
     index = open_vector_index(folder, config)
     queries_QD = np.load(queries.path)
-    batches = [queries_QD[start : start + batch] for start in range(0, len(queries_QD), batch)]
     rows: list[NDArray[np.int64]] = []
     times_s: list[float] = []
 
     with threadpool_limits(1):
         for _ in range(REPEATS):
+            rows = []
             began_s = time.process_time()
-            rows = [
-                ranking.rows_K
-                for batch_QD in batches
-                for ranking in index.search(batch_QD, TOP_K + 1)
-            ]
+            for start in range(0, len(queries_QD), batch):
+                for ranking in index.search(queries_QD[start : start + batch], TOP_K + 1):
+                    rows.append(ranking.rows_K)
             times_s.append(time.process_time() - began_s)
 
     return Point(
@@ -251,11 +297,15 @@ def require_room(vectors: Path, out: Path) -> None:
 def described(point: Point) -> str:
     """Return a point in one line."""
     values = point.config.model_dump()
-    codes = f" {values['m']} x {values['nbits']} bits" if "nbits" in values else ""
-    efforts = (name for name in ("nprobe", "ef_search", "refine_factor") if name in values)
-    effort = "".join(f", {name} {values[name]:g}" for name in efforts)
+    setting = point.config.kind
+    if "nbits" in values:
+        setting += f" {values['m']} x {values['nbits']} bits"
+    for name in ("nprobe", "ef_search", "refine_factor"):
+        if name in values:
+            setting += f", {name} {values[name]:g}"
+
     return (
-        f"{point.config.kind}{codes}{effort}: recall@5 {point.recall_at_5:.3f}, "
+        f"{setting}: recall@5 {point.recall_at_5:.3f}, "
         f"{point.queries_per_s:.0f} queries/s, {point.memory_mb:.0f} MB"
     )
 
@@ -263,12 +313,17 @@ def described(point: Point) -> str:
 def snippet(config: VectorsConfig) -> str:
     """Return the setting as a line for ``index`` in params.yaml."""
     values = {"kind": config.kind, **config.model_dump()}
-    return f"vectors: {{{', '.join(f'{name}: {value}' for name, value in values.items())}}}"
+    fields = ", ".join(f"{name}: {value}" for name, value in values.items())
+    return f"vectors: {{{fields}}}"
 
 
 def write_points(points: Sequence[Point], path: Path) -> None:
     """Write a CSV with a column per parameter, then one per figure."""
-    parameters = list(dict.fromkeys(name for point in points for name in point.config.model_dump()))
+    # A dict keeps the order in which the kinds bring their parameters.
+    parameters: dict[str, None] = {}
+    for point in points:
+        parameters.update(dict.fromkeys(point.config.model_dump()))
+
     with atomic_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, fieldnames=[*parameters, *FIGURES], restval="")
         writer.writeheader()

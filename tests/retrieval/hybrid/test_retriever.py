@@ -149,7 +149,7 @@ def test_questions_are_gathered_together_as_one_by_one(
     index: Path, config: IndexConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finder = open_finder(index, config, index / TERMS_FOLDER)
-    monkeypatch.setattr(learning, "TOGETHER", 7)
+    monkeypatch.setattr(learning, "BATCH_QUESTIONS", 7)
     gathered = learning.gather(finder, CHUNKS, with_gold(QUESTIONS))
     for question, example in zip(QUESTIONS, gathered, strict=True):
         [alone] = finder.find([question.question], learning.RANKED)

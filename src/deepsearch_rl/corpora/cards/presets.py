@@ -25,8 +25,13 @@ from deepsearch_rl.corpora.download.hub import HubConfig
 MULTIHOPRAG = "multihoprag"
 HUB = "https://huggingface.co"
 ATTEMPTS = 20
-SPLIT = "val"  # the split to answer, in every set
+
+# The split to answer, in every set
+SPLIT = "val"
+
+# Official files are named by their split; the first name that a folder has is read.
 QUESTION_FILES = ("questions", "dev", "test")
+
 # Of MultiHop-RAG, after the shuffle with `SHUFFLE_SEED`
 PUBLISHED_SPLIT = {"val": 200, "dev": 100, "train": None}
 SHUFFLE_SEED = 42
@@ -103,4 +108,5 @@ def _only(folder: Path, beginnings: tuple[str, ...]) -> Path:
         if paths:
             return paths[0]
 
-    raise ArtifactError(f"{folder} holds no file {' or '.join(f'{name}*' for name in beginnings)}.")
+    patterns = " or ".join(f"{beginning}*" for beginning in beginnings)
+    raise ArtifactError(f"{folder} holds no file {patterns}.")

@@ -32,12 +32,13 @@ class PieceTokenizer(Tokenizer):
     # chonkie's type is int, but it only slices and counts tokens
     def encode(self, text: str) -> list[Any]:
         """Return the pieces of a text; white space before the first token belongs to it."""
-        starts = [start for start, _ in self._counter.spans(text)][1:]
-        return (
-            [text[start:end] for start, end in pairwise([0, *starts, len(text)])]
-            if text.strip()
-            else []
-        )
+        if not text.strip():
+            return []
+
+        # The first token begins where the text does, behind white space or not.
+        starts = [start for start, _ in self._counter.spans(text)]
+        bounds = [0, *starts[1:], len(text)]
+        return [text[start:end] for start, end in pairwise(bounds)]
 
     def decode(self, tokens: Sequence[Any]) -> str:
         """Return the text that pieces make up."""

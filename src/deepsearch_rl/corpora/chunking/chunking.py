@@ -9,7 +9,7 @@ longer than a chunk at tokens; ``chonkie_token`` and ``chonkie_recursive`` are t
 import itertools
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -98,20 +98,26 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
 
     for name, cutting in cuttings.items():
         path = paths[cutting.corpus if isinstance(cutting, ChunkVariant) else name]
-        with path.open("rb") as lines:
-            total = sum(block.count(b"\n") for block in iter(lambda: lines.read(1 << 20), b""))
-        read = at_least_one(
+        corpus = at_least_one(
             read_distinct(path, Document), f"{path} is an empty corpus: it holds no documents."
         )
-        documents = track(read, f"chunk {name}", total, "documents")
-        cut = (
-            _wholes(documents)
-            if name in config.passages
-            else cut_documents(documents, counter, cutting)
-        )
-        counts[name] = write_jsonl(chunks / f"{name}.jsonl", cut)
+        documents = track(corpus, f"chunk {name}", _count_lines(path), "documents")
+
+        is_cut = name not in config.passages
+        passages = cut_documents(documents, counter, cutting) if is_cut else _wholes(documents)
+        counts[name] = write_jsonl(chunks / f"{name}.jsonl", passages)
 
     return counts
+
+
+def _count_lines(path: Path) -> int:
+    """Return the number of newlines, which is what the progress bar counts up to."""
+    total = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            total += block.count(b"\n")
+
+    return total
 
 
 def _check_names(config: ChunkConfig, corpora: Mapping[str, Path]) -> None:
@@ -141,14 +147,17 @@ def cut_documents(
         ) from error
 
     spans = span_chunker(cutting.chunker, counter, cutting.chunk_size, cutting.overlap)
-    return (
-        chunk
-        for document in documents
+    return _cut_by_spans(documents, spans)
+
+
+def _cut_by_spans(
+    documents: Iterable[Document], spans: Callable[[str], Iterator[Span]]
+) -> Iterator[Chunk]:
+    for document in documents:
+        bounds = list(itertools.chain.from_iterable(spans(document.text)))
+
         # Offsets of the text below the title are counted from its first character.
-        for chunk in _slices(
-            document, [*itertools.chain(*spans(document.text))], -_title_chars(document) - 1
-        )
-    )
+        yield from _slices(document, bounds, -_title_chars(document) - 1)
 
 
 def _cut_at_sentences(
@@ -162,8 +171,11 @@ def _cut_at_sentences(
         blocks: Iterable[Units] = (
             _units(text, block, counter, cutting) for block in sentence_blocks(text)
         )
+
+        # Several documents are one block, which all of them are cut from; the blocks of a long one
+        # are never held together.
         if len(batch) > 1:
-            blocks = list(blocks)  # one, which all of them are cut from
+            blocks = list(blocks)
         start = 0
 
         for document in batch:
@@ -244,14 +256,22 @@ def _units(text: str, sentences: Sentences, counter: TokenCounter, cutting: Cutt
     units = Units(sentences.starts_N.tolist(), sentences.ends_N.tolist(), tokens_N.tolist())
     length = cutting.overlap or cutting.chunk_size
 
+    # From the last one, because slices in place of a unit move those behind it.
     for number in reversed(np.flatnonzero(tokens_N > cutting.chunk_size).tolist()):
         start = units.starts[number]
         spans = list(counter.spans(text[start : units.ends[number]]))
-        slices = [spans[first : first + length] for first in range(0, len(spans), length)]
+        slices = Units([], [], [])
+
+        for first in range(0, len(spans), length):
+            piece = spans[first : first + length]
+            slices.starts.append(start + piece[0][0])
+            slices.ends.append(start + piece[-1][1])
+            slices.tokens.append(len(piece))
+
         place = slice(number, number + 1)
-        units.starts[place] = [start + piece[0][0] for piece in slices]
-        units.ends[place] = [start + piece[-1][1] for piece in slices]
-        units.tokens[place] = map(len, slices)
+        units.starts[place] = slices.starts
+        units.ends[place] = slices.ends
+        units.tokens[place] = slices.tokens
 
     return units
 
@@ -260,23 +280,33 @@ def _pack(blocks: Iterable[Units], cutting: Cutting) -> Iterator[Span]:
     """Yield units joined into spans of at most ``chunk_size`` tokens; whole units repeat up to ``overlap`` tokens."""
     starts: list[int] = []
     ends: list[int] = []
-    before = [0]  # tokens before each unit, and before the one to come
+
+    # Tokens before each unit, and before the one to come; they grow, so that a sum of tokens is
+    # found by bisection.
+    before = [0]
 
     for block in blocks:
         starts += block.starts
         ends += block.ends
-        before += itertools.islice(itertools.accumulate(block.tokens, initial=before[-1]), 1, None)
+        for tokens in block.tokens:
+            before.append(before[-1] + tokens)
         first = 0
 
-        while (behind := bisect_right(before, before[first] + cutting.chunk_size) - 1) < len(
-            starts
-        ):
+        # A span is complete when the next unit does not fit: its own end may stand in the next
+        # block.
+        while True:
+            behind = bisect_right(before, before[first] + cutting.chunk_size) - 1
+            if behind >= len(starts):
+                break
             yield starts[first], ends[behind - 1]
+
+            # The next span repeats what the overlap allows, as long as the next unit still fits.
             min_tokens = max(
                 before[behind] - cutting.overlap, before[behind + 1] - cutting.chunk_size
             )
             first = bisect_left(before, min_tokens, first, behind)
 
+        # Memory does not grow with the document.
         del starts[:first], ends[:first], before[:first]
 
     if starts:

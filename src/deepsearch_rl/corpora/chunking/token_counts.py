@@ -1,7 +1,6 @@
 """Tokenizers for chunking: counts and offsets of tokens."""
 
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,6 +13,8 @@ from deepsearch_rl.corpora.reading.spans import Sentences, Span, word_spans
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+# Encodings hold offsets and texts of all their tokens, so that those of a whole block would take
+# many times its size.
 SENTENCES_AT_ONCE = 4096
 
 
@@ -42,15 +43,14 @@ class HfCounter:
         """Return the number of tokens of each sentence."""
         spans = zip(sentences.starts_N.tolist(), sentences.ends_N.tolist(), strict=True)
         texts = [text[start:end] for start, end in spans]
-        encode = self._tokenizer.encode_batch_fast
-        batches = (
-            texts[start : start + SENTENCES_AT_ONCE]
-            for start in range(0, len(texts), SENTENCES_AT_ONCE)
-        )
-        encodings = chain.from_iterable(
-            encode(batch, add_special_tokens=False) for batch in batches
-        )
-        return np.fromiter(map(len, encodings), np.int64, len(texts))
+        counts: list[int] = []
+
+        for start in range(0, len(texts), SENTENCES_AT_ONCE):
+            batch = texts[start : start + SENTENCES_AT_ONCE]
+            encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            counts += map(len, encodings)
+
+        return np.array(counts, dtype=np.int64)
 
     def spans(self, text: str) -> Iterable[Span]:
         """Return the offsets of a text's tokens."""

@@ -95,30 +95,31 @@ def _section(section: SectionT | None, name: str, source: str) -> SectionT:
 def _by_split(
     sets: Mapping[str, Mapping[str, Iterable[Question]]],
 ) -> dict[str, Iterable[Question]]:
-    return {
-        f"{dataset}/{split}": each
-        for dataset, splits in sets.items()
-        for split, each in splits.items()
-    }
+    questions_by_path: dict[str, Iterable[Question]] = {}
+    for dataset, splits in sets.items():
+        for split, questions in splits.items():
+            questions_by_path[f"{dataset}/{split}"] = questions
+
+    return questions_by_path
 
 
 def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name, records in records_by_name.items():
         path = folder / f"{name}.jsonl"
-        counts[name] = write_jsonl(
-            path, at_least_one(records, f"{path} was not written: its source holds no record.")
-        )
+        problem = f"{path} was not written: its source holds no record."
+        counts[name] = write_jsonl(path, at_least_one(records, problem))
 
     return counts
 
 
 def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
     """Return the documents of each corpus, read while they are iterated; raise UnknownNameError for another format."""
-    return {
-        name: _read("corpus format", source, config.root, CORPUS_FORMATS, Document)
-        for name, source in config.corpora.items()
-    }
+    corpora: dict[str, Iterable[Document]] = {}
+    for name, source in config.corpora.items():
+        corpora[name] = _read("corpus format", source, config.root, CORPUS_FORMATS, Document)
+
+    return corpora
 
 
 def _read(
@@ -175,6 +176,8 @@ def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list
 
     if source.shuffle_seed is not None:
         random.Random(source.shuffle_seed).shuffle(questions)
+
+    # Splits are cut one after the other, so that no question is in two of them.
     start = 0
 
     for split, count in source.splits.items():

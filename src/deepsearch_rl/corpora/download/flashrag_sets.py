@@ -63,9 +63,7 @@ class HotpotDetails(QuestionMetadata):
     def gold_titles(self) -> tuple[str, ...]:
         """The titles of the supporting articles, each once."""
         facts = self.supporting_facts
-        titles = (
-            facts.title if isinstance(facts, SupportingFacts) else [title for title, _ in facts]
-        )
+        titles = facts.title if isinstance(facts, SupportingFacts) else (fact[0] for fact in facts)
         return tuple(dict.fromkeys(titles)) or self.supporting_titles or ()
 
 
@@ -76,33 +74,41 @@ class HotpotContext(HotpotDetails):
 
     def paragraphs(self) -> Iterator[tuple[str, str]]:
         """Yield titles and texts."""
-        context = self.context
-        pairs = (
-            zip(context.title, context.sentences, strict=True)
-            if isinstance(context, Context)
-            else context
-        )
-        for title, sentences in pairs:
+        for title, sentences in self._titled_sentences():
             yield title, " ".join(map(str.strip, sentences))
+
+    def _titled_sentences(self) -> Iterable[tuple[str, tuple[str, ...]]]:
+        if isinstance(self.context, Context):
+            return zip(self.context.title, self.context.sentences, strict=True)
+        return self.context
 
 
 def read_hotpotqa(path: Path) -> Iterator[Question]:
     """Yield the questions of a HotpotQA or 2WikiMultihopQA file; ``question_type`` is the set's own ``type``."""
     for row in read_rows(path, QuestionRow[HotpotDetails]):
-        details = row.metadata
+        titles = row.metadata.gold_titles
         yield row.record(
-            QuestionMetadata(question_type=details.type, supporting_titles=details.gold_titles)
+            QuestionMetadata(question_type=row.metadata.type, supporting_titles=titles)
         )
 
 
 def read_hotpotqa_paragraphs(path: Path) -> Iterator[Document]:
     """Yield the paragraphs of a file's questions, each once; raise ArtifactError where there are none."""
-    rows = read_rows(path, QuestionRow[HotpotContext])
-    return _paragraphs(path, (pair for row in rows for pair in row.metadata.paragraphs()))
+    return _distinct_paragraphs(path, _hotpotqa_paragraphs(path))
 
 
-def _paragraphs(path: Path, paragraphs: Iterable[tuple[str, str]]) -> Iterator[Document]:
-    distinct = dict.fromkeys(f"{title}\n{text}" for title, text in paragraphs if text.strip())
+def _hotpotqa_paragraphs(path: Path) -> Iterator[tuple[str, str]]:
+    for row in read_rows(path, QuestionRow[HotpotContext]):
+        yield from row.metadata.paragraphs()
+
+
+def _distinct_paragraphs(path: Path, paragraphs: Iterable[tuple[str, str]]) -> Iterator[Document]:
+    """Yield paragraphs, titles and texts, as documents, numbered in the order in which they first occur."""
+    distinct: dict[str, None] = {}
+    for title, text in paragraphs:
+        if text.strip():
+            distinct[f"{title}\n{text}"] = None
+
     if not distinct:
         raise ArtifactError(
             f"the questions of {path} come without paragraphs, so they make no corpus."
@@ -138,28 +144,27 @@ class MusiqueDetails(QuestionMetadata):
     @property
     def gold_paragraphs(self) -> list[Paragraph]:
         """The gold paragraphs in the order of the steps."""
-        given = [
-            hop.support_paragraph for hop in self.question_decomposition if hop.support_paragraph
-        ]
-        by_number = {
-            paragraph.idx: paragraph for paragraph in self.paragraphs if paragraph.idx is not None
-        }
-        numbers = [hop.paragraph_support_idx for hop in self.question_decomposition]
-        named = [
-            by_number[number] for number in numbers if number is not None and number in by_number
-        ]
-        return (
-            given
-            or named
-            or [paragraph for paragraph in self.paragraphs if paragraph.is_supporting]
-        )
+        by_number = {paragraph.idx: paragraph for paragraph in self.paragraphs}
+        of_steps: list[Paragraph] = []
+        of_numbers: list[Paragraph] = []
+
+        for hop in self.question_decomposition:
+            number = hop.paragraph_support_idx
+            if hop.support_paragraph:
+                of_steps.append(hop.support_paragraph)
+            if number is not None and number in by_number:
+                of_numbers.append(by_number[number])
+
+        # FlashRAG's rows hold the paragraph in the step, the official ones its number. Copies
+        # without the steps have the marks alone.
+        supporting = [paragraph for paragraph in self.paragraphs if paragraph.is_supporting]
+        return of_steps or of_numbers or supporting
 
     @property
     def gold_titles(self) -> tuple[str, ...]:
         """The titles of the gold paragraphs, each once."""
-        titles = dict.fromkeys(
-            paragraph.title for paragraph in self.gold_paragraphs if paragraph.title
-        )
+        titles = dict.fromkeys(paragraph.title for paragraph in self.gold_paragraphs)
+        titles.pop("", None)
         return tuple(titles) or self.supporting_titles or ()
 
 
@@ -188,13 +193,14 @@ def read_musique(path: Path) -> Iterator[Question]:
 
 def read_musique_paragraphs(path: Path) -> Iterator[Document]:
     """Yield the paragraphs of a file's questions, each once; raise ArtifactError where there are none."""
-    details = (row.metadata for row in read_rows(path, QuestionRow[MusiqueDetails]))
-    paragraphs = (
-        paragraph for each in details for paragraph in each.paragraphs or each.gold_paragraphs
-    )
-    return _paragraphs(
-        path, ((paragraph.title, paragraph.paragraph_text) for paragraph in paragraphs)
-    )
+    return _distinct_paragraphs(path, _musique_paragraphs(path))
+
+
+def _musique_paragraphs(path: Path) -> Iterator[tuple[str, str]]:
+    for row in read_rows(path, QuestionRow[MusiqueDetails]):
+        details = row.metadata
+        for paragraph in details.paragraphs or details.gold_paragraphs:
+            yield paragraph.title, paragraph.paragraph_text
 
 
 def read_typed(question_type: str, path: Path) -> Iterator[Question]:

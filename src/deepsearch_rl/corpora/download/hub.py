@@ -89,15 +89,19 @@ def _fetch_file(url: str, path: Path, expected: str, attempts: int) -> None:
 
     if path.is_file() and file_digest(path, expected) == expected:
         return
+
     # With the digest in its name, a partial file of another revision is never continued with this
     # one.
     partial = path.with_name(f"{path.name}.{expected[:12]}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    retry(attempts, RECONNECT_WAIT_S, httpx.TransportError, warn, max_wait_s=RECONNECT_WAIT_S)(
-        _append
-    )(url, partial)
-    digest = file_digest(partial, expected)
 
+    # A break after some bytes is no sign of a server that is overloaded: the wait does not grow.
+    reconnecting = retry(
+        attempts, RECONNECT_WAIT_S, httpx.TransportError, warn, max_wait_s=RECONNECT_WAIT_S
+    )
+    reconnecting(_append)(url, partial)
+
+    digest = file_digest(partial, expected)
     if digest != expected:
         partial.unlink()
         raise CheckFailedError(
@@ -110,6 +114,8 @@ def _fetch_file(url: str, path: Path, expected: str, attempts: int) -> None:
 
 def _append(url: str, partial: Path) -> None:
     have_bytes = partial.stat().st_size if partial.exists() else 0
+
+    # Of compressed bytes no place in the file could be asked for.
     headers = {"Accept-Encoding": "identity", "Range": f"bytes={have_bytes}-"}
 
     with httpx.stream(
@@ -120,8 +126,10 @@ def _append(url: str, partial: Path) -> None:
             return
 
         response.raise_for_status()
+
+        # A server without ranges sends the file from its beginning.
         if response.status_code != httpx.codes.PARTIAL_CONTENT:
-            have_bytes = 0  # the server sends the whole file
+            have_bytes = 0
         total_bytes = have_bytes + int(response.headers.get("Content-Length", 0))
 
         with (

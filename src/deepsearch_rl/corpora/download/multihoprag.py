@@ -58,10 +58,10 @@ def read_questions(folder: Path) -> Iterator[Question]:
     """Yield the questions, in the order of the file; evidence names its document by title and by id."""
     ids = {title_key(document.title): document.id for document in read_documents(folder)}
     for number, query in enumerate(_load(folder, "MultiHopRAG", Query)):
-        evidence = query.evidence_list and [
+        evidence = query.evidence_list and tuple(
             fact | {"doc_id": ids.get(title_key(str(fact.get("title"))))}
             for fact in query.evidence_list
-        ]
+        )
         metadata = {"question_type": query.question_type, "evidence_list": evidence}
         question = {
             "id": str(number),

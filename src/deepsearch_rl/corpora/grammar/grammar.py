@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from deepsearch_rl.core.records import Record
 
@@ -27,7 +27,9 @@ STATEMENTS = (
     "To {subject} belongs the {noun} {object}.",
     "Of {subject} we read: its {noun} is {object}.",
 )
-_NAME = r"([A-Z]\w*(?: [A-Z]\w*)*)"  # a name in running text: capitalised words
+
+# A name in running text: capitalised words
+_NAME = r"([A-Z]\w*(?: [A-Z]\w*)*)"
 
 
 class Kind(Record):
@@ -88,30 +90,33 @@ class Grammar(Record):
 
     def nouns(self, chain: Sequence[str], infer: bool) -> list[str]:
         """Return what a chain of relations is called, hop by hop, or by one noun if ``infer`` and there is one."""
-        inferred = [
-            noun for noun, pair in self.inferences.items() if infer and pair == tuple(chain)
-        ]
-        return inferred or list(chain)
+        if infer:
+            for noun, pair in self.inferences.items():
+                if pair == tuple(chain):
+                    return [noun]
+
+        return list(chain)
 
 
-IN_DOMAIN, OUT_OF_DOMAIN = (
-    Grammar.model_validate(
-        tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    )
-    for name in ("in_domain.toml", "out_of_domain.toml")
-)
+def _read_toml(name: str) -> dict[str, Any]:
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+IN_DOMAIN = Grammar.model_validate(_read_toml("in_domain.toml"))
+OUT_OF_DOMAIN = Grammar.model_validate(_read_toml("out_of_domain.toml"))
 GRAMMARS: Mapping[str, Grammar] = {"in_domain": IN_DOMAIN, "out_of_domain": OUT_OF_DOMAIN}
-STYLES: Mapping[str, QuestionStyle] = {
-    name: QuestionStyle.model_validate(style)
-    for name, style in tomllib.loads(
-        Path(__file__).with_name("styles.toml").read_text(encoding="utf-8")
-    ).items()
-}
+STYLES: Mapping[str, QuestionStyle] = TypeAdapter(dict[str, QuestionStyle]).validate_python(
+    _read_toml("styles.toml")
+)
 
 
 def ask(style: QuestionStyle, template: str, nouns: Sequence[str], head: str) -> str:
     """Return a question for the end of a chain from ``head``."""
-    path = functools.reduce(lambda path, noun: style.step.format(path=path, noun=noun), nouns, head)
+    path = head
+    for noun in nouns:
+        path = style.step.format(path=path, noun=noun)
+
     return template.format(path=path)
 
 
@@ -127,11 +132,15 @@ def write_note(noun: str, name: str | None) -> str:
 
 def name_words(grammar: Grammar) -> tuple[str, ...]:
     """Return every word that names of the grammar's kinds are made of, in a fixed order."""
-    lists = (word_list for kind in grammar.kinds.values() for word_list in kind.word_lists)
-    return tuple(dict.fromkeys(word for word_list in lists for word in word_list))
+    words: dict[str, None] = {}
+    for kind in grammar.kinds.values():
+        for word_list in kind.word_lists:
+            words.update(dict.fromkeys(word_list))
+
+    return tuple(words)
 
 
-_NAME_WORDS = frozenset(word for grammar in GRAMMARS.values() for word in name_words(grammar))
+_NAME_WORDS = frozenset(name_words(IN_DOMAIN)) | frozenset(name_words(OUT_OF_DOMAIN))
 
 
 def read_object(word: str, subject: str, passage: str) -> str | None:
@@ -143,14 +152,15 @@ def read_object(word: str, subject: str, passage: str) -> str | None:
 @functools.lru_cache(maxsize=4096)
 def _statement_pattern(word: str, subject: str) -> re.Pattern[str]:
     values = {"noun": re.escape(word), "subject": re.escape(subject), "object": _NAME}
-    return re.compile(
-        "|".join(statement.replace(".", r"\.").format(**values) for statement in STATEMENTS)
-    )
+    patterns = [statement.replace(".", r"\.").format(**values) for statement in STATEMENTS]
+    return re.compile("|".join(patterns))
 
 
 def find_entities(text: str) -> list[str]:
     """Return the names in a text of either world, in order: the longest runs of name words between single spaces."""
     names: list[str] = []
+
+    # Far enough before the text that no word follows it.
     previous_end = -2
 
     for match in re.finditer(r"\w+", text):

@@ -11,8 +11,9 @@ and veRL's training rows hold the question in their prompt. :mod:`.layouts` says
 read. Text follows the one rule of :mod:`deepsearch_rl.core.records`.
 """
 
+import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Generic, Self, TypeVar
 
@@ -37,7 +38,11 @@ from deepsearch_rl.corpora.reading.titles import title_key
 ModelT = TypeVar("ModelT", bound=BaseModel)
 DetailsT = TypeVar("DetailsT", bound=QuestionMetadata)
 Values = dict[str, Any]
-SHOWN_CHARACTERS = 120  # of the keys that an error names
+
+# Of the keys that an error names: a row may have hundreds of them
+QUOTED_CHARACTERS = 120
+
+# What pydantic says about a missing key
 REQUIRED = "Field required"
 NO_TEXT = "neither 'contents' nor 'text' is there"
 _REMEDIES = {
@@ -66,13 +71,14 @@ class Row(ForeignRecord):
     def _renamed(cls, values: Values) -> Values:
         """Return the values with the format's own names for what the format needs."""
         if is_missing(values.get("id")) and "_id" in values:
-            return {
-                "id" if name == "_id" else name: value
-                for name, value in values.items()
-                if name != "id"
-            }
+            return _without(values, ("id", "_id")) | {"id": values["_id"]}
 
         return values
+
+
+def _without(values: Values, names: Collection[str]) -> Values:
+    """Return the values apart from those of some names."""
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def _require_words(text: str) -> str:
@@ -87,10 +93,9 @@ WrittenText = Annotated[RequiredText, AfterValidator(_require_words)]
 def _unpacked(name: str, value: object) -> object:
     """Return what a key holds; a list or an object may stand there as JSON text, as in tables and their hub copies."""
     if name in JSON_COLUMNS and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        try:
+        # What is no JSON stays as it is: the field's own check says what should stand there.
+        with contextlib.suppress(ValueError):
             return json.loads(value)
-        except ValueError:
-            return value  # the field's own check says what should stand there
 
     return value
 
@@ -108,6 +113,7 @@ def _gathered(values: Values, own: Mapping[str, object]) -> Values:
     gathered: Values = {"metadata": details}
 
     for name, value in values.items():
+        # A metadata that is no object is a detail itself: the model says what should stand there.
         if name == "metadata" and isinstance(metadata, dict):
             continue
         if name in own and name != "metadata":
@@ -158,11 +164,9 @@ class DocumentRow(Row):
 def _under_title(title: str, contents: str) -> str:
     """Return contents with the title as the first line, where it is not there already."""
     first_line = contents.partition("\n")[0]
-    return (
-        contents
-        if not title or title_key(first_line) == title_key(title)
-        else f"{title}\n{contents}"
-    )
+    if not title or title_key(first_line) == title_key(title):
+        return contents
+    return f"{title}\n{contents}"
 
 
 class QuestionRow(Row, Generic[DetailsT]):
@@ -179,14 +183,11 @@ class QuestionRow(Row, Generic[DetailsT]):
             values = _from_training_row(values)
         if is_missing(values.get("golden_answers")) and not is_missing(values.get("answer")):
             answers = [*_listed(values["answer"]), *_listed(values.get("answer_aliases"))]
-            rest = {
-                name: value
-                for name, value in values.items()
-                if name not in ("answer", "answer_aliases")
-            }
-            return rest | {
-                "golden_answers": [*dict.fromkeys(answers)] if _all_text(answers) else answers
-            }
+
+            # What is no text may not be hashable, and is refused by the field.
+            if _all_text(answers):
+                answers = list(dict.fromkeys(answers))
+            return _without(values, ("answer", "answer_aliases")) | {"golden_answers": answers}
 
         return values
 
@@ -227,25 +228,26 @@ def _from_training_row(values: Values) -> Values:
     if not isinstance(content, str):
         return values
 
-    question = extra.get("question") or _question_in(content)
-    row = {
-        name: value
-        for name, value in values.items()
-        if name not in ("prompt", "reward_model", "extra_info")
-    }
-    row["question"] = question
+    row = _without(values, ("prompt", "reward_model", "extra_info"))
+    row["question"] = extra.get("question") or _question_in(content)
+
+    # An index alone would be the id of a row in every split.
     if is_missing(row.get("id")) and not is_missing(extra.get("index")):
         parts = (values.get("data_source"), extra.get("split"), extra["index"])
         row["id"] = "_".join(str(part) for part in parts if not is_missing(part))
 
-    reward = values.get("reward_model")
-    truth = (
-        _unpacked("ground_truth", reward.get("ground_truth")) if isinstance(reward, dict) else None
-    )
-    target = truth.get("target") if isinstance(truth, dict) else truth
+    target = _target(values.get("reward_model"))
     if is_missing(row.get("golden_answers")) and not is_missing(target):
         row["golden_answers"] = [target] if isinstance(target, str) else target
     return row
+
+
+def _target(reward: object) -> Any:
+    """Return what a reward model compares answers with: Search-R1 writes it one level deeper than veRL."""
+    if not isinstance(reward, dict):
+        return None
+    truth = _unpacked("ground_truth", reward.get("ground_truth"))
+    return truth.get("target") if isinstance(truth, dict) else truth
 
 
 def _question_in(prompt: str) -> str:
@@ -310,15 +312,13 @@ def _with_remedy(error: RecordError, line: bytes) -> RecordError:
         remedy = "name the text so: `jq -c '.text = .NAME' FILE > NEW`"
     if remedy:
         keys = ", ".join(map(str, json.loads(line)))
-        remedy = f"the row has {keys[:SHOWN_CHARACTERS]}; {remedy}"
+        remedy = f"the row has {keys[:QUOTED_CHARACTERS]}; {remedy}"
     elif error.problem.startswith("Invalid JSON"):
         remedy = _remedy_of_no_json(line)
 
-    return (
-        RecordError(error.path, error.line, error.field, f"{error.problem}; {remedy}")
-        if remedy
-        else error
-    )
+    if not remedy:
+        return error
+    return RecordError(error.path, error.line, error.field, f"{error.problem}; {remedy}")
 
 
 def _remedy_of_no_json(line: bytes) -> str:

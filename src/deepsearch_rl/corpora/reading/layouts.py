@@ -27,10 +27,18 @@ from deepsearch_rl.core.errors import ArtifactError, RecordError
 from deepsearch_rl.core.progress import ProgressBar
 
 BOM = b"\xef\xbb\xbf"
+
+# One block of a tar, whose magic number stands at byte 257
 HEAD_BYTES = 512
 BLOCK_CHARS = 1 << 20
+
+# Asking a file where it stands takes longer than reading a short row.
 ROWS_PER_REPORT = 4096
-TABLE_ROWS = 1024  # rows of a Parquet file that are held at a time
+
+# Rows of a Parquet file that are held at a time
+TABLE_ROWS = 1024
+
+# A comma stands in texts more often than a tab, so the tab is tried first.
 DELIMITERS = ("\t", ",", ";", "|")
 ID_COLUMNS = {"id", "_id"}
 TEXT_COLUMNS = {"text", "contents", "question"}
@@ -170,14 +178,19 @@ def _delimiter(head: bytes, name: str) -> str:
         if columns & ID_COLUMNS and columns & TEXT_COLUMNS:
             return delimiter
 
+    # Not the last suffix alone, because a table may be compressed.
     suffixes = Path(name).suffixes
-    return "\t" if ".tsv" in suffixes else "," if ".csv" in suffixes else ""
+    if ".tsv" in suffixes:
+        return "\t"
+    return "," if ".csv" in suffixes else ""
 
 
 def _rows(stream: Any, path: Path, name: str, is_outermost: bool = True) -> Iterator[Row]:
     """Yield the rows of a stream with ``peek`` and ``read``, which may be compressed."""
     head = bytes(stream.peek(HEAD_BYTES)[:HEAD_BYTES])
-    if head[257:262] == b"ustar":  # the magic number of a tar's first block
+
+    # The magic number of a tar's first block
+    if head[257:262] == b"ustar":
         yield from _lines_of_tar(stream)
         return
 
@@ -209,17 +222,25 @@ def _lines(stream: Iterable[bytes]) -> Iterator[Row]:
 def _lines_of_tar(stream: BinaryIO) -> Iterator[Row]:
     """Yield the lines of a tar's files, counted through."""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
-        yield from _lines(line for member in archive for line in archive.extractfile(member) or ())
+        yield from _lines(_member_lines(archive))
+
+
+def _member_lines(archive: tarfile.TarFile) -> Iterator[bytes]:
+    for member in archive:
+        # None for a folder or a link
+        file = archive.extractfile(member)
+        if file is not None:
+            yield from file
 
 
 def _rows_of_zip(stream: BinaryIO, path: Path) -> Iterator[Row]:
     with zipfile.ZipFile(stream) as archive:
         # A Mac adds a folder of its own to what it packs.
-        names = [
-            name
-            for name in archive.namelist()
-            if not name.endswith("/") and not name.startswith("__MACOSX/")
-        ]
+        names: list[str] = []
+        for name in archive.namelist():
+            if not name.endswith("/") and not name.startswith("__MACOSX/"):
+                names.append(name)
+
         if any(name.startswith("xl/") for name in names):
             raise ArtifactError(f"{path} is an Excel workbook; save its sheet as CSV.")
         if len(names) != 1:
@@ -235,36 +256,38 @@ def _rows_of_zip(stream: BinaryIO, path: Path) -> Iterator[Row]:
 def _rows_of_columns(path: Path, layout: str) -> Iterator[Row]:
     # Half a second to import, needed for these layouts alone.
     import pyarrow  # noqa: PLC0415
-    from pyarrow import ipc, parquet  # noqa: PLC0415
-
-    def batches() -> Iterator[Any]:
-        if layout == PARQUET:
-            yield from parquet.ParquetFile(path).iter_batches(TABLE_ROWS)
-            return
-
-        with pyarrow.memory_map(str(path)) as source:
-            if source.read(6) == b"ARROW1":
-                file = ipc.open_file(source)
-                yield from (file.get_batch(number) for number in range(file.num_record_batches))
-            else:
-                source.seek(0)
-                yield from ipc.open_stream(source)
 
     number = 0
     try:
-        for batch in batches():
+        for batch in _column_batches(path, layout):
             for row in batch.to_pylist():
                 number += 1
-                yield (
-                    number,
-                    json.dumps(row, default=_as_json, ensure_ascii=False).encode(
-                        "utf-8", "surrogatepass"
-                    ),
-                )
+                text = json.dumps(row, default=_as_json, ensure_ascii=False)
+                yield number, text.encode("utf-8", "surrogatepass")
     except (pyarrow.ArrowException, OSError) as error:
         raise ArtifactError(f"{path} cannot be read as {layout}: {error}.") from error
     except TypeError as error:
         raise RecordError(path, number, "", f"{error}; leave that column out") from error
+
+
+def _column_batches(path: Path, layout: str) -> Iterator[Any]:
+    """Yield the rows of a file of columns, some at a time; pyarrow has no types."""
+    import pyarrow  # noqa: PLC0415
+    from pyarrow import ipc, parquet  # noqa: PLC0415
+
+    if layout == PARQUET:
+        yield from parquet.ParquetFile(path).iter_batches(TABLE_ROWS)
+        return
+
+    # An Arrow file can be read in any order, a stream of Arrow from its beginning alone.
+    with pyarrow.memory_map(str(path)) as source:
+        if source.read(6) == b"ARROW1":
+            file = ipc.open_file(source)
+            for number in range(file.num_record_batches):
+                yield file.get_batch(number)
+        else:
+            source.seek(0)
+            yield from ipc.open_stream(source)
 
 
 def _as_json(value: object) -> object:
@@ -323,7 +346,8 @@ def _next_entry(
             buffer += more
             continue
 
-        if end == len(buffer) and (more := text.read(block_chars)):  # a number may go on
+        # A number may go on behind the block: 12 in this one, 34 in the next.
+        if end == len(buffer) and (more := text.read(block_chars)):
             buffer += more
             continue
         return buffer[:end], buffer[end:]
@@ -331,6 +355,7 @@ def _next_entry(
 
 def _rows_of_table(stream: BinaryIO, path: Path, delimiter: str) -> Iterator[Row]:
     """Yield the rows of a table whose first line names its columns; a row is counted by the line that it ends in."""
+    # The module's own limit is 128 KiB, and a cell may be a whole novel.
     csv.field_size_limit(sys.maxsize)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     reader = csv.reader(text, delimiter=delimiter, strict=True)
@@ -358,11 +383,10 @@ def _rows_of_table(stream: BinaryIO, path: Path, delimiter: str) -> Iterator[Row
                     "the delimiter, a quote or a newline",
                 )
 
+            # pandas writes its index as a first column without a name.
             row = {name: cell for name, cell in zip(columns, cells, strict=True) if name}
-            yield (
-                reader.line_num,
-                json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass"),
-            )
+            line = json.dumps(row, ensure_ascii=False)
+            yield reader.line_num, line.encode("utf-8", "surrogatepass")
     except csv.Error as error:
         raise RecordError(
             path,

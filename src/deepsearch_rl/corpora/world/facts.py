@@ -10,7 +10,8 @@ from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.records import Document, Evidence
 from deepsearch_rl.corpora.grammar.grammar import STATEMENTS, Grammar
 
-MAX_PARAGRAPHS = 6  # of an article
+# Of an article: a long one makes several chunks, so that a search has to find the right one
+MAX_PARAGRAPHS = 6
 Fact = tuple[str, str]
 """Subject and relation."""
 
@@ -52,21 +53,25 @@ def build_world(
     A fact is missing with probability ``missing``, and stated with the second word of its relation
     with probability ``second_words``. Raises ConfigError for a kind or number that cannot be.
     """
-    entities = {kind: _draw_names(grammar, kind, count, rng) for kind, count in counts.items()}
+    entities: dict[str, tuple[str, ...]] = {}
+    for kind, count in counts.items():
+        entities[kind] = _draw_names(grammar, kind, count, rng)
+
     if kinds := sorted(set(grammar.kinds) - set(entities)):
         raise ConfigError(f"the generated world needs a number of entities for {', '.join(kinds)}.")
-    facts: dict[Fact, str] = {}
 
+    facts: dict[Fact, str] = {}
     for noun, relation in grammar.relations.items():
         for subject in entities[relation.subject_kind]:
-            while (drawn := rng.choice(entities[relation.object_kind])) == subject:
-                pass
+            # Nothing is its own teacher: such a chain would stand still.
+            object_ = rng.choice(entities[relation.object_kind])
+            while object_ == subject:
+                object_ = rng.choice(entities[relation.object_kind])
             if rng.random() >= missing:
-                facts[subject, noun] = drawn
+                facts[subject, noun] = object_
 
-    return World(
-        grammar, entities, facts, *_write_articles(grammar, entities, facts, second_words, rng)
-    )
+    documents, evidence = _write_articles(grammar, entities, facts, second_words, rng)
+    return World(grammar, entities, facts, documents, evidence)
 
 
 def _draw_names(grammar: Grammar, kind: str, count: int, rng: random.Random) -> tuple[str, ...]:
@@ -78,7 +83,8 @@ def _draw_names(grammar: Grammar, kind: str, count: int, rng: random.Random) -> 
             f"a generated world can have 2 to {available} entities of kind {kind!r}, not {count}."
         )
 
-    return tuple(rng.sample([" ".join(name) for name in itertools.product(*word_lists)], count))
+    names = [" ".join(words) for words in itertools.product(*word_lists)]
+    return tuple(rng.sample(names, count))
 
 
 def _write_articles(
@@ -98,20 +104,20 @@ def _write_articles(
             sentences: list[str] = []
 
             for relation in grammar.relations_of(kind):
-                if object_ := objects.get((name, relation.noun)):
-                    word = relation.second if rng.random() < second_words else relation.noun
-                    sentences.append(
-                        rng.choice(STATEMENTS).format(noun=word, subject=name, object=object_)
-                    )
-                    evidence[name, relation.noun] = Evidence(
-                        fact=sentences[-1], doc_id=doc_id, title=name
-                    )
+                fact = (name, relation.noun)
+                if fact not in objects:
+                    continue
+
+                noun = relation.second if rng.random() < second_words else relation.noun
+                statement = rng.choice(STATEMENTS)
+                sentence = statement.format(noun=noun, subject=name, object=objects[fact])
+                sentences.append(sentence)
+                evidence[fact] = Evidence(fact=sentence, doc_id=doc_id, title=name)
 
             paragraphs = _write_paragraphs(sentences, grammar.fillers, rng)
+            contents = "\n".join([name, *paragraphs])
             metadata = {"generated": True, "kind": kind}
-            documents.append(
-                Document(id=doc_id, contents="\n".join([name, *paragraphs]), metadata=metadata)
-            )
+            documents.append(Document(id=doc_id, contents=contents, metadata=metadata))
 
     return tuple(documents), evidence
 
@@ -120,14 +126,19 @@ def _write_paragraphs(
     facts: Sequence[str], fillers: Sequence[str], rng: random.Random
 ) -> list[str]:
     """Spread the facts over one to six paragraphs, at most two in each, and add one or two new fillers to each."""
-    count = rng.randint(max(1, -(-len(facts) // 2)), MAX_PARAGRAPHS)
+    count = rng.randint(max(1, math.ceil(len(facts) / 2)), MAX_PARAGRAPHS)
     paragraphs: list[list[str]] = [[] for _ in range(count)]
-    places = rng.sample([place for place in range(count) for _ in range(2)], len(facts))
+
+    # Two places in every paragraph, in the order of the paragraphs.
+    places = rng.sample(sorted([*range(count), *range(count)]), len(facts))
     for fact, place in zip(facts, places, strict=True):
         paragraphs[place].append(fact)
+
     padding = rng.sample(fillers, rng.randint(count, min(2 * count, len(fillers))))
     for number, filler in enumerate(padding):
         paragraphs[number % count].append(filler)
+
+    # A fact must not be told from a filler by where it stands.
     for sentences in paragraphs:
         rng.shuffle(sentences)
     return [" ".join(sentences) for sentences in paragraphs]

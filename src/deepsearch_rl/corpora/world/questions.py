@@ -9,7 +9,7 @@ from pydantic import Field
 
 from deepsearch_rl.core import answers
 from deepsearch_rl.core.errors import ConfigError, look_up
-from deepsearch_rl.core.records import Document, Question, Record
+from deepsearch_rl.core.records import Document, Evidence, Question, Record
 from deepsearch_rl.corpora.grammar.grammar import IN_DOMAIN, OUT_OF_DOMAIN, STYLES, Grammar, ask
 from deepsearch_rl.corpora.world.facts import World, build_world
 
@@ -73,18 +73,19 @@ def generate(config: WorldConfig, seed: int) -> Generated:
     """Generate the corpora ``world`` and ``outworld`` and their question sets; equal arguments give equal records."""
     rng = random.Random(f"in-domain {seed}")
     world = build_world(IN_DOMAIN, config.in_domain, config.missing, config.second_words, rng)
-    splits = in_domain_questions(world, config.questions, config.mix, rng)
+    questions = {IN_DOMAIN_SET: in_domain_questions(world, config.questions, config.mix, rng)}
+
+    # A generator of its own, so that a size of one world changes nothing in the other.
     rng = random.Random(f"out-of-domain {seed}")
     outworld = build_world(
         OUT_OF_DOMAIN, config.out_of_domain, config.missing, config.second_words, rng
     )
     sets = out_of_domain_questions(outworld, config.out_of_domain_questions, rng)
+    for dataset, items in sets.items():
+        questions[dataset] = {"val": items}
+
     return Generated(
-        corpora={"world": world.documents, "outworld": outworld.documents},
-        questions={
-            IN_DOMAIN_SET: splits,
-            **{dataset: {"val": questions} for dataset, questions in sets.items()},
-        },
+        corpora={"world": world.documents, "outworld": outworld.documents}, questions=questions
     )
 
 
@@ -94,19 +95,20 @@ def in_domain_questions(
     """Return ``sizes[split]`` questions per split of the types in ``mix``; no entity heads questions of two splits."""
     for question_type in mix:
         look_up("question type", question_type, IN_DOMAIN_HOPS)
-    heads: dict[str, dict[str, list[str]]] = {split: {} for split in sizes}
 
+    # A question of one split must not be a part of one that another split asks.
+    heads: dict[str, dict[str, list[str]]] = {split: {} for split in sizes}
     for kind, names in world.entities.items():
         shuffled = iter(rng.sample(names, len(names)))
         for split, count in apportion(len(names), sizes).items():
             heads[split][kind] = list(itertools.islice(shuffled, count))
 
-    return {
-        split: _number(
-            _split_questions(world, size, heads[split], mix, rng), f"{IN_DOMAIN_SET}-{split}", rng
-        )
-        for split, size in sizes.items()
-    }
+    splits: dict[str, tuple[Question, ...]] = {}
+    for split, size in sizes.items():
+        questions = _split_questions(world, size, heads[split], mix, rng)
+        splits[split] = _number(questions, f"{IN_DOMAIN_SET}-{split}", rng)
+
+    return splits
 
 
 def out_of_domain_questions(
@@ -116,13 +118,13 @@ def out_of_domain_questions(
     sets: dict[str, tuple[Question, ...]] = {}
     for dataset, types in OUT_OF_DOMAIN_SETS.items():
         questions: list[Question] = []
-        for question_type, count in apportion(
-            size, {name: share for name, (share, _) in types.items()}
-        ).items():
-            hops = types[question_type][1]
+        shares = {name: share for name, (share, _) in types.items()}
+        for question_type, count in apportion(size, shares).items():
+            _, hops = types[question_type]
             inferred = question_type == INFERENCE
             chains = _draw_chains(world, world.entities, hops, count, rng, inferred=inferred)
-            questions += [_ask(world, chain, dataset, question_type, rng) for chain in chains]
+            for chain in chains:
+                questions.append(_ask(world, chain, dataset, question_type, rng))
 
         sets[dataset] = _number(questions, f"{dataset}-val", rng)
 
@@ -131,11 +133,18 @@ def out_of_domain_questions(
 
 def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
     """Return whole numbers that add up to ``total``, proportional to the weights (largest remainder first)."""
-    exact = {name: total * weight / sum(weights.values()) for name, weight in weights.items()}
-    counts = {name: int(share) for name, share in exact.items()}
-    by_remainder = sorted(exact, key=lambda name: counts[name] - exact[name])
+    counts: dict[str, int] = {}
+    remainders: dict[str, float] = {}
+    for name, weight in weights.items():
+        share = total * weight / sum(weights.values())
+        counts[name] = int(share)
+        remainders[name] = share - counts[name]
+
+    # sorted is stable, so that of equal remainders the first name's counts.
+    by_remainder = sorted(remainders, key=lambda name: -remainders[name])
     for name in by_remainder[: total - sum(counts.values())]:
         counts[name] += 1
+
     return counts
 
 
@@ -148,13 +157,12 @@ def _split_questions(
 ) -> list[Question]:
     questions: list[Question] = []
     for question_type, count in apportion(size, mix).items():
-        for hops, part in apportion(
-            count, {str(length): 1.0 for length in IN_DOMAIN_HOPS[question_type]}
-        ).items():
-            chains = _draw_chains(
-                world, heads, int(hops), part, rng, broken=question_type == "null"
-            )
-            questions += [_ask(world, chain, IN_DOMAIN_SET, question_type, rng) for chain in chains]
+        equal_shares = dict.fromkeys(map(str, IN_DOMAIN_HOPS[question_type]), 1.0)
+        for hops, part in apportion(count, equal_shares).items():
+            broken = question_type == "null"
+            chains = _draw_chains(world, heads, int(hops), part, rng, broken=broken)
+            for chain in chains:
+                questions.append(_ask(world, chain, IN_DOMAIN_SET, question_type, rng))
 
     return questions
 
@@ -162,10 +170,11 @@ def _split_questions(
 def _number(questions: list[Question], prefix: str, rng: random.Random) -> tuple[Question, ...]:
     """Shuffle, so that the first n questions are a fair sample, and number from 0."""
     rng.shuffle(questions)
-    return tuple(
-        question.model_copy(update={"id": f"{prefix}-{number:05d}"})
-        for number, question in enumerate(questions)
-    )
+    numbered: list[Question] = []
+    for number, question in enumerate(questions):
+        numbered.append(question.model_copy(update={"id": f"{prefix}-{number:05d}"}))
+
+    return tuple(numbered)
 
 
 def _draw_chains(
@@ -179,13 +188,14 @@ def _draw_chains(
     inferred: bool = False,
 ) -> list[Chain]:
     """Draw different chains of one length: all with a missing fact (``broken``) or none, all ``inferred`` or none."""
-    candidates = [
-        chain
-        for kind, names in heads.items()
-        for chain in _chains(world, names, kind, hops)
-        if (chain.visited is None) == broken
-        and (chain.relations in world.grammar.inferences.values()) == inferred
-    ]
+    candidates: list[Chain] = []
+    for kind, names in heads.items():
+        for chain in _chains(world, names, kind, hops):
+            is_broken = chain.visited is None
+            is_inferred = chain.relations in world.grammar.inferences.values()
+            if is_broken == broken and is_inferred == inferred:
+                candidates.append(chain)
+
     if len(candidates) < count:
         what = "with a missing fact" if broken else "with an answer"
         raise ConfigError(
@@ -225,10 +235,17 @@ def _ask(
     """Ask for a chain's end; a missing fact makes the answer INSUFFICIENT."""
     style = STYLES[dataset]
     nouns = world.grammar.nouns(chain.relations, infer=question_type == INFERENCE)
-    facts = zip((chain.head, *(chain.visited or ())), chain.relations, strict=False)
+
+    # A chain with a missing fact has no evidence: nothing in the corpus answers the question.
+    evidence: tuple[Evidence, ...] = ()
+    if chain.visited:
+        subjects = (chain.head, *chain.visited[:-1])
+        facts = zip(subjects, chain.relations, strict=True)
+        evidence = tuple(world.evidence[fact] for fact in facts)
+
     metadata = {
         "question_type": question_type,
-        "evidence_list": tuple(world.evidence[fact] for fact in facts) if chain.visited else (),
+        "evidence_list": evidence,
         "generated": True,
         "hops": len(chain.relations),
         "plan": list(chain.relations),

@@ -37,12 +37,15 @@ def encode_readable(
     rows_M = [row for row, text in enumerate(texts) if text.strip()]
 
     if rows_M:
-        # Half of a surrogate pair, which JSON can carry, becomes a question mark: tokenizers and
-        # servers refuse it.
-        readable = [texts[row].encode("utf-8", "replace").decode("utf-8") for row in rows_M]
+        readable = [_without_lone_surrogates(texts[row]) for row in rows_M]
         embeddings_ND[rows_M] = normalise_rows(encode(readable))
 
     return embeddings_ND
+
+
+def _without_lone_surrogates(text: str) -> str:
+    # Half of a pair, which JSON can carry, becomes a question mark: tokenizers and servers refuse it.
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def normalise_rows(vectors_ND: Vectors) -> Vectors:

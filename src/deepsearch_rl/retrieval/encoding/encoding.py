@@ -53,8 +53,10 @@ JOB_FILE = "job.json"
 VECTORS_FILE = "vectors.npy"
 BLOCKS_FILE = "blocks.jsonl"
 JOB_FOLDER = "encoding"  # the part of a work folder that an encoding writes to
+
+# For a Ray that is started here: no usage reports, and (whatever the name says) no cluster, so that
+# its servers listen on 127.0.0.1.
 LOOPBACK_ONLY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""For a Ray of this machine's own: no usage reports; no cluster, whatever the name says, so servers on 127.0.0.1."""
 
 
 def prepare_encoder(
@@ -152,7 +154,8 @@ class EncodingJob:
 
     def encode(self, encoder: Encoder, block: int) -> Vectors:
         """Return the vectors_BD of a block by one call, so that every engine gives the same bytes."""
-        return encoder.encode([self.chunks[row].contents for row in self.rows(block)], "passage")
+        texts = [self.chunks[row].contents for row in self.rows(block)]
+        return encoder.encode(texts, "passage")
 
 
 class FinishedBlock(Record):
@@ -179,16 +182,17 @@ def encode_to_file(job: EncodingJob, chunks_sha256: str, out: Path, work: Path) 
     # Opening it cuts off a line that a kill left unfinished
     with AppendLog(folder / BLOCKS_FILE) as log:
         finished = {line.block for line in read_jsonl(folder / BLOCKS_FILE, FinishedBlock)}
-        missing = [
-            block for block in range(math.ceil(rows / config.block_rows)) if block not in finished
-        ]
+        blocks = range(math.ceil(rows / config.block_rows))
+        missing = [block for block in blocks if block not in finished]
+        missing_rows = sum(len(job.rows(block)) for block in missing)
 
-        with ProgressBar("encode", sum(len(job.rows(block)) for block in missing), "chunks") as bar:
+        with ProgressBar("encode", missing_rows, "chunks") as bar:
             engine = _encode_on_ray if config.engine == "ray" else _encode_here
+
+            # An engine opens the encoder even for no block at all.
             for block, vectors_BD in engine(job, missing) if missing else ():
-                write_rows(
-                    folder / VECTORS_FILE, job.rows(block).start, vectors_BD, rows, config.dtype
-                )
+                start = job.rows(block).start
+                write_rows(folder / VECTORS_FILE, start, vectors_BD, rows, config.dtype)
                 log.append(FinishedBlock(block=block))
                 bar.advance(len(vectors_BD))
 
@@ -202,7 +206,7 @@ def _open_work(job: EncodingJob, chunks_sha256: str, work: Path) -> Path:
     encoder = job.encoder
     weights = None
     if isinstance(encoder, ModelFolderConfig) and encoder.revision is None:
-        # Others can appear under the same name
+        # Others can appear under the same name; a commit of a hub names its weights.
         weights = sha256_json(file_digests(Path(encoder.model)))
     elif isinstance(encoder, OwnEncoderConfig):
         weights = sha256_file(own_path(encoder.code))
@@ -285,17 +289,21 @@ def _encode_on_ray(job: EncodingJob, blocks: Sequence[int]) -> Iterator[tuple[in
     """
     config = job.config.ray
     assert config is not None
+
+    # Workers have other working directories.
     encoder = job.encoder
     if isinstance(encoder, ModelFolderConfig) and encoder.revision is None:
         encoder = encoder.model_copy(update={"model": str(Path(encoder.model).resolve())})
-    # Workers have other working directories
     absolute = replace(job, folder=job.folder.resolve(), encoder=encoder)
+
     with _connected(config) as ray:
+        # The caller's progress bar counts blocks.
         context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False  # the caller's counts blocks
-        numbers = ray.data.from_items(
-            [{"block": block} for block in blocks], override_num_blocks=len(blocks)
-        )
+        context.enable_progress_bars = False
+
+        # One block is one task, so that a worker that dies costs no more than one.
+        items = [{"block": block} for block in blocks]
+        numbers = ray.data.from_items(items, override_num_blocks=len(blocks))
         encoded = numbers.map_batches(
             BlockEncoder,
             fn_constructor_args=(absolute,),
@@ -304,27 +312,29 @@ def _encode_on_ray(job: EncodingJob, blocks: Sequence[int]) -> Iterator[tuple[in
             num_cpus=config.cpus_per_worker,
             num_gpus=config.gpus_per_worker,
         )
+        batches = encoded.iter_batches(batch_size=1, batch_format="numpy", prefetch_batches=0)
 
         try:
-            for batch in encoded.iter_batches(
-                batch_size=1, batch_format="numpy", prefetch_batches=0
-            ):
+            for batch in batches:
                 block = int(batch["block"][0])
                 vectors = np.frombuffer(batch["vectors"][0], dtype=np.float32)
                 yield block, vectors.reshape(len(job.rows(block)), -1)
         except ray.exceptions.RayError as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, DeepsearchError):
-                cause = getattr(cause, "cause", None) or cause.__cause__
-            if cause is not None:
-                raise UnavailableError(
-                    f"a worker of the Ray cluster cannot encode: {cause}"
-                ) from error
+            raise _ray_failure(error) from error
 
-            reason = str(error).strip().splitlines()[-1]
-            raise UnavailableError(
-                f"encoding over Ray failed ({type(error).__name__}: {reason})."
-            ) from error
+
+def _ray_failure(error: BaseException) -> UnavailableError:
+    """Return what failed: the encoder's own error, which Ray wraps several times, or Ray itself."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, DeepsearchError):
+        cause = getattr(cause, "cause", None) or cause.__cause__
+
+    if cause is not None:
+        return UnavailableError(f"a worker of the Ray cluster cannot encode: {cause}")
+
+    # The last line is the worker's; the ones before it are Ray's traceback.
+    reason = str(error).strip().splitlines()[-1]
+    return UnavailableError(f"encoding over Ray failed ({type(error).__name__}: {reason}).")
 
 
 @contextlib.contextmanager
@@ -353,13 +363,12 @@ def _connected(config: RayConfig) -> Iterator[Any]:
     try:
         ray.init(log_to_driver=False, logging_level=logging.WARNING, **arguments)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        where = (
-            f"the Ray cluster at {config.address} cannot be reached"
-            if config.address
-            else "Ray cannot be started"
-        )
+        problem = "Ray cannot be started"
+        if config.address:
+            problem = f"the Ray cluster at {config.address} cannot be reached"
+
         raise UnavailableError(
-            f"{where} (index.encoding.ray.address): {first_line(error)}"
+            f"{problem} (index.encoding.ray.address): {first_line(error)}"
         ) from error
 
     try:

@@ -27,8 +27,14 @@ Pooling = Literal["mean", "cls", "lasttoken"]
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 logger = logging.getLogger(__name__)
 
+# Downloaded from a hub repository beside the weights: tokenizers and the files that this module
+# reads.
 DESCRIPTIONS = ("*.json", "*.txt", "*.model")
-"""Downloaded from a hub repository beside the weights: tokenizers and the files that this module reads."""
+
+# Models that number positions from behind the number of the padding token, so that their tables
+# have fewer places for text.
+OFFSET_FAMILIES = ("roberta", "mpnet", "camembert")
+
 PROMPT_NAMES: dict[Kind, tuple[str, ...]] = {
     "query": ("query",),
     "passage": ("document", "passage", "corpus"),
@@ -127,13 +133,10 @@ def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
         UnavailableError: the revision is not in the hub's cache and the hub cannot be reached.
     """
     root = _find(config, weights)
-    steps = (
-        read_record(root / "modules.json", _Steps).root if (root / "modules.json").is_file() else ()
-    )
-    paths = {step.type.rpartition(".")[2]: root / step.path for step in steps}
+    paths = _step_paths(root)
     transformer = paths.get("Transformer", root)
     model = _read(transformer / "config.json")
-    reading = _read(transformer / "sentence_bert_config.json")
+    settings = _read(transformer / "sentence_bert_config.json")
     prompts = _read(root / "config_sentence_transformers.json")
 
     if prompts.similarity_fn_name not in (None, "cosine"):
@@ -141,22 +144,10 @@ def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
             "%s was trained for %s; here it is compared by cosine", root, prompts.similarity_fn_name
         )
 
-    pooling, pools_prompt = _pooling(
-        config, root, paths.get("Pooling", root / "1_Pooling") / "config.json"
-    )
-    max_tokens = _max_tokens(config, root, reading.max_seq_length, model)
-    prefixes: dict[Kind, str | None] = {
-        "query": config.query_prefix,
-        "passage": config.passage_prefix,
-    }
-
-    for kind, names in PROMPT_NAMES.items():
-        if prefixes[kind] is None:
-            texts = (
-                (prompts.prompts or {}).get(name)
-                for name in (*names, prompts.default_prompt_name or "")
-            )
-            prefixes[kind] = next((prompt for prompt in texts if prompt is not None), None)
+    # A plain transformers folder may have the file without naming the step.
+    pooling_file = paths.get("Pooling", root / "1_Pooling") / "config.json"
+    pooling, pools_prompt = _pooling(config, root, pooling_file)
+    max_tokens = _max_tokens(config, root, settings.max_seq_length, model)
 
     return ModelFolder(
         root=root,
@@ -164,12 +155,42 @@ def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
         steps=frozenset(paths),
         pooling=pooling,
         pools_prompt=pools_prompt,
-        prefixes={kind: prefix or "" for kind, prefix in prefixes.items()},
-        lower_case=bool(reading.do_lower_case),
+        prefixes={
+            "query": _prefix("query", config.query_prefix, prompts),
+            "passage": _prefix("passage", config.passage_prefix, prompts),
+        },
+        lower_case=bool(settings.do_lower_case),
         max_tokens=max_tokens,
         pad_id=model.pad_token_id or 0,
         batch_rows=max(1, config.batch_tokens // max_tokens),
     )
+
+
+def _step_paths(root: Path) -> dict[str, Path]:
+    """Return the folder of every step of modules.json, by the name of its class without the module."""
+    if not (root / "modules.json").is_file():
+        return {}
+
+    paths: dict[str, Path] = {}
+    for step in read_record(root / "modules.json", _Steps).root:
+        _, _, class_name = step.type.rpartition(".")
+        paths[class_name] = root / step.path
+
+    return paths
+
+
+def _prefix(kind: Kind, configured: str | None, prompts: _Settings) -> str:
+    """Return what stands before every text of a side: as params say, else as the folder does."""
+    if configured is not None:
+        return configured
+
+    # An empty prompt is one, too: it keeps the default away from this side.
+    for name in (*PROMPT_NAMES[kind], prompts.default_prompt_name or ""):
+        prompt = (prompts.prompts or {}).get(name)
+        if prompt is not None:
+            return prompt
+
+    return ""
 
 
 def _find(config: ModelFolderConfig, weights: str) -> Path:
@@ -186,16 +207,16 @@ def _find(config: ModelFolderConfig, weights: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
-        return Path(
-            snapshot_download(
-                config.model, revision=config.revision, allow_patterns=[*DESCRIPTIONS, weights]
-            )
+        folder = snapshot_download(
+            config.model, revision=config.revision, allow_patterns=[*DESCRIPTIONS, weights]
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise UnavailableError(
             f"the encoder {config.model} at {config.revision} is not in the hub's cache and cannot be downloaded: "
             f"{first_line(error)}"
         ) from error
+
+    return Path(folder)
 
 
 def _read(path: Path) -> _Settings:
@@ -213,11 +234,7 @@ def _pooling(config: ModelFolderConfig, root: Path, path: Path) -> tuple[str, bo
         return config.pooling, True
 
     file = _read(path)
-    modes = file.pooling_mode or sorted(
-        name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
-        for name, value in (file.model_extra or {}).items()
-        if name.startswith("pooling_mode_") and value is True
-    )
+    modes = file.pooling_mode or _pooling_flags(file)
     pooling = modes if isinstance(modes, str) else "+".join(modes) or "mean"
 
     if config.pooling not in (None, pooling):
@@ -228,13 +245,23 @@ def _pooling(config: ModelFolderConfig, root: Path, path: Path) -> tuple[str, bo
     return pooling, file.include_prompt
 
 
+def _pooling_flags(file: _Settings) -> list[str]:
+    """Return the modes of an older file, which has a flag for each of them."""
+    modes: list[str] = []
+    for name, value in (file.model_extra or {}).items():
+        if name.startswith("pooling_mode_") and value is True:
+            mode = name.removeprefix("pooling_mode_")
+            modes.append(mode.removesuffix("_tokens").removesuffix("_token"))
+
+    return sorted(modes)
+
+
 def _max_tokens(config: ModelFolderConfig, root: Path, length: int | None, model: _Settings) -> int:
+    """Return how many tokens are read: as params say, else the least of what folder and model allow."""
     # None where the model has no table of positions
     positions = model.max_position_embeddings
-    if positions is not None and any(
-        family in model.model_type for family in ("roberta", "mpnet", "camembert")
-    ):
-        positions -= (model.pad_token_id or 0) + 1  # theirs start after padding
+    if positions is not None and any(family in model.model_type for family in OFFSET_FAMILIES):
+        positions -= (model.pad_token_id or 0) + 1
 
     if positions is not None and (config.max_tokens or 0) > positions:
         raise ConfigError(

@@ -6,9 +6,8 @@ than one that fits all a little. Sources come from the index's row table; parts 
 between punctuation, conjunctions, sources and dates.
 """
 
-import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Self
@@ -16,10 +15,12 @@ from typing import Self
 from deepsearch_rl.retrieval.search.analysis import UNSPACED, has_unspaced
 from deepsearch_rl.retrieval.search.rows import EPOCH
 
+# A question has a handful of each. A page that is pasted in place of one may have thousands, and
+# every one takes time.
 MAX_PARTS = 32
 MAX_SOURCES = 16
 MAX_DATES = 32
-"""A question has a handful; a page pasted in place of one may have thousands, and each takes time."""
+
 Span = tuple[int, int]
 # First and last day since 1970-01-01; both belong to the range
 DayRange = tuple[int, int]
@@ -37,16 +38,14 @@ _MONTH = (
 )
 _DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>[12]\d{3})"
-_SPELLINGS = tuple(
-    re.compile(rf"\b{spelling}\b", re.IGNORECASE)
-    for spelling in (
-        rf"{_YEAR}-(?P<number>\d{{2}})-(?P<day>\d{{2}})",
-        rf"{_MONTH}\s+{_DAY},?\s+{_YEAR}",
-        rf"{_DAY}\s+(?:of\s+)?{_MONTH},?\s+{_YEAR}",
-        rf"{_MONTH},?\s+{_YEAR}",
-    )
+
+# Tried in this order: a month with a day is no month alone.
+_SPELLINGS = (
+    re.compile(rf"\b{_YEAR}-(?P<number>\d{{2}})-(?P<day>\d{{2}})\b", re.IGNORECASE),
+    re.compile(rf"\b{_MONTH}\s+{_DAY},?\s+{_YEAR}\b", re.IGNORECASE),
+    re.compile(rf"\b{_DAY}\s+(?:of\s+)?{_MONTH},?\s+{_YEAR}\b", re.IGNORECASE),
+    re.compile(rf"\b{_MONTH},?\s+{_YEAR}\b", re.IGNORECASE),
 )
-"""Tried in this order: a month with a day is no month alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,50 +87,75 @@ class SourceNames:
 
         while start < len(tokens):
             words = tuple(token for token, _ in tokens[start : start + self.longest])
-            length = next(
-                (length for length in range(len(words), 0, -1) if words[:length] in self.codes), 0
-            )
-            if length:
-                span = tokens[start][1][0], tokens[start + length - 1][1][1]
-                mentions.append((span, self.codes[words[:length]]))
+            name = self._name_at_begin(words)
+            if name:
+                _, (begin, _) = tokens[start]
+                _, (_, end) = tokens[start + len(name) - 1]
+                mentions.append(((begin, end), self.codes[name]))
 
-            start += length or 1
+            start += len(name) or 1
 
         return mentions
+
+    def _name_at_begin(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the longest name that the words begin with; the empty one where there is none."""
+        while words and words not in self.codes:
+            words = words[:-1]
+
+        return words
 
 
 def split_question(question: str, names: SourceNames) -> QuestionParts:
     """Find the sources and days of a question and split the rest into parts."""
     mentions = names.find(question)
     dates = find_dates(question)
-    pieces = []
+    spans = [span for span, _ in mentions]
+    spans += [match.span() for match, _ in dates]
+    pieces: list[str] = []
     end = 0
 
-    for start, stop in sorted(
-        [*(span for span, _ in mentions), *(match.span() for match, _ in dates)]
-    ):
-        if start >= end:  # a source and a date may overlap
+    for start, stop in sorted(spans):
+        # A source and a date may overlap.
+        if start >= end:
             pieces.append(question[end:start])
         end = max(end, stop)
+    pieces.append(question[end:])
 
-    whole = "\n".join([*pieces, question[end:]])  # a part ends at the line break
-    whole = whole if re.search(r"\w", whole) else question
-    parts = tuple(
-        part for part in _BREAK.split(whole) if len(part.split()) > 1 or has_unspaced(part)
-    )[:MAX_PARTS]
-    sources = dict.fromkeys(code for _, codes in mentions for code in codes)
+    # What stands before a source and what stands behind it are parts of their own: _BREAK splits
+    # at the line break.
+    whole = "\n".join(pieces)
+
+    # A question of nothing but sources and dates is searched for as it is.
+    if not re.search(r"\w", whole):
+        whole = question
+
+    # A dict keeps the order in which the question names the sources.
+    sources: dict[int, None] = {}
+    for _, codes in mentions:
+        sources.update(dict.fromkeys(codes))
+
     return QuestionParts(
         tuple(sorted([*sources][:MAX_SOURCES])),
         tuple(days for _, days in dates),
         whole,
-        parts or (whole,),
+        _parts(whole) or (whole,),
     )
+
+
+def _parts(whole: str) -> tuple[str, ...]:
+    """Return the first pieces of a question that can name a passage: one word alone says too little."""
+    parts: list[str] = []
+    for piece in _BREAK.split(whole):
+        if len(piece.split()) > 1 or has_unspaced(piece):
+            parts.append(piece)
+
+    return tuple(parts[:MAX_PARTS])
 
 
 def find_dates(text: str) -> list[tuple[re.Match[str], DayRange]]:
     """Return where a text names the first MAX_DATES days or months, in English or ISO spelling, in order."""
     dates: list[tuple[re.Match[str], DayRange]] = []
-    for match in itertools.chain.from_iterable(spelling.finditer(text) for spelling in _SPELLINGS):
+    for match in _date_matches(text):
         overlaps = any(
             match.start() < other.end() and other.start() < match.end() for other, _ in dates
         )
@@ -144,20 +168,32 @@ def find_dates(text: str) -> list[tuple[re.Match[str], DayRange]]:
     return sorted(dates, key=lambda pair: pair[0].start())
 
 
+def _date_matches(text: str) -> Iterator[re.Match[str]]:
+    for spelling in _SPELLINGS:
+        yield from spelling.finditer(text)
+
+
 def _days(match: re.Match[str]) -> DayRange | None:
     groups = match.groupdict()
     year = int(groups["year"])
     day = groups.get("day")
-    # IGNORECASE takes a long s for an s, and so does casefold, unlike lower.
-    month = (
-        int(groups["number"])
-        if groups.get("number")
-        else 1 + _MONTHS.index(groups["month"][:3].casefold())
-    )
+
+    month = int(groups["number"]) if "number" in groups else _month(groups["month"])
+
+    # What looks like a date need not be one: February 30.
     try:
         first = date(year, month, int(day) if day else 1)
-    except ValueError:  # February 30
+    except ValueError:
         return None
 
-    last = first if day else date(year + month // 12, month % 12 + 1, 1) - timedelta(days=1)
+    last = first
+    if not day:
+        next_month = date(year + month // 12, month % 12 + 1, 1)
+        last = next_month - timedelta(days=1)
     return (first - EPOCH).days, (last - EPOCH).days
+
+
+def _month(name: str) -> int:
+    """Return the number of a month, from 1."""
+    # IGNORECASE takes a long s for an s, and so does casefold, unlike lower.
+    return 1 + _MONTHS.index(name[:3].casefold())

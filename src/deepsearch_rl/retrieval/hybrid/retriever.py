@@ -33,9 +33,10 @@ Floats = NDArray[np.float64]
 FEATURES = (
     "bm25", "dense", "passage", "sentence", "source_passage", "source_sentence", "date", "document_length"
 )  # fmt: skip
+
+# BM25's parameters, as in the published baselines; here for passages and for sentences.
 K1 = 0.9
 B = 0.4
-"""BM25's parameters, as in the published baselines; here for passages and for sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,15 @@ class CandidateFinder:
     ) -> list[Candidates]:
         """Return at least the best ``top_k`` allowed rows of either half for every query."""
         depth = max(self.config.depth, top_k)
-        halves = [
-            retriever.search(queries, depth, allowed_N) for retriever in (self.bm25, self.dense)
-        ]
+        lexical = self.bm25.search(queries, depth, allowed_N)
+        semantic = self.dense.search(queries, depth, allowed_N)
         candidates: list[Candidates] = []
 
-        for query, *rankings in zip(queries, *halves, strict=True):
+        for query, bm25, dense in zip(queries, lexical, semantic, strict=True):
             question = split_question(query, self.names)
-            rows = [ranking.rows_K for ranking in rankings]
+            rows = [bm25.rows_K, dense.rows_K]
 
+            # A passage of a named source may be below the depth, behind those of other sources.
             for source in question.sources:
                 of_source_N = self.table.source_N == source
                 mask_N = of_source_N if allowed_N is None else of_source_N & allowed_N
@@ -78,7 +79,8 @@ class CandidateFinder:
                 rows.append(ranking.rows_K)
 
             rows_C = np.unique(np.concatenate(rows))
-            candidates.append(Candidates(rows_C, self._features(rows_C, rankings, depth, question)))
+            features_CF = self._features(rows_C, (bm25, dense), depth, question)
+            candidates.append(Candidates(rows_C, features_CF))
 
         return candidates
 
@@ -92,15 +94,21 @@ class CandidateFinder:
         """Return features_CF. ``halves`` are the rankings of BM25 and dense, of at most ``depth`` rows."""
         if not len(rows_C):
             return np.zeros((0, len(FEATURES)))
+
         passage_CQ, sentence_CQ = _fits(rows_C, question, self.terms)
         best_sentence_C = sentence_CQ.max(axis=1)
         source_C = self.table.source_N[rows_C]
+
         day_C = self.table.day_N[rows_C]
         on_a_day_C = np.zeros(len(rows_C), dtype=np.bool_)
         for first, last in question.days:
             on_a_day_C |= (first <= day_C) & (day_C <= last)
+
+        # In the order of FEATURES. Column 0 of the fits is the whole question.
+        bm25, dense = halves
         columns = (
-            *(_listed_share(ranking, rows_C, depth) for ranking in halves),
+            _listed_share(bm25, rows_C, depth),
+            _listed_share(dense, rows_C, depth),
             _share(passage_CQ[:, 1:]).max(axis=1),
             _share(best_sentence_C),
             _share_within(passage_CQ[:, 0], source_C, question.sources),
@@ -122,9 +130,8 @@ class HybridRetriever:
         self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
         """Rank the allowed rows that either half lists; scores compare rows of one query, and may be negative."""
-        return [
-            order(own, self.weights_F, top_k) for own in self.finder.find(queries, top_k, allowed_N)
-        ]
+        candidates_Q = self.finder.find(queries, top_k, allowed_N)
+        return [order(candidates, self.weights_F, top_k) for candidates in candidates_Q]
 
 
 def order(candidates: Candidates, weights_F: Floats, top_k: int) -> Ranking:
@@ -137,30 +144,43 @@ def order(candidates: Candidates, weights_F: Floats, top_k: int) -> Ranking:
 def _fits(
     rows_C: NDArray[np.int64], question: QuestionParts, terms: SentenceTerms
 ) -> tuple[Floats, Floats]:
-    """Return the fit of each candidate, and of its best sentence, to the whole question (column 0) and its parts."""
+    """Return the fits to the whole question (column 0) and its parts: of each candidate, and of its best sentence.
+
+    Both are of shape [C, Q].
+    """
     parts = [term_ids(text) for text in (question.whole, *question.parts)]
     terms_U = np.unique(np.concatenate(parts))
     if not len(terms_U):
         nothing_CQ = np.zeros((len(rows_C), len(parts)))
         return nothing_CQ, nothing_CQ
 
-    weights_QU = np.stack([np.isin(terms_U, part) for part in parts]) * terms.idf(terms_U)
+    # What a term counts for a part: its idf if the part has it, else 0.
+    idf_U = terms.idf(terms_U)
+    weights_QU = np.stack([np.isin(terms_U, part) for part in parts]) * idf_U
     matches = terms.match(rows_C, terms_U)
+
+    # BM25 of a passage, in which a term counts once for every sentence that has it.
     mean_row = max(len(terms.terms) / len(terms), 1.0)
     damping_C1 = K1 * (1 - B + B * matches.length_C[:, None] / mean_row)
     saturated_CU = matches.counts_CU / (matches.counts_CU + damping_C1)
-    # No matrix product: its rounding may depend on the row, and equal candidates must tie.
-    passage_CQ = np.stack(
-        [(saturated_CU * weights_U).sum(axis=1) for weights_U in weights_QU], axis=1
-    )
+
+    # BM25 of a sentence, in which every term counts once: 1 / (1 + damping).
     sentences = len(matches.length_S)
     mean_sentence = max(len(terms.terms) / (len(terms.sentence_starts) - 1), 1.0)
     damping_S = 1 + K1 * (1 - B + B * matches.length_S / mean_sentence)
-    fits_QS = [
-        np.bincount(matches.sentence_M, weights_U[matches.term_M], minlength=sentences) / damping_S
-        for weights_U in weights_QU
-    ]
-    return passage_CQ, np.maximum.reduceat(np.stack(fits_QS), matches.starts_C, axis=1).T
+
+    passage_fits: list[Floats] = []
+    sentence_fits: list[Floats] = []
+    for weights_U in weights_QU:
+        # No matrix product: its rounding may depend on the row, and equal candidates must tie.
+        passage_fits.append((saturated_CU * weights_U).sum(axis=1))
+
+        weights_M = weights_U[matches.term_M]
+        fits_S = np.bincount(matches.sentence_M, weights_M, minlength=sentences)
+        sentence_fits.append(fits_S / damping_S)
+
+    best_QC = np.maximum.reduceat(np.stack(sentence_fits), matches.starts_C, axis=1)
+    return np.stack(passage_fits, axis=1), best_QC.T
 
 
 def _share(fits_C: Floats) -> Floats:
@@ -184,10 +204,15 @@ def _listed_share(ranking: Ranking, rows_C: NDArray[np.int64], depth: int) -> Fl
     """Return a half's scores over its best; a candidate off a full list has the last score, else 0."""
     if not len(ranking.rows_K):
         return np.zeros(len(rows_C))
+
+    # The rank at which each candidate would stand, and whether it does.
     order_K = np.argsort(ranking.rows_K)
-    places_C = np.minimum(np.searchsorted(ranking.rows_K, rows_C, sorter=order_K), len(order_K) - 1)
-    place_C = order_K[places_C]
-    listed_C = ranking.rows_K[place_C] == rows_C
-    beyond = ranking.scores_K[-1] if len(ranking.rows_K) >= depth else 0.0
-    scores_C = np.where(listed_C, ranking.scores_K[place_C], beyond).astype(np.float64)
+    places_C = np.searchsorted(ranking.rows_K, rows_C, sorter=order_K)
+    rank_C = order_K[np.minimum(places_C, len(order_K) - 1)]
+    listed_C = ranking.rows_K[rank_C] == rows_C
+
+    unlisted_score = ranking.scores_K[-1] if len(ranking.rows_K) >= depth else 0.0
+    scores_C = np.where(listed_C, ranking.scores_K[rank_C], unlisted_score).astype(np.float64)
+
+    # A cosine may be negative, and so may the best one.
     return np.maximum(scores_C, 0) / max(float(ranking.scores_K[0]), 1e-9)

@@ -25,12 +25,15 @@ from deepsearch_rl.corpora.reading.spans import sentence_spans
 from deepsearch_rl.retrieval.search.analysis import analyse
 from deepsearch_rl.retrieval.search.rows import GrowingArray, open_column
 
+# Frequencies of terms are counted in so many places, 4 MB whatever the corpus. Rare terms share
+# one and then count as a little more frequent than they are.
 BUCKETS = 1 << 20
 
 
 def term_ids(text: str) -> NDArray[np.uint32]:
     """Return the distinct terms of a text, ascending."""
-    return np.array(sorted({zlib.crc32(term.encode()) for term in analyse(text)}), dtype=np.uint32)
+    ids = {zlib.crc32(term.encode()) for term in analyse(text)}
+    return np.array(sorted(ids), dtype=np.uint32)
 
 
 def write_sentence_terms(chunks: Iterable[Chunk], folder: Path) -> None:
@@ -49,7 +52,8 @@ def write_sentence_terms(chunks: Iterable[Chunk], folder: Path) -> None:
             row_starts.append(sentences)
             doc_chunks.append(chunk.metadata.doc_chunks)
             texts = [chunk.contents[start:end] for start, end in sentence_spans(chunk.contents)]
-            # Every row has a sentence
+
+            # Every row has a sentence: ``reduceat`` over the sentences of rows knows no empty one.
             terms_by_sentence = list(map(term_ids, texts or [""]))
             for terms_of_sentence in terms_by_sentence:
                 sentence_starts.append(terms)
@@ -90,13 +94,11 @@ class SentenceTerms:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Open what :func:`write_sentence_terms` wrote; raise ArtifactError where a file is missing or damaged."""
-        rows, sentences = (
-            open_column(folder / f"{name}.npy", np.int64) for name in ("rows", "sentences")
-        )
+        rows = open_column(folder / "rows.npy", np.int64)
+        sentences = open_column(folder / "sentences.npy", np.int64)
         terms = open_column(folder / "terms.npy", np.uint32)
-        frequency, doc_chunks = (
-            open_column(folder / f"{name}.npy", np.int32) for name in ("frequency", "doc_chunks")
-        )
+        frequency = open_column(folder / "frequency.npy", np.int32)
+        doc_chunks = open_column(folder / "doc_chunks.npy", np.int32)
         fit = len(rows) == len(doc_chunks) + 1 > 1 and len(frequency) == BUCKETS
 
         if not fit or rows[-1] != len(sentences) - 1 or sentences[-1] != len(terms):
@@ -116,18 +118,24 @@ class SentenceTerms:
 
     def match(self, rows_C: NDArray[np.int64], terms_U: NDArray[np.uint32]) -> Matches:
         """Find at least one term, ascending, in the sentences of at least one row."""
+        # The sentences of all candidates, and the T terms of all these sentences.
         sentences_S, starts_C = _ranges(self.row_starts[rows_C], self.row_starts[rows_C + 1])
-        places, starts_S = _ranges(
+        places_T, starts_S = _ranges(
             self.sentence_starts[sentences_S], self.sentence_starts[sentences_S + 1]
         )
-        length_S = np.diff(starts_S, append=len(places))
-        terms = self.terms[places]
-        term = np.minimum(np.searchsorted(terms_U, terms), len(terms_U) - 1)
-        matching_M = np.flatnonzero(terms_U[term] == terms)
+        length_S = np.diff(starts_S, append=len(places_T))
+        terms_T = self.terms[places_T]
+
+        # Which of the query's terms each of them can only be, and where it is that one.
+        number_T = np.minimum(np.searchsorted(terms_U, terms_T), len(terms_U) - 1)
+        matching_M = np.flatnonzero(terms_U[number_T] == terms_T)
         sentence_M = np.repeat(np.arange(len(sentences_S)), length_S)[matching_M]
-        term_M = term[matching_M]
+        term_M = number_T[matching_M]
+
+        # A cell of counts_CU is numbered row by row.
         row_M = np.searchsorted(starts_C, sentence_M, side="right") - 1
-        counts = np.bincount(row_M * len(terms_U) + term_M, minlength=len(rows_C) * len(terms_U))
+        cell_M = row_M * len(terms_U) + term_M
+        counts = np.bincount(cell_M, minlength=len(rows_C) * len(terms_U))
         return Matches(
             starts_C=starts_C,
             sentence_M=sentence_M,

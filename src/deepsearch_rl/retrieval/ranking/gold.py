@@ -11,7 +11,7 @@ those of MultiHop-RAG's official script (Tang and Yang 2024), and evidence recal
 items that the top k hold.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -22,7 +22,8 @@ from deepsearch_rl.core.records import Chunk, Question
 from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.retrieval.ranking.ranking import Retriever
 
-RANKED = 10  # depth of MRR@10 and MAP@10
+# The depth of MultiHop-RAG's official MRR and MAP
+RANKED = 10
 MRR = f"mrr@{RANKED}"
 MAP = f"map@{RANKED}"
 
@@ -36,34 +37,42 @@ class Gold:
 
     def found_in(self, chunk: Chunk) -> set[int]:
         """Return the positions of the items that a chunk holds."""
+        holds = self._rule(chunk)
+        return {position for position, item in enumerate(self.items) if holds(item)}
+
+    def _rule(self, chunk: Chunk) -> Callable[[str], bool]:
+        """Return what tells whether a chunk holds an item of this kind."""
         match self.kind:
             case "facts":
                 text = without_space(chunk.contents)
-                return {position for position, fact in enumerate(self.items) if fact in text}
+                return lambda fact: fact in text
             case "documents":
-                name = chunk.metadata.doc_id
+                doc_id = chunk.metadata.doc_id
+                return lambda document: document == doc_id
             case "titles":
-                name = chunk_title_key(chunk)
-                return {
-                    position for position, item in enumerate(self.items) if title_key(item) == name
-                }
-
-        return {position for position, item in enumerate(self.items) if item == name}
+                key = chunk_title_key(chunk)
+                return lambda title: title_key(title) == key
 
 
 def gold_evidence(question: Question) -> Gold | None:
     """Return the gold evidence of a question; None where it is not known or empty."""
-    facts = [without_space(evidence.fact) for evidence in question.metadata.evidence_list or ()]
+    metadata = question.metadata
+    facts = [without_space(evidence.fact) for evidence in metadata.evidence_list or ()]
     if facts:
         return Gold("facts", tuple(facts))
-    documents = tuple(dict.fromkeys(question.metadata.supporting_doc_ids or ()))
+
+    # An item counts once, however often a set names it.
+    documents = tuple(dict.fromkeys(metadata.supporting_doc_ids or ()))
     if documents:
         return Gold("documents", documents)
-    titles = {
-        title_key(title): title for title in reversed(question.metadata.supporting_titles or ())
-    }
+
+    titles: dict[str, str] = {}
+    for title in metadata.supporting_titles or ():
+        titles.setdefault(title_key(title), title)
+
+    # A title of punctuation alone would match every passage without a title.
     titles.pop("", None)
-    return Gold("titles", tuple(reversed(titles.values()))) if titles else None
+    return Gold("titles", tuple(titles.values())) if titles else None
 
 
 def chunk_title_key(chunk: Chunk) -> str:
@@ -74,9 +83,13 @@ def chunk_title_key(chunk: Chunk) -> str:
 
 def with_gold(questions: Iterable[Question]) -> list[tuple[str, Gold]]:
     """Return the texts and gold evidence of the questions that have any."""
-    return [
-        (question.question, gold) for question in questions if (gold := gold_evidence(question))
-    ]
+    examples: list[tuple[str, Gold]] = []
+    for question in questions:
+        gold = gold_evidence(question)
+        if gold is not None:
+            examples.append((question.question, gold))
+
+    return examples
 
 
 def without_space(text: str) -> str:
@@ -92,41 +105,49 @@ def score_retriever(
 ) -> list[dict[str, float]]:
     """Return the scores of every question (:func:`score_facts`) as a retriever ranks."""
     rankings = retriever.search([text for text, _ in questions], max((*cutoffs, RANKED)))
-    return [
-        score_facts(
-            [gold.found_in(chunks[row]) for row in ranking.rows_K.tolist()],
-            len(gold.items),
-            cutoffs,
-        )
-        for ranking, (_, gold) in zip(rankings, questions, strict=True)
-    ]
+    scores: list[dict[str, float]] = []
+
+    for ranking, (_, gold) in zip(rankings, questions, strict=True):
+        items_by_rank = [gold.found_in(chunks[row]) for row in ranking.rows_K.tolist()]
+        scores.append(score_facts(items_by_rank, len(gold.items), cutoffs))
+
+    return scores
 
 
 def mean_scores(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the mean of every score over at least one question."""
-    return {name: round(fmean(row[name] for row in rows), 4) for name in rows[0]}
+    means: dict[str, float] = {}
+    for name in rows[0]:
+        means[name] = round(fmean(row[name] for row in rows), 4)
+
+    return means
 
 
 def score_facts(
-    found_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence[int]
+    items_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence[int]
 ) -> dict[str, float]:
-    """Return the scores of a question whose ranked chunks hold the given items (by position, of ``facts`` in all).
+    """Return the scores of a question.
 
+    ``items_by_rank`` has the items that each ranked chunk holds, by position, of ``facts`` in all.
     MAP@10 is the sum over ranks of newly found items / rank, divided by min(facts, 10). All scores
     are in [0, 1], but this one can pass 1 where a question has more than 10 items and a chunk holds
     several.
     """
-    ranks = list(enumerate(found_by_rank[:RANKED], 1))
-    earlier = set[int]()
+    reciprocal_rank = 0.0
     gain = 0.0
-    for rank, items in ranks:
+    earlier = set[int]()
+
+    for rank, items in enumerate(items_by_rank[:RANKED], 1):
+        if items and not earlier:
+            reciprocal_rank = 1 / rank
         gain += len(items - earlier) / rank
         earlier |= items
 
-    held = {cutoff: set().union(*found_by_rank[:cutoff]) for cutoff in sorted(cutoffs)}
-    return {
-        MRR: next((1 / rank for rank, items in ranks if items), 0.0),
-        MAP: gain / min(facts, RANKED),
-        **{f"hits@{cutoff}": float(bool(items)) for cutoff, items in held.items()},
-        **{f"evidence_recall@{cutoff}": len(items) / facts for cutoff, items in held.items()},
-    }
+    hits: dict[str, float] = {}
+    recalls: dict[str, float] = {}
+    for cutoff in sorted(cutoffs):
+        items = set[int]().union(*items_by_rank[:cutoff])
+        hits[f"hits@{cutoff}"] = float(bool(items))
+        recalls[f"evidence_recall@{cutoff}"] = len(items) / facts
+
+    return {MRR: reciprocal_rank, MAP: gain / min(facts, RANKED), **hits, **recalls}

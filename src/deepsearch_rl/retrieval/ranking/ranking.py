@@ -51,8 +51,11 @@ class Retriever(Protocol):
 def rank(rows_N: NDArray[np.int64], scores_N: NDArray[np.float32], top_k: int) -> Ranking:
     """Return the ``top_k`` best of N candidates by score, then by row."""
     if len(rows_N) > top_k:
+        # Sorting all candidates would take several times as long as finding the lowest score
+        # that counts.
         threshold = np.partition(scores_N, -top_k)[-top_k]
-        # More than top_k where scores tie; the row decides below
+
+        # More than top_k where scores tie; the row decides below.
         high_N = scores_N >= threshold
         rows_N = rows_N[high_N]
         scores_N = scores_N[high_N]
@@ -117,15 +120,16 @@ class ReciprocalRankFusion:
     ) -> list[Ranking]:
         """Rank the rows of both retrievers' rankings; equal scores are ordered by row."""
         depth = max(self.config.depth, top_k)
-        halves = (
-            retriever.search(queries, depth, allowed_N) for retriever in (self.bm25, self.dense)
-        )
-        weights = (self.config.bm25_weight, self.config.dense_weight)
+        lexical = self.bm25.search(queries, depth, allowed_N)
+        semantic = self.dense.search(queries, depth, allowed_N)
         rankings: list[Ranking] = []
 
-        for pair in zip(*halves, strict=True):
+        for bm25, dense in zip(lexical, semantic, strict=True):
             scores: dict[int, float] = {}
-            for ranking, weight in zip(pair, weights, strict=True):
+            for ranking, weight in (
+                (bm25, self.config.bm25_weight),
+                (dense, self.config.dense_weight),
+            ):
                 for position, row in enumerate(ranking.rows_K.tolist(), 1):
                     scores[row] = scores.get(row, 0.0) + weight / (self.config.rrf_k + position)
 

@@ -40,13 +40,15 @@ MONTHS = (
     "January", "February", "March", "April", "May", "June",
     "July", "August", "September", "October", "November", "December",
 )  # fmt: skip
+
+# Lucene's English stop words, which the published BM25 baselines drop.
 STOP_WORDS = frozenset({
     "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not",
     "of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will",
     "with"
 })  # fmt: skip
-"""Lucene's English stop words, which the published BM25 baselines drop."""
-# Stemming costs ten times what a look-up does, and a corpus repeats its words
+
+# Stemming costs ten times what a look-up does, and a corpus repeats its words.
 CACHED_STEMS = 1 << 17
 CACHED_KEYS = 1 << 16
 
@@ -98,19 +100,19 @@ def written_date(published_at: str) -> str:
 
 
 def _marks() -> str:
-    """Return every combining mark, apart from enclosing ones and selectors of shapes, as a regular expression's class.
+    """Return every combining mark as a regular expression's class.
 
-    Marks end below U+20000; beyond, there are ideographs and selectors alone.
+    Enclosing marks and selectors of shapes are left out.
     """
     is_selector = re.compile(f"[{_SELECTORS}]").match
-    codes = [
-        code
-        for code in range(0x300, 0x20000)
-        if unicodedata.category(chr(code)) in ("Mn", "Mc") and not is_selector(chr(code))
-    ]
     ranges: list[tuple[int, int]] = []
 
-    for code in codes:
+    # Marks end below U+20000; beyond, there are ideographs and selectors alone.
+    for code in range(0x300, 0x20000):
+        character = chr(code)
+        if unicodedata.category(character) not in ("Mn", "Mc") or is_selector(character):
+            continue
+
         if ranges and code == ranges[-1][1] + 1:
             ranges[-1] = ranges[-1][0], code
         else:
@@ -140,8 +142,11 @@ def has_unspaced(text: str) -> bool:
 def split_words(text: str) -> list[str]:
     """Return the lower-cased words of a text in order, stop words among them; pairs of letters where it has none."""
     text = text.lower()
+
+    # The plain pattern is the faster one, and nearly all English text goes this way.
     if text.isascii() or not _SPECIAL.search(text):
         return _WORD.findall(text)
+
     words: list[str] = []
 
     for piece in _pieces(text):
@@ -158,12 +163,13 @@ def inner_letters(text: str) -> list[str]:
     text = text.lower()
     if not has_unspaced(text):
         return []
-    return [
-        letter
-        for piece in _pieces(text)
-        if not isinstance(piece, str) and len(piece) > 1
-        for letter in piece
-    ]
+
+    letters: list[str] = []
+    for piece in _pieces(text):
+        if not isinstance(piece, str) and len(piece) > 1:
+            letters += piece
+
+    return letters
 
 
 def _pieces(text: str) -> Iterator[str | list[str]]:
@@ -192,6 +198,5 @@ def term_key(term: str) -> int:
     The probability that any two of ten million terms share a key is 3e-6; they would then count as
     one term.
     """
-    return int.from_bytes(
-        blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
-    )
+    digest = blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -79,9 +79,10 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
 
 def digest_index(folder: Path) -> str:
     """Return the SHA-256 of all in a manifest that decides which passages are found; raise as :func:`read_manifest`."""
-    return sha256_json(
-        read_manifest(folder).model_dump(mode="json", exclude={"chunks", "versions"})
-    )
+    # Where the chunk file lies, and by which versions the same bytes were written, change nothing
+    # that a search returns.
+    values = read_manifest(folder).model_dump(mode="json", exclude={"chunks", "versions"})
+    return sha256_json(values)
 
 
 def read_manifest(folder: Path) -> IndexManifest:
@@ -92,6 +93,8 @@ def read_manifest(folder: Path) -> IndexManifest:
             f"{path} does not exist: there is no index in {folder}, or its build did not end. {BUILD_IT}"
         )
 
+    # Before the record is read: a file of another format has other fields, and the error should
+    # name the format instead of one of them.
     values = read_json(path)
     version = values.get("schema_version") if isinstance(values, dict) else None
 

@@ -1,15 +1,18 @@
 """Gold documents that a corpus does not have: every score that they count in is lower than the retriever deserves."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher
 
 from deepsearch_rl.core.records import Chunk, Record
 from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.retrieval.ranking.gold import Gold, chunk_title_key
 
+# A warning stays readable; the number of the others is given.
 LISTED = 20
-# Of a name that may be another spelling (difflib's measure, 0 to 1)
+
+# The least likeness of a name that may be another spelling: difflib's measure, 0 to 1, and the
+# cutoff of its own get_close_matches.
 NEAREST_RATIO = 0.6
 _LOG = logging.getLogger(__name__)
 
@@ -21,6 +24,9 @@ class MissingDocument(Record):
     nearest: str | None = None
     """The most similar title or id of the corpus, where there is one."""
 
+    def __str__(self) -> str:
+        return f"{self.name!r} (nearest: {self.nearest!r})" if self.nearest else repr(self.name)
+
 
 class MissingGold(Record):
     """The gold documents of some questions that a corpus does not have."""
@@ -31,12 +37,13 @@ class MissingGold(Record):
     """The first of the missing ones."""
 
     def __str__(self) -> str:
-        names = [
-            f"{each.name!r}" + (f" (nearest: {each.nearest!r})" if each.nearest else "")
-            for each in self.listed
-        ]
-        rest = f" and {self.missing - len(names)} more" if self.missing > len(names) else ""
-        return f"{self.missing} of {self.documents} gold documents are not in the corpus: {', '.join(names)}{rest}"
+        names = ", ".join(map(str, self.listed))
+        unlisted = self.missing - len(self.listed)
+        rest = f" and {unlisted} more" if unlisted else ""
+        return (
+            f"{self.missing} of {self.documents} gold documents are not in the corpus: "
+            f"{names}{rest}"
+        )
 
 
 def find_missing(chunks: Sequence[Chunk], golds: Iterable[Gold]) -> MissingGold:
@@ -50,7 +57,8 @@ def find_missing(chunks: Sequence[Chunk], golds: Iterable[Gold]) -> MissingGold:
 
     for gold in golds:
         if gold.kind == "titles":
-            titles.update({title_key(title): title for title in gold.items})
+            for title in gold.items:
+                titles[title_key(title)] = title
         elif gold.kind == "documents":
             ids.update(dict.fromkeys(gold.items, ""))
 
@@ -63,45 +71,80 @@ def find_missing(chunks: Sequence[Chunk], golds: Iterable[Gold]) -> MissingGold:
     # In the order of the questions.
     keys = [key for key in titles if key in missing_titles]
     names = [name for name in ids if name in missing_ids]
-    near_titles = _nearest(
-        keys[:LISTED], lambda: ((chunk_title_key(chunk), chunk.title) for chunk in chunks)
-    )
-    near_ids = _nearest(
-        names[:LISTED], lambda: ((chunk.metadata.doc_id, chunk.metadata.doc_id) for chunk in chunks)
-    )
-    listed = [MissingDocument(name=titles[key], nearest=near_titles.get(key)) for key in keys]
-    listed += [MissingDocument(name=name, nearest=near_ids.get(name)) for name in names]
+    near_titles = _nearest(keys[:LISTED], chunks, _title)
+    near_ids = _nearest(names[:LISTED], chunks, _document)
+
+    listed: list[MissingDocument] = []
+    for key in keys:
+        listed.append(MissingDocument(name=titles[key], nearest=near_titles.get(key)))
+    for name in names:
+        listed.append(MissingDocument(name=name, nearest=near_ids.get(name)))
+
     return MissingGold(
         documents=len(titles) + len(ids), missing=len(listed), listed=tuple(listed[:LISTED])
     )
 
 
+def _title(chunk: Chunk) -> tuple[str, str]:
+    return chunk_title_key(chunk), chunk.title
+
+
+def _document(chunk: Chunk) -> tuple[str, str]:
+    return chunk.metadata.doc_id, chunk.metadata.doc_id
+
+
+class _MissingKey:
+    """A key that no chunk has, and the name whose key is the most similar so far."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.nearest = ""
+        self._ratio = NEAREST_RATIO
+        self._words = set(key.split())
+
+        # The matcher keeps what it learns of its second sequence, so that one is the fixed one.
+        self._matcher = SequenceMatcher(None, "", key, autojunk=False)
+
+    def compare(self, candidate: str, candidate_words: set[str], name: str) -> None:
+        """Take a candidate's name if its key is more similar than those before it."""
+        # A look at words costs a hundredth of a comparison.
+        if candidate[:3] != self.key[:3] and self._words.isdisjoint(candidate_words):
+            return
+
+        # The quick ratio is an upper bound.
+        self._matcher.set_seq1(candidate)
+        if self._matcher.quick_ratio() <= self._ratio:
+            return
+
+        ratio = self._matcher.ratio()
+        if ratio > self._ratio:
+            self._ratio = ratio
+            self.nearest = name
+
+
 def _nearest(
-    wanted: Sequence[str], candidates: Callable[[], Iterator[tuple[str, str]]]
+    keys: Sequence[str], chunks: Iterable[Chunk], key_and_name: Callable[[Chunk], tuple[str, str]]
 ) -> dict[str, str]:
-    """Return the most similar of the candidates, pairs of a key and a name, for each wanted key that has one."""
-    if not wanted:
+    """Return the name of the chunk whose key is the most similar, for each key that has one."""
+    if not keys:
         return {}
-    best: dict[str, tuple[float, str]] = {key: (NEAREST_RATIO, "") for key in wanted}
-    matchers = {key: SequenceMatcher(None, "", key, autojunk=False) for key in wanted}
-    words = {key: set(key.split()) for key in wanted}
+
+    missing = [_MissingKey(key) for key in keys]
     last = ""
 
-    for candidate, name in candidates():
-        if candidate == last:  # chunks of a document follow each other
+    for chunk in chunks:
+        candidate, name = key_and_name(chunk)
+
+        # Chunks of a document follow each other.
+        if candidate == last:
             continue
         last = candidate
+
         candidate_words = set(candidate.split())
+        for key in missing:
+            key.compare(candidate, candidate_words, name)
 
-        for key, matcher in matchers.items():
-            # A look at words costs a hundredth of a comparison.
-            if candidate[:3] != key[:3] and words[key].isdisjoint(candidate_words):
-                continue
-            matcher.set_seq1(candidate)
-            if matcher.quick_ratio() > best[key][0] and (ratio := matcher.ratio()) > best[key][0]:
-                best[key] = ratio, name
-
-    return {key: name for key, (_, name) in best.items() if name}
+    return {key.key: key.nearest for key in missing if key.nearest}
 
 
 def warn_of_missing(chunks: Sequence[Chunk], golds: Iterable[Gold], what: str) -> None:

@@ -61,17 +61,18 @@ def measure_datasets(
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for name, dataset in datasets.items():
         questions = with_gold(read_jsonl(questions_root / name / f"{config.split}.jsonl", Question))
+        scores[name] = {}
         if not questions:
-            scores[name] = {retriever: {"n": 0} for retriever in RETRIEVERS}
+            scores[name].update((retriever, {"n": 0}) for retriever in RETRIEVERS)
             continue
 
         retrievers = retrievers_of(read_manifest(index_root / dataset.corpus), RETRIEVERS)
         chunks = searcher(dataset.corpus, retrievers[0]).chunks
         warn_of_missing(chunks, [gold for _, gold in questions], f"{name}, {config.split}")
-        scores[name] = {
-            retriever: measure(searcher(dataset.corpus, retriever), questions, config.cutoffs)
-            for retriever in retrievers
-        }
+
+        for retriever in retrievers:
+            opened = searcher(dataset.corpus, retriever)
+            scores[name][retriever] = measure(opened, questions, config.cutoffs)
 
     return scores
 

@@ -96,7 +96,9 @@ def open_column(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:
 
     if column_N.dtype != np.dtype(dtype) or column_N.ndim != 1:
         raise ArtifactError(f"{path} is not a column of {np.dtype(dtype)}; build the index again.")
-    return np.asarray(column_N)  # because slices of np.memmap cost microseconds each
+
+    # Slices of np.memmap cost microseconds each, those of a plain array do not.
+    return np.asarray(column_N)
 
 
 class ChunkStore(Sequence[Chunk]):
@@ -188,27 +190,29 @@ def _require_lines(path: Path) -> None:
 def parse_chunk(line: bytes, path: Path, number: int) -> Chunk:
     """Return a line of a chunk file, or a document, as a chunk; a RecordError names file, line and field."""
     line = line.removeprefix(BOM)
-    # Inside a JSON string the quotes would be escaped, so this finds the key (or an equal value)
-    # and nothing else.
+
+    # A look at the bytes, so that few lines are parsed twice. Inside a JSON string the quotes would
+    # be escaped, so this finds the key (or an equal value) and nothing else.
     if b'"doc_chunk_id"' in line and _is_chunk(line):
         return parse_record(Chunk, line, path, number)
+
     document = parse_record(DocumentRow, line, path, number).document()
-    return Chunk(
-        id=document.id, contents=document.contents, metadata=ChunkMetadata.of(document, 1, 0)
-    )
+    metadata = ChunkMetadata.of(document, 1, 0)
+    return Chunk(id=document.id, contents=document.contents, metadata=metadata)
 
 
 def _is_chunk(line: bytes) -> bool:
     """Return whether a line has the metadata of a chunk: a document may have a key of such a name as well."""
+    # The reader of documents says what is wrong with a line that is no JSON.
     try:
         values = from_json(line)
     except ValueError:
-        return False  # the reader of documents says what is wrong
+        return False
 
     metadata = values.get("metadata") if isinstance(values, dict) else None
-    return (
-        isinstance(metadata, dict) and len(ChunkMetadata.model_fields.keys() & metadata.keys()) > 1
-    )
+    if not isinstance(metadata, dict):
+        return False
+    return len(ChunkMetadata.model_fields.keys() & metadata.keys()) > 1
 
 
 class Filter(Record):
@@ -240,9 +244,8 @@ class RowTable:
     def open(cls, folder: Path) -> Self:
         """Open what :func:`write_rows` wrote; raise ArtifactError where a file is missing or damaged."""
         sources = tuple(str(source) for source in read_json(folder / "sources.json"))
-        source_N, day_N = (
-            open_column(folder / name, np.int32) for name in ("source.npy", "day.npy")
-        )
+        source_N = open_column(folder / "source.npy", np.int32)
+        day_N = open_column(folder / "day.npy", np.int32)
         if len(source_N) != len(day_N):
             raise ArtifactError(f"the columns in {folder} differ in length; build the index again.")
         return cls(source_N, sources, day_N)
@@ -269,9 +272,11 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
     """
     folder.mkdir()
     codes: dict[str, int] = {}
-    size_bytes = chunks_path.stat().st_size if chunks_path.is_file() else 0
     ids = DistinctIds()
     end = 0
+
+    # A missing file is reported by the reader, with what to do.
+    size_bytes = chunks_path.stat().st_size if chunks_path.is_file() else 0
 
     with (
         ProgressBar("read chunks", size_bytes, "bytes") as bar,
@@ -283,24 +288,26 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
             ids.add(chunk.id)
             offsets.append(start)
             metadata = chunk.metadata.model_extra or {}
-            source = metadata.get("source")
-            sources.append(
-                codes.setdefault(source, len(codes))
-                if isinstance(source, str) and source
-                else UNKNOWN_SOURCE
-            )
+            sources.append(_source_code(metadata.get("source"), codes))
             days.append(parse_day(metadata.get("published_at")))
             bar.advance(end - start)
 
         offsets.append(end)
 
-    (folder / "sources.json").write_text(
-        json.dumps(list(codes), ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-    ids.check(
-        ((number, chunk.id) for number, _, _, chunk in _numbered_chunks(chunks_path)), chunks_path
-    )
+    names = json.dumps(list(codes), ensure_ascii=False)
+    (folder / "sources.json").write_text(f"{names}\n", encoding="utf-8")
+
+    # The file is read again only where two hashes of ids are equal.
+    numbered_ids = ((number, chunk.id) for number, _, _, chunk in _numbered_chunks(chunks_path))
+    ids.check(numbered_ids, chunks_path)
     return len(ids)
+
+
+def _source_code(source: JsonValue, codes: dict[str, int]) -> int:
+    """Return the code of a chunk's source, a new one for a name that ``codes`` does not have."""
+    if not isinstance(source, str) or not source:
+        return UNKNOWN_SOURCE
+    return codes.setdefault(source, len(codes))
 
 
 def parse_day(published_at: JsonValue) -> int:

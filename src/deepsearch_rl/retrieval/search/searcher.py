@@ -73,6 +73,8 @@ class Searcher:
         """Return what :class:`SearchesChunks` promises; raise ValueError for a ``top_k`` below 1."""
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {top_k}")
+
+        # No mask where nothing is filtered: every retriever is faster without one.
         allowed_N = None if where is None or where == Filter() else self.rows.mask(where)
         results: list[list[Hit]] = []
         for ranking in self.retriever.search(queries, top_k, allowed_N):
@@ -107,6 +109,7 @@ def open_index(
             f"{path} does not exist; it is the chunk file of the index in {index_dir}. If it was moved, say where to."
         )
 
+    # The size first: it costs nothing, and a digest reads the whole file.
     if path.stat().st_size != built.chunks_bytes or remembered_sha256(path) != built.chunks_sha256:
         raise ArtifactError(
             f"the index in {index_dir} was built from other chunks than {path}, so its rows would name the "
@@ -138,16 +141,17 @@ def open_retriever(
     name = _ranking(config, weights, name)
     for half in _halves_of(name):
         if half not in config.halves:
+            present = config.halves[0]
             raise ConfigError(
-                f"the index in {folder} has no {half} half, which this retriever needs: it was built for "
-                f"{config.halves[0]} alone. Choose the retriever {config.halves[0]} (--retriever, "
-                "retrieval.retriever), or build the index again with both halves (index.bm25 and index.encoder)."
+                f"the index in {folder} has no {half} half, which this retriever needs: it was "
+                f"built for {present} alone. Choose the retriever {present} (--retriever, "
+                "retrieval.retriever), or build the index again with both halves (index.bm25 and "
+                "index.encoder)."
             )
 
     if name == "bm25":
-        bm25 = folder / manifest.BM25_FOLDER
         assert config.bm25 is not None
-        return bm25_engine(config.bm25).open(bm25, config.bm25)
+        return bm25_engine(config.bm25).open(folder / manifest.BM25_FOLDER, config.bm25)
 
     if name == "dense":
         assert config.encoder is not None
@@ -157,7 +161,8 @@ def open_retriever(
         )
 
     if weights is None or name == "reciprocal_ranks":
-        bm25, dense = (open_retriever(folder, config, None, half) for half in ("bm25", "dense"))
+        bm25 = open_retriever(folder, config, None, "bm25")
+        dense = open_retriever(folder, config, None, "dense")
         return ReciprocalRankFusion(bm25, dense, config.fusion)
 
     weights_F = np.array([weights.weights[feature] for feature in FEATURES])
@@ -188,7 +193,8 @@ def _halves_of(ranking: str) -> Sequence[str]:
 
 def open_finder(folder: Path, config: IndexConfig, terms_folder: Path) -> CandidateFinder:
     """Open the finder of the hybrid's candidates; ``terms_folder`` is usually that of the index."""
-    bm25, dense = (open_retriever(folder, config, None, half) for half in ("bm25", "dense"))
+    bm25 = open_retriever(folder, config, None, "bm25")
+    dense = open_retriever(folder, config, None, "dense")
     terms = SentenceTerms.open(terms_folder)
     table = RowTable.open(folder / manifest.ROWS_FOLDER)
     return CandidateFinder(bm25, dense, terms, table, SourceNames.of(table.sources), config.fusion)

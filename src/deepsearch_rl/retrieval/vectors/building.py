@@ -58,8 +58,9 @@ def _hnsw(file: VectorFile, config: HnswConfig) -> faiss.Index:
         file.dimension, f"HNSW{config.links},Flat", faiss.METRIC_INNER_PRODUCT
     )
     index.hnsw.efConstruction = config.ef_construction
-    threads = faiss.omp_get_max_threads()
+
     # The graph depends on the order in which vectors are linked
+    threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:
         _add(index, file)
@@ -72,16 +73,23 @@ def _hnsw(file: VectorFile, config: HnswConfig) -> faiss.Index:
 def _ivf(file: VectorFile, config: IvfConfig, seed: int) -> faiss.Index:
     sample = min(file.rows, config.train_rows)
     _check(file.dimension, sample, config)
+
+    # fs: codes for fast scan; np: without polysemous training, because no search here uses it.
     codes = "Flat"
     if isinstance(config, PqConfig):
-        codes = f"PQ{config.m}x{config.nbits}{'fs' if config.nbits == FAST_SCAN_BITS else 'np'}"
+        layout = "fs" if config.nbits == FAST_SCAN_BITS else "np"
+        codes = f"PQ{config.m}x{config.nbits}{layout}"
     index: Any = faiss.index_factory(
         file.dimension, f"IVF{config.nlist},{codes}", faiss.METRIC_INNER_PRODUCT
     )
+
+    # Cells and codes are clustered separately.
     index.cp.seed = seed
     if isinstance(config, PqConfig):
         index.pq.cp.seed = seed
     index.nprobe = config.nprobe
+
+    # Ascending, so that the file is read in one direction.
     rows_M = np.sort(np.random.default_rng(seed).choice(file.rows, sample, replace=False))
     sample_MD = file.vectors_ND[rows_M].astype(np.float32, copy=False)
 
@@ -90,8 +98,9 @@ def _ivf(file: VectorFile, config: IvfConfig, seed: int) -> faiss.Index:
         _add(index, file)
         return index
 
+    # FAISS copies the seed of the codes alone.
     worker: Any = copy_to_gpu(index, file.rows)
-    worker.cp.seed = seed  # FAISS copies that of the codes alone
+    worker.cp.seed = seed
 
     try:
         worker.train(sample_MD)
@@ -130,9 +139,10 @@ def _add(index: faiss.Index, file: VectorFile) -> None:
 
 def write_faiss(index: faiss.Index, path: Path) -> None:
     """Write an index file; raise ArtifactError where that fails, e.g. because the disk is full."""
+    # FAISS hides the system's error, so that the most likely one is named.
     try:
         faiss.write_index(index, str(path))
-    except RuntimeError as error:  # FAISS hides the system's error
+    except RuntimeError as error:
         raise ArtifactError(
             f"the vectors cannot be written to {path}; is the disk full?"
         ) from error

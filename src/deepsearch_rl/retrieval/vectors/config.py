@@ -15,11 +15,11 @@ from pydantic import Field, model_validator
 
 from deepsearch_rl.core.records import Device, Record
 
+# What faiss-gpu can search: bytes of a code, bits of a sub-quantizer, and the most cells and hits
+# of one search. retrieval/vectors/gpu.py has the sources of these limits.
 CODE_LENGTHS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
-"""Bytes of a code that faiss-gpu can search; retrieval/vectors/gpu.py has the sources of its limits."""
 GPU_BITS = 8
 GPU_CANDIDATES = 2048
-"""Most cells, and most hits, of one search on a GPU."""
 
 
 class FlatConfig(Record):

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import faiss
 import numpy as np
+from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.retrieval.encoding.encoder import Encoder, Vectors
@@ -83,12 +84,14 @@ class ApproximateIndex:
         scores_QC, rows_QC = index.search(
             queries_QD, depth, params=self._parameters(depth, allowed_N)
         )
-        # FAISS pads with row -1
+
+        # FAISS pads with row -1, and a zero query has equal scores everywhere.
         hits_QC = (rows_QC >= 0) & queries_QD.any(axis=1, keepdims=True)
-        return [
-            rank(rows_C[hits_C], scores_C[hits_C], top_k)
-            for scores_C, rows_C, hits_C in zip(scores_QC, rows_QC, hits_QC, strict=True)
-        ]
+        rankings: list[Ranking] = []
+        for scores_C, rows_C, hits_C in zip(scores_QC, rows_QC, hits_QC, strict=True):
+            rankings.append(rank(rows_C[hits_C], scores_C[hits_C], top_k))
+
+        return rankings
 
     def _parameters(self, depth: int, allowed_N: Mask | None) -> faiss.SearchParameters:
         share = 1.0
@@ -125,22 +128,30 @@ class RefinedIndex:
         self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
         """See :meth:`VectorIndex.search`; scores are exact, and so is the order of the candidates."""
+        candidates = self._candidates(queries_QD, top_k, allowed_N)
+        self.file.prefetch(np.concatenate([np.empty(0, np.int64), *candidates]))
+
+        rankings: list[Ranking] = []
+        for rows_C, query_D in zip(candidates, queries_QD, strict=True):
+            scores_C = self.file.inner_products(rows_C, query_D)
+            rankings.append(rank(rows_C, scores_C, top_k))
+
+        return rankings
+
+    def _candidates(
+        self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None
+    ) -> list[NDArray[np.int64]]:
+        """Return the rows_C of every query that its exact ranking is made of, ascending."""
         depth = math.ceil(min(top_k, self.file.rows) * self.refine_factor)
-        # Few enough to compare with all of them
+
+        # A filter may leave few enough to compare with all of them.
         if allowed_N is not None and np.count_nonzero(allowed_N) <= depth:
             allowed_C = np.flatnonzero(allowed_N)
-            candidates = [allowed_C if query_D.any() else allowed_C[:0] for query_D in queries_QD]
-        else:
-            candidates = [
-                np.sort(ranking.rows_K)
-                for ranking in self.first.search(queries_QD, depth, allowed_N)
-            ]
+            return [allowed_C if query_D.any() else allowed_C[:0] for query_D in queries_QD]
 
-        self.file.prefetch(np.concatenate([np.empty(0, np.int64), *candidates]))
-        return [
-            rank(rows_C, self.file.inner_products(rows_C, query_D), top_k)
-            for rows_C, query_D in zip(candidates, queries_QD, strict=True)
-        ]
+        # In the order of the file, so that the disk reads in one direction.
+        rankings = self.first.search(queries_QD, depth, allowed_N)
+        return [np.sort(ranking.rows_K) for ranking in rankings]
 
 
 def read_faiss(path: Path) -> faiss.Index:
@@ -166,8 +177,9 @@ def open_vector_index(folder: Path, config: VectorsConfig) -> VectorIndex:
     require_device(config)
     if config.kind == "flat":
         return FlatIndex(open_vector_file(folder / VECTORS_FILE))
+
+    # Codes are small, and most searches run through a part of them.
     if isinstance(config, PqConfig) and (folder / INDEX_FILE).is_file():
-        # Small, and most searches run through a part of them
         with (folder / INDEX_FILE).open("rb") as codes:
             os.posix_fadvise(codes.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 

@@ -30,10 +30,14 @@ BLOCK_ROWS = 16_384  # rows of one pass of a sequential read
 GATHERED_ROWS = 4096  # rows that are copied out of the map at once
 # More than the scores of a matrix product of unit vectors in float32 can be off by
 ROUNDING = 1e-5
+
+# Queries compared with a block of rows at once: their scores take 16 MiB, however many queries a
+# call has.
 QUERIES = 256
-"""Queries compared with a block of rows at once: their scores take 16 MiB, however many queries a call has."""
+
+# Rows of float16 per query that are converted at once: few enough to be in the cache still when
+# they are compared.
 CONVERTED_ROWS = 256
-"""Rows of float16 per query that are converted at once: few enough to be in the cache still when they are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +91,21 @@ def as_float32(vectors_ND: NDArray[np.float32] | NDArray[np.float16]) -> NDArray
     """
     if vectors_ND.dtype == np.float32:
         return vectors_ND.view(np.float32)
+
     # Neither infinities nor NaNs survive the product: those of positive sign begin at 7c00, those
     # of negative at fc00.
     if vectors_ND.view(np.int16).max() >= 0x7C00 or vectors_ND.view(np.uint16).max() >= 0xFC00:
         return vectors_ND.astype(np.float32)
+
+    # The mantissa of 10 bits moves to the upper end of the one of 23.
     bits_ND = np.left_shift(vectors_ND.view(np.int16), 13, dtype=np.int32)
+
     # The sign in bit 31 and the 15 bits of the number, without the sign's copies between them
     bits_ND &= -0x70002000
+
+    # 127 - 15, the difference of the exponents' biases
     floats_ND = bits_ND.view(np.float32)
-    floats_ND *= 2.0**112  # 127 - 15, the difference of the exponents' biases
+    floats_ND *= 2.0**112
     return floats_ND
 
 
@@ -116,14 +126,8 @@ def open_vector_file(path: Path, random_access: bool = False) -> VectorFile:
             f"{path} is not a vector file ({error}); build the index again."
         ) from error
 
-    dtypes = (np.dtype(np.float16), np.dtype(np.float32))
-
-    if (
-        mapped.ndim != 2
-        or mapped.dtype not in dtypes
-        or not mapped.flags.c_contiguous
-        or 0 in mapped.shape
-    ):
+    is_matrix = mapped.ndim == 2 and mapped.flags.c_contiguous and 0 not in mapped.shape
+    if not is_matrix or mapped.dtype not in (np.dtype(np.float16), np.dtype(np.float32)):
         raise ArtifactError(
             f"{path} holds {mapped.dtype} of shape {mapped.shape}; vectors are rows of float16 or float32."
         )
@@ -183,28 +187,34 @@ class FlatIndex:
         self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
         """See :meth:`VectorIndex.search`; exact."""
-        parts = [
-            queries_QD[start : start + QUERIES] for start in range(0, len(queries_QD), QUERIES)
-        ]
-        return [ranking for part_QD in parts for ranking in self._rank(part_QD, top_k, allowed_N)]
+        rankings: list[Ranking] = []
+        for start in range(0, len(queries_QD), QUERIES):
+            rankings += self._rank(queries_QD[start : start + QUERIES], top_k, allowed_N)
+
+        return rankings
 
     def _rank(self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None) -> list[Ranking]:
         """Rank for a few queries, for which the file is read once."""
         pools = [_Pool() for _ in queries_QD]
-        searching = [
-            (query, pools[query]) for query in np.flatnonzero(queries_QD.any(axis=1)).tolist()
-        ]
-        converted = self.file.vectors_ND.dtype == np.float16
-        size = min(CONVERTED_ROWS * len(queries_QD), BLOCK_ROWS) if converted else BLOCK_ROWS
+
+        # A zero query points nowhere and finds nothing: its pool stays empty.
+        searching = np.flatnonzero(queries_QD.any(axis=1)).tolist()
+
+        size = BLOCK_ROWS
+        if self.file.vectors_ND.dtype == np.float16:
+            size = min(CONVERTED_ROWS * len(queries_QD), BLOCK_ROWS)
 
         for start, block_BD in self.file.blocks(size):
             scores_QB = queries_QD @ block_BD.T
             if allowed_N is not None:
                 scores_QB[:, ~allowed_N[start : start + len(block_BD)]] = -np.inf
-            for query, pool in searching:
-                pool.add(start, scores_QB[query], top_k)
+            for query in searching:
+                pools[query].add(start, scores_QB[query], top_k)
 
-        return [
-            rank(pool.rows_C, self.file.inner_products(pool.rows_C, query_D), top_k)
-            for pool, query_D in zip(pools, queries_QD, strict=True)
-        ]
+        # The matrix product chose the candidates; their scores are computed anew, row by row.
+        rankings: list[Ranking] = []
+        for pool, query_D in zip(pools, queries_QD, strict=True):
+            scores_C = self.file.inner_products(pool.rows_C, query_D)
+            rankings.append(rank(pool.rows_C, scores_C, top_k))
+
+        return rankings

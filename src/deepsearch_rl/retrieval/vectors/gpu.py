@@ -14,8 +14,8 @@ import faiss
 from deepsearch_rl.core.errors import UnavailableError
 from deepsearch_rl.retrieval.vectors.config import IvfConfig, VectorsConfig
 
+# What FAISS takes of a GPU besides the index, for intermediate results (``StandardGpuResources``)
 MEMORY_BYTES = 1536 * 2**20
-"""What FAISS takes of a GPU besides the index, for intermediate results (``StandardGpuResources``)."""
 
 
 def require_device(config: VectorsConfig) -> None:

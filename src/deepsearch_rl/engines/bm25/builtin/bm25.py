@@ -32,7 +32,10 @@ from deepsearch_rl.retrieval.search.analysis import analyse, field_text, term_ke
 from deepsearch_rl.retrieval.search.bm25_configs import Bm25Config
 from deepsearch_rl.retrieval.search.rows import open_column
 
+# Rows of the matrix that :func:`top_rows` reads scores as; more of them leave fewer columns, and
+# more rows in each of the best ones.
 LANES = 64
+
 # Up to this number, ranking all rows is faster than looking for the best columns first
 FEW_COLUMNS = 512
 
@@ -100,13 +103,9 @@ class Bm25Index:
             raise ArtifactError(
                 f"the BM25 index in {folder} was built with other parameters; build it again."
             )
-        terms = len(index.keys_V)
         postings = len(index.rows_P)
-
-        if (
-            len(index.offsets) != terms + 1
-            or not index.offsets[-1] == postings == len(index.scores_P) > 0
-        ):
+        fits_keys = len(index.offsets) == len(index.keys_V) + 1
+        if not fits_keys or not index.offsets[-1] == postings == len(index.scores_P) > 0:
             raise ArtifactError(
                 f"the arrays of the BM25 index in {folder} do not fit each other; build it again."
             )
@@ -126,6 +125,8 @@ class Bm25Index:
             counts = Counter(analyse(query))
             keys_U = np.fromiter(map(term_key, counts), dtype=np.uint64, count=len(counts))
             counts_U = np.fromiter(counts.values(), dtype=np.float32, count=len(counts))
+
+            # The M terms that the index has, and the stretch of postings of each
             places_U = np.searchsorted(self.keys_V, keys_U)
             known_U = self.keys_V[np.minimum(places_U, len(self.keys_V) - 1)] == keys_U
             places_M = places_U[known_U]
@@ -163,6 +164,8 @@ def top_rows(scores_N: NDArray[np.float32], top_k: int) -> Ranking:
     best_C = scores_RC.max(axis=0)
     threshold = np.partition(best_C, columns - top_k)[columns - top_k]
     top_C = np.flatnonzero((best_C >= threshold) & (best_C > 0))
+
+    # The rows of these columns, and those behind the matrix, which has no place for the remainder.
     rows_M = (np.arange(0, LANES * columns, columns)[:, None] + top_C).ravel()
     rows_M = np.concatenate([rows_M, np.arange(LANES * columns, len(scores_N))])
     rows_M = rows_M[scores_N[rows_M] > 0]

@@ -89,6 +89,7 @@ class RunWriter:
         # Of every text: words that can be found, but do not make it longer.
         self._inner_letters = array("q")
 
+        # Words repeat, and stemming and hashing one takes longer than looking it up.
         self._numbers_by_key: dict[int, int] = {}
         self._number = cache(partial(_number_word, self._numbers_by_key))
 
@@ -180,8 +181,11 @@ def _count_postings(
 
 
 def _number_word(numbers_by_key: dict[int, int], word: str) -> int:
+    """Return the number of a word's term, a new one for a term that the run has not seen."""
     term = stem(word)
-    return numbers_by_key.setdefault(term_key(term), len(numbers_by_key)) if term else STOP_WORD
+    if not term:
+        return STOP_WORD
+    return numbers_by_key.setdefault(term_key(term), len(numbers_by_key))
 
 
 def _pack(terms: NDArray[np.uint64], texts: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -203,11 +207,16 @@ def merge_runs(
     postings_at_once: int = POSTINGS_AT_ONCE,
 ) -> None:
     """Write ``keys.npy``, ``offsets.npy``, ``rows.npy`` and ``scores.npy`` (see :mod:`.bm25`)."""
-    total = sum(len(run.rows_P) for run in runs)
-    ranges = -(-total // postings_at_once)
+    total = 0
+    row_count = 0
+    sums_F = np.zeros(len(config.fields), dtype=np.int64)
 
-    row_count = sum(len(run.lengths_NF) for run in runs)
-    sums_F = np.sum([run.lengths_NF.sum(axis=0, dtype=np.int64) for run in runs], axis=0)
+    for run in runs:
+        total += len(run.rows_P)
+        row_count += len(run.lengths_NF)
+        sums_F += run.lengths_NF.sum(axis=0, dtype=np.int64)
+
+    ranges = -(-total // postings_at_once)
     mean_lengths_F = sums_F / row_count
 
     with (
@@ -265,16 +274,25 @@ def _merge(
     pieces: Sequence[Run], config: Bm25Config, mean_lengths_F: NDArray[np.float64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
     """Return keys_V, frequencies_V, rows_P and tf_P of a range of keys, by key, then by row."""
-    keys_P = np.concatenate([np.repeat(piece.keys_V, piece.frequencies_V) for piece in pieces])
-    rows_P = np.concatenate([piece.rows_P + np.int32(piece.first_row) for piece in pieces])
-    tf_P = np.concatenate([_term_frequencies(piece, mean_lengths_F, config) for piece in pieces])
+    keys: list[NDArray[np.uint64]] = []
+    rows: list[NDArray[np.int32]] = []
+    frequencies: list[NDArray[np.float64]] = []
+
+    for piece in pieces:
+        keys.append(np.repeat(piece.keys_V, piece.frequencies_V))
+        rows.append(piece.rows_P + np.int32(piece.first_row))
+        frequencies.append(_term_frequencies(piece, mean_lengths_F, config))
 
     # Stable, because the rows of a later run are higher.
+    keys_P = np.concatenate(keys)
     order_P = np.argsort(keys_P, kind="stable")
     keys_P = keys_P[order_P]
+    rows_P = np.concatenate(rows)[order_P]
+    tf_P = np.concatenate(frequencies)[order_P]
+
     starts_V = np.flatnonzero(_begins(keys_P))
     frequencies_V = np.diff(starts_V, append=len(keys_P))
-    return keys_P[starts_V], frequencies_V, rows_P[order_P], tf_P[order_P]
+    return keys_P[starts_V], frequencies_V, rows_P, tf_P
 
 
 def _term_frequencies(
@@ -289,7 +307,8 @@ def _term_frequencies(
     # Field by field, because a matrix product may round differently with P.
     weights = zip(config.fields.values(), mean_lengths_F.tolist(), strict=True)
     for field, (weight, mean_length) in enumerate(weights):
-        if mean_length == 0:  # no row has the field
+        # No row has the field.
+        if mean_length == 0:
             continue
 
         # A row without the field may have norm 0 (b = 1), and has no count either.

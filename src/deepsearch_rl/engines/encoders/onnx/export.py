@@ -61,6 +61,8 @@ class OnnxEncoder:
             )
 
         self._hidden = hidden[0]
+
+        # Exports do not name their dimension, so one token is embedded.
         one_11 = np.ones((1, 1), dtype=np.int64)
         self.dimension = self._embed(one_11, one_11).shape[1]
 
@@ -72,27 +74,30 @@ class OnnxEncoder:
 
     def _embed_texts(self, texts: list[str], kind: Kind) -> Vectors:
         """Embed in batches of texts of nearly one length, the longest first, as sentence-transformers does."""
-        prompted = [self._folder.prefixes[kind] + text for text in texts]
-        if self._folder.lower_case:
-            prompted = [text.lower() for text in prompted]
-        order_N = sorted(range(len(prompted)), key=lambda row: -len(prompted[row]))
-        embeddings_ND = np.empty((len(prompted), self.dimension), dtype=np.float32)
+        prefix = self._folder.prefixes[kind]
+        inputs: list[str] = []
+        for text in texts:
+            prompted = prefix + text
+            inputs.append(prompted.lower() if self._folder.lower_case else prompted)
+
+        order_N = sorted(range(len(inputs)), key=lambda row: -len(inputs[row]))
+        embeddings_ND = np.empty((len(inputs), self.dimension), dtype=np.float32)
 
         for start in range(0, len(order_N), self._folder.batch_rows):
             batch = order_N[start : start + self._folder.batch_rows]
-            tokens = self._tokenizer.encode_batch([prompted[row] for row in batch])
-            ids_BT = np.array([row.ids for row in tokens], np.int64)
-            embeddings_ND[batch] = self._embed(
-                ids_BT, np.array([row.attention_mask for row in tokens], np.int64)
-            )
+            encodings = self._tokenizer.encode_batch([inputs[row] for row in batch])
+            ids_BT = np.array([encoding.ids for encoding in encodings], np.int64)
+            mask_BT = np.array([encoding.attention_mask for encoding in encodings], np.int64)
+            embeddings_ND[batch] = self._embed(ids_BT, mask_BT)
 
         return embeddings_ND
 
     def _embed(self, ids_BT: NDArray[np.int64], mask_BT: NDArray[np.int64]) -> Vectors:
-        inputs = dict(zip(INPUTS, (ids_BT, mask_BT, np.zeros_like(ids_BT)), strict=True))
-        [hidden_BTD] = self._session.run(
-            [self._hidden], {name: inputs[name] for name in self._inputs}
-        )
+        # Every text is one segment, so the type of all its tokens is 0. Some exports take no types.
+        arrays = dict(zip(INPUTS, (ids_BT, mask_BT, np.zeros_like(ids_BT)), strict=True))
+        inputs = {name: arrays[name] for name in self._inputs}
+        [hidden_BTD] = self._session.run([self._hidden], inputs)
+
         if self._folder.pooling == "mean":
             mask_BT1 = mask_BT[:, :, None].astype(np.float32)
             return (hidden_BTD * mask_BT1).sum(axis=1, dtype=np.float32) / mask_BT1.sum(axis=1)
@@ -122,25 +127,25 @@ def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
             f"{provider}; install onnxruntime-gpu in onnxruntime's place, or set the device to cpu."
         )
 
+    model_path = folder.root / "model.onnx"
+    if not model_path.is_file():
+        model_path = folder.root / "onnx" / "model.onnx"
+    if not model_path.is_file():
+        raise ArtifactError(f"{folder.root} holds neither model.onnx nor onnx/model.onnx.")
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = config.threads
-    paths = [
-        path
-        for path in (folder.root / "model.onnx", folder.root / "onnx" / "model.onnx")
-        if path.is_file()
-    ]
-    if not paths:
-        raise ArtifactError(f"{folder.root} holds neither model.onnx nor onnx/model.onnx.")
+
+    # The errors of both libraries have no other root than Exception.
     try:
-        session = onnxruntime.InferenceSession(paths[0], options, providers=[provider])
-    except Exception as error:  # its errors have no other root
-        raise ArtifactError(f"{paths[0]} cannot be loaded: {first_line(error)}.") from error
+        session = onnxruntime.InferenceSession(model_path, options, providers=[provider])
+    except Exception as error:
+        raise ArtifactError(f"{model_path} cannot be loaded: {first_line(error)}.") from error
 
     path = folder.transformer / "tokenizer.json"
-
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:
         raise ArtifactError(
             f"{path}, which belongs beside an ONNX export, cannot be read: {error}."
         ) from error

@@ -29,12 +29,18 @@ from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_reada
 
 logger = logging.getLogger(__name__)
 
-NO_KEY = "none"  # sent to servers without keys, because the client insists on one
+# Sent to servers without keys, because the client insists on one
+NO_KEY = "none"
+
 # And 5xx: some servers fail at a text that they cannot read
 ABOUT_TEXTS = frozenset({400, 413, 414, 422})
-PROBE = "a"
 SERVER_ERROR = 500
-QUOTED_CHARACTERS = 300  # how much of a server's complaint an error repeats
+
+# The harmless text: a letter that every tokenizer knows
+PROBE = "a"
+
+# How much of a server's complaint an error repeats: some answer with a page of HTML
+QUOTED_CHARACTERS = 300
 
 
 class _Vector(BaseModel):
@@ -88,12 +94,12 @@ class RemoteEncoder:
 
     def _request_all(self, texts: list[str], kind: Kind) -> Vectors:
         config = self._config
-        prefix = {"query": config.query_prefix, "passage": config.passage_prefix}[kind]
+        prefix = config.query_prefix if kind == "query" else config.passage_prefix
         inputs = [(prefix + text)[: config.max_characters] for text in texts]
-        batches = [
-            inputs[start : start + config.batch_texts]
-            for start in range(0, len(inputs), config.batch_texts)
-        ]
+
+        batches: list[list[str]] = []
+        for start in range(0, len(inputs), config.batch_texts):
+            batches.append(inputs[start : start + config.batch_texts])
         pool = ThreadPoolExecutor(min(config.concurrency, len(batches)))
 
         try:
@@ -121,30 +127,35 @@ class RemoteEncoder:
             kind = EndpointError if is_lost and self._answers_others() else EndpointDownError
             raise self._failure(f"cannot be reached ({error.__cause__ or error})", kind) from error
 
+        return self._parse(answer, len(texts))
+
+    def _parse(self, answer: bytes, texts: int) -> Vectors:
+        """Return the embeddings_BD of an answer to so many texts; raise where it holds anything else."""
         try:
             vectors = _Answer.model_validate_json(answer).data
         except ValidationError as error:
-            where, problem = first_problem(error)
+            field, problem = first_problem(error)
             raise self._failure(
-                f"answered without embeddings ({where or 'body'}: {problem})"
+                f"answered without embeddings ({field or 'body'}: {problem})"
             ) from None
 
         vectors.sort(key=lambda vector: vector.index)
-
-        if [vector.index for vector in vectors] != list(range(len(texts))):
+        if [vector.index for vector in vectors] != list(range(texts)):
             raise self._failure(
-                f"answered {len(texts)} texts with {len(vectors)} vectors, or numbered them wrongly"
+                f"answered {texts} texts with {len(vectors)} vectors, or numbered them wrongly"
             )
 
-        if lengths := {len(vector.embedding) for vector in vectors} - {self.dimension}:
+        rows = [vector.embedding for vector in vectors]
+        if lengths := set(map(len, rows)) - {self.dimension}:
             raise self._failure(
                 f"gives vectors of dimension {max(lengths)}, where index.encoder.dimension is {self.dimension}"
             )
 
-        embeddings_BD = np.array([vector.embedding for vector in vectors], dtype=np.float32)
+        embeddings_BD = np.array(rows, dtype=np.float32)
         finite_B = np.isfinite(embeddings_BD).all(axis=1)
         if not finite_B.all():
-            is_of_texts = finite_B.any() or len(texts) == 1
+            # Some finite vectors: the server works, and a text of this batch is the reason.
+            is_of_texts = finite_B.any() or texts == 1
             raise self._failure(
                 "gives vectors with numbers that are not finite",
                 EndpointError if is_of_texts else EndpointDownError,

@@ -49,20 +49,26 @@ class TfidfSvdEncoder:
 
         terms = list(columns)
         frequencies_V = np.bincount(counts_NV.indices, minlength=len(terms))
-        frequent = sorted(
-            range(len(terms)), key=lambda column: (-frequencies_V[column], terms[column])
-        )
-        known = sorted(frequent[: config.max_terms], key=terms.__getitem__)
-        counts_NV = counts_NV[:, known]
+
+        # The columns of the vocabulary, in the order of their terms: the place of a term must not
+        # depend on which chunk holds it first.
+        def by_frequency(column: int) -> tuple[int, str]:
+            return -frequencies_V[column], terms[column]
+
+        frequent = sorted(range(len(terms)), key=by_frequency)[: config.max_terms]
+        vocabulary_columns = sorted(frequent, key=terms.__getitem__)
+        counts_NV = counts_NV[:, vocabulary_columns]
+        frequencies_V = frequencies_V[vocabulary_columns].astype(np.float32)
+
+        # scikit-learn's smoothed idf: as if one more document held every term.
         documents = len(counts_NV.indptr) - 1
-        idf_V = (
-            np.log((1 + documents) / (1 + frequencies_V[known].astype(np.float32))) + 1
-        ).astype(np.float32)
-        rank = min(config.dimension, documents, len(known))
-        components_DV = np.asarray(
-            TruncatedSVD(rank, random_state=seed).fit(_tfidf(counts_NV, idf_V)).components_
-        )
-        vocabulary = {terms[column]: position for position, column in enumerate(known)}
+        idf_V = (np.log((1 + documents) / (1 + frequencies_V)) + 1).astype(np.float32)
+
+        rank = min(config.dimension, documents, len(vocabulary_columns))
+        decomposition = TruncatedSVD(rank, random_state=seed).fit(_tfidf(counts_NV, idf_V))
+        components_DV = np.asarray(decomposition.components_)
+
+        vocabulary = _positions(terms[column] for column in vocabulary_columns)
         return cls(vocabulary, idf_V, np.ascontiguousarray(components_DV.T, dtype=np.float32))
 
     @property
@@ -87,11 +93,7 @@ class TfidfSvdEncoder:
         try:
             terms: list[str] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
             with np.load(folder / "projection.npz") as arrays:
-                return cls(
-                    {term: i for i, term in enumerate(terms)},
-                    arrays["idf_V"],
-                    arrays["projection_VD"],
-                )
+                return cls(_positions(terms), arrays["idf_V"], arrays["projection_VD"])
         except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise ArtifactError(
                 f"the encoder in {folder} cannot be read ({error}); build the index again."
@@ -99,12 +101,19 @@ class TfidfSvdEncoder:
 
 
 def sample_texts(chunks: Sequence[Chunk], rows: int, seed: int) -> Iterator[str]:
-    """Return the contents of at most ``rows`` chunks, drawn without replacement, in the order of the chunk file."""
+    """Yield the contents of at most ``rows`` chunks, drawn without replacement, in the order of the chunk file."""
     if len(chunks) <= rows:
-        return (chunk.contents for chunk in chunks)
-    return (
-        chunks[row].contents for row in sorted(random.Random(seed).sample(range(len(chunks)), rows))
-    )
+        for chunk in chunks:
+            yield chunk.contents
+        return
+
+    for row in sorted(random.Random(seed).sample(range(len(chunks)), rows)):
+        yield chunks[row].contents
+
+
+def _positions(terms: Iterable[str]) -> dict[str, int]:
+    """Return the place of every term."""
+    return {term: position for position, term in enumerate(terms)}
 
 
 def _count_terms(texts: Iterable[str], vocabulary: dict[str, int], grow: bool) -> csr_matrix:
@@ -132,8 +141,10 @@ def _count_terms(texts: Iterable[str], vocabulary: dict[str, int], grow: bool) -
 
 def _tfidf(counts_NV: csr_matrix, idf_V: NDArray[np.float32]) -> csr_matrix:
     """Return L2-normalised weights_NV, ``(1 + ln count) * idf``."""
+    # The sum of a row's squares rounds differently in another order.
     counts_NV.sort_indices()
     weights_M = (1 + np.log(counts_NV.data)) * idf_V[counts_NV.indices]
+
     documents = len(counts_NV.indptr) - 1
     rows_M = np.repeat(np.arange(documents), np.diff(counts_NV.indptr))
     norms_N = np.sqrt(np.bincount(rows_M, weights_M**2, minlength=documents))
