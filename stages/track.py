@@ -14,7 +14,8 @@ from deepsearch_rl.core.files import read_record, write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.evaluation.tables.tables import F1Table
-from deepsearch_rl.tracking.bundle import Results, TrackConfig, build_bundle
+from deepsearch_rl.tracking.build_bundle import Results, build_bundle
+from deepsearch_rl.tracking.bundle import TrackConfig
 from deepsearch_rl.tracking.live import LiveFigures, waiting
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.outbox import outbox_folder
