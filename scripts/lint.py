@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from deepsearch_rl import cli
 from deepsearch_rl.core.errors import DeepsearchError
@@ -20,7 +20,15 @@ from deepsearch_rl.core.records import StopReason
 from deepsearch_rl.evaluation.tables.table_files import CSV_COLUMNS
 from deepsearch_rl.training.rewards.rewards import REWARDS
 from scripts import departures, file_tree, readme
-from scripts.documents import all_code, anchors, documents, numbered_lines
+from scripts.documents import (
+    all_code,
+    anchors,
+    documents,
+    is_module,
+    numbered_lines,
+    unknown_targets,
+    unknown_words,
+)
 from scripts.imports import ROOT, parse
 from scripts.markers import with_part
 
@@ -284,60 +292,14 @@ def unknown_commands(root: Path) -> Findings:
         for program, rest in command_line.findall(without_comment):
             words = [word.strip("[]().,:`'\"") for word in rest.split()]
             if program == "make":
-                unknown = _unknown_targets(words, targets)
+                unknown = unknown_targets(words, targets)
             elif program == "deepsearch":
-                unknown = _unknown_words(words, commands)
+                unknown = unknown_words(words, commands)
             else:
-                unknown = [f"python -m {word}" for word in words[:1] if not _is_module(root, word)]
+                unknown = [f"python -m {word}" for word in words[:1] if not is_module(root, word)]
 
             for each in unknown:
                 yield Finding(code.path, code.line, f"there is no `{each}`")
-
-
-def _unknown_targets(words: list[str], targets: set[str]) -> Iterator[str]:
-    for word in words:
-        # Anything else is a variable, an option or a placeholder
-        if re.fullmatch("[a-z-]+", word) and word not in targets:
-            yield f"make {word}"
-
-
-def _unknown_words(words: list[str], commands: dict[str, Any]) -> Iterator[str]:
-    """Yield the first subcommand, and all options, that the command line does not have."""
-    path = "deepsearch"
-    options: set[str] = {
-        "--help",
-        "-h",
-        "--version",
-        "--debug",
-        "--install-completion",
-        "--show-completion",
-    }
-
-    for word in words:
-        if word.startswith("-"):
-            option = word.partition("=")[0]
-            if option not in options:
-                yield f"{path} {option}"
-        elif commands and re.fullmatch(r"[a-z-]+", word):
-            if word not in commands:
-                yield f"{path} {word}"
-                return
-
-            command = commands[word]
-            path = f"{path} {word}"
-            commands = getattr(command, "commands", {})
-            for parameter in command.params:
-                options.update(parameter.opts, parameter.secondary_opts)
-
-
-def _is_module(root: Path, name: str) -> bool:
-    """Whether a dotted name is a module of the checkout, or none of this project."""
-    first = name.partition(".")[0]
-    folder = root / "src" if first == "deepsearch_rl" else root
-    if not (folder / first).is_dir():
-        return True
-    path = folder.joinpath(*name.split("."))
-    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
 
 
 @rule

@@ -55,7 +55,7 @@ class CurveRun:
         last_steps: dict[str, int] = {}
         for number, line in enumerate(self.lines, self.first + 1):
             step = -1 if line.step is None else line.step
-            new: dict[str, float] = {}
+            new: dict[str, float | None] = {}
             for name, value in line.metrics.items():
                 if step > last_steps.get(name, -1):
                     new[name] = value

@@ -164,7 +164,7 @@ def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
             for line in run.steps:
                 if line.dev_f1 is not None:
                     is_best = line.step == run.manifest.best_step
-                    _dev_dot(f1, line, colour, is_filled=is_best)
+                    _dev_dot(f1, line, line.dev_f1, colour, is_filled=is_best)
 
         f1.set_ylim(0, 1)
         searches.set_ylim(bottom=0)
@@ -180,25 +180,31 @@ def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
 
 def _reward_band(panel: Axes, steps: Sequence[TrainingStep], colour: str) -> None:
     """Shade the interval of the mean reward over the steps that have its error."""
-    bands: list[tuple[float, float, float]] = []
+    places: list[int] = []
+    lows: list[float] = []
+    highs: list[float] = []
     for line in steps:
         ends = line.interval("reward")
         if ends:
-            bands.append((line.step, *ends))
+            places.append(line.step)
+            lows.append(ends[0])
+            highs.append(ends[1])
 
     # matplotlib refuses a band without a point
-    if bands:
-        panel.fill_between(*zip(*bands, strict=True), color=colour, alpha=0.15, linewidth=0)
+    if places:
+        panel.fill_between(places, lows, highs, color=colour, alpha=0.15, linewidth=0)
 
 
-def _dev_dot(panel: Axes, line: TrainingStep, colour: str, *, is_filled: bool) -> None:
+def _dev_dot(
+    panel: Axes, line: TrainingStep, dev_f1: float, colour: str, *, is_filled: bool
+) -> None:
     """Draw the F1 of a step on dev, with its interval where the error is known."""
     ends = line.interval("dev_f1")
     if ends:
         panel.plot([line.step] * 2, ends, color=colour, linewidth=1)
     panel.plot(
         [line.step],
-        [line.dev_f1],
+        [dev_f1],
         "o",
         markersize=6,
         markerfacecolor=colour if is_filled else "none",
