@@ -21,7 +21,8 @@ from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation,
 from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.evaluation.tables.table_files import write_table
 from deepsearch_rl.evaluation.tables.tables import build_table
-from deepsearch_rl.tracking.bundle import Provenance, Results, TrackConfig, build_bundle
+from deepsearch_rl.tracking.build_bundle import Results, build_bundle
+from deepsearch_rl.tracking.bundle import Provenance, TrackConfig
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.store import connected
 from deepsearch_rl.tracking.upload import upload

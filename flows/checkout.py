@@ -44,7 +44,7 @@ SECTIONS = {
     "retrieval": "deepsearch_rl.search_server.config:RetrievalConfig",
     "rl": "deepsearch_rl.training.rl.trainer:RlConfig",
     "serving": "deepsearch_rl.serving.launch:ServingConfig",
-    "sft": "deepsearch_rl.training.sft.train:SftConfig",
+    "sft": "deepsearch_rl.training.sft.swift_call:SftConfig",
     "synthesize": "deepsearch_rl.trajectories.synthesis.synthesize:SynthesizeConfig",
     "track": "deepsearch_rl.tracking.bundle:TrackConfig",
     "trained": "deepsearch_rl.evaluation.report.write_report:TrainedConfig",

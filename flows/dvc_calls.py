@@ -39,22 +39,23 @@ from flows.locks import (
 STAGE_VARIABLE = "DVC_STAGE"
 """DVC sets it for the commands of a stage."""
 REFUSED_STATUS = 1
-CANCELLED_STATUS = 130  # as of a shell's command that Ctrl-C ended
+# As of a shell's command that Ctrl-C ended
+CANCELLED_STATUS = 130
+# Of `dvc`, `dvc repro` and `dvc exp run`: the word behind is a value, and no target
 _OPTIONS_WITH_VALUE = {
-    *("--cd", "--cprofile-dump"),
-    *(
-        "-n",
-        "--name",
-        "-S",
-        "--set-param",
-        "-j",
-        "--jobs",
-        "-C",
-        "--copy-paths",
-        "-m",
-        "-M",
-        "--message",
-    ),
+    "--cd",
+    "--cprofile-dump",
+    "-n",
+    "--name",
+    "-S",
+    "--set-param",
+    "-j",
+    "--jobs",
+    "-C",
+    "--copy-paths",
+    "-m",
+    "-M",
+    "--message",
 }
 _PYTHON_OPTIONS_WITH_VALUE = {"-X", "-W", "--check-hash-based-pycs"}
 _NOT_HERE = {"--dry", "-h", "--help", "--queue", "--run-all", "--temp"}
@@ -128,21 +129,23 @@ def read_dvc_run(command: Sequence[str], folder: Path) -> DvcRun | None:
     if options & _NOT_HERE or not (names[:1] == ["repro"] or is_experiment):
         return None
     targets = tuple(names[2 if is_experiment else 1 :])
-    takes_all = any(
-        option in ("--all-pipelines", "--recursive") or _has_letter(option, "PR")
-        for option in options
-    )
+    takes_all = any(map(_is_for_all_graphs, options))
     return DvcRun(words, targets, takes_all, folder)
 
 
-def _has_letter(option: str, letters: str) -> bool:
-    """Return whether single letters that share a dash, as in ``-fP``, hold one of some letters."""
-    return not option.startswith("--") and bool(set(option) & set(letters))
+def _is_for_all_graphs(option: str) -> bool:
+    """Return whether an option is ``--all-pipelines`` or ``--recursive``, in full or as a letter, as in ``-fP``."""
+    if option.startswith("--"):
+        return option in ("--all-pipelines", "--recursive")
+    return "P" in option or "R" in option
 
 
 def project_of(folder: Path) -> Path | None:
     """Return the DVC project that a folder is in."""
-    return next((place for place in (folder, *folder.parents) if (place / ".dvc").is_dir()), None)
+    for place in (folder, *folder.parents):
+        if (place / ".dvc").is_dir():
+            return place
+    return None
 
 
 def profile_of(root: Path, path: Path) -> str:

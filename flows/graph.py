@@ -71,21 +71,21 @@ def _read_graph(root: Path, dvc_yaml: str) -> Graph:
     try:
         # DVC's addresses start at the working directory.
         with chdir(root), Repo(_wait_for_lock=True) as repo, lock_repo(repo):
-            stages = [
-                stage for stage in repo.stage.collect(dvc_yaml) if isinstance(stage, PipelineStage)
-            ]
+            # Others are `*.dvc` files, which run nothing
+            collected = repo.stage.collect(dvc_yaml)
+            stages = [stage for stage in collected if isinstance(stage, PipelineStage)]
             # DVC's edges point upstream; its own index reads all profiles
             upstream = build_graph(stages).successors
-            graph = {
-                str(stage.name): Stage(
-                    name=str(stage.name),
+            graph: Graph = {}
+            for stage in stages:
+                name = str(stage.name)
+                graph[name] = Stage(
+                    name=name,
                     address=str(stage.addressing),
                     upstream=frozenset(str(before.name) for before in upstream(stage)),
                     outputs=tuple(Path(str(out)).as_posix() for out in stage.outs),
                     changed=bool(stage.status()),
                 )
-                for stage in stages
-            }
     except LockError:
         raise
     except DvcException as error:
@@ -109,6 +109,7 @@ def longest_path_s(graph: Graph, seconds: Mapping[str, float]) -> dict[str, floa
     unknown = fmean(seconds.values()) if seconds else 1.0
     longest: dict[str, float] = {}
 
+    # From the end: the stages that follow from one have their figure before it
     for stage in reversed(graph.values()):
         longest[stage.name] = longest.get(stage.name, 0.0) + seconds.get(stage.name, unknown)
         for before in stage.upstream:
@@ -147,12 +148,12 @@ def select(graph: Graph, targets: tuple[str, ...]) -> Graph:
     for target in targets:
         matches = {stage.name for stage in graph.values() if target in (stage.name, stage.family)}
         if not matches:
-            raise UnknownNameError(
-                "stage", target, {*graph, *(stage.family for stage in graph.values())}
-            )
+            families = {stage.family for stage in graph.values()}
+            raise UnknownNameError("stage", target, graph.keys() | families)
 
         names |= matches
 
+    # From the end: what a stage needs comes before it, so one pass finds all
     for stage in reversed(graph.values()):
         if stage.name in names:
             names |= stage.upstream

@@ -107,11 +107,9 @@ def crashed_runs_again(pool: str, worker: str) -> Iterator[None]:
     def look() -> None:
         with get_client(sync_client=True) as client:
             close_dead_runs(client, pool, worker)
-            crashed = [
-                run
-                for run in _runs(client, pool, worker, {StateType.CRASHED})
-                if run.id not in done
-            ]
+            runs = _runs(client, pool, worker, {StateType.CRASHED})
+            crashed = [run for run in runs if run.id not in done]
+            # A look at all processes of the machine takes longer than everything else here
             living = living_runs() if crashed else set[str]()
 
             for run in crashed:
@@ -173,7 +171,8 @@ def start_again(client: SyncPrefectClient, run: FlowRun) -> None:
     attempt = 0 if _finished_stages(client, run) else _attempt(run)
     if run.deployment_id and attempt + 1 < ATTEMPTS:
         tags = [tag for tag in run.tags if not tag.startswith(ATTEMPT_TAG)]
-        with suppress(ObjectNotFound):  # the deployment was deleted
+        # The deployment may have been deleted
+        with suppress(ObjectNotFound):
             client.create_flow_run_from_deployment(
                 run.deployment_id,
                 parameters=run.parameters,
@@ -196,13 +195,15 @@ def _runs(
         filters.end_time = FlowRunFilterEndTime.model_validate(since)
 
     of_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
-    runs = client.read_flow_runs(flow_run_filter=filters, work_pool_filter=of_pool)
-    return [
-        run
-        for run in runs
-        if run.labels.get(WORKER_LABEL) == worker
-        or (run.state and run.state.is_pending() and WORKER_LABEL not in run.labels)
-    ]
+    runs_of_worker: list[FlowRun] = []
+    for run in client.read_flow_runs(flow_run_filter=filters, work_pool_filter=of_pool):
+        is_own = run.labels.get(WORKER_LABEL) == worker
+        is_pending = run.state is not None and run.state.is_pending()
+        has_no_worker = is_pending and WORKER_LABEL not in run.labels
+        if is_own or has_no_worker:
+            runs_of_worker.append(run)
+
+    return runs_of_worker
 
 
 def _finished_stages(client: SyncPrefectClient, run: FlowRun) -> bool:
@@ -217,6 +218,7 @@ def _finished_stages(client: SyncPrefectClient, run: FlowRun) -> bool:
 
 
 def _attempt(run: FlowRun) -> int:
-    return next(
-        (int(tag.removeprefix(ATTEMPT_TAG)) for tag in run.tags if tag.startswith(ATTEMPT_TAG)), 0
-    )
+    for tag in run.tags:
+        if tag.startswith(ATTEMPT_TAG):
+            return int(tag.removeprefix(ATTEMPT_TAG))
+    return 0

@@ -38,11 +38,7 @@ def key_figures(root: Path, stage: Stage) -> str:
     run.
     """
     file, names = KEY_FIGURES.get(stage.family, ("", []))
-    outputs = [root / output for output in stage.outputs]
-    path = next(
-        (path for path in [*outputs, *(folder / file for folder in outputs)] if path.name == file),
-        Path(),
-    )
+    path = _output_file(root, stage, file)
     if not path.is_file():
         return ""
     if path.suffix == ".jsonl":
@@ -52,11 +48,23 @@ def key_figures(root: Path, stage: Stage) -> str:
 
     if stage.family == "evaluate":
         return _main_f1(ModelEvaluation.model_validate(record))
-    values = ((name, record[name]) for name in names if record.get(name) is not None)
-    return "; ".join(
-        f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3f}"
-        for name, value in values
-    )
+
+    figures: list[str] = []
+    for name in names:
+        value = record.get(name)
+        if value is not None:
+            figures.append(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3f}")
+
+    return "; ".join(figures)
+
+
+def _output_file(root: Path, stage: Stage, file: str) -> Path:
+    """Return the output of a stage with this name, or the place of that name in its first folder."""
+    for output in stage.outputs:
+        if Path(output).name == file:
+            return root / output
+    first_folder = stage.outputs[0] if file and stage.outputs else ""
+    return root / first_folder / file
 
 
 def _main_f1(evaluation: ModelEvaluation) -> str:
@@ -80,16 +88,17 @@ def run_page(
     lines = ["| stage | state | key figures |", "| --- | --- | --- |"]
     for name, stage in graph.items():
         state = states.get(name)
-        done = state is not None and state.is_completed()
-        lines.append(
-            f"| {name} | {state.name if state else 'not started'} | {key_figures(root, stage) if done else ''} |"
-        )
+        # Of a stage that failed, the outputs are those of an earlier run
+        is_completed = state is not None and state.is_completed()
+        figures = key_figures(root, stage) if is_completed else ""
+        lines.append(f"| {name} | {state.name if state else 'not started'} | {figures} |")
 
+    ways: list[str] = []
     report = report_page(root, profile)
-    ways = [
-        f"- report with plots and rollouts: `{report}`" if report.is_file() else "",
-        f"- MLflow: <{mlflow}>"
-        if mlflow and mlflow.startswith("http")
-        else "- MLflow: `make ui` serves the store",
-    ]
-    return "\n".join([*filter(None, ways), "", *lines])
+    if report.is_file():
+        ways.append(f"- report with plots and rollouts: `{report}`")
+    if mlflow and mlflow.startswith("http"):
+        ways.append(f"- MLflow: <{mlflow}>")
+    else:
+        ways.append("- MLflow: `make ui` serves the store")
+    return "\n".join([*ways, "", *lines])

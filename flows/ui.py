@@ -97,9 +97,8 @@ def runs_page(mlflow: str, experiment: str) -> str:
 
     The columns are a view that is saved at the server, as its button *Views* does.
     """
-    name, password = (
-        os.environ.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD")
-    )
+    name = os.environ.get("MLFLOW_TRACKING_USERNAME", "")
+    password = os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
     experiments = f"{mlflow}/api/2.0/mlflow/experiments"
 
     with httpx.Client(auth=(name, password) if name else None) as client:
@@ -107,15 +106,14 @@ def runs_page(mlflow: str, experiment: str) -> str:
         if not answer.is_success:
             return ""
         description = answer.json()["experiment"]
-        if description["lifecycle_stage"] != "active":  # somebody deleted it
+        # Somebody deleted it
+        if description["lifecycle_stage"] != "active":
             return ""
         identifier = description["experiment_id"]
         tiny = find_profile(ROOT, "tiny")
-        f1 = [
-            f"f1/{tiny.value('rl')['dataset']}",
-            *(f"{model}/f1" for model in tiny.value("models")),
-        ]
-        columns = [*(f"metrics.`{metric}`" for metric in f1), "tags.`profile`", "tags.`git.commit`"]
+        columns = [f"metrics.`f1/{tiny.value('rl')['dataset']}`"]
+        columns += [f"metrics.`{model}/f1`" for model in tiny.value("models")]
+        columns += ["tags.`profile`", "tags.`git.commit`"]
         view = {
             "key": f"mlflow.sharedViewState.{VIEW}",
             "value": json.dumps({"selectedColumns": columns}),

@@ -8,7 +8,7 @@ from DVC, for a git revision or the workspace, or from its run in an MLflow stor
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple, TypeAlias
@@ -29,6 +29,7 @@ from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, Deepsearc
 from deepsearch_rl.core.files import read_record
 from deepsearch_rl.core.profile import dvc_file, require_profile
 from deepsearch_rl.core.records import Record
+from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
 from deepsearch_rl.evaluation.scoring.score import (
     PairedDifference,
     QuestionScores,
@@ -62,7 +63,7 @@ class Source(NamedTuple):
     timeout_s: float
 
 
-class Report(NamedTuple):
+class TrackedF1(NamedTuple):
     """A report as it was tracked; ``f1`` holds each question's mean F1 by model, run and question id."""
 
     bundle: Bundle
@@ -111,14 +112,14 @@ def compare_named(
     id, its name, or the start of its report's digest (6 digits or more).
     """
     with TemporaryDirectory() as folder:
-        first, second = (
-            find_report(name, source, Path(folder, str(place))) for place, name in enumerate(names)
-        )
+        # A folder for each: the two have files of the same names
+        first = find_report(names[0], source, Path(folder, "0"))
+        second = find_report(names[1], source, Path(folder, "1"))
 
     return compare_reports(first, second, seed, draws)
 
 
-def compare_reports(first: Report, second: Report, seed: int, draws: int) -> ReportComparison:
+def compare_reports(first: TrackedF1, second: TrackedF1, seed: int, draws: int) -> ReportComparison:
     """Return what differs; ``draws`` resamples and sign patterns make intervals and p-values.
 
     Raise CheckFailedError where the reports have no run in common.
@@ -139,55 +140,70 @@ def compare_reports(first: Report, second: Report, seed: int, draws: int) -> Rep
 
 
 def _differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, Pair]:
-    names = sorted(first.keys() | second.keys())
-    return {
-        name: (first.get(name), second.get(name))
-        for name in names
-        if first.get(name) != second.get(name)
-    }
+    differing: dict[str, Pair] = {}
+    for name in sorted(first.keys() | second.keys()):
+        pair = (first.get(name), second.get(name))
+        if pair[0] != pair[1]:
+            differing[name] = pair
+
+    return differing
 
 
 def _digests(bundle: Bundle) -> Iterator[tuple[str, str]]:
     """Yield name and digest of everything that a report's figures were made of."""
-    yield from ((name, data.digest) for name, data in bundle.datasets.items())
+    for name, data in bundle.datasets.items():
+        yield name, data.digest
     for model, evaluated in bundle.models.items():
         yield f"weights of {model}", evaluated.sha256
-        yield from (
-            (f"questions of {name}", data.digest) for name, data in evaluated.questions.items()
-        )
+        for name, data in evaluated.questions.items():
+            yield f"questions of {name}", data.digest
 
 
-def _f1_differences(first: Report, second: Report, seed: int, draws: int) -> Iterator[F1Difference]:
+def _f1_differences(
+    first: TrackedF1, second: TrackedF1, seed: int, draws: int
+) -> Iterator[F1Difference]:
     """Yield a difference for every model and run of either report, in the order of the F1 table."""
-    rows = [
-        {(row.model, row.run_name): row for row in report.bundle.table.reading_order}
-        for report in (first, second)
-    ]
-    for model, run in dict.fromkeys([*rows[0], *rows[1]]):
-        pair = [of_report.get((model, run)) for of_report in rows]
-        f1, other_f1 = (row.f1 if row else None for row in pair)
-        answered = [report.f1.get(model, {}).get(run, {}) for report in (first, second)]
-        shared = tuple(sorted(answered[0].keys() & answered[1].keys()))
-        scores = [
-            QuestionScores(
-                shared, ("",) * len(shared), {"f1": np.array([of_run[name] for name in shared])}
-            )
-            for of_run in answered
-        ]
+    first_rows = _rows_by_run(first)
+    second_rows = _rows_by_run(second)
+
+    # The first report's order, then what only the second one has
+    for model, run in dict.fromkeys([*first_rows, *second_rows]):
+        first_row = first_rows.get((model, run))
+        second_row = second_rows.get((model, run))
+        first_f1 = first.f1.get(model, {}).get(run, {})
+        second_f1 = second.f1.get(model, {}).get(run, {})
+        shared = tuple(sorted(first_f1.keys() & second_f1.keys()))
+
+        difference: PairedDifference | None = None
+        if shared:
+            first_scores = _scores_of(first_f1, shared)
+            second_scores = _scores_of(second_f1, shared)
+            differences = paired_differences(first_scores, second_scores, seed, draws, ["f1"])
+            difference = differences["f1"]
+
         yield F1Difference(
             model=model,
             run=run,
-            first=f1,
-            second=other_f1,
-            difference=paired_differences(scores[0], scores[1], seed, draws, ["f1"])["f1"]
-            if shared
-            else None,
+            first=first_row.f1 if first_row else None,
+            second=second_row.f1 if second_row else None,
+            difference=difference,
             shared=len(shared),
-            questions=max(row.n for row in pair if row),
+            questions=max(row.n for row in (first_row, second_row) if row),
         )
 
 
-def find_report(name: str, source: Source, folder: Path) -> Report:
+def _rows_by_run(report: TrackedF1) -> dict[tuple[str, str], F1TableRow]:
+    rows = report.bundle.table.reading_order
+    return {(row.model, row.run_name): row for row in rows}
+
+
+def _scores_of(f1: Mapping[str, float], question_ids: tuple[str, ...]) -> QuestionScores:
+    values_Q = np.array([f1[question_id] for question_id in question_ids])
+    # Reports do not say a question's type
+    return QuestionScores(question_ids, ("",) * len(question_ids), {"f1": values_Q})
+
+
+def find_report(name: str, source: Source, folder: Path) -> TrackedF1:
     """Return the report that a name stands for; ``folder`` is for what is fetched.
 
     Raises:
@@ -214,18 +230,20 @@ def find_report(name: str, source: Source, folder: Path) -> Report:
     return _read_report(folder)
 
 
-def _fetch_from_mlflow(name: str, source: Source, folder: Path) -> Report:
+def _fetch_from_mlflow(name: str, source: Source, folder: Path) -> TrackedF1:
     if _RUN_ID.fullmatch(name):
-        wanted = f"attributes.run_id = '{name}'"
+        query = f"attributes.run_id = '{name}'"
     elif _DIGEST.fullmatch(name):
-        wanted = f"tags.`{DIGEST_TAG}` LIKE '{name}%'"
+        query = f"tags.`{DIGEST_TAG}` LIKE '{name}%'"
     else:
-        wanted = f"attributes.run_name = '{_QUOTE.sub('', name)}'"
+        # MLflow's filters have no escape for a quote
+        query = f"attributes.run_name = '{_QUOTE.sub('', name)}'"
 
     with connected(source.store, source.timeout_s) as client:
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        found = client.search_runs(experiments, wanted)
-        reports = [run for run in found if PARENT_TAG not in run.data.tags]
+        # The runs of a report's models have its digest as well
+        runs = client.search_runs(experiments, query)
+        reports = [run for run in runs if PARENT_TAG not in run.data.tags]
 
         if len(reports) != 1:
             problem = f"{len(reports)} reports" if reports else "no report"
@@ -240,17 +258,16 @@ def _fetch_from_mlflow(name: str, source: Source, folder: Path) -> Report:
     return _read_report(folder / REPORT)
 
 
-def _read_report(folder: Path) -> Report:
+def _read_report(folder: Path) -> TrackedF1:
     """Read a bundle, or the artifacts of its run; raise ArtifactError or RecordError where it is missing or malformed.
 
     A run's artifacts have the attached files beside the bundle, not in a folder of their own.
     """
-    params = next(
-        (path for path in (folder / FILES / PARAMS, folder / PARAMS) if path.is_file()),
-        folder / PARAMS,
-    )
+    params = folder / FILES / PARAMS
+    if not params.is_file():
+        params = folder / PARAMS
     f1 = read_record(folder / QUESTION_F1, Figures).root
-    return Report(
+    return TrackedF1(
         read_record(folder / BUNDLE, Bundle),
         read_record(params, RootModel[dict[str, str]]).root,
         f1,
@@ -285,15 +302,26 @@ def compare_runs_command(
         typer.echo(comparison.model_dump_json(indent=2))
         return
 
-    names = [
-        f"{title}: {name}"
-        for title, name in zip(("first", "second"), comparison.names, strict=True)
-    ]
-    print_table("", ["", *names], [["code", *comparison.code]])
+    first_name, second_name = comparison.names
+    header = ["", f"first: {first_name}", f"second: {second_name}"]
+    print_table("", header, [["code", *comparison.code]])
     _print_pairs("Settings that differ", comparison.params)
-    digests = {name: (_short(one), _short(other)) for name, (one, other) in comparison.data.items()}
+
+    digests: dict[str, Pair] = {}
+    for name, (first_digest, second_digest) in comparison.data.items():
+        digests[name] = (_short(first_digest), _short(second_digest))
     _print_pairs("Data and weights that differ", digests)
-    corrected = iter(holm([row.difference.p_value for row in comparison.f1 if row.difference]))
+    _print_f1(comparison.f1)
+
+
+def _print_f1(differences: Sequence[F1Difference]) -> None:
+    # All tests that the table shows are one family
+    p_values = [row.difference.p_value for row in differences if row.difference]
+    corrected = iter(holm(p_values))
+    rows: list[list[str]] = []
+    for row in differences:
+        rows.append(_f1_cells(row, next(corrected) if row.difference else None))
+
     header = [
         "model",
         "questions",
@@ -304,19 +332,16 @@ def compare_runs_command(
         "p (Holm)",
         "n",
     ]
-    cells = [_f1_cells(row, next(corrected) if row.difference else None) for row in comparison.f1]
-    print_table("F1, first minus second, question by question", header, cells)
+    print_table("F1, first minus second, question by question", header, rows)
 
 
 def _print_pairs(title: str, pairs: Mapping[str, Pair]) -> None:
-    if pairs:
-        print_table(
-            title,
-            ["", "first", "second"],
-            [[name, one or "-", two or "-"] for name, (one, two) in pairs.items()],
-        )
-    else:
+    if not pairs:
         typer.echo(f"{title}: none")
+        return
+
+    rows = [[name, first or "-", second or "-"] for name, (first, second) in pairs.items()]
+    print_table(title, ["", "first", "second"], rows)
 
 
 def _short(digest: str | None) -> str | None:

@@ -1,9 +1,9 @@
-"""Documents of a checkout, read for `make lint`: lines, headings, and the code that stands in them."""
+"""Documents of a checkout, read for `make lint`: lines, headings, the code in them, and the commands that it names."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scripts import file_tree
 
@@ -72,3 +72,50 @@ def _code(document: Path) -> Iterator[Code]:
     text = "\n".join(prose)
     for span in re.finditer(r"`([^`]+)`", text):
         yield Code(document, text.count("\n", 0, span.start()) + 1, span[1])
+
+
+def unknown_targets(words: list[str], targets: set[str]) -> Iterator[str]:
+    """Yield every target that the Makefile does not have."""
+    for word in words:
+        # Anything else is a variable, an option or a placeholder
+        if re.fullmatch("[a-z-]+", word) and word not in targets:
+            yield f"make {word}"
+
+
+def unknown_words(words: list[str], commands: dict[str, Any]) -> Iterator[str]:
+    """Yield the first subcommand, and all options, that the command line does not have."""
+    path = "deepsearch"
+    options: set[str] = {
+        "--help",
+        "-h",
+        "--version",
+        "--debug",
+        "--install-completion",
+        "--show-completion",
+    }
+
+    for word in words:
+        if word.startswith("-"):
+            option = word.partition("=")[0]
+            if option not in options:
+                yield f"{path} {option}"
+        elif commands and re.fullmatch(r"[a-z-]+", word):
+            if word not in commands:
+                yield f"{path} {word}"
+                return
+
+            command = commands[word]
+            path = f"{path} {word}"
+            commands = getattr(command, "commands", {})
+            for parameter in command.params:
+                options.update(parameter.opts, parameter.secondary_opts)
+
+
+def is_module(root: Path, name: str) -> bool:
+    """Whether a dotted name is a module of the checkout, or none of this project."""
+    first = name.partition(".")[0]
+    folder = root / "src" if first == "deepsearch_rl" else root
+    if not (folder / first).is_dir():
+        return True
+    path = folder.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()

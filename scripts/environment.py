@@ -38,7 +38,8 @@ BOOTSTRAP = ROOT / ".venvs" / "uv"
 ENVIRONMENT = ROOT / ".venv"
 INTERPRETER = ENVIRONMENT / "bin" / "python"
 STAMP = ENVIRONMENT / ".installed"
-PYTHONS = ">=3.11,<3.13"  # requires-python of pyproject.toml
+# As requires-python of pyproject.toml
+PYTHONS = ">=3.11,<3.13"
 ALL_PARTS = "--all-extras"
 HOOK = (
     "import os, sys; path = os.path.join(os.path.dirname(sys.prefix), 'stages', 'environment.py'); "
@@ -70,16 +71,17 @@ def main() -> None:
     digest, *parts = STAMP.read_text(encoding="utf-8").split() if STAMP.is_file() else [""]
     # Parts are only ever added, and brought up to date together: one with all of them is good for
     # everything.
-    wanted = {*parts, *arguments.extra, *([ALL_PARTS] if arguments.all_extras else [])}
+    all_parts = {*parts, *arguments.extra}
+    if arguments.all_extras:
+        all_parts.add(ALL_PARTS)
     # Its interpreter is a link: a clone that was moved to another machine may have none.
     is_current = digest == _digest() and INTERPRETER.exists()
-    if is_current and (wanted == {*parts} or ALL_PARTS in parts):
+    if is_current and (all_parts == {*parts} or ALL_PARTS in parts):
         return
-    extras = (
-        [ALL_PARTS]
-        if ALL_PARTS in wanted
-        else [f"--extra={name}" for name in ("all", *sorted(wanted))]
-    )
+
+    extras = [ALL_PARTS]
+    if ALL_PARTS not in all_parts:
+        extras = [f"--extra={name}" for name in ("all", *sorted(all_parts))]
 
     try:
         _install(_uv(), extras)
@@ -92,7 +94,8 @@ def main() -> None:
     _use_own_sources(ENVIRONMENT)
     _write_hook()
     _record_versions()
-    STAMP.write_text("\n".join([_digest(), *sorted(wanted)]), encoding="utf-8")
+    # Last: an installation that a kill ended is not current
+    STAMP.write_text("\n".join([_digest(), *sorted(all_parts)]), encoding="utf-8")
 
 
 def _use_own_sources(environment: Path) -> None:
@@ -103,7 +106,8 @@ def _use_own_sources(environment: Path) -> None:
     """
     packages = _packages(environment)
     for editable in packages.glob("_editable_impl_deepsearch_rl.pth"):
-        editable.unlink()  # not written in place: it shares its content with uv's cache
+        # Not written in place: it shares its content with uv's cache
+        editable.unlink()
         editable.write_text(f"{os.path.relpath(ROOT / 'src', packages)}\n", encoding="utf-8")
 
 
@@ -130,23 +134,23 @@ def _record_versions() -> None:
 
 def _digest() -> str:
     """Digest of everything that decides what is installed, and of what is: another tool may have changed it."""
-    inputs = (ROOT / "uv.lock", ROOT / "pyproject.toml", Path(__file__))
-    installed = sorted(
-        path.name.encode() for path in ENVIRONMENT.glob("lib/python3.*/site-packages/*.dist-info")
-    )
-    return hashlib.sha256(
-        b"\0".join([*(path.read_bytes() for path in inputs), *installed])
-    ).hexdigest()
+    parts: list[bytes] = []
+    for path in (ROOT / "uv.lock", ROOT / "pyproject.toml", Path(__file__)):
+        parts.append(path.read_bytes())
+
+    distributions = ENVIRONMENT.glob("lib/python3.*/site-packages/*.dist-info")
+    parts += sorted(path.name.encode() for path in distributions)
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def _uv() -> list[str]:
     """The command line of the pinned uv, installed first where it is missing."""
     uv = BOOTSTRAP / "bin" / "uv"
-    if (
-        not uv.exists()
-        or UV_VERSION
-        not in subprocess.run([uv, "--version"], capture_output=True, text=True).stdout
-    ):
+    version = ""
+    if uv.exists():
+        version = subprocess.run([uv, "--version"], capture_output=True, text=True).stdout
+
+    if UV_VERSION not in version:
         _say(f"installing uv {UV_VERSION} into {BOOTSTRAP.relative_to(ROOT)}")
         try:
             venv.create(BOOTSTRAP, with_pip=True, clear=True)
@@ -201,30 +205,39 @@ def _make_venv(uv: list[str]) -> None:
 
 def _is_relocatable() -> bool:
     configuration = ENVIRONMENT / "pyvenv.cfg"
-    return (
-        configuration.is_file()
-        and "relocatable = true" in configuration.read_text(encoding="utf-8").splitlines()
-    )
+    if not configuration.is_file():
+        return False
+    return "relocatable = true" in configuration.read_text(encoding="utf-8").splitlines()
 
 
 def _read_lock() -> tuple[str, list[str]]:
     """The locked version of torch, and the names of the packages that only its CUDA build needs."""
     packages = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))["package"]
-    torch = next(package["version"] for package in packages if package["name"] == "torch")
-    return torch, sorted({p["name"] for p in packages if p["name"].startswith(CUDA_PREFIXES)})
+    torch = ""
+    cuda_packages: set[str] = set()
+    for package in packages:
+        if package["name"] == "torch":
+            torch = package["version"]
+        if package["name"].startswith(CUDA_PREFIXES):
+            cuda_packages.add(package["name"])
+
+    return torch, sorted(cuda_packages)
 
 
 def _find_links() -> list[str]:
     """The find-links of pip, from its environment variable and its configuration files, as uv options."""
     pip = [BOOTSTRAP / "bin" / "python", "-m", "pip", "config", "list"]
     settings = subprocess.run(pip, capture_output=True, text=True, check=True).stdout.splitlines()
-    pairs = [line.partition("=")[::2] for line in settings]
-    values = [
-        value.strip("'\"").replace("\\n", " ")
-        for name, value in pairs
-        if name.endswith(".find-links")
-    ]
-    return [f"--find-links={place}" for place in dict.fromkeys(" ".join(values).split())]
+    # A dictionary as a set that keeps its order: the first place that has a package wins
+    places: dict[str, None] = {}
+    for line in settings:
+        # pip prints name='value', with lines of the value as \n
+        name, _, value = line.partition("=")
+        if name.endswith(".find-links"):
+            texts = value.strip("'\"").replace("\\n", " ").split()
+            places |= dict.fromkeys(texts)
+
+    return [f"--find-links={place}" for place in places]
 
 
 def _run(command: Sequence[str | Path]) -> None:

@@ -27,15 +27,15 @@ def module_file(name: str) -> Path | None:
     package, *rest = name.split(".")
     if package not in PACKAGES:
         return None
+    # The package itself holds a version, and the settings of a stage's process
+    if not rest:
+        return None
+
     stem = PACKAGES[package].joinpath(*rest)
-    return next(
-        (
-            path
-            for path in (stem.with_suffix(".py"), stem / "__init__.py")
-            if rest and path.is_file()
-        ),
-        None,
-    )
+    for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
 
 
 @cache
@@ -51,11 +51,13 @@ def imported_names(path: Path, with_types: bool = True) -> Iterator[str]:
     """
     for node in _nodes(parse(path), with_types):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
 
 
 def _nodes(node: ast.AST, with_types: bool) -> Iterator[ast.AST]:
@@ -101,29 +103,34 @@ def closure(path: Path, without: frozenset[Path] = frozenset()) -> set[Path]:
     waiting = [path]
 
     while waiting:
-        used = {file for file in _used_files(waiting.pop()) if without.isdisjoint(file.parents)}
-        new = used - files
-        files |= new
-        waiting += new
+        for file in _used_files(waiting.pop()):
+            if file not in files and without.isdisjoint(file.parents):
+                files.add(file)
+                waiting.append(file)
 
-    return {file for file in files if not _is_docstring(file)} | {
-        data for file in files for data in _data_files(file)
-    }
+    deciding: set[Path] = set()
+    for file in files:
+        deciding.update(_data_files(file))
+        if not _is_docstring(file):
+            deciding.add(file)
+
+    return deciding
 
 
 @cache
 def _used_files(path: Path) -> frozenset[Path]:
     """First-party files that a file imports or starts by name (``python -m deepsearch_rl...``), with their packages."""
-    imported = imported_names(path, with_types=False)
-    started = (text for text in _texts(path) if _MODULE_NAME.fullmatch(text))
-    modules = {file for name in (*imported, *started) if (file := module_file(name))}
-    packages = {
-        folder / "__init__.py"
-        for file in modules
-        for folder in file.parents
-        if _is_inside_package(folder)
-    }
-    return frozenset(file for file in modules | packages if file.is_file())
+    names = set(imported_names(path, with_types=False))
+    names.update(filter(_MODULE_NAME.fullmatch, _texts(path)))
+
+    files: set[Path] = set()
+    for module in filter(None, map(module_file, names)):
+        files.add(module)
+        # An import of a.b.c runs the __init__.py of a and of a.b first
+        for folder in filter(_is_inside_package, module.parents):
+            files.add(folder / "__init__.py")
+
+    return frozenset(filter(Path.is_file, files))
 
 
 def _is_inside_package(folder: Path) -> bool:
@@ -146,11 +153,19 @@ def _data_files(path: Path) -> Iterator[Path]:
 
 @cache
 def _texts(path: Path) -> tuple[str, ...]:
-    constants = (node.value for node in ast.walk(parse(path)) if isinstance(node, ast.Constant))
-    return tuple(text for text in constants if isinstance(text, str))
+    texts: list[str] = []
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+
+    return tuple(texts)
 
 
 @cache
 def _all_data_files() -> tuple[Path, ...]:
-    files = PACKAGES["deepsearch_rl"].rglob("*.*")
-    return tuple(file for file in files if file.suffix not in {".py", ".pyc"} and file.is_file())
+    files: list[Path] = []
+    for file in PACKAGES["deepsearch_rl"].rglob("*.*"):
+        if file.suffix not in {".py", ".pyc"} and file.is_file():
+            files.append(file)
+
+    return tuple(files)

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from deepsearch_rl import cli
 from deepsearch_rl.core.errors import DeepsearchError
@@ -20,7 +20,15 @@ from deepsearch_rl.core.records import StopReason
 from deepsearch_rl.evaluation.tables.table_files import CSV_COLUMNS
 from deepsearch_rl.training.rewards.rewards import REWARDS
 from scripts import departures, file_tree, readme
-from scripts.documents import all_code, anchors, documents, numbered_lines
+from scripts.documents import (
+    all_code,
+    anchors,
+    documents,
+    is_module,
+    numbered_lines,
+    unknown_targets,
+    unknown_words,
+)
 from scripts.imports import ROOT, parse
 from scripts.markers import with_part
 
@@ -80,7 +88,9 @@ def rule(function: Rule) -> Rule:
 @rule
 def upward_imports(root: Path) -> Findings:
     """A module of the library imports only its own layer and those below."""
-    layer_of = {name: number for number, names in enumerate(LAYERS) for name in names}
+    layer_of: dict[str, int] = {}
+    for number, names in enumerate(LAYERS):
+        layer_of |= dict.fromkeys(names, number)
 
     for path in _library(root):
         own_name = path.relative_to(root / "src" / "deepsearch_rl").parts[0].removesuffix(".py")
@@ -135,10 +145,9 @@ def options_without_help(root: Path) -> Findings:
         for node in ast.walk(parse(path)):
             if not isinstance(node, ast.Call) or _called_name(node) not in {"Option", "Argument"}:
                 continue
-            help_texts = [
-                keyword.value for keyword in node.keywords if keyword.arg in {"help", None}
-            ]
-            if not help_texts or any(_is_blank(text) for text in help_texts):
+            # None is `**options`, which may hold the help
+            texts = [keyword.value for keyword in node.keywords if keyword.arg in {"help", None}]
+            if not texts or any(map(_is_blank, texts)):
                 yield Finding(path, node.lineno, f"{_called_name(node)} has no help text")
 
 
@@ -148,18 +157,14 @@ def other_summaries(root: Path) -> Findings:
     path = root / "src" / "deepsearch_rl" / "cli.py"
     for name, summary in cli.COMMANDS.items():
         own_help = (cli.load_command(name).help or "").strip()
-        if own_help.partition("\n\n")[0] != summary:
-            line = next(
-                (
-                    number
-                    for number, text in numbered_lines(path)
-                    if text.startswith(f'    "{name}": ')
-                ),
-                1,
-            )
-            yield Finding(
-                path, line, f"the help of `deepsearch {name}` begins with another sentence"
-            )
+        if own_help.partition("\n\n")[0] == summary:
+            continue
+
+        finding = Finding(path, 1, f"the help of `deepsearch {name}` begins with another sentence")
+        for number, text in numbered_lines(path):
+            if text.startswith(f'    "{name}": '):
+                finding = finding._replace(line=number)
+        yield finding
 
 
 @rule
@@ -212,12 +217,13 @@ def stale_parts(root: Path) -> Findings:
 def _stale_part(document: Path, name: str, parts: list[str]) -> Findings:
     text = document.read_text(encoding="utf-8")
     try:
-        written = [with_part(text, name, part) for part in parts]
+        # One of several: README's results may be those of any profile that has a report
+        allowed = [with_part(text, name, part) for part in parts]
     except DeepsearchError as error:
         yield Finding(document, 1, str(error))
         return
 
-    if text not in written:
+    if text not in allowed:
         line = text.partition(f"<!-- {name} -->")[0].count("\n") + 1
         yield Finding(document, line, f"its {name} are not up to date; run `make readme`")
 
@@ -252,11 +258,11 @@ def broken_links(root: Path) -> Findings:
 @rule
 def missing_files(root: Path) -> Findings:
     """Every file of the project that a document names is there, and so is every document that the source names."""
-    named = re.compile(
+    project_path = re.compile(
         r"(?<![\w/.<>-])(?:src|stages|flows|scripts|tests|docs|benchmarks|containers)/[\w./-]*\w\b(?!/)"
     )
     for code in all_code(root):
-        for name in named.findall(code.text):
+        for name in project_path.findall(code.text):
             if not (root / name).exists():
                 yield Finding(code.path, code.line, f"there is no {name}")
 
@@ -286,58 +292,14 @@ def unknown_commands(root: Path) -> Findings:
         for program, rest in command_line.findall(without_comment):
             words = [word.strip("[]().,:`'\"") for word in rest.split()]
             if program == "make":
-                unknown = [
-                    f"make {word}"
-                    for word in words
-                    if re.fullmatch("[a-z-]+", word) and word not in targets
-                ]
+                unknown = unknown_targets(words, targets)
             elif program == "deepsearch":
-                unknown = list(_unknown_words(words, commands))
+                unknown = unknown_words(words, commands)
             else:
-                unknown = [f"python -m {word}" for word in words[:1] if not _is_module(root, word)]
+                unknown = [f"python -m {word}" for word in words[:1] if not is_module(root, word)]
 
             for each in unknown:
                 yield Finding(code.path, code.line, f"there is no `{each}`")
-
-
-def _unknown_words(words: list[str], commands: dict[str, Any]) -> Iterator[str]:
-    """Yield the first subcommand, and all options, that the command line does not have."""
-    path = "deepsearch"
-    options: set[str] = {
-        "--help",
-        "-h",
-        "--version",
-        "--debug",
-        "--install-completion",
-        "--show-completion",
-    }
-
-    for word in words:
-        if word.startswith("-"):
-            option = word.partition("=")[0]
-            if option not in options:
-                yield f"{path} {option}"
-        elif commands and re.fullmatch(r"[a-z-]+", word):
-            if word not in commands:
-                yield f"{path} {word}"
-                return
-
-            command = commands[word]
-            path = f"{path} {word}"
-            commands = getattr(command, "commands", {})
-            options |= {
-                option for each in command.params for option in (*each.opts, *each.secondary_opts)
-            }
-
-
-def _is_module(root: Path, name: str) -> bool:
-    """Whether a dotted name is a module of the checkout, or none of this project."""
-    first = name.partition(".")[0]
-    folder = root / "src" if first == "deepsearch_rl" else root
-    if not (folder / first).is_dir():
-        return True
-    path = folder.joinpath(*name.split("."))
-    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
 
 
 @rule
@@ -394,12 +356,15 @@ def _is_blank(node: ast.expr) -> bool:
 
 def main() -> None:
     """Print the findings of all rules in this checkout."""
+    findings: list[Finding] = []
     try:
-        findings = sorted(finding for each in RULES for finding in each(ROOT))
-    except DeepsearchError as error:  # a report or params that cannot be read
+        for each in RULES:
+            findings += each(ROOT)
+    except DeepsearchError as error:
+        # A report or params that cannot be read
         sys.exit(f"error: {error}")
 
-    for path, line, message in findings:
+    for path, line, message in sorted(findings):
         sys.stdout.write(f"{path.relative_to(ROOT)}:{line}: {message}\n")
     sys.exit(1 if findings else 0)
 

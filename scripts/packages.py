@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 from packaging.utils import canonicalize_name
 
-from deepsearch_rl.commands.doctor import DISTRIBUTIONS
+from deepsearch_rl.commands.package_parts import DISTRIBUTIONS
 from deepsearch_rl.core.installed import EITHER, PackageVersions
 from deepsearch_rl.core.profile import PARAMS, read_values
 from deepsearch_rl.project.locked import Versions, locked_versions
@@ -74,11 +74,12 @@ INSTEAD = {"faiss-cpu": "faiss-gpu"}
 
 def packages_text(graph: str, values: Mapping[str, Any]) -> str:
     """Return the text of the packages.json of a profile with this text of dvc.yaml and these params."""
-    entries = yaml.load(graph, yaml.CSafeLoader)["stages"]
-    versions = {
-        name: stage_versions(entry.get("do", entry)["cmd"], values)
-        for name, entry in entries.items()
-    }
+    versions: dict[str, dict[str, PackageVersions]] = {}
+    for name, entry in yaml.load(graph, yaml.CSafeLoader)["stages"].items():
+        # A stage of a matrix or foreach has its command below "do"
+        command = entry.get("do", entry)["cmd"]
+        versions[name] = stage_versions(command, values)
+
     return json.dumps(versions, indent=2, sort_keys=True) + "\n"
 
 
@@ -87,15 +88,16 @@ def stage_versions(command: str, values: Mapping[str, Any]) -> dict[str, Package
     families: dict[str, PackageVersions] = {}
     for family, module in programs_in(command):
         locked = locked_versions(ROOT, values["python"][family])
-        names = packages_of(module, locked, unchosen(values))
-        families.setdefault(family, {}).update({name: EITHER.join(locked[name]) for name in names})
+        versions = families.setdefault(family, {})
+        for name in packages_of(module, locked, unchosen(values)):
+            versions[name] = EITHER.join(locked[name])
 
     return families
 
 
 def packages_of(module: str, locked: Versions, without: frozenset[Path] = frozenset()) -> set[str]:
     """Return the locked distributions that decide what a stage's program does, code ``without`` left out."""
-    imported = {distribution_of(name) for name in third_party_modules(module, without)}
+    imported = set(map(distribution_of, third_party_modules(module, without)))
     waiting = imported | {INSTEAD[name] for name in imported & INSTEAD.keys()}
     packages: set[str] = set()
 
@@ -112,8 +114,10 @@ def packages_of(module: str, locked: Versions, without: frozenset[Path] = frozen
 def third_party_modules(module: str, without: frozenset[Path] = frozenset()) -> frozenset[str]:
     """Return the top-level modules, neither ours nor Python's, that a stage's program can load."""
     program = ROOT / "stages" / f"{module}.py"
-    files = (path for path in closure(program, without) if path.suffix == ".py")
-    names = {name for path in files for name in _modules_of(path)}
+    names: set[str] = set()
+    for path in closure(program, without):
+        if path.suffix == ".py":
+            names |= _modules_of(path)
     return frozenset(names - sys.stdlib_module_names - PACKAGES.keys() - {""})
 
 
@@ -138,22 +142,19 @@ def distribution_of(module: str) -> str:
 
 def generated_packages() -> dict[Path, str]:
     """Return the packages.json that belongs to each dvc.yaml and params.yaml as they are."""
-    folders = [ROOT, *sorted(path.parent for path in ROOT.glob("profiles/*/profile.yaml"))]
-    return {
-        folder / PACKAGES_FILE: packages_text(
-            (folder / "dvc.yaml").read_text(encoding="utf-8"), read_values(folder / PARAMS)
-        )
-        for folder in folders
-    }
+    texts: dict[Path, str] = {}
+    for folder in [ROOT, *sorted(path.parent for path in ROOT.glob("profiles/*/profile.yaml"))]:
+        graph = (folder / "dvc.yaml").read_text(encoding="utf-8")
+        texts[folder / PACKAGES_FILE] = packages_text(graph, read_values(folder / PARAMS))
+
+    return texts
 
 
 def write_changed(texts: Mapping[Path, str], root: Path, consequence: str = "") -> None:
     """Write every generated file whose text is another one, in place of a link too, and name it from ``root``."""
     for path, text in texts.items():
-        is_current = (
-            path.is_file() and not path.is_symlink() and path.read_text(encoding="utf-8") == text
-        )
-        if not is_current:
+        is_file = path.is_file() and not path.is_symlink()
+        if not is_file or path.read_text(encoding="utf-8") != text:
             path.unlink(missing_ok=True)
             path.write_text(text, encoding="utf-8")
             sys.stderr.write(f"{path.relative_to(root)}: written{consequence}\n")

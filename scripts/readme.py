@@ -55,17 +55,18 @@ def part(table: F1Table) -> str:
     A model is left out if it answers every question as well as the model that it is compared with:
     it kept its start.
     """
-    shown = table.shown
-    models = shown.models
-    pairs = list(dict.fromkeys((each.model, each.other) for each in shown.comparisons))
+    readers_table = table.shown
+    models = readers_table.models
+    pairs = list(dict.fromkeys((each.model, each.other) for each in readers_table.comparisons))
 
-    changes = [f"{model} - {other}" for model, other in pairs]
-    head = ["F1", "questions", "best constant", *models, *changes]
+    head = ["F1", "questions", "best constant", *models]
+    head += [f"{model} - {other}" for model, other in pairs]
 
     lines = [_line(head), _line(["---"] * len(head))]
-    for dataset in shown.datasets:
+    for dataset in readers_table.datasets:
         for kind in ("", "greedy"):
-            cells = _cells(shown, dataset, kind, models, pairs)
+            cells = _cells(readers_table, dataset, kind, models, pairs)
+            # Not every set was answered greedily
             if cells:
                 lines.append(_line(cells))
 
@@ -84,12 +85,13 @@ def _cells(
     cells = [first.run_name, f"{first.n} x {first.samples}", score_text(first.constant.f1)]
     cells += [score_text(rows[model].f1) if model in rows else "" for model in models]
 
-    comparisons = {
-        (each.model, each.other): each
-        for each in table.comparisons_on(dataset)
-        if each.run_name == first.run_name
-    }
-    return cells + [_change(comparisons.get(pair)) for pair in pairs]
+    comparisons: dict[tuple[str, str], Comparison] = {}
+    for comparison in table.comparisons_on(dataset):
+        if comparison.run_name == first.run_name:
+            comparisons[comparison.model, comparison.other] = comparison
+
+    cells += [_change(comparisons.get(pair)) for pair in pairs]
+    return cells
 
 
 def _change(comparison: Comparison | None) -> str:

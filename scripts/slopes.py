@@ -43,14 +43,15 @@ def measure(plan: Plan, runs: Sequence[StageRun]) -> tuple[dict[str, float], flo
     Raise ArtifactError where a stage has no measured seconds, or the slopes are those of another
     machine.
     """
-    if like := plan.file.machines[plan.machine].like:
+    like = plan.file.machines[plan.machine].like
+    if like:
         raise ArtifactError(
             f"the slopes of {plan.machine} are those of {like}; preflight measures its own."
         )
 
     seconds = {run.stage: run.seconds for run in runs}
-
-    if missing := [work.stage for work in plan.stages if work.stage not in seconds]:
+    missing = [work.stage for work in plan.stages if work.stage not in seconds]
+    if missing:
         raise ArtifactError(
             f"work/timings.jsonl has no run of profile {plan.profile}'s {', '.join(missing)}."
         )
@@ -64,22 +65,24 @@ def measure(plan: Plan, runs: Sequence[StageRun]) -> tuple[dict[str, float], flo
     slopes = dict(plan.slopes)
 
     for stage, own in OWN:
-        works = [
-            work
-            for work in plan.stages
-            if work.stage.partition("@")[0] == stage and work.amounts.get(own)
-        ]
-        if works:
-            others = sum(
-                work.seconds(slopes) - work.amounts[own] * slopes[own].value for work in works
-            )
-            rest = sum(seconds[work.stage] for work in works) - others
-            value = max(rest, 0.0) / sum(work.amounts[own] for work in works)
+        # All items of a stage together, as rl@base and rl@sft
+        amount = 0.0
+        rest_s = 0.0
+        for work in plan.stages:
+            own_amount = work.amounts.get(own)
+            if work.stage.partition("@")[0] == stage and own_amount:
+                amount += own_amount
+                other_s = work.seconds(slopes) - own_amount * slopes[own].value
+                rest_s += seconds[work.stage] - other_s
+
+        if amount:
+            value = max(rest_s, 0.0) / amount
             slopes[own] = Slope(value=value, source=f"the last run of {plan.profile}")
 
-    side_by_side = {"side_by_side": measured / sum(seconds[work.stage] for work in plan.stages)}
     values = {name: slope.value for name, slope in slopes.items() if not slope.fixed}
-    return values | side_by_side, plan.hours * 3600 / measured - 1
+    total_s = sum(seconds[work.stage] for work in plan.stages)
+    values["side_by_side"] = measured / total_s
+    return values, plan.hours * 3600 / measured - 1
 
 
 def write(text: str, machine: str, values: Mapping[str, float], calibration_s: float | None) -> str:
@@ -87,6 +90,7 @@ def write(text: str, machine: str, values: Mapping[str, float], calibration_s: f
     head, block, tail = re.split(
         rf"(^  {machine}:\n(?:^    .*\n)+)", text, maxsplit=1, flags=re.MULTILINE
     )
+    # By patterns, because writing YAML again would lose the comments
     for name, value in values.items():
         block = re.sub(
             rf"(^      {name}: {{value: )[^,]+", rf"\g<1>{value:.4g}", block, flags=re.MULTILINE

@@ -67,7 +67,8 @@ def read_variables(path: str) -> tuple[dict[str, str], list[str]]:
 
         if equals and name.strip().isidentifier() and value is not None:
             values[name.strip()] = value
-        else:  # the line itself may hold a key
+        else:
+            # Without the line itself, which may hold a key
             problems.append(
                 f"{path}, line {number} is not read: it is not NAME=value, or its quote does not end."
             )
@@ -124,7 +125,8 @@ def _is_inside(path: str) -> bool:
 def _working_folder() -> str:
     try:
         return os.getcwd()  # noqa: PTH109
-    except FileNotFoundError:  # it was removed
+    except FileNotFoundError:
+        # It was removed
         return os.sep
 
 
@@ -132,12 +134,15 @@ def is_forced(command: list[str]) -> bool:
     """Return whether a Python's command line, from its program on, is DVC's with the option ``--force`` or ``-f``."""
     words = [os.path.basename(word) for word in command[1:4]]  # noqa: PTH119
     is_dvc = "dvc" in words and ("repro" in command or "run" in command)
-    letters = "fsmpPRnicqvk"
-    return is_dvc and any(
-        word == "--force"
-        or (len(word) > 1 and word[0] == "-" and set(word[1:]) <= set(letters) and "f" in word)
-        for word in command
-    )
+    return is_dvc and any(map(_is_force, command))
+
+
+def _is_force(word: str) -> bool:
+    """Return whether a word is ``--force``, or letters of DVC that share a dash and have an f, as in ``-fP``."""
+    # DVC's single-letter options without a value; others, as of -Sf=1, are followed by theirs
+    letters = set("fsmpPRnicqvk")
+    are_letters = len(word) > 1 and word[0] == "-" and set(word[1:]) <= letters
+    return word == "--force" or (are_letters and "f" in word)
 
 
 def apply() -> None:
@@ -160,14 +165,16 @@ def apply() -> None:
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT}/mlruns/mlflow.db")
     login = os.environ.get("DEEPSEARCH_LOGIN", "")
 
-    if ":" in login:  # one login for both servers of `make ui HOST=...`
+    # One login for both servers of `make ui HOST=...`
+    if ":" in login:
         name, _, password = login.partition(":")
         os.environ.setdefault("PREFECT_API_AUTH_STRING", login)
         os.environ.setdefault("MLFLOW_TRACKING_USERNAME", name)
         os.environ.setdefault("MLFLOW_TRACKING_PASSWORD", password)
 
     spare_loopback()
-    programs, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)  # noqa: PTH120
+    programs = os.path.dirname(sys.executable)  # noqa: PTH120
+    path = os.environ.get("PATH", os.defpath)
     if programs not in path.split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([programs, path])
 
@@ -200,10 +207,9 @@ def take_turn() -> None:
     finally:
         sys.path.remove(ROOT)
         # The program may be one of a copy of the project, which has its own package of this name.
-        for name in [
-            name for name in sys.modules if name.partition(".")[0] == "flows" and name not in before
-        ]:
-            del sys.modules[name]
+        for name in sys.modules.keys() - before:
+            if name.partition(".")[0] == "flows":
+                del sys.modules[name]
 
 
 own_modules_first()

@@ -50,12 +50,12 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
     stages = yaml.load(lock.read_text(encoding="utf-8"), yaml.CSafeLoader)["stages"]
     before = {name: entry for name, entry in stages.items() if name != stage}
     params = _params(before)
+    # With ``-dirty`` where tracked files differ from the commit; --exclude, because a tag says less
+    commit = _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
     tags = {
         "dvc.stage": REPORT_STAGE,
         "dvc.lock": sha256_json(before),
-        # with ``-dirty`` where tracked files differ from the commit
-        COMMIT_TAG: _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
-        or "unknown",
+        COMMIT_TAG: commit or "unknown",
         CHANGES_TAG: describe_changes(params, committed_params(params_path)),
         EXPERIMENT_TAG: os.environ.get("DVC_EXP_NAME", ""),
     }
@@ -78,30 +78,40 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _params(stages: Mapping[str, Any]) -> dict[str, Any]:
-    """All sections; of one that several stages read, what the report or else the evaluation of its models read.
+    """Return every section as a stage recorded it: the report, else an evaluation of its models, else any other.
 
     After a partial run the entry of another stage may be older than the figures.
     """
     models = _sections(stages.get(REPORT_STAGE, {})).get("models", {})
-    evaluations = [f"{MODEL_STAGE}@{model}" for model in models]
-    last = [*evaluations, REPORT_STAGE]
+    preferred = [f"{MODEL_STAGE}@{model}" for model in models]
+    preferred.append(REPORT_STAGE)
+    others = [name for name in stages if name not in preferred]
+
+    # The last one that has a section wins
     sections: dict[str, Any] = {}
-    for name in [*(name for name in stages if name not in last), *last]:
+    for name in [*others, *preferred]:
         sections |= _sections(stages.get(name, {}))
+
     return sections
 
 
 def _sections(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value for values in entry.get("params", {}).values() for name, value in values.items()
-    }
+    """Return the sections of an entry of dvc.lock, which has them by the file that they are from."""
+    sections: dict[str, Any] = {}
+    for values in entry.get("params", {}).values():
+        sections |= values
+
+    return sections
 
 
 def _datasets(stages: Mapping[str, Any]) -> dict[str, DatasetDigest]:
-    outs = [out for name in DATASET_STAGES for out in stages.get(name, {}).get("outs", [])]
-    return {
-        Path(out["path"]).name: DatasetDigest(path=out["path"], digest=out["md5"]) for out in outs
-    }
+    datasets: dict[str, DatasetDigest] = {}
+    for name in DATASET_STAGES:
+        for out in stages.get(name, {}).get("outs", []):
+            path = out["path"]
+            datasets[Path(path).name] = DatasetDigest(path=path, digest=out["md5"])
+
+    return datasets
 
 
 def _model_tags(
@@ -113,11 +123,6 @@ def _model_tags(
         if kind == MODEL_STAGE and model:
             digests = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
             folder = folders.get(model, "")
-            yield (
-                model,
-                {
-                    "dvc.stage": name,
-                    "dvc.weights": folder,
-                    "dvc.weights.md5": digests.get(folder, ""),
-                },
-            )
+            tags = {"dvc.stage": name, "dvc.weights": folder}
+            tags["dvc.weights.md5"] = digests.get(folder, "")
+            yield model, tags

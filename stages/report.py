@@ -20,18 +20,26 @@ def main(profile: Profile) -> None:
     starts = profile.value("rl")["starts"]
     split = profile.value("evaluate")["split"]
     trained = profile.section("trained", TrainedConfig)
+
+    questions: dict[str, Path] = {}
+    for name in profile.value("datasets"):
+        questions[name] = profile.data / "questions" / name / f"{split}.jsonl"
+
+    evaluations: dict[str, Path] = {}
+    ifeval: dict[str, Path] = {}
+    for model in models:
+        evaluations[model] = profile.data / "evaluate" / model
+        # Of a model behind an endpoint there may be none
+        if (trained.ifeval / model).is_dir():
+            ifeval[model] = trained.ifeval / model
+
     sources = Sources(
-        evaluate={model: profile.data / "evaluate" / model for model in models},
-        ifeval={
-            model: trained.ifeval / model for model in models if (trained.ifeval / model).is_dir()
-        },
+        evaluate=evaluations,
+        ifeval=ifeval,
         rl={start: trained.models / "rl_adapter" / start for start in starts},
         retrieval=profile.reports / "retrieval.json",
         filter=trained.filter,
-        questions={
-            name: profile.data / "questions" / name / f"{split}.jsonl"
-            for name in profile.value("datasets")
-        },
+        questions=questions,
         origins=question_origins(profile.value("download"), split),
     )
     config = profile.section("report", ReportConfig)
@@ -42,20 +50,16 @@ def question_origins(download: Mapping[str, Any], split: str) -> dict[str, str]:
     """Return hub repository and split of every question set that is fetched from a hub, ``owner/name/split``."""
     if download["source"] != "hub":
         return {}
-    repositories = {
-        folder: fetched["repository"] for folder, fetched in download["hub"]["repositories"].items()
-    }
-    folders = {
-        name: Path(source["path"]).parts[0]
-        for name, sources in download["folder"]["questions"].items()
-        for source in sources
-        if split in source["splits"]
-    }
-    return {
-        name: f"{repositories[folder]}/{split}"
-        for name, folder in folders.items()
-        if folder in repositories
-    }
+    repositories = download["hub"]["repositories"]
+    origins: dict[str, str] = {}
+    for name, sources in download["folder"]["questions"].items():
+        for source in sources:
+            # A repository is fetched into a folder of its name in this section
+            folder = Path(source["path"]).parts[0]
+            if split in source["splits"] and folder in repositories:
+                origins[name] = f"{repositories[folder]['repository']}/{split}"
+
+    return origins
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.training.runs.curves import recorded_curve
 from deepsearch_rl.training.runs.followed import followed
-from deepsearch_rl.training.sft.train import SftConfig, train_adapter
+from deepsearch_rl.training.sft.swift_call import SftConfig
+from deepsearch_rl.training.sft.train import train_adapter
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

@@ -14,7 +14,8 @@ from deepsearch_rl.core.files import read_record, write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.evaluation.tables.tables import F1Table
-from deepsearch_rl.tracking.bundle import Results, TrackConfig, build_bundle
+from deepsearch_rl.tracking.build_bundle import Results, build_bundle
+from deepsearch_rl.tracking.bundle import TrackConfig
 from deepsearch_rl.tracking.live import LiveFigures, waiting
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.outbox import outbox_folder
@@ -42,7 +43,7 @@ def main(profile: Profile) -> None:
     uri = os.environ.get("MLFLOW_TRACKING_URI") or local_store(Path("mlruns"))
 
     try:
-        # first: a report's runs name them
+        # First, because a report's runs name them
         LiveFigures(profile.work, config.experiment, uri, config.timeout_s).send()
     except DeepsearchError as error:
         _LOG.warning(waiting(profile.work, str(error)))
@@ -59,22 +60,26 @@ def main(profile: Profile) -> None:
 
 
 def _results(profile: Profile) -> Results:
-    models = sorted(
-        {row.model for row in read_record(profile.reports / "f1_table.json", F1Table).rows}
-    )
+    table = read_record(profile.reports / "f1_table.json", F1Table)
     trained = Path(profile.value("trained")["models"])
+    evaluations: dict[str, Path] = {}
+    logs: dict[str, Path] = {}
+    for model in sorted({row.model for row in table.rows}):
+        evaluations[model] = profile.data / "evaluate" / model
+        # Models of other profiles, and those behind endpoints, have no log here
+        if model in TRAIN_LOGS:
+            log = trained / TRAIN_LOGS[model] / "train_log.jsonl"
+            if log.is_file():
+                logs[model] = log
+
     variants = profile.value("evaluate")["variants"].values()
     prompts = sorted({variant["prompt"] for variant in variants if variant["prompt"]})
-    logs = {
-        model: trained / TRAIN_LOGS[model] / "train_log.jsonl"
-        for model in models
-        if model in TRAIN_LOGS
-    }
     return Results(
         reports=profile.reports,
-        evaluations={model: profile.data / "evaluate" / model for model in models},
-        train_logs={model: log for model, log in logs.items() if log.is_file()},
+        evaluations=evaluations,
+        train_logs=logs,
         questions=profile.data / "questions",
+        # A prompt that optimize_prompt made is a folder; one of prompts is a file
         prompts=[folder for folder in map(Path, prompts) if folder.is_dir()],
     )
 

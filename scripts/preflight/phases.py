@@ -3,12 +3,9 @@
 import json
 import math
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from deepsearch_rl.commands.doctor import inspect
@@ -17,40 +14,35 @@ from deepsearch_rl.core.files import read_json
 from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.endpoints.remote import read_remote
 from deepsearch_rl.training.rl_process.fork import RUNS
-from deepsearch_rl.training.sft.attention import ATTENTION_PACKAGES
+from scripts.preflight.figures import (
+    Figures,
+    difference,
+    last_summary,
+    long_row,
+    rl_figures,
+    serve_figures,
+    steps_of,
+)
+from scripts.preflight.interpreters import interpreter_problems
+from scripts.preflight.probes import probe_merge, probe_server
 from scripts.preflight.project import DATASET, START, Project
 from scripts.preflight.runner import Phase
 
-IMPORTS = {
-    "core": ("torch", "mcp"),
-    "sft": ("swift", "peft"),
-    "rl": ("art", "peft"),
-    "serve": ("transformers", "mcp"),
-}
-"""What the stages of a family import whatever the profile's settings are."""
-PROBE = (
-    "import importlib.util as u, json, sys; m = [n for n in sys.argv[1:] if not any(map(u.find_spec, n.split('|')))];"
-    "c = 'torch' not in sys.argv or 'torch' in m or __import__('torch').cuda.is_available();"
-    "print(json.dumps([m, c]))"
-)
-STEPS = 6  # of SFT, about: rows are packed
-STALE_LEARNING_RATE = 0.05  # one step of it moves a policy further than any rounding
-# Largest mean differences of log-probabilities, and logits, that it explains
-ROUNDING, ROUNDING_16_BIT = 1e-3, 0.1
+# Of SFT, about: rows are packed
+STEPS = 6
+# One step of it moves a policy further than any rounding
+STALE_LEARNING_RATE = 0.05
 KEEP = "--keep-scratch"
-# share: a model that knows little writes some turns that no template renders
-MOST_OTHER_TURNS = 0.2
-OWN_INDEX = "own_index"  # name of the profile with its own encoder, inside the copy
+# Names of profiles inside the copy: one with its own encoder, one at full size
+OWN_INDEX = "own_index"
+FULL = "full"
+RECALL = "evidence_recall@10"
 # Of gold passages; chance gives about .01 on the generated world
-RECALL, LEAST_RECALL = "evidence_recall@10", 0.05
-FULL = "full"  # name of the profile at full size, inside the copy
+LEAST_RECALL = 0.05
 
 
 class SkippedError(Exception):
     """A phase has nothing to do for this profile; the text says why."""
-
-
-Figures = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,55 +80,27 @@ class Preflight:
 
     def machine(self) -> Figures:
         """Memory, disk, GPU, keys and packages that the profile requires, as `deepsearch doctor` sees them."""
-        missing = inspect(self.project.root).missing[self.project.name]
-        lines = [
-            f"missing: {each.what}; {each.fix}."
-            for each in missing
-            if not each.what.startswith("interpreter ")
-        ]
+        lines: list[str] = []
+        for requirement in inspect(self.project.root).missing[self.project.name]:
+            # Interpreters are the next phase's
+            if not requirement.what.startswith("interpreter "):
+                lines.append(f"missing: {requirement.what}; {requirement.fix}.")
+
         if lines:
             raise UnavailableError("\n".join(lines))
         return {}
 
     def environment(self) -> Figures:
         """Interpreters, what they import, and where a GPU is used its driver."""
-        values = self.project.profile.values
-        problems = list[str]()
-        for family, interpreter in values["python"].items():
-            problems += self._interpreter_problems(family, interpreter)
+        problems: list[str] = []
+        for family in self.project.profile.values["python"]:
+            needs_gpu = self.has_gpu and family in ("sft", "rl", "serve")
+            problems += interpreter_problems(self.project, family, needs_gpu)
         if self.has_gpu and not shutil.which("nvidia-smi"):
             problems.append("nvidia-smi is not installed: install NVIDIA's driver.")
         if problems:
             raise UnavailableError("\n".join(problems))
         return {}
-
-    def _interpreter_problems(self, family: str, interpreter: str) -> list[str]:
-        path = self.project.root / interpreter
-        fix = f"run `make {'gpu-environments' if interpreter.startswith('.venvs/') else 'environment'}`"
-        if not path.exists():
-            return [f"the interpreter {interpreter} (python.{family}) does not exist: {fix}."]
-        names = [*IMPORTS.get(family, ()), *packages(self.project.profile.values, family)]
-        needs_gpu = self.has_gpu and family in ("sft", "rl", "serve")
-        command = [path, "-c", PROBE, *names, *(["torch"] if needs_gpu else [])]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-
-        if result.returncode:
-            return [
-                f"the interpreter {interpreter} (python.{family}) fails: {result.stderr.strip()[-500:]} {fix}."
-            ]
-
-        missing, sees_gpu = json.loads(result.stdout)
-        problems = [
-            f"{interpreter} (python.{family}) has no package {name}: {fix}." for name in missing
-        ]
-
-        if needs_gpu and not sees_gpu:
-            problems.append(
-                f"{interpreter} (python.{family}) sees no CUDA GPU: attach one, with a driver as new as its torch "
-                "needs (`nvidia-smi` shows both)."
-            )
-
-        return problems
 
     @property
     def has_gpu(self) -> bool:
@@ -148,33 +112,29 @@ class Preflight:
         project = self.project
         for stage in ("download", "chunk", "index", "synthesize"):
             project.run("core", f"stages.{stage}")
-        project.run(
-            "sft", "scripts.preflight.small_model", project.root / "models" / project.name / "base"
-        )
+        base = project.root / "models" / project.name / "base"
+        project.run("sft", "scripts.preflight.small_model", base)
         project.run("sft", "stages.filter")
         return {"rows": project.read("reports/{}/filter.json")["rows"]}
 
     def index(self) -> Figures:
         """The profile's own tokenizer and encoder, on its device: an index of the generated world, and its recall."""
         own = find_profile(self.project.root, self.project.name).values
-        index = {
-            **own["index"],
-            "corpus_vectors": {},
-            "fusion": {**own["index"]["fusion"], "learning": None},
-        }
-        changes = {
-            "profile": OWN_INDEX,
-            "index": index,
-            "chunk": {**own["chunk"], "variants": {}, "passages": []},
-        }
+        # Sizes of the whole corpus do not fit the generated world, which has too few passages for them
+        fusion = {**own["index"]["fusion"], "learning": None}
+        index = {**own["index"], "corpus_vectors": {}, "fusion": fusion}
+        chunk = {**own["chunk"], "variants": {}, "passages": []}
+        changes = {"profile": OWN_INDEX, "index": index, "chunk": chunk}
         params = self.project.write_params(changes, f"{OWN_INDEX}.yaml")
         for family, stage in (("core", "download"), ("core", "chunk"), ("index", "index")):
             self.project.run(family, f"stages.{stage}", params=params)
         report = read_json(self.project.folder / "reports" / OWN_INDEX / "retrieval.json")
-        recall = {
-            name: scores[RECALL] for name, scores in report[DATASET].items() if RECALL in scores
-        }
+        recall: dict[str, float] = {}
+        for name, scores in report[DATASET].items():
+            if RECALL in scores:
+                recall[name] = scores[RECALL]
 
+        # Written so that a NaN fails as well
         if not min(recall.values()) >= LEAST_RECALL:
             raise CheckFailedError(
                 f"of the gold passages among the first ten, the retrievers find {recall}: one of them finds next to "
@@ -190,15 +150,12 @@ class Preflight:
         if read_remote(folder) is None:
             raise SkippedError(f"the profile's teacher is {own['teacher']}, which needs no key")
         project = self._beside("teacher")
-        one = {"dataset": DATASET, "split": "train", "questions": 1, "samples": 1}
-        section = {**own, **one, "teacher": folder.as_posix()}
+        one_question = {"dataset": DATASET, "split": "train", "questions": 1, "samples": 1}
+        section = {**own, **one_question, "teacher": folder.as_posix()}
         params = project.write_params({"synthesize": section}, "teacher.yaml")
         project.run("serve", "stages.synthesize", params=params)
-        (line,) = (
-            (project.data / "trajectories" / "teacher.jsonl")
-            .read_text(encoding="utf-8")
-            .splitlines()
-        )
+        answers = project.data / "trajectories" / "teacher.jsonl"
+        (line,) = answers.read_text(encoding="utf-8").splitlines()
         trajectory = json.loads(line)
 
         if trajectory["stop_reason"] in ("model_error", "tool_error", "deadline"):
@@ -247,12 +204,12 @@ class Preflight:
             )
 
         token_s = summary["train_runtime"] / (tokens * (steps - done) / steps)
-        slopes = (
-            {}
-            if self.is_cut
-            else {"sft_token_s": token_s, "swift_start_s": seconds - summary["train_runtime"]}
-        )
-        return {"tokens_per_s": 1 / token_s, "steps": steps, **slopes}
+        figures = {"tokens_per_s": 1 / token_s, "steps": steps}
+        # Slopes are of the profile's own model
+        if not self.is_cut:
+            figures["sft_token_s"] = token_s
+            figures["swift_start_s"] = seconds - summary["train_runtime"]
+        return figures
 
     @property
     def is_cut(self) -> bool:
@@ -264,37 +221,19 @@ class Preflight:
         self.project.run("serve", "stages.choose_checkpoint")
         seconds = self.project.run("sft", "stages.merge")
         slopes = {} if self.is_cut else {"merge_s": seconds}
-        return {**self._merge_figures("base", "sft_adapter", "sft"), **slopes}
-
-    def _merge_figures(self, start: str, adapter: str, merged: str) -> Figures:
-        result = self.project.work / f"{merged}.json"
-        folders = [self.project.models / name for name in (start, adapter, merged)]
-        self.project.run("sft", "scripts.preflight.merge_probe", *folders, result)
-        figures = read_json(result)
-        limit = self.project.profile.values["unsloth_merge"]["tolerance"]
-
-        if not figures["parity"] <= limit:
-            raise CheckFailedError(
-                f"log-probabilities of {folders[2]} differ by {figures['parity']:.2g} nats on average from those of "
-                f"its start with the adapter, more than {limit:g}: the merge lost something."
-            )
-
-        return figures
+        return {**probe_merge(self.project, "base", "sft_adapter", "sft"), **slopes}
 
     def serve(self) -> Figures:
         """The profile's server: a parsed tool call, tokens per second, log-probabilities against transformers'."""
         serving = self.project.profile.values["serving"]
         if serving["backend"] != "vllm":
-            probe = self._probe("serve")
-            return {
-                **serve_figures(probe),
-                **({} if self.is_cut else {"serve_start_s": probe["start_s"]}),
-            }
+            probe = probe_server(self.project, "serve")
+            slopes = {} if self.is_cut else {"serve_start_s": probe["start_s"]}
+            return {**serve_figures(probe), **slopes}
 
-        eager, graphs = (
-            self._probe(f"eager-{on}", overrides={"serving.vllm.enforce_eager": on})
-            for on in (True, False)
-        )
+        # Both ways, so that a user sees what CUDA graphs are worth here and whether they change answers
+        eager = self._probe_vllm(enforce_eager=True)
+        graphs = self._probe_vllm(enforce_eager=False)
         return {
             **serve_figures(eager if serving["vllm"]["enforce_eager"] else graphs),
             "eager_tokens_per_s": eager["tokens_per_s"],
@@ -302,47 +241,9 @@ class Preflight:
             "eager_to_graphs": difference(eager["answers"], graphs["answers"]),
         }
 
-    def _probe(
-        self,
-        name: str,
-        served: str = "base",
-        merged: str = "base",
-        overrides: Mapping[str, object] = MappingProxyType({}),
-        must_call: bool = True,
-    ) -> Any:
-        """Serve one of the copy's models and return the figures of its answers, compared with the model ``merged``.
-
-        ``must_call``: the model has learnt to call the tool.
-        """
-        project = self.project
-        result = self.project.work / f"{name}.json"
-        params = project.write_params(overrides, f"{name}.yaml")
-        folders = [project.models / served, project.models / merged]
-        project.run("serve", "scripts.preflight.serve_probe", *folders, result, params=params)
-        probe = read_json(result)
-
-        if must_call and not any(answer["called"] for answer in probe["answers"]):
-            raise CheckFailedError(
-                f"the server parsed no tool call in {len(probe['answers'])} answers of a model that writes them; check "
-                f"serving's tool_call_parser and the model's chat template. The answers are in {result}."
-            )
-
-        if probe["other_turns"] > MOST_OTHER_TURNS * probe["second_turns"]:
-            raise CheckFailedError(
-                f"{probe['other_turns']} of {probe['second_turns']} turns with a call come back to the model with "
-                "other tokens than it wrote: the agent, the server's parser or the chat template changes a turn on its "
-                f"way, and RL would leave out its rollout. The first one: {probe['first_other_turn']!r}."
-            )
-
-        limit = ROUNDING if probe["dtype"] == "float32" else ROUNDING_16_BIT
-
-        if not probe["parity"] <= limit:
-            raise CheckFailedError(
-                f"the server's log-probabilities differ from transformers' by {probe['parity']:.2g} nats on average, "
-                f"more than {limit:g} in {probe['dtype']}: the two render prompts or compute in different ways."
-            )
-
-        return probe
+    def _probe_vllm(self, *, enforce_eager: bool) -> Any:
+        overrides = {"serving.vllm.enforce_eager": enforce_eager}
+        return probe_server(self.project, f"eager-{enforce_eager}", overrides=overrides)
 
     def rl(self) -> Figures:
         """Three steps of 2 x 4 rollouts, killed after the first and resumed with the optimizer's state."""
@@ -353,6 +254,7 @@ class Preflight:
 
         project.kill_when(lambda: any(map(steps_of, logs())), "rl", "stages.rl", START)
         (log,) = logs()
+        # Of steps 0 and 1, which a resumed run may not make again
         before = log.read_text().splitlines()[:2]
         project.run("rl", "stages.rl", START)
         (log,) = project.files(f"{RUNS}/{START}-*/train_log.jsonl")
@@ -395,7 +297,8 @@ class Preflight:
         """The RL adapter merged, proved by the stage, and compared in a fresh process."""
         seconds = self.project.run("rl", "stages.unsloth_merge", START)
         slopes = {} if self.is_cut else {"adapter_merge_s": seconds}
-        return {**self._merge_figures(START, f"rl_adapter/{START}", f"rl_merged/{START}"), **slopes}
+        figures = probe_merge(self.project, START, f"rl_adapter/{START}", f"rl_merged/{START}")
+        return {**figures, **slopes}
 
     def adapter(self) -> Figures:
         """RL's adapter, enlarged until it answers differently, served beside its base: it agrees with transformers."""
@@ -405,7 +308,7 @@ class Preflight:
         merged = models / "scaled_merged"
         folders = [models / START, models / "rl_adapter" / START, scaled, merged]
         self.project.run("sft", "scripts.preflight.scaled_adapter", *folders, result)
-        probe = self._probe("adapter", scaled.name, merged.name, must_call=False)
+        probe = probe_server(self.project, "adapter", scaled.name, merged.name, must_call=False)
         return {**serve_figures(probe), "adapter_nats": read_json(result)["difference"]}
 
     def evaluate(self) -> Figures:
@@ -456,14 +359,13 @@ class Preflight:
         if not (self._full().models / "base").is_dir():
             raise SkippedError("the model of full size was not made")
         project = self._beside(FULL)
-        sizes = (
-            project.profile.values["rl"]["max_sequence_tokens"],
-            project.profile.values["agent"]["context_tokens"],
-        )
+        values = project.profile.values
+        longest = min(values["rl"]["max_sequence_tokens"], values["agent"]["context_tokens"])
         changes = {
             "rl.steps": {START: 1},
             "rl.dev.questions": 1,
-            "agent.max_tokens": min(sizes) - 2048,
+            # The rest is for the prompt
+            "agent.max_tokens": longest - 2048,
         }
         params = project.write_params(changes, f"{FULL}.yaml")
         project.run("rl", "scripts.preflight.arranged_rl", START, params=params)
@@ -477,72 +379,3 @@ class Preflight:
             )
 
         return replace(self.project, profile=self.project.profile.with_overrides({"profile": FULL}))
-
-
-def packages(values: Mapping[str, Any], family: str) -> list[str]:
-    """Return what a stage family imports because of the profile's settings."""
-    names = {
-        "sft": [*ATTENTION_PACKAGES[values["sft"]["attention"]]],
-        "rl": ["unsloth", "trl", "bitsandbytes"]
-        if values["rl"]["backend"]["service"] == "unsloth"
-        else [],
-        "serve": ["vllm"] if values["serving"]["backend"] == "vllm" else [],
-    }
-    return names.get(family, [])
-
-
-def steps_of(log: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a running RL's log after that of step 0."""
-    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines[1:] if line.endswith("\n")]
-
-
-def rl_figures(steps: list[dict[str, Any]]) -> Figures:
-    """Return what the lines of an RL log say of all steps."""
-    tokens = sum(step.get("trained_tokens", 0) for step in steps)
-    mismatch = [step["mismatch_mean"] for step in steps if "mismatch_mean" in step]
-    shares = [step["served_share"] for step in steps if "served_share" in step]
-    figures = {"trained_tokens": tokens}
-    if mismatch:
-        figures["parity"] = max(mismatch)
-    if shares:
-        figures["served_share"] = shares[-1]
-    return figures
-
-
-def last_summary(log: Path) -> dict[str, Any]:
-    """Return the summary that ms-swift writes into its log at the end of a run."""
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    return next(line for line in reversed(lines) if "train_runtime" in line)
-
-
-def long_row(lines: list[str], tokens: float, wanted: int) -> str:
-    """Return the first row with a search, its passages repeated up to about nine tenths of the ``wanted`` tokens.
-
-    ``tokens`` is how many all ``lines`` have.
-    """
-    row = next(json.loads(line) for line in lines if '"tool_response"' in line)
-    size = 0.9 * wanted / tokens * sum(map(len, lines)) - len(json.dumps(row))
-    answer = next(message for message in row["messages"] if message["role"] == "tool_response")
-    answer["content"] *= max(1, int(size / len(answer["content"])))
-    return json.dumps(row, ensure_ascii=False)
-
-
-def serve_figures(probe: Any) -> Figures:
-    """Return the figures of a server's probe."""
-    return {name: probe[name] for name in ("tokens_per_s", "parity", "second_turns", "other_turns")}
-
-
-def difference(ours: list[Any], theirs: list[Any]) -> float:
-    """Return the mean difference of two servers' log-probabilities over the tokens that both wrote."""
-    differences = list[float]()
-    for own, other in zip(ours, theirs, strict=True):
-        tokens = zip(
-            own["tokens"], other["tokens"], own["logprobs"], other["logprobs"], strict=False
-        )
-        for token, same, left, right in tokens:
-            if token != same:
-                break
-            differences.append(abs(left - right))
-
-    return sum(differences) / max(1, len(differences))

@@ -104,9 +104,8 @@ def post(endpoint: Endpoint, messages: Sequence[dict[str, Any]], **options: obje
 
 def probe(profile: Profile, folder: Path, merged: Path) -> Probe:
     """Serve a model folder and return what it did, compared with the model in ``merged``."""
-    questions = list(
-        read_jsonl(profile.data / "questions" / "multihoprag" / "train.jsonl", Question)
-    )[:PROMPTS]
+    path = profile.data / "questions" / "multihoprag" / "train.jsonl"
+    questions = list(read_jsonl(path, Question))[:PROMPTS]
     system = {"role": "system", "content": load_prompt(profile.values["agent"]["prompt"])}
     prompts = [[system, {"role": "user", "content": question.question}] for question in questions]
     config = profile.section("serving", ServingConfig)
@@ -116,31 +115,37 @@ def probe(profile: Profile, folder: Path, merged: Path) -> Probe:
     with serve_model(folder, config) as endpoint, ThreadPoolExecutor(REQUESTS) as pool:
         start_s = time.monotonic() - started
         answers = list(pool.map(lambda prompt: ask(endpoint, prompt, 0.0, 0), prompts))
+
+        # Speed is that of many requests at once, as rollouts make them
         started = time.monotonic()
         sampled = list(
             pool.map(lambda n: ask(endpoint, prompts[n % PROMPTS], 1.0, n), range(REQUESTS))
         )
         tokens = sum(len(answer.tokens) for answer in sampled)
         tokens_per_s = tokens / (time.monotonic() - started)
+
         pairs = [(prompts[n % PROMPTS], answer) for n, answer in enumerate([*answers, *sampled])]
         returned = list(pool.map(lambda pair: comes_back(endpoint, chat_format, *pair), pairs))
 
     dtype = config.vllm.dtype if config.backend == "vllm" and config.vllm else "float32"
-    parity = _parity(merged, dtype, chat_format, prompts, answers)
-    others = [
-        answer.turn.content
-        for (_, answer), same in zip(pairs, returned, strict=True)
-        if same is False
-    ]
+    second_turns = 0
+    other_turns: list[str] = []
+    for (_, answer), is_same in zip(pairs, returned, strict=True):
+        # None: there was no call to send back
+        if is_same is not None:
+            second_turns += 1
+        if is_same is False:
+            other_turns.append(answer.turn.content)
+
     return Probe(
         answers=answers,
         dtype=dtype,
         start_s=start_s,
         tokens_per_s=tokens_per_s,
-        parity=parity,
-        second_turns=sum(same is not None for same in returned),
-        other_turns=len(others),
-        first_other_turn=others[0] if others else "",
+        parity=_parity(merged, dtype, chat_format, prompts, answers),
+        second_turns=second_turns,
+        other_turns=len(other_turns),
+        first_other_turn=other_turns[0] if other_turns else "",
     )
 
 
@@ -152,26 +157,24 @@ def comes_back(
     None for a turn without a call, and for one that the tokenizer would split otherwise, which no
     server could return.
     """
-    written = answer.tokens
+    if not answer.called:
+        return None
+    tokens = answer.tokens
     tokenizer = chat_format.tokenizer
-
-    if (
-        not answer.called
-        or tokenizer.encode(tokenizer.decode(written), add_special_tokens=False) != written
-    ):
+    if tokenizer.encode(tokenizer.decode(tokens), add_special_tokens=False) != tokens:
         return None
 
-    passages = [
-        Message(role="tool", content="Doc 1: none", tool_call_id=call.id)
-        for call in answer.turn.tool_calls
-    ]
-    messages = [*prompt, *chat_messages([answer.turn, *passages])]
+    turn = [answer.turn]
+    for call in answer.turn.tool_calls:
+        turn.append(Message(role="tool", content="Doc 1: none", tool_call_id=call.id))
+
+    messages = [*prompt, *chat_messages(turn)]
     rendered = chat_format.prompt_ids(messages, [RETRIEVE_TOOL])
-    first = chat_format.prompt_ids(prompt, [RETRIEVE_TOOL])
+    beginning = [*chat_format.prompt_ids(prompt, [RETRIEVE_TOOL]), *tokens]
+    # The server does not say its prompt's tokens, but how many they are
     usage = post(endpoint, messages, max_tokens=1)["usage"]
-    return rendered[: len(first) + len(written)] == [*first, *written] and usage[
-        "prompt_tokens"
-    ] == len(rendered)
+    is_same_length = usage["prompt_tokens"] == len(rendered)
+    return rendered[: len(beginning)] == beginning and is_same_length
 
 
 def _parity(
@@ -184,13 +187,15 @@ def _parity(
     """Return the mean difference of the server's log-probabilities from transformers'."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    written = [
-        merge.Answer(chat_format.prompt_ids(messages, [RETRIEVE_TOOL]), answer.tokens)
-        for messages, answer in zip(prompts, answers, strict=True)
-    ]
-    return mean_difference(
-        merge.answer_logprobs(model, written), [answer.logprobs for answer in answers]
-    )
+
+    tokens: list[merge.Answer] = []
+    server_logprobs: list[list[float]] = []
+    for messages, answer in zip(prompts, answers, strict=True):
+        prompt_ids = chat_format.prompt_ids(messages, [RETRIEVE_TOOL])
+        tokens.append(merge.Answer(prompt_ids, answer.tokens))
+        server_logprobs.append(answer.logprobs)
+
+    return mean_difference(merge.answer_logprobs(model, tokens), server_logprobs)
 
 
 def main() -> None:

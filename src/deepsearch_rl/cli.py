@@ -139,7 +139,7 @@ def main() -> None:
     except (DeepsearchError, OSError) as error:
         _end(str(error))
     except ModuleNotFoundError as error:
-        from deepsearch_rl.commands.doctor import explain_missing_module  # noqa: PLC0415 - for this error alone
+        from deepsearch_rl.commands.package_parts import explain_missing_module  # noqa: PLC0415 - for this error alone
 
         message = explain_missing_module(error)
         if message is None:

@@ -9,14 +9,14 @@ from typer.testing import CliRunner, Result
 from deepsearch_rl.cli import app
 from deepsearch_rl.commands import doctor
 from deepsearch_rl.commands.doctor import (
+    DoctorReport,
     Machine,
-    Package,
-    Report,
     Requirements,
     missing_in_environments,
     missing_on_machine,
     render,
 )
+from deepsearch_rl.commands.package_parts import Package, with_locked_versions
 from deepsearch_rl.commands.result_versions import results_of_other_versions
 from deepsearch_rl.core.profile import Profile, find_profile
 
@@ -55,7 +55,7 @@ def test_every_missing_requirement_is_named_with_the_way_to_get_it(
     monkeypatch.delenv("DEEPSEARCH_TEST_KEY", raising=False)
     missing = tuple(missing_on_machine(GPU_PROFILE, LAPTOP))
     torch = Package("torch", "", "==2.13.0", fits=False)
-    text = render(Report(LAPTOP, {"base": (), "train": (torch,)}, {"gpu": missing}))
+    text = render(DoctorReport(LAPTOP, {"base": (), "train": (torch,)}, {"gpu": missing}))
     for line in (
         "train        torch missing (needs ==2.13.0)",
         "- memory: 8 of 64 GiB",
@@ -191,7 +191,7 @@ def test_each_version_that_the_lock_has_for_some_python_fits(tmp_path: Path) -> 
             Package("torch", "2.13.0+cpu", "", fits=True),
         )
     }
-    [numpy, torch] = doctor.with_locked_versions(installed, tmp_path / "uv.lock")["base"]
+    [numpy, torch] = with_locked_versions(installed, tmp_path / "uv.lock")["base"]
     assert (numpy.required, numpy.fits, torch.fits) == ("==2.4.6 or 2.5.5", True, True)
 
 
@@ -247,7 +247,7 @@ def test_a_lock_that_cannot_be_read_is_named_and_a_profile_without_results_has_n
 
 
 def test_the_report_names_results_of_other_versions_with_what_makes_them_again() -> None:
-    report = Report(
+    report = DoctorReport(
         LAPTOP, {"base": ()}, {"smoke": ()}, {"smoke": ["sft: torch 2.12.0 (locked: 2.13.0)"]}
     )
     assert render(report).endswith(

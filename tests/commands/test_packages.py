@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deepsearch_rl.commands.doctor import (
+from deepsearch_rl.commands.package_parts import (
     DISTRIBUTIONS,
     explain_missing_module,
     packages_of_graph,

@@ -39,7 +39,7 @@ output.write_text(name + " " + hashlib.sha256(text.encode()).hexdigest() + "\\n"
 '''
 TRACK = '''"""A real bundle to MLflow, as the project's stage `track` sends it."""
 import logging, os, pathlib, shutil, tempfile, yaml
-from deepsearch_rl.tracking.bundle import build_bundle
+from deepsearch_rl.tracking.build_bundle import build_bundle
 from deepsearch_rl.tracking.upload import FailedUpload, put_into_outbox, upload_all
 from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results
 bundle, outbox = pathlib.Path("data/tiny/track"), pathlib.Path("work/tiny/outbox")

@@ -22,7 +22,7 @@ from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.training.backends.art.trainer import train_arguments
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig
 from deepsearch_rl.training.rl.trainer import RlConfig
-from deepsearch_rl.training.sft.train import SftConfig
+from deepsearch_rl.training.sft.swift_call import SftConfig
 from deepsearch_rl.trajectories.rows.training_set import FilterConfig
 from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig
 from scripts.departures import read_published

@@ -9,7 +9,7 @@ from swift.utils.utils import _patch_get_type_hints
 from transformers import HfArgumentParser
 
 from deepsearch_rl.training.merging.merge import MergeConfig, swift_export_command
-from deepsearch_rl.training.sft.train import SftConfig, swift_sft_command
+from deepsearch_rl.training.sft.swift_call import SftConfig, swift_sft_command
 from tests.gpu_profile.test_params import GPU_PROFILES
 
 PROFILES = (

@@ -39,7 +39,7 @@ ONLY_ON_A_GPU = {"vllm", "unsloth", "liger-kernel", "flash-attn", "flash-attn-in
 def test_every_package_that_a_stage_can_load_is_locked(module: str) -> None:
     named = {distribution_of(name) for name in third_party_modules(module)}
     assert named - uv_versions(LOCK).keys() <= ONLY_ON_A_GPU, (
-        "add the module to DISTRIBUTIONS of commands/doctor.py"
+        "add the module to DISTRIBUTIONS of commands/package_parts.py"
     )
 
 

@@ -6,9 +6,10 @@ import pytest
 from deepsearch_rl.core.errors import CommandError
 from deepsearch_rl.core.profile import load_profile, profile_names
 from deepsearch_rl.training.rl.trainer import RlConfig
-from deepsearch_rl.training.sft.train import SftConfig
+from deepsearch_rl.training.sft.swift_call import SftConfig
 from scripts.imports import ROOT
-from scripts.preflight.phases import difference, long_row, packages
+from scripts.preflight.figures import difference, long_row
+from scripts.preflight.interpreters import packages
 from scripts.preflight.project import Project, cut_copy, open_copy
 
 
@@ -102,7 +103,7 @@ def test_the_packages_of_a_family_follow_the_profiles_settings() -> None:
 def test_a_long_row_has_about_as_many_tokens_as_wanted() -> None:
     short = {"messages": [{"role": "tool_response", "content": "word " * 10}]}
     lines = [json.dumps(short)] * 3
-    row = json.loads(long_row(lines, tokens=90, wanted=1000))
+    row = json.loads(long_row(lines, tokens=90, max_tokens=1000))
     assert 700 < len(json.dumps(row)) * 90 / sum(map(len, lines)) <= 1000
 
 

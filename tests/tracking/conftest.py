@@ -21,7 +21,8 @@ from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.evaluation.tables.table_files import write_table
 from deepsearch_rl.evaluation.tables.tables import build_table
-from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance, Results, TrackConfig
+from deepsearch_rl.tracking.build_bundle import Results
+from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance, TrackConfig
 from deepsearch_rl.tracking.local_store import database_file, local_store
 
 MODELS = ("base", "rl", "sft")

@@ -5,14 +5,13 @@ import pytest
 from deepsearch_rl.core.errors import RecordError
 from deepsearch_rl.core.files import parse_record, read_jsonl, read_record, sha256_file
 from deepsearch_rl.evaluation.tables.tables import F1Table
+from deepsearch_rl.tracking.build_bundle import Results, build_bundle
 from deepsearch_rl.tracking.bundle import (
     FILES,
     PREDICTIONS,
     ROLLOUTS,
     Prediction,
-    Results,
     ShownRollout,
-    build_bundle,
     flatten,
     read_bundle,
     row_scores,

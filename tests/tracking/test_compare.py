@@ -10,7 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from deepsearch_rl.tracking.bundle import Provenance, build_bundle, read_bundle
+from deepsearch_rl.tracking.build_bundle import build_bundle
+from deepsearch_rl.tracking.bundle import Provenance, read_bundle
 from deepsearch_rl.tracking.upload import upload
 from scripts.compare_runs import ReportComparison, compare_runs_command
 from tests.repository import commit_all, git

@@ -13,7 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from deepsearch_rl.core.processes import ProcessGuard
-from deepsearch_rl.tracking.bundle import build_bundle
+from deepsearch_rl.tracking.build_bundle import build_bundle
 from deepsearch_rl.tracking.upload import upload
 from flows.server import START_TIMEOUT_S, start_server
 from flows.ui import runs_page

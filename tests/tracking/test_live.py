@@ -23,7 +23,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from deepsearch_rl.core.files import AppendLog, read_record
 from deepsearch_rl.core.processes import running_server
 from deepsearch_rl.tracking import live
-from deepsearch_rl.tracking.bundle import BUNDLE, Bundle, build_bundle
+from deepsearch_rl.tracking.build_bundle import build_bundle
+from deepsearch_rl.tracking.bundle import BUNDLE, Bundle
 from deepsearch_rl.tracking.curves import line_digest, read_runs, read_steps
 from deepsearch_rl.tracking.live import LiveFigures, follow
 from deepsearch_rl.tracking.store import held

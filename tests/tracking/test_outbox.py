@@ -6,7 +6,8 @@ from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.core.errors import EndpointDownError
 from deepsearch_rl.core.files import write_json
-from deepsearch_rl.tracking.bundle import BUNDLE, build_bundle, read_bundle
+from deepsearch_rl.tracking.build_bundle import build_bundle
+from deepsearch_rl.tracking.bundle import BUNDLE, read_bundle
 from deepsearch_rl.tracking.upload import FailedUpload, Uploaded, put_into_outbox, upload_all
 from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, new_store
 

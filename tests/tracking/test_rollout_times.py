@@ -16,7 +16,7 @@ from deepsearch_rl.core.files import read_jsonl, read_record, sha256_file
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.endpoints.timing import RolloutTimes, trajectory_digest
 from deepsearch_rl.evaluation.tables.tables import F1Table
-from deepsearch_rl.tracking.bundle import build_bundle
+from deepsearch_rl.tracking.build_bundle import build_bundle
 from deepsearch_rl.tracking.traces import NO_TIMES
 from deepsearch_rl.tracking.upload import upload
 from deepsearch_rl.trajectories.collecting.collect import (

@@ -8,7 +8,8 @@ from mlflow.entities import Expectation, Feedback, Run, Trace
 from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.core.files import read_json, write_json
-from deepsearch_rl.tracking.bundle import TrackedReport, build_bundle
+from deepsearch_rl.tracking.build_bundle import build_bundle
+from deepsearch_rl.tracking.bundle import TrackedReport
 from deepsearch_rl.tracking.local_store import database_file, has_report, local_store
 from deepsearch_rl.tracking.upload import describe_report, upload
 from tests.tracking.conftest import (

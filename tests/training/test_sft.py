@@ -29,17 +29,18 @@ from deepsearch_rl.tracking.curves import line_digest, read_steps
 from deepsearch_rl.training.runs.curves import curve_path, recorded_curve
 from deepsearch_rl.training.runs.finite import NotFiniteError, not_finite_metrics
 from deepsearch_rl.training.sft import train as sft
+from deepsearch_rl.training.sft.swift_call import SftConfig, swift_sft_command
 from deepsearch_rl.training.sft.train import (
-    TRAINER_STATE,
-    SftConfig,
-    TrainerState,
     canonical_adapter_config,
+    require_attention,
+    train_adapter,
+)
+from deepsearch_rl.training.sft.trainer_state import (
+    TRAINER_STATE,
+    TrainerState,
     logged_metrics,
     newest_checkpoint,
     remove_not_finite,
-    require_attention,
-    swift_sft_command,
-    train_adapter,
 )
 from deepsearch_rl.trajectories.rows.convert import SwiftRow
 

@@ -13,7 +13,7 @@ from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigErr
 from deepsearch_rl.core.files import read_json, read_jsonl, write_jsonl
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Message, Question, Trajectory
-from deepsearch_rl.training.sft.train import SftConfig
+from deepsearch_rl.training.sft.swift_call import SftConfig
 from deepsearch_rl.trajectories.collecting.manifest import write_manifest
 from deepsearch_rl.trajectories.rows.convert import SwiftRow, swift_row
 from deepsearch_rl.trajectories.rows.training_set import FilterConfig, build_training_set

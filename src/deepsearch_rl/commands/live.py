@@ -56,14 +56,16 @@ def live_command(
     from deepsearch_rl.tracking.run_names import CHANGES_TAG, committed_params, describe_changes  # noqa: PLC0415
     from deepsearch_rl.tracking.store import public_uri  # noqa: PLC0415
 
-    found = find_profile(Path(), profile)
+    settings = find_profile(Path(), profile)
     uri = to or local_store(Path("mlruns"))
     tags = dict(text.split("=", 1) for text in tag or ())
-    if stage and (changes := describe_changes(found.values, committed_params(found.path))):
+    # Of curves that are sent later, nobody knows any more what was changed
+    changes = describe_changes(settings.values, committed_params(settings.path)) if stage else ""
+    if changes:
         tags[CHANGES_TAG] = changes
-    figures = LiveFigures(
-        found.work, f"{found.value('track')['experiment']}", uri, timeout_s, stage, tags
-    )
+
+    experiment = f"{settings.value('track')['experiment']}"
+    figures = LiveFigures(settings.work, experiment, uri, timeout_s, stage, tags)
     if stage or follow:
         follow_figures(figures, ending, notify)
         return
@@ -71,9 +73,8 @@ def live_command(
     figures.write_events()
 
     for name, lines in figures.send().items():
-        typer.echo(
-            f"{profile} {name}: {f'{lines} lines sent to' if lines else 'already at'} {public_uri(uri)}"
-        )
+        outcome = f"{lines} lines sent to" if lines else "already at"
+        typer.echo(f"{profile} {name}: {outcome} {public_uri(uri)}")
 
 
 def _once() -> Callable[[str], None]:

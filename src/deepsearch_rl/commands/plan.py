@@ -35,11 +35,12 @@ def plan_command(
         deepsearch plan gpu
         deepsearch plan gpu --slope rollout_eager_s=0.05 --slope copies=1
     """
-    read = find_profile(Path(), profile)
-    plan = make_plan(read, named_numbers("--slope", slope or (), "name=value, e.g. rollout_s=0.05"))
+    settings = find_profile(Path(), profile)
+    slopes = named_numbers("--slope", slope or (), "name=value, e.g. rollout_s=0.05")
+    plan = make_plan(settings, slopes)
 
     if check:
-        require_hours(plan, read)
+        require_hours(plan, settings)
     elif as_json:
         typer.echo(json.dumps(as_values(plan), indent=2))
     else:
@@ -48,14 +49,12 @@ def plan_command(
 
 def as_values(plan: Plan) -> dict[str, object]:
     """Return the plan as JSON values: its stages, their totals, and all slopes."""
-    stages = [
-        {
-            **asdict(work),
-            "seconds": work.seconds(plan.slopes),
-            "cost": plan.cost(work) if work.api else 0.0,
-        }
-        for work in plan.stages
-    ]
+    stages: list[dict[str, object]] = []
+    for work in plan.stages:
+        seconds = work.seconds(plan.slopes)
+        cost = plan.cost(work) if work.api else 0.0
+        stages.append({**asdict(work), "seconds": seconds, "cost": cost})
+
     slopes = {name: slope.model_dump() for name, slope in plan.slopes.items()}
     return {
         "profile": plan.profile,
@@ -68,10 +67,8 @@ def as_values(plan: Plan) -> dict[str, object]:
 
 def show(plan: Plan) -> None:
     """Print the stages with totals, the assumptions, and the prices."""
-    rows = [
-        *(_cells(plan, work.stage, [work]) for work in plan.stages),
-        _cells(plan, "all / highest", plan.stages),
-    ]
+    rows = [_cells(plan, work.stage, [work]) for work in plan.stages]
+    rows.append(_cells(plan, "all / highest", plan.stages))
     header = (
         "stage",
         "time",
@@ -85,47 +82,71 @@ def show(plan: Plan) -> None:
     typer.echo(
         f"A run takes {_time(plan.hours)}, for stages run side by side (slope side_by_side)."
     )
-    used = {name for work in plan.stages for name, amount in work.amounts.items() if amount}
-    lines = [
-        (name, f"{slope.value:.4g}", slope.source)
-        for name, slope in plan.slopes.items()
-        if name in used or not name.endswith("_s")
-    ]
+    relevant_slopes: set[str] = set()
+    apis: set[str] = set()
+    for work in plan.stages:
+        relevant_slopes.update(name for name, amount in work.amounts.items() if amount)
+        if work.api:
+            apis.add(work.api)
+
+    lines: list[tuple[str, str, str]] = []
+    for name, slope in plan.slopes.items():
+        # Times of work that this profile does not have are left out; sizes and shares have no amounts
+        if name in relevant_slopes or not name.endswith("_s"):
+            lines.append((name, f"{slope.value:.4g}", slope.source))
     print_table(
         "Assumptions (--slope NAME=VALUE for another value)", ("slope", "value", "source"), lines
     )
 
-    for name in sorted({work.api for work in plan.stages if work.api}):
+    for name in sorted(apis):
         price = plan.file.prices.get(name)
-        text = (
-            f"{price.prompt} and {price.completion} USD per million tokens, {price.source}"
-            if price
-            else "not known"
-        )
+        text = "not known"
+        if price:
+            text = f"{price.prompt} and {price.completion} USD per million tokens, {price.source}"
         typer.echo(f"Price of {name}: {text}.")
 
 
 def _cells(plan: Plan, title: str, works: Sequence[StageWork]) -> tuple[str, ...]:
     """Return a line of the table: sums of time, disk, tokens and price, and the highest memory."""
-    seconds = sum(work.seconds(plan.slopes) for work in works)
+    seconds = 0.0
+    disk_gib = 0.0
+    # Stages run one after another, so that memory does not add up
+    host_gib = max(work.host_gib for work in works)
     gpu_gib = max(work.gpu_gib for work in works)
-    costs = [plan.cost(work) for work in works if work.api]
-    read, written = (
-        sum(counts) / 1e6 for counts in zip(*(work.tokens for work in works), strict=True)
-    )
+    prompt_tokens = 0.0
+    completion_tokens = 0.0
+    costs: list[float | None] = []
+
+    for work in works:
+        seconds += work.seconds(plan.slopes)
+        disk_gib += work.disk_gib
+        stage_prompt_tokens, stage_completion_tokens = work.tokens
+        prompt_tokens += stage_prompt_tokens
+        completion_tokens += stage_completion_tokens
+        if work.api:
+            costs.append(plan.cost(work))
+
+    tokens_text = ""
+    if costs:
+        tokens_text = f"{prompt_tokens / 1e6:.1f} + {completion_tokens / 1e6:.1f}"
+
     return (
         title,
         _time(seconds / 3600),
-        f"{sum(work.disk_gib for work in works):.1f}",
-        f"{max(work.host_gib for work in works):.1f}",
+        f"{disk_gib:.1f}",
+        f"{host_gib:.1f}",
         f"{gpu_gib:.0f}" if gpu_gib else "",
-        f"{read:.1f} + {written:.1f}" if costs else "",
-        ""
-        if not costs
-        else "not known"
-        if None in costs
-        else f"{sum(filter(None, costs)):.2f} USD",
+        tokens_text,
+        _cost_text(costs),
     )
+
+
+def _cost_text(costs: Sequence[float | None]) -> str:
+    """Return the sum of some costs; one that is not known leaves the sum unknown."""
+    if not costs:
+        return ""
+    known = [cost for cost in costs if cost is not None]
+    return f"{sum(known):.2f} USD" if len(known) == len(costs) else "not known"
 
 
 def _time(hours: float) -> str:

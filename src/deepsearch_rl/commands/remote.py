@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from deepsearch_rl.commands.doctor import installed_version
+from deepsearch_rl.commands.package_parts import installed_version
 from deepsearch_rl.core.errors import CommandError, ConfigError, UnavailableError, look_up
 from deepsearch_rl.core.redaction import environment_secrets, redact, split_address
 

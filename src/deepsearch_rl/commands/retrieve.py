@@ -1,22 +1,25 @@
 """``deepsearch retrieve``: build an index over any passage file, search it, serve it, measure it."""
 
 import json
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
 from typer import Option
 
-from deepsearch_rl.commands.defaults import FieldOption, Fields, field_options, named_numbers
+from deepsearch_rl.commands import retrieve_options as options
+from deepsearch_rl.commands.defaults import Fields, field_options, named_numbers
 from deepsearch_rl.commands.retrieve_measure import eval_command, frontier_command
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import distinct, write_jsonl
 from deepsearch_rl.core.profile import Profile, read_values
-from deepsearch_rl.core.records import Device, IndexHalf, RetrieverName, VectorsKind
+from deepsearch_rl.core.records import VectorsKind
 from deepsearch_rl.corpora.reading.flashrag import numbered_documents, read_questions
 from deepsearch_rl.presets import load_preset
+
+if TYPE_CHECKING:
+    from deepsearch_rl.retrieval.search.manifest import IndexManifest
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,156 +40,28 @@ app = typer.Typer(
 )
 _PRESET = load_preset("retrieve")
 _INDEX = _PRESET.value("index")
-_Index = Annotated[Path, Option(help="Folder that `retrieve build` wrote.")]
-_Chunks = Annotated[Path | None, Option(help="The passage file, if it was moved since the build.")]
-_SEARCH_FIELDS = {
-    "retriever": FieldOption("retrieval.retriever", RetrieverName, "Which ranking."),
-    "reranker": FieldOption(
-        "reranker.model", Path | None, "Cross-encoder folder for the best hits."
-    ),
-    "rerank_depth": FieldOption(
-        "reranker.depth", int, "Hits that the reranker puts in order.", min=1
-    ),
-}
-_SERVE_FIELDS = {
-    **_SEARCH_FIELDS,
-    "online": FieldOption(
-        "retrieval.online", Path | None, "YAML file of a search endpoint, instead of an index."
-    ),
-    "pages": FieldOption(
-        "retrieval.pages", Path | None, "JSON Lines of {url, contents, ...} for /access."
-    ),
-    "rerank_tokens": FieldOption(
-        "reranker.max_tokens", int, "Tokens of query and passage that it reads.", min=8
-    ),
-    "rerank_batch_tokens": FieldOption(
-        "reranker.batch_tokens", int, "Tokens of its batches, padding counted.", min=1
-    ),
-    "rerank_device": FieldOption("reranker.device", str, "Where it runs: cpu or cuda."),
-    "rerank_dtype": FieldOption("reranker.dtype", str, "float32, float16 or bfloat16."),
-    "top_k": FieldOption(
-        "retrieval.top_k", int, "Passages per query where a request does not say.", min=1
-    ),
-    "window_ms": FieldOption(
-        "retrieval.window_ms", float, "How long a search waits for others to share it.", min=0
-    ),
-    "max_batch": FieldOption(
-        "retrieval.max_batch", int, "Queries that share a search at most.", min=1
-    ),
-    "max_pending": FieldOption(
-        "retrieval.max_pending", int, "Queries that may wait; more are answered 503.", min=1
-    ),
-    "search_timeout_s": FieldOption(
-        "retrieval.search_timeout_s", float, "Longest search; then 503.", min=0.001
-    ),
-    "cache_entries": FieldOption(
-        "retrieval.cache_entries", int, "Answers kept for repeated queries; 0: none.", min=0
-    ),
-}
-_FOLDERS = {"show_default": "the folder's"}
-_BUILD_FIELDS = {
-    "revision": FieldOption(
-        "index.encoder.revision",
-        str | None,
-        "Commit of a hub's repository that --encoder names.",
-        show_default="none",
-    ),
-    "query_prefix": FieldOption(
-        "index.encoder.query_prefix",
-        str | None,
-        "Before every query, e.g. 'query: ' for e5.",
-        **_FOLDERS,
-    ),
-    "passage_prefix": FieldOption(
-        "index.encoder.passage_prefix",
-        str | None,
-        "Before every passage, e.g. 'passage: '.",
-        **_FOLDERS,
-    ),
-    "pooling": FieldOption("index.encoder.pooling", str | None, "mean or cls.", **_FOLDERS),
-    "max_tokens": FieldOption(
-        "index.encoder.max_tokens", int | None, "Longer passages are cut.", min=3, **_FOLDERS
-    ),
-    "device": FieldOption(
-        "index.encoder.device", Device, "Where the encoder runs; in float16 on cuda."
-    ),
-    "nlist": FieldOption(
-        "vectors.ivf_pq.nlist", int, "ivf: cells, 1 to 8 times the root of the passages.", min=1
-    ),
-    "nprobe": FieldOption("vectors.ivf_pq.nprobe", int, "ivf: cells visited per query.", min=1),
-    "m": FieldOption(
-        "vectors.ivf_pq.m", int, "ivf_pq: codes per vector; divides the dimension.", min=1
-    ),
-    "nbits": FieldOption("vectors.ivf_pq.nbits", int, "ivf_pq: bits of a code.", min=1, max=16),
-    "train_rows": FieldOption(
-        "vectors.ivf_pq.train_rows", int, "ivf: vectors that cells are learnt from.", min=1
-    ),
-    "k1": FieldOption(
-        "index.bm25.k1", float, "BM25: how slowly repeated terms saturate.", min=0.01
-    ),
-    "b": FieldOption(
-        "index.bm25.b", float, "BM25: how strongly long passages are discounted.", min=0, max=1
-    ),
-}
+_ENCODER = _INDEX["encoder"]
+_SEED = _PRESET.value("seed")
 
 
 @app.command("build")
-@field_options("encoder", _BUILD_FIELDS)
+@field_options("encoder", options.BUILD_FIELDS)
 def build_command(
-    corpus: Annotated[Path, Option(help="Passages, JSON Lines.")],
-    out: Annotated[Path, Option(help="Index folder to write; an index that is there is replaced.")],
-    params: Annotated[
-        Path | None, Option(help="Take all settings below from `index` of this file instead.")
-    ] = None,
-    corpus_name: Annotated[
-        str,
-        Option(
-            help="With --params: the corpus, where `corpus_vectors` has settings of its own for it."
-        ),
-    ] = "",
-    encoder: Annotated[
-        str,
-        Option(
-            help="`tfidf_svd`, which needs no weights, a folder that sentence-transformers can read, or with "
-            "--revision the name of a hub's repository."
-        ),
-    ] = _INDEX["encoder"]["name"],
-    dimension: Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)] = _INDEX[
-        "encoder"
-    ]["dimension"],
-    vectors: Annotated[VectorsKind, Option(help="`retrieve frontier` helps to choose.")] = _INDEX[
-        "vectors"
-    ]["kind"],
+    corpus: options.Corpus,
+    out: options.Out,
+    params: options.Params = None,
+    corpus_name: options.CorpusName = "",
+    encoder: options.Encoder = _ENCODER["name"],
+    dimension: options.Dimension = _ENCODER["dimension"],
+    vectors: options.Vectors = _INDEX["vectors"]["kind"],
     *,
     fields: Fields,
-    only: Annotated[
-        IndexHalf | None,
-        Option(
-            help="Build one half alone: bm25 or dense.", show_default="both, and the hybrid of them"
-        ),
-    ] = None,
-    half: Annotated[bool, Option("--half", help="Keep vectors in float16: half the disk.")] = False,
-    field: Annotated[
-        list[str] | None,
-        Option(
-            help="What BM25 searches and how much a word there counts: title, source, date, body or contents, as "
-            "`title=2`. Repeatable.",
-            show_default="contents=1",
-        ),
-    ] = None,
-    questions: Annotated[
-        Path | None, Option(help="Questions with gold evidence: the hybrid learns from them.")
-    ] = None,
-    work: Annotated[
-        Path | None,
-        Option(
-            help="Where a killed build finds its vectors.",
-            show_default="a hidden folder beside --out",
-        ),
-    ] = None,
-    seed: Annotated[
-        int, Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)
-    ] = _PRESET.value("seed"),
+    only: options.Only = None,
+    half: options.Half = False,
+    field: options.FieldWeights = None,
+    questions: options.Questions = None,
+    work: options.Work = None,
+    seed: options.Seed = _SEED,
 ) -> None:
     """Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
 
@@ -203,35 +78,31 @@ def build_command(
     """
     from deepsearch_rl.indexing.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
-    shared = {"index.encoding.dtype": "float16"} if half else {}
-    shared |= (
-        {"index.bm25.fields": named_numbers("--field", field, "NAME=WEIGHT, e.g. title=2")}
-        if field
-        else {}
-    )
-
     if params:
         settings = Profile(params, read_values(params))
     else:
-        settings = _build_settings(encoder, dimension, vectors, fields, shared)
+        settings = _build_settings(encoder, dimension, vectors, fields, half=half, weights=field)
 
-    known = list(read_questions(questions)) if questions else []
     if only:
         settings = settings.with_overrides({"index.corpus_only": {corpus_name: only}})
-    index = build_index(
-        corpus, out, settings.section("index", IndexSection).of(corpus_name), seed, work, known
-    )
+
+    known = list(read_questions(questions)) if questions else []
+    config = settings.section("index", IndexSection).of(corpus_name)
+    _print_build(out, build_index(corpus, out, config, seed, work, known), bool(questions))
+
+
+def _print_build(out: Path, index: "IndexManifest", has_questions: bool) -> None:
+    """Print what an index holds and takes, and what its hybrid has learnt from questions."""
     size_mb = sum(index.sizes_bytes.values()) / 1e6
     vectors_text = f"{index.dimension}-d vectors" if index.dimension else "no vectors"
     typer.echo(f"{out}: {index.rows} passages, {vectors_text}, {size_mb:.1f} MB")
 
-    if weights := index.fusion_weights:
-        held_out = ", ".join(
-            f"{name} {scores['mrr@10']:.3f}" for name, scores in weights.held_out.items()
-        )
-        counted = f"MRR@10 on {weights.questions} held-out questions"
-        typer.echo(f"the hybrid ranks by {weights.ranking}; {counted}: {held_out}")
-    elif questions:
+    weights = index.fusion_weights
+    if weights:
+        scores = [f"{name} {row['mrr@10']:.3f}" for name, row in weights.held_out.items()]
+        measure = f"MRR@10 on {weights.questions} held-out questions"
+        typer.echo(f"the hybrid ranks by {weights.ranking}; {measure}: {', '.join(scores)}")
+    elif has_questions:
         typer.echo("the hybrid has learnt nothing: there are too few questions with gold evidence.")
 
 
@@ -257,54 +128,63 @@ def convert_command(
 
 
 def _build_settings(
-    encoder: str, dimension: int, vectors: VectorsKind, fields: Fields, shared: Fields
+    encoder: str,
+    dimension: int,
+    vectors: VectorsKind,
+    fields: Fields,
+    *,
+    half: bool,
+    weights: list[str] | None,
 ) -> Profile:
-    """Return the preset of an encoder with the options of ``build`` and with ``shared``, options of every encoder."""
+    """Return the preset of an encoder with the options of ``build``; ``weights`` are those of BM25's fields."""
 
     def of(prefix: str) -> Fields:
         """Return the options for fields below a prefix that were given."""
-        return {
-            name: value
-            for name, value in fields.items()
-            if name.startswith(prefix) and value is not None
-        }
+        options: Fields = {}
+        for name, value in fields.items():
+            if name.startswith(prefix) and value is not None:
+                options[name] = value
 
-    cells = {name.rpartition(".")[2]: value for name, value in of("vectors.").items()}
-    of_kind = {
-        name: cells.get(name, value) for name, value in _PRESET.value("vectors")[vectors].items()
-    }
-    options = {**of("index.bm25."), "index.vectors": of_kind, **shared}
-    if encoder == _INDEX["encoder"]["name"]:
-        return _PRESET.with_overrides({**options, "index.encoder.dimension": dimension})
+        return options
+
+    # A kind has some of the options --nlist, --m and so on; the others say nothing to it
+    of_kind = dict(_PRESET.value("vectors")[vectors])
+    for name, value in of("vectors.").items():
+        setting = name.rpartition(".")[2]
+        if setting in of_kind:
+            of_kind[setting] = value
+
+    changes = {**of("index.bm25."), "index.vectors": of_kind}
+    if half:
+        changes["index.encoding.dtype"] = "float16"
+    if weights:
+        form = "NAME=WEIGHT, e.g. title=2"
+        changes["index.bm25.fields"] = named_numbers("--field", weights, form)
+    if encoder == _ENCODER["name"]:
+        return _PRESET.with_overrides({**changes, "index.encoder.dimension": dimension})
+
     # The manifest's reader may have another working directory. A hub's name is left as it is.
     is_folder = Path(encoder).is_dir() and fields["index.encoder.revision"] is None
-    options["index.encoder.model"] = str(Path(encoder).resolve()) if is_folder else encoder
+    changes["index.encoder.model"] = str(Path(encoder).resolve()) if is_folder else encoder
+    # Batches that fill a GPU would be slow on a CPU, which has no fast float16 either
     if fields["index.encoder.device"] == "cuda":
-        options |= {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
-    return load_preset("encoder").with_overrides({**options, **of("index.encoder.")})
+        changes |= {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
+    return load_preset("encoder").with_overrides({**changes, **of("index.encoder.")})
 
 
 @app.command("search")
-@field_options("retrieve", _SEARCH_FIELDS)
+@field_options("retrieve", options.SEARCH_FIELDS)
 def search_command(
-    index: _Index,
-    query: Annotated[str, typer.Argument(help="The words to search for.")],
-    top_k: Annotated[int, Option(help="Passages to show, at most.", min=1)] = 5,
-    source: Annotated[
-        str | None, Option(help="Only passages of this source, exactly as written there.")
-    ] = None,
-    after: Annotated[
-        datetime | None, Option(help="Published on this day or later.", formats=["%Y-%m-%d"])
-    ] = None,
-    before: Annotated[
-        datetime | None, Option(help="Published on this day or earlier.", formats=["%Y-%m-%d"])
-    ] = None,
-    chunks: _Chunks = None,
+    index: options.Index,
+    query: options.Query,
+    top_k: options.TopK = 5,
+    source: options.Source = None,
+    after: options.After = None,
+    before: options.Before = None,
+    chunks: options.Chunks = None,
     *,
     fields: Fields,
-    as_json: Annotated[
-        bool, Option("--json", help="A JSON list of {id, score, contents, metadata}.")
-    ] = False,
+    as_json: options.HitsAsJson = False,
 ) -> None:
     """Print the best passages for a query, numbered, with their scores.
 
@@ -330,24 +210,24 @@ def search_command(
 
     [hits] = searcher.search([query], top_k, where)
 
+    rows: list[dict[str, object]] = []
+    passages: list[str] = []
+    for rank, hit in enumerate(hits, 1):
+        fields_of_chunk = hit.chunk.model_dump(mode="json")
+        rows.append({"id": hit.chunk.id, "score": hit.score, **fields_of_chunk})
+        passages.append(f"[{rank}] {hit.score:.4f}  {hit.chunk.contents}")
+
     if as_json:
-        rows = [
-            {"id": hit.chunk.id, "score": hit.score, **hit.chunk.model_dump(mode="json")}
-            for hit in hits
-        ]
         typer.echo(json.dumps(rows, ensure_ascii=False, indent=2))
     else:
-        passages = [
-            f"[{rank}] {hit.score:.4f}  {hit.chunk.contents}" for rank, hit in enumerate(hits, 1)
-        ]
         typer.echo("\n\n".join(passages) or "No passages found.")
 
 
 @app.command("serve")
-@field_options("retrieve", _SERVE_FIELDS)
+@field_options("retrieve", options.SERVE_FIELDS)
 def serve_command(
     index: Annotated[Path | None, Option(help="Folder that `retrieve build` wrote.")] = None,
-    chunks: _Chunks = None,
+    chunks: options.Chunks = None,
     *,
     fields: Fields,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",

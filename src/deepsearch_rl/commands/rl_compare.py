@@ -87,21 +87,23 @@ def compare_settings(
     """Return the runs of each setting, by seed from the profile's own on; raises as the stages rl and evaluate."""
     from deepsearch_rl.core.files import write_json  # noqa: PLC0415
 
-    changed = {
-        text: profile.with_overrides(dict(map(changed_field, text.split()))) for text in settings
-    }
-    runs: dict[str, list[TrainedRun]] = {name: [] for name in changed}
+    profiles: dict[str, Profile] = {}
+    runs: dict[str, list[TrainedRun]] = {}
+    table: dict[str, list[object]] = {}
+    for text in settings:
+        fields = dict(map(changed_field, text.split()))
+        profiles[text] = profile.with_overrides(fields)
+        runs[text] = []
+        table[text] = []
 
     for seed in range(profile.value("seed"), profile.value("seed") + seeds):
         # A round of all settings, so that a table cut short still compares
-        for name, setting in changed.items():
-            typer.echo(f"{name}, seed {seed}", err=True)
-            runs[name].append(_trained(setting.with_overrides({"seed": seed}), start, samples))
-            values = {
-                text: [run.model_dump(mode="json") for run in of_seeds]
-                for text, of_seeds in runs.items()
-            }
-            write_json(profile.work / "compare" / "table.json", values)
+        for text, of_setting in profiles.items():
+            typer.echo(f"{text}, seed {seed}", err=True)
+            run = _trained(of_setting.with_overrides({"seed": seed}), start, samples)
+            runs[text].append(run)
+            table[text].append(run.model_dump(mode="json"))
+            write_json(profile.work / "compare" / "table.json", table)
 
     return runs
 
@@ -121,9 +123,9 @@ def _trained(profile: Profile, start: str, samples: int) -> TrainedRun:
     scoring = _scoring(profile, run.rl.dataset, samples)
     code = code_digests(family_sources(profile, "evaluate", Path()), Path())
     scored_by = sha256_json([scoring.digest(), code])
-    known = (
-        read_record(folder / "run.json", TrainedRun) if (folder / "run.json").is_file() else None
-    )
+    known: TrainedRun | None = None
+    if (folder / "run.json").is_file():
+        known = read_record(folder / "run.json", TrainedRun)
 
     if known is None or known.scoring != scored_by:
         before = _children_cpu_s()
@@ -181,16 +183,21 @@ def _means(steps: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
 
 def _lines(runs: Mapping[str, Sequence[TrainedRun]]) -> list[list[str]]:
     """Return a line per setting: its number of runs and the columns."""
-    return [
-        [name, str(len(of_seeds)), *(_cell(of_seeds, column) for column in COLUMNS)]
-        for name, of_seeds in runs.items()
-    ]
+    lines: list[list[str]] = []
+    for name, of_seeds in runs.items():
+        line = [name, str(len(of_seeds))]
+        line += [_cell(of_seeds, column) for column in COLUMNS]
+        lines.append(line)
+
+    return lines
 
 
 def _cell(runs: Sequence[TrainedRun], column: str) -> str:
-    values = [value for run in runs if (value := run.figure(column)) is not None]
+    figures = [run.figure(column) for run in runs]
+    values = [figure for figure in figures if figure is not None]
     if not values:
         return "-"
+    # Tokens and seconds are large numbers, everything else is about 1
     digits = 3 if max(map(abs, values)) < 10 else 0
     spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{fmean(values):.{digits}f}{spread}"

@@ -95,27 +95,19 @@ def score_command(
         typer.echo(report.model_dump_json(indent=2))
         return
 
-    rows = []
-
+    rows: list[list[str]] = []
     for name, group in {"all": report, **report.types}.items():
-        intervals = {
-            metric: f" [{low:.3f}, {high:.3f}]"
-            for metric, (low, high) in (group.intervals or {}).items()
-        }
-        cells = [
-            f"{value:.3f}{intervals.get(metric, '')}" for metric, value in group.metrics.items()
-        ]
+        row = [name, str(group.n)]
+        for metric, value in group.metrics.items():
+            interval = ""
+            if group.intervals:
+                low, high = group.intervals[metric]
+                interval = f" [{low:.3f}, {high:.3f}]"
+            row.append(f"{value:.3f}{interval}")
+
         constant = group.constant
-        rows.append(
-            [
-                name,
-                str(group.n),
-                *cells,
-                constant.answer,
-                f"{constant.f1:.3f}",
-                f"{constant.em:.3f}",
-            ]
-        )
+        row += [constant.answer, f"{constant.f1:.3f}", f"{constant.em:.3f}"]
+        rows.append(row)
 
     header = ["questions", "n", *report.metrics, "constant answer", "its f1", "its em"]
     print_table(str(predictions), header, rows)
@@ -146,18 +138,17 @@ def compare_command(
         typer.echo(report.model_dump_json(indent=2))
         return
 
-    compared = [
-        (name, group.n, metric, difference)
-        for name, group in {"all": report, **report.types}.items()
-        for metric, difference in group.differences.items()
-    ]
-    corrected = holm([difference.p_value for *_, difference in compared])
     rows: list[list[str]] = []
-    for (name, questions, metric, difference), p_value in zip(compared, corrected, strict=True):
-        interval = f"[{difference.low:+.3f}, {difference.high:+.3f}]"
-        rows.append(
-            [name, str(questions), metric, f"{difference.mean:+.3f}", interval, f"{p_value:.4f}"]
-        )
+    p_values: list[float] = []
+    for name, group in {"all": report, **report.types}.items():
+        for metric, difference in group.differences.items():
+            interval = f"[{difference.low:+.3f}, {difference.high:+.3f}]"
+            rows.append([name, str(group.n), metric, f"{difference.mean:+.3f}", interval])
+            p_values.append(difference.p_value)
+
+    # Corrected together: the whole table is one family of tests
+    for row, p_value in zip(rows, holm(p_values), strict=True):
+        row.append(f"{p_value:.4f}")
 
     print_table(
         f"{first} minus {second}",
@@ -169,11 +160,12 @@ def compare_command(
 def report_scores(scored: ScoredFile, seed: int, draws: int) -> ScoreReport:
     """Return the scores of a file, also by question type; ``draws`` resamples make the intervals, 0 leaves them out."""
     constants = ConstantAnswers(scored.golds)
-    kinds = np.array(scored.scores.question_types)
-    types = {
-        kind: _group(scored.scores.of_type(kind), constants.best(kinds == kind), seed, draws)
-        for kind in scored.scores.type_names
-    }
+    kind_Q = np.array(scored.scores.question_types)
+    types: dict[str, ScoreGroup] = {}
+    for kind in scored.scores.type_names:
+        constant = constants.best(kind_Q == kind)
+        types[kind] = _group(scored.scores.of_type(kind), constant, seed, draws)
+
     everything = _group(scored.scores, constants.best(), seed, draws)
     return ScoreReport(
         **everything.model_dump(), rows=scored.rows, failures=scored.failures, types=types
@@ -185,10 +177,10 @@ def _group(scores: QuestionScores, constant: ConstantScore, seed: int, draws: in
     intervals = None
 
     if draws:
+        intervals = {}
         bounds = bootstrap_intervals(values_QM, seed, draws)
-        intervals = {
-            name: (each.low, each.high) for name, each in zip(answers.METRICS, bounds, strict=True)
-        }
+        for name, interval in zip(answers.METRICS, bounds, strict=True):
+            intervals[name] = (interval.low, interval.high)
 
     return ScoreGroup(
         n=len(values_QM),
@@ -211,9 +203,14 @@ def report_comparison(
             f"{_count(first_ids - second_ids)} only in the first, {_count(second_ids - first_ids)} only in the second."
         )
 
+    # F1 against other golden answers is another figure; their order and repetitions do not count
+    differing: list[str] = []
     golds = zip(run.scores.question_ids, run.golds.spelled, other.golds.spelled, strict=True)
+    for question_id, first_golds, second_golds in golds:
+        if set(first_golds) != set(second_golds):
+            differing.append(question_id)
 
-    if differing := [name for name, first, second in golds if set(first) != set(second)]:
+    if differing:
         raise CheckFailedError(
             f"{run.path} and {other.path} have other golden answers for {_count(differing)}."
         )
@@ -226,17 +223,17 @@ def report_comparison(
     typed = QuestionScores(
         other.scores.question_ids, run.scores.question_types, other.scores.metrics
     )
-    types = {
-        kind: group(run.scores.of_type(kind), typed.of_type(kind)) for kind in run.scores.type_names
-    }
+    types: dict[str, ComparisonGroup] = {}
+    for kind in run.scores.type_names:
+        types[kind] = group(run.scores.of_type(kind), typed.of_type(kind))
+
     everything = group(run.scores, other.scores)
     return ComparisonReport(n=everything.n, differences=everything.differences, types=types)
 
 
 def _count(ids: Iterable[str]) -> str:
     names = sorted(ids)
-    return (
-        f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-        if names
-        else "none"
-    )
+    if not names:
+        return "none"
+    examples = ", ".join(names[:3])
+    return f"{len(names)} ({examples}{', ...' if len(names) > 3 else ''})"

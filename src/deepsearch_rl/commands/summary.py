@@ -1,5 +1,6 @@
 """``deepsearch table``, ``summary`` and ``track``: a profile's F1 table, its time and memory, its reports to MLflow."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,8 @@ STORE_HELP = Option(
     envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here"
 )
 TIMINGS = Path("work", "timings.jsonl")
-LONGEST_PAUSE_S = 60.0  # between two stages of one run
+# Between two stages of one run
+LONGEST_PAUSE_S = 60.0
 TIMELINE_WIDTH = 40
 
 
@@ -106,6 +108,7 @@ def latest_runs(root: Path, profile: str) -> list[StageRun]:
 
     for run in read_jsonl(root / TIMINGS, StageRun):
         if run.profile == profile:
+            # Removed first, so that the stage moves to the end
             latest.pop(run.stage, None)
             latest[run.stage] = run
 
@@ -115,12 +118,12 @@ def latest_runs(root: Path, profile: str) -> list[StageRun]:
 def last_whole_run(runs: Sequence[StageRun]) -> list[StageRun]:
     """Return the stages of the newest run, the last to end first; those that are left out ended long before it."""
     newest: list[StageRun] = []
+    first_start = math.inf
     for run in sorted(runs, key=lambda run: run.started + run.seconds, reverse=True):
-        if (
-            not newest
-            or run.started + run.seconds > min(other.started for other in newest) - LONGEST_PAUSE_S
-        ):
+        end = run.started + run.seconds
+        if not newest or end > first_start - LONGEST_PAUSE_S:
             newest.append(run)
+            first_start = min(first_start, run.started)
 
     return newest
 
@@ -152,26 +155,24 @@ def _timeline(runs: Sequence[StageRun]) -> Iterator[str]:
 def render(root: Path, profile: str) -> str:
     """Return what `make repro` prints at its end."""
     parts = [read_table(root, profile)]
-    if runs := latest_runs(root, profile):
-        parts.append(
-            "\n".join(["Where the time went (last run of each stage):", "", *_timeline(runs)])
-        )
+    runs = latest_runs(root, profile)
+    if runs:
+        title = "Where the time went (last run of each stage):"
+        parts.append("\n".join([title, "", *_timeline(runs)]))
 
     dvc_yaml = dvc_file(profile)
     waiting = len(waiting_reports(outbox_folder(root, profile)))
     hints = {
-        f"deepsearch track {profile}": f"send {waiting} waiting reports to MLflow"
-        if waiting
-        else "",
+        f"deepsearch track {profile}": f"send {waiting} waiting reports to MLflow",
         f"reports/{profile}/index.html": "the report with its plots and rollouts, in a browser",
         "make ui": "runs and figures in Prefect and MLflow",
         f"dvc dag {dvc_yaml}": "the graph",
         f"dvc status {dvc_yaml}": "what would run again",
         "deepsearch doctor": "what the other profiles need",
     }
-    lines = [
-        f"  {command:<{max(map(len, hints))}}   {meaning}"
-        for command, meaning in hints.items()
-        if meaning
-    ]
+    # Before a command is left out, so that the column is as wide in every summary
+    width = max(map(len, hints))
+    if not waiting:
+        hints.pop(f"deepsearch track {profile}")
+    lines = [f"  {command:<{width}}   {meaning}" for command, meaning in hints.items()]
     return "\n\n".join([*parts, "\n".join(["Where to look next:", *lines])])

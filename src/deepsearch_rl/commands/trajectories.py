@@ -106,7 +106,8 @@ def stats_command(
 
     for title, header, rows in _tables(statistics):
         if as_markdown:
-            lines = [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+            table = [header, ["---"] * len(header), *rows]
+            lines = [f"| {' | '.join(cells)} |" for cells in table]
             typer.echo("\n".join([f"## {title}", "", *lines, ""]))
         else:
             print_table(title, header, rows)
@@ -114,29 +115,30 @@ def stats_command(
 
 def _tables(statistics: TrajectoryStatistics) -> Iterator[Table]:
     groups = statistics.groups
-    total = statistics.groups["all"].rollouts
+    total = groups["all"].rollouts
     names = [f"{name} ({group.rollouts})" for name, group in groups.items()]
-    figures = [
-        [figure, *(_spread(group.figures.get(figure)) for group in groups.values())]
-        for figure in groups["all"].figures
-    ]
-    yield f"Rollouts of {statistics.questions} questions", ["mean ± std", *names], figures
 
-    for counted in ("rounds", "tool_calls"):
-        if not getattr(statistics.groups["all"], counted):
-            continue  # results of other systems do not say
-        label = counted.replace("_", " ")
-        counts = {name: getattr(group, counted) for name, group in groups.items()}
-        rows = [
-            [
-                str(value),
-                *(
-                    _share(counts[name].get(value, 0), group.rollouts)
-                    for name, group in groups.items()
-                ),
-            ]
-            for value in counts["all"]
-        ]
+    rows: list[list[str]] = []
+    for figure in groups["all"].figures:
+        row = [figure]
+        row += [_spread(group.figures.get(figure)) for group in groups.values()]
+        rows.append(row)
+    yield f"Rollouts of {statistics.questions} questions", ["mean ± std", *names], rows
+
+    for quantity in ("rounds", "tool_calls"):
+        counts_of_all = getattr(groups["all"], quantity)
+        # Results of other systems do not say
+        if not counts_of_all:
+            continue
+
+        rows = []
+        for value in counts_of_all:
+            row = [str(value)]
+            for group in groups.values():
+                row.append(_share(getattr(group, quantity).get(value, 0), group.rollouts))
+            rows.append(row)
+
+        label = quantity.replace("_", " ")
         yield f"Rollouts by {label}", [label, *names], rows
 
     outcomes = [[name, _share(count, total)] for name, count in statistics.outcomes.items()]

@@ -178,15 +178,17 @@ class Episode:
 
     async def _search(self, turn: Message) -> None:
         """Carry out the calls of a turn at once, as the agent does; the first failure ends the others."""
-        calls = [
-            asyncio.create_task(self._tool.carry_out(call, self._steps.transcript))
-            for call in turn.tool_calls
-        ]
+        calls: list[asyncio.Task[str]] = []
+        for call in turn.tool_calls:
+            search = self._tool.carry_out(call, self._steps.transcript)
+            calls.append(asyncio.create_task(search))
+
         try:
             await asyncio.gather(*calls)
         finally:
             for call in calls:
                 call.cancel()
+            # Until all have ended: one that writes later would write into a transcript that is closed
             await asyncio.gather(*calls, return_exceptions=True)
 
     def _begin_turn(self) -> None:

@@ -77,11 +77,17 @@ class Written:
 def end_ids(folder: Path, chat_format: ChatFormat) -> tuple[int, ...]:
     """Return the tokens that end a turn of a model folder: its tokenizer's, then others of its generation config."""
     ends: list[int] = []
-    if isinstance(first := chat_format.tokenizer.eos_token_id, int):
+    first = chat_format.tokenizer.eos_token_id
+    if isinstance(first, int):
         ends.append(first)
+
+    # Qwen's chat models end with one token and pretraining with another: servers stop at both
     if (folder / GENERATION_CONFIG_NAME).is_file():
         others = GenerationConfig.from_pretrained(folder).eos_token_id
-        ends += others if isinstance(others, list) else [] if others is None else [others]
+        if isinstance(others, list):
+            ends += others
+        elif others is not None:
+            ends.append(others)
 
     if not ends:
         raise ArtifactError(
@@ -151,7 +157,8 @@ class TokenRecord:
             stops=request.stop or (),
             keep_stop=bool(request.include_stop_str_in_output),
             in_thought=self.chat_format.opens_thought(self.rows[-1].ids, last or ""),
-            may_call=bool(request.tools),  # as vLLM: where no tool is offered, a call is a text
+            # As vLLM: where no tool is offered, a call is a text
+            may_call=bool(request.tools),
         )
         ids = self._ids_of(written, ended=not truncated)[:max_tokens]
 
@@ -165,9 +172,11 @@ class TokenRecord:
         ended = bool(ids) and (ids[-1] in self.end_ids or text.stop_string is not None)
         was_cut = not ended if truncated is None else truncated
         message = text.message()
-        finish_reason = (
-            "length" if was_cut else "tool_calls" if message.get("tool_calls") else "stop"
-        )
+        finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
+        # Whatever a turn holds that its limit cut off
+        if was_cut:
+            finish_reason = "length"
+
         choice = {
             "message": message,
             "finish_reason": finish_reason,

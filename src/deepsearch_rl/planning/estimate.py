@@ -54,17 +54,17 @@ class Plan:
     @property
     def hours(self) -> float:
         """The time of a run: of all stages together, less what is saved where two run side by side."""
-        return (
-            self.slopes["side_by_side"].value
-            * sum(work.seconds(self.slopes) for work in self.stages)
-            / 3600
-        )
+        seconds = sum(work.seconds(self.slopes) for work in self.stages)
+        return self.slopes["side_by_side"].value * seconds / 3600
 
     def cost(self, work: StageWork) -> float | None:
         """Return the list price of what a stage's API reads and writes; None where the price is not known."""
         price = self.file.prices.get(work.api)
-        (read, written) = work.tokens
-        return None if price is None else (read * price.prompt + written * price.completion) / 1e6
+        if price is None:
+            return None
+        prompt_tokens, completion_tokens = work.tokens
+        # Prices are for a million tokens
+        return (prompt_tokens * price.prompt + completion_tokens * price.completion) / 1e6
 
 
 def make_plan(profile: Profile, given: Mapping[str, float]) -> Plan:
@@ -112,18 +112,23 @@ class _Sizes:
         models: Mapping[str, str] = self.profile.value("models")
         yield from self._corpora()
 
-        if any(
-            folder.startswith(f"{self.profile.models.as_posix()}/") for folder in models.values()
-        ):
+        # A profile that evaluates models of elsewhere trains none
+        own_models = f"{self.profile.models.as_posix()}/"
+        if any(folder.startswith(own_models) for folder in models.values()):
             yield from self._training()
 
-        rollouts = {model: self._evaluated(model) for model in models}
-        endpoints = {model: _endpoint(folder) for model, folder in models.items()}
         prompts = self.profile.value("optimize_prompt")
         for model, folder in prompts["models"].items():
             yield self._answers(f"optimize_prompt@{model}", _endpoint(folder), prompts["rollouts"])
-        for model, endpoint in endpoints.items():
-            yield self._answers(f"evaluate@{model}", endpoint, rollouts[model])
+
+        endpoints: dict[str, Mapping[str, str] | None] = {}
+        all_rollouts = 0
+        for model, folder in models.items():
+            endpoints[model] = _endpoint(folder)
+            rollouts = self._evaluated(model)
+            all_rollouts += rollouts
+            yield self._answers(f"evaluate@{model}", endpoints[model], rollouts)
+
         if Path(self.profile.value("trained")["ifeval"]).is_relative_to(self.profile.data):
             ifeval = self.profile.value("ifeval")
             count = self.file.sizes.ifeval if ifeval["prompts"] == "real" else ifeval["count"]
@@ -131,7 +136,7 @@ class _Sizes:
                 yield self._answers(f"ifeval@{model}", endpoint, count, is_ifeval=True)
 
         for stage in ("report", "track"):
-            yield self._stage(stage, {"report_rollout_s": sum(rollouts.values())})
+            yield self._stage(stage, {"report_rollout_s": all_rollouts})
 
     def _corpora(self) -> Iterator[StageWork]:
         download = self.profile.value("download")
@@ -139,30 +144,29 @@ class _Sizes:
         sizes = self._passages()
         passages = sum(sizes.values())
 
-        gigabytes = self.file.sizes.download_gb
-        hub = (
-            sum(gigabytes.get(name, 0.1) for name in download["hub"]["repositories"])
-            if download.get("hub")
-            else 0.0
-        )
+        hub = 0.0
+        if download.get("hub"):
+            gigabytes = self.file.sizes.download_gb
+            hub = sum(gigabytes.get(name, 0.1) for name in download["hub"]["repositories"])
+
         disk_gib = self._disk_gib(passages * self._of("passage_bytes"))
         yield self._stage("download", {"download_gb_s": hub}, disk_gib=hub + disk_gib / 5)
         yield self._stage("chunk", {"chunk_passage_s": passages}, disk_gib=disk_gib / 5)
 
-        without_bm25 = sum(
-            size for corpus, size in sizes.items() if not _builds(index, corpus, "bm25")
-        )
-        without_vectors = sum(
-            size for corpus, size in sizes.items() if not _builds(index, corpus, "dense")
-        )
-        missing_bytes = without_bm25 * self._of("bm25_bytes") + without_vectors * self._of(
-            "vector_bytes"
-        )
-        has_transformer = bool(index["encoder"]) and index["encoder"]["name"] in (
-            "transformers",
-            "onnx",
-        )
-        encoded = passages - without_vectors if has_transformer else 0
+        # passage_bytes counts both halves of an index; a corpus may have one
+        without_bm25 = 0
+        without_vectors = 0
+        for corpus, size in sizes.items():
+            if not _builds(index, corpus, "bm25"):
+                without_bm25 += size
+            if not _builds(index, corpus, "dense"):
+                without_vectors += size
+
+        missing_bytes = without_bm25 * self._of("bm25_bytes")
+        missing_bytes += without_vectors * self._of("vector_bytes")
+        encoder = index["encoder"]["name"] if index["encoder"] else ""
+        is_transformer = encoder in ("transformers", "onnx")
+        encoded = passages - without_vectors if is_transformer else 0
         yield self._stage(
             "index",
             {"index_passage_s": passages, "encode_passage_s": encoded},
@@ -177,18 +181,16 @@ class _Sizes:
         teacher = value("synthesize")
         sft = value("sft")
         starts = value("rl")["starts"]
-        tokens = (
-            sum(level["tokens"] for level in model["pretrain"]["curriculum"])
-            if model.get("pretrain")
-            else 0
-        )
+        tokens = 0
+        if model.get("pretrain"):
+            tokens = sum(level["tokens"] for level in model["pretrain"]["curriculum"])
+
+        # Weights on a hub have two bytes a parameter
         work = {"pretrain_token_s": tokens, "download_gb_s": 2 * self._billions}
         yield self._stage("prepare_model", work, disk_gib=self._weights_gib * self._of("copies"))
-        rollouts = (
-            self._questions(teacher["dataset"], teacher["split"], teacher["questions"])
-            * teacher["samples"]
-        )
 
+        questions = self._questions(teacher["dataset"], teacher["split"], teacher["questions"])
+        rollouts = questions * teacher["samples"]
         if teacher["teacher"].rstrip("/") == SCRIPTED:
             yield self._stage("synthesize", {"scripted_rollout_s": rollouts}, rollouts)
         else:
@@ -226,16 +228,18 @@ class _Sizes:
         gate = rl["gate"]
         trained = steps * rl["groups_per_step"] * rl["group_size"]
         tokens = trained * rl["update_epochs"] * self._of("trained_share") * self._of("row_tokens")
-        rollouts = trained * (1 + rl["max_refills"])  # at most
+        # An upper bound: a step is refilled only as long as groups with equal rewards leave it short
+        rollouts = trained * (1 + rl["max_refills"])
         checks = (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
         checks += gate["questions"] * gate["samples"]
-        sampler_gib = (
-            rl["sampler"]["gpu_memory_utilization"]
-            * self.profile.value("requires")["gpu_memory_gib"]
-        )
-        update_gib = self._update_gib(rl["max_batch_tokens"]) + sampler_gib * (
-            not rl["sampler"]["sleep"]
-        )
+
+        gpu_gib = self.profile.value("requires")["gpu_memory_gib"]
+        sampler_gib = rl["sampler"]["gpu_memory_utilization"] * gpu_gib
+        update_gib = self._update_gib(rl["max_batch_tokens"])
+        # A sampler that sleeps gives its memory to the update
+        if not rl["sampler"]["sleep"]:
+            update_gib += sampler_gib
+
         work = {
             "serve_start_s": 1,
             _rollout_slope(rl["sampler"]): (rollouts + checks) * self._size,
@@ -281,22 +285,19 @@ class _Sizes:
             return self._asks(stage, server["model"], count, is_ifeval)
         slope = "ifeval_prompt_s" if is_ifeval else _rollout_slope(self._vllm)
         work = {"serve_start_s": 1, slope: count * self._size}
-        share = (
-            self._vllm.get("gpu_memory_utilization", 0.0)
-            * self.profile.value("requires")["gpu_memory_gib"]
-        )
-        return self._stage(
-            stage, work, 0 if is_ifeval else count, host_gib=self._weights_gib, gpu_gib=share
-        )
+        # vLLM takes its share of a GPU at once
+        utilization = self._vllm.get("gpu_memory_utilization", 0.0)
+        gpu_gib = utilization * self.profile.value("requires")["gpu_memory_gib"]
+        rollouts = 0 if is_ifeval else count
+        return self._stage(stage, work, rollouts, host_gib=self._weights_gib, gpu_gib=gpu_gib)
 
     def _asks(self, stage: str, model: str, count: int, is_ifeval: bool = False) -> StageWork:
         if is_ifeval:
             calls = count / self.profile.value("ifeval")["concurrency"]
             tokens = (0.0, count * self._of("ifeval_tokens"))
         else:
-            calls = (
-                count * self._of("calls_per_rollout") / self.profile.value("agent")["concurrency"]
-            )
+            at_once = self.profile.value("agent")["concurrency"]
+            calls = count * self._of("calls_per_rollout") / at_once
             tokens = (count * self._of("prompt_tokens"), count * self._of("completion_tokens"))
 
         return self._stage(
@@ -317,11 +318,9 @@ class _Sizes:
 
         for name, plan in section["sets"].items():
             count = self._questions(name, section["split"], plan["questions"])
-            rollouts += (
-                count * plan["samples"]
-                + min(count, plan["greedy"])
-                + 2 * min(count, plan["controls"])
-            )
+            rollouts += count * plan["samples"] + min(count, plan["greedy"])
+            # Without search, and with the gold passages
+            rollouts += 2 * min(count, plan["controls"])
 
         for variant in section["variants"].values():
             if variant["models"] is None or model in variant["models"]:
@@ -333,25 +332,26 @@ class _Sizes:
     def _questions(self, dataset: str, split: str, at_most: int | None) -> int:
         download = self.profile.value("download")
         if download["source"] == "world":
-            in_domain = dataset == self.profile.value("synthesize")["dataset"]
             world = download["world"]
-            count = (
-                look_up("split", split, world["questions"])
-                if in_domain
-                else world["out_of_domain_questions"]
-            )
+            if dataset == self.profile.value("synthesize")["dataset"]:
+                count = look_up("split", split, world["questions"])
+            else:
+                count = world["out_of_domain_questions"]
             return min(count, at_most or count)
 
-        sources = look_up(
-            "question set of download.folder", dataset, download["folder"]["questions"]
-        )
-        source = look_up(
-            "split", split, {name: source for source in sources for name in source["splits"]}
-        )
-        cut = sum(count for count in source["splits"].values() if count)
-        count = (
-            source["splits"][split] or self.file.sizes.questions.get(source["format"], cut) - cut
-        )
+        question_sets = download["folder"]["questions"]
+        sources = look_up("question set of download.folder", dataset, question_sets)
+        source_of: dict[str, Any] = {}
+        for source in sources:
+            source_of |= dict.fromkeys(source["splits"], source)
+
+        source = look_up("split", split, source_of)
+        count = source["splits"][split]
+        # A split without a number has what the others of its file leave
+        if not count:
+            others = sum(filter(None, source["splits"].values()))
+            count = self.file.sizes.questions.get(source["format"], others) - others
+
         return min(count, at_most or count)
 
     def _passages(self) -> dict[str, int]:
@@ -363,9 +363,11 @@ class _Sizes:
             return {corpus: sum(download["world"][name].values()) for corpus, name in names.items()}
 
         corpora = download["folder"]["corpora"]
-        return {
-            name: sizes.get(corpus["format"], sizes["other"]) for name, corpus in corpora.items()
-        }
+        passages: dict[str, int] = {}
+        for name, corpus in corpora.items():
+            passages[name] = sizes.get(corpus["format"], sizes["other"])
+
+        return passages
 
     @property
     def _billions(self) -> float:

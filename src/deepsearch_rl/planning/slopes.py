@@ -75,10 +75,10 @@ class SlopeFile(Record):
     def kind_for(self, gpu_memory_gib: float) -> str:
         """Return the smallest kind of machine with that much GPU memory, or else the largest."""
         kinds = sorted(self.machines, key=lambda name: self.machines[name].gpu_memory_gib)
-        return next(
-            (name for name in kinds if self.machines[name].gpu_memory_gib >= gpu_memory_gib),
-            kinds[-1],
-        )
+        for name in kinds:
+            if self.machines[name].gpu_memory_gib >= gpu_memory_gib:
+                return name
+        return kinds[-1]
 
 
 def read_slopes() -> SlopeFile:
@@ -100,19 +100,20 @@ def slopes_for(
     slopes = file.machines[kind.like or name].slopes | kind.slopes
     factor = kind.slower if kind.calibration_s is None else calibrate() / kind.calibration_s
 
-    if factor != 1:
-        slopes = {
-            name: slope if slope.fixed else slope.model_copy(update={"value": slope.value * factor})
-            for name, slope in slopes.items()
-        }
+    for slope_name, slope in slopes.items():
+        # A network is no faster beside a faster processor
+        if factor != 1 and not slope.fixed:
+            scaled = slope.model_copy(update={"value": slope.value * factor})
+            slopes[slope_name] = scaled
 
     path = profile.work / "preflight" / "slopes.json"
     measured = read_record(path, MeasuredSlopes).root if path.is_file() else {}
 
+    # The user's last: they win over what was measured
     for source, values in ((path.as_posix(), measured), ("--slope", given)):
-        for slope, value in values.items():
-            look_up("slope", slope, slopes)
-            slopes = slopes | {slope: Slope(value=value, source=source)}
+        for slope_name, value in values.items():
+            look_up("slope", slope_name, slopes)
+            slopes[slope_name] = Slope(value=value, source=source)
 
     return name, slopes
 

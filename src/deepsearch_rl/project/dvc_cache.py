@@ -104,9 +104,8 @@ def _commits(folders: Iterable[Path]) -> dict[str, tuple[str, str]]:
     """Return the commits that refs of the folders' repositories lead to, each with a folder that has it and a ref."""
     commits: dict[str, tuple[str, str]] = {}
     for folder in filter(_in_git, folders):
-        for line in _git(
-            folder, "for-each-ref", "--format=%(objectname) %(*objectname) %(refname)"
-        ).splitlines():
+        form = "--format=%(objectname) %(*objectname) %(refname)"
+        for line in _git(folder, "for-each-ref", form).splitlines():
             *objects, ref = line.split()
             # The last: of a tag with a message, what it is of
             commits.setdefault(objects[-1], (str(folder), ref))
@@ -121,7 +120,8 @@ def _commits(folders: Iterable[Path]) -> dict[str, tuple[str, str]]:
 
 def _further_commits(folder: Path, ref: str) -> Iterator[str]:
     """Yield the commit that an experiment began at; of a stash all entries, with what they hold of index and files."""
-    if match := _EXPERIMENT.match(ref):
+    match = _EXPERIMENT.match(ref)
+    if match:
         yield "".join(match.groups())
     if _STASHES.match(ref):
         entries = _git(folder, "log", "--walk-reflogs", "--format=%H", ref).split()
@@ -140,12 +140,12 @@ def recorded_objects(users: Users) -> set[str]:
         for path in _lock_files(folder):
             objects.update(_digests(path.read_bytes(), str(path)))
 
-    read: set[str] = set()
-
+    # Most commits have the lock files of the commit before
+    known_blobs: set[str] = set()
     for commit, (folder, ref) in users.commits.items():
         for blob, path in _locks_of_commit(Path(folder), commit):
-            if blob not in read:
-                read.add(blob)
+            if blob not in known_blobs:
+                known_blobs.add(blob)
                 text = _git(Path(folder), "cat-file", "blob", blob).encode()
                 objects.update(_digests(text, f"{path} of {ref} (commit {commit[:7]})"))
 
@@ -158,10 +158,14 @@ def _is_lock(name: str) -> bool:
 
 def _lock_files(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
-        folders[:] = [
-            name for name in folders if not name.startswith(".") and name not in _SKIPPED_FOLDERS
-        ]
-        yield from (Path(parent, name) for name in names if _is_lock(name))
+        # In place: os.walk goes on into those that are left
+        folders[:] = [name for name in folders if not _is_skipped(name)]
+        for name in filter(_is_lock, names):
+            yield Path(parent, name)
+
+
+def _is_skipped(folder: str) -> bool:
+    return folder.startswith(".") or folder in _SKIPPED_FOLDERS
 
 
 def _locks_of_commit(folder: Path, commit: str) -> Iterator[tuple[str, str]]:
@@ -211,8 +215,9 @@ def held_still(folders: Iterable[Path]) -> Iterator[None]:
     """
     with contextlib.ExitStack() as locks:
         for folder in folders:
+            # The copy of an experiment that ended meanwhile
             if not (folder / ".dvc").is_dir():
-                continue  # the copy of an experiment that ended meanwhile
+                continue
             path = folder / ".dvc" / "tmp" / "lock"
             path.parent.mkdir(exist_ok=True)
 
@@ -243,21 +248,40 @@ def find_garbage(cache: Path, objects: Mapping[str, Path], recorded: Iterable[st
     Raises:
         ArtifactError: a folder object cannot be read.
     """
-    kept = set(recorded)
-    for digest in [digest for digest in kept if digest.endswith(DIRECTORY) and digest in objects]:
-        kept.update(_files_of(objects[digest]))
-    unused = tuple(path for digest, path in sorted(objects.items()) if digest not in kept)
-    total = sum(path.stat().st_size for path in objects.values())
-    size = sum(path.stat().st_size for path in unused)
-    runs = tuple(
-        path for path in sorted((cache / "runs").glob("*/*/*")) if not _is_kept_run(path, kept)
+    needed = set(recorded)
+    folders = [digest for digest in needed if digest.endswith(DIRECTORY)]
+    for digest in folders:
+        if digest in objects:
+            needed.update(_files_of(objects[digest]))
+
+    unused: list[Path] = []
+    unused_bytes = 0
+    total_bytes = 0
+    for digest, path in sorted(objects.items()):
+        size_bytes = path.stat().st_size
+        total_bytes += size_bytes
+        if digest not in needed:
+            unused.append(path)
+            unused_bytes += size_bytes
+
+    runs: list[Path] = []
+    for path in sorted((cache / "runs").glob("*/*/*")):
+        if not _is_kept_run(path, needed):
+            runs.append(path)
+
+    return Garbage(
+        files=tuple(unused),
+        runs=tuple(runs),
+        size_bytes=unused_bytes,
+        kept_files=len(objects) - len(unused),
+        kept_bytes=total_bytes - unused_bytes,
     )
-    return Garbage(unused, runs, size, len(objects) - len(unused), total - size)
 
 
 def _files_of(directory: Path) -> Iterator[str]:
     try:
-        yield from (entry["md5"] for entry in json.loads(directory.read_bytes()))
+        for entry in json.loads(directory.read_bytes()):
+            yield entry["md5"]
     except (ValueError, TypeError, KeyError) as error:
         raise ArtifactError(
             f"{directory} of DVC's cache is damaged, so what it uses is not known, and nothing is removed. Remove this "
@@ -279,7 +303,8 @@ def remove(garbage: Garbage) -> None:
     """Remove garbage; the entries of the run cache first, so that a kill leaves none whose outputs are gone."""
     for path in garbage.runs:
         path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another run of the same inputs is kept
+        # Another run of the same inputs may be kept
+        with contextlib.suppress(OSError):
             path.parent.rmdir()
 
     # A folder object goes before its files, or a kill would leave one that lists missing files.
@@ -289,9 +314,8 @@ def remove(garbage: Garbage) -> None:
 
 def _in_git(folder: Path) -> bool:
     """Return whether a folder is in a git repository; the sources of a release are in none."""
-    return any(
-        (parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)
-    )
+    path = folder.resolve()
+    return any((parent / ".git").exists() for parent in (path, *path.parents))
 
 
 def _git(folder: Path, *arguments: str, may_fail: bool = False) -> str:

@@ -34,12 +34,14 @@ def repair_dvc_locks(root: Path) -> list[str]:
         ConfigError: a file is unreadable, and a DVC command is running.
     """
     root = root.resolve()
-    sentences = list[str]()
-    for path in (root / name for name in LOCK_FILES):
+    paths = [root / name for name in LOCK_FILES]
+    sentences: list[str] = []
+    for path in paths:
         sentences += _remove_notes_of_the_dead(path)
-    for path in filter(_is_unreadable, (root / name for name in LOCK_FILES)):
+    for path in filter(_is_unreadable, paths):
         # Timeout: a living process is writing it
         with contextlib.suppress(Timeout), _guard(path):
+            # Its writer may have finished it before we got the lock
             if not _is_unreadable(path):
                 continue
             if holder := _living_holder(root, path):
@@ -87,17 +89,21 @@ def _remove_notes_of_the_dead(path: Path) -> list[str]:
     if not _foreign_notes(_read_notes(path)):
         return []
     with contextlib.suppress(Timeout), _guard(path):
+        # Again, under the lock: DVC may have written in between
         notes = _read_notes(path)
         foreign = _foreign_notes(notes)
-        left = {
-            "read": {
-                file: [note for note in users if note not in foreign]
-                for file, users in notes["read"].items()
-            },
-            "write": {file: note for file, note in notes["write"].items() if note not in foreign},
-        }
+
+        # Many processes may read a file, and one write it: a list of notes, and a note
+        readers: dict[str, list[dict[str, Any]]] = {}
+        for file, users in notes["read"].items():
+            readers[file] = [note for note in users if note not in foreign]
+        writers: dict[str, dict[str, Any]] = {}
+        for file, note in notes["write"].items():
+            if note not in foreign:
+                writers[file] = note
+
         with atomic_file(path) as partial:
-            partial.write_text(json.dumps(left), encoding="utf-8")
+            partial.write_text(json.dumps({"read": readers, "write": writers}), encoding="utf-8")
         names = ", ".join(f"`{note['cmd']}` (process {note['pid']})" for note in foreign)
         return [
             f"removed the notes of {names} from {path}: it has ended, and its number is another process's now."
@@ -117,11 +123,12 @@ def _read_notes(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _all_notes(notes: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    readers = [note for users in notes["read"].values() for note in users]
+    # A process has a note at each of its files, and notes are dictionaries, which no set can hold
     unique: list[dict[str, Any]] = []
-    for note in [*readers, *notes["write"].values()]:
-        if note not in unique:
-            unique.append(note)
+    for users in [*notes["read"].values(), notes["write"].values()]:
+        for note in users:
+            if note not in unique:
+                unique.append(note)
 
     return unique
 
@@ -139,8 +146,10 @@ def _has_other_command(pid: int, noted: str) -> bool:
     try:
         command = psutil.Process(pid).cmdline()
     except psutil.NoSuchProcess:
-        return False  # DVC removes such a note itself
+        # DVC removes such a note itself
+        return False
     except psutil.AccessDenied:
+        # Another user's process: nothing proves that the note is not its own
         return False
 
     # DVC notes sys.argv: the program as Python calls it, and the arguments as they are in the

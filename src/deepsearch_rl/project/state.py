@@ -64,11 +64,14 @@ def project_problems(root: Path) -> Iterator[str]:
 
 def notices(root: Path) -> list[str]:
     """Return what is good to know and hinders nothing."""
+    # An empty PYTHONPATH names no folder; "".split would name the working directory
     value = os.environ.get("PYTHONPATH")
-    folders = [Path(name).resolve() for name in value.split(os.pathsep)] if value else []
-    foreign = [
-        str(folder) for folder in folders if not _is_inside(folder, (root.resolve(), SOURCES))
-    ]
+    names = value.split(os.pathsep) if value else []
+    foreign: list[str] = []
+    for folder in [Path(name).resolve() for name in names]:
+        if not _is_inside(folder, (root.resolve(), SOURCES)):
+            foreign.append(str(folder))
+
     if not foreign:
         return []
     return [
@@ -82,7 +85,8 @@ def _is_inside(path: Path, folders: Iterable[Path]) -> bool:
 
 
 def _git(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "LC_ALL": "C"}  # its messages are translated otherwise
+    # Its messages are translated otherwise
+    environment = {**os.environ, "LC_ALL": "C"}
     return subprocess.run(
         ["git", *arguments], cwd=root, env=environment, capture_output=True, text=True, check=False
     )
@@ -102,13 +106,11 @@ def _git_problem(root: Path) -> str | None:
             f"`git config --global --add safe.directory {root}`, or make the folder yours with `chown`."
         )
 
-    is_own = top.returncode == 0 and Path(top.stdout.strip()).resolve() == root
-
-    if is_own or (
-        top.returncode == 0
-        and _git(root, "ls-files", "--error-unmatch", "dvc.yaml").returncode == 0
-    ):
-        return None
+    if top.returncode == 0:
+        is_own = Path(top.stdout.strip()).resolve() == root
+        # Or a folder of a larger repository, whose commits hold the graph
+        if is_own or _git(root, "ls-files", "--error-unmatch", "dvc.yaml").returncode == 0:
+            return None
 
     return (
         f"{root} is no git repository (an unpacked archive is none); DVC asks for one, and reports name its commit: "
@@ -119,30 +121,30 @@ def _git_problem(root: Path) -> str | None:
 
 def _is_without_git(root: Path) -> bool:
     """Return whether DVC was told that there is no git."""
-    return any(
-        _NO_GIT.search(path.read_text(encoding="utf-8"))
-        for path in map(root.joinpath, DVC_CONFIGS)
-        if path.is_file()
-    )
+    for path in map(root.joinpath, DVC_CONFIGS):
+        if path.is_file() and _NO_GIT.search(path.read_text(encoding="utf-8")):
+            return True
+    return False
 
 
 def _conflicts(root: Path) -> Iterator[str]:
     """Yield the files of the graph in which git left both sides of a conflict."""
-    folders = (root, *sorted(root.glob("profiles/*")))
-    paths = [folder / name for folder in folders for name in GRAPH_FILES]
+    paths: list[Path] = []
+    for folder in [root, *sorted(root.glob("profiles/*"))]:
+        paths += map(folder.joinpath, GRAPH_FILES)
+    paths += map(root.joinpath, DVC_CONFIGS)
 
-    for path in filter(Path.is_file, [*paths, *map(root.joinpath, DVC_CONFIGS)]):
+    for path in filter(Path.is_file, paths):
         content = path.read_bytes()
         conflict = _CONFLICT.search(content)
 
         if conflict:
             name = path.relative_to(root)
             line = content.count(b"\n", 0, conflict.start()) + 1
-            again = (
-                " `dvc repro` then runs what this side does not have."
-                if path.name == "dvc.lock"
-                else ""
-            )
+            again = ""
+            # A lock's sides are results of two states: no edit makes one lock of them
+            if path.name == "dvc.lock":
+                again = " `dvc repro` then runs what this side does not have."
             yield (
                 f"{name}, line {line}: git left both sides of a conflict in this file. Take one side with "
                 f"`git checkout --ours {name}` (or `--theirs`), or edit the file; then `git add {name}`.{again}"
@@ -156,16 +158,20 @@ def _killed_experiment(root: Path) -> str | None:
     since, is left alone.
     """
     folder = root / ".dvc" / "tmp" / "exps" / "run"
-    files = [path for path in map(folder.joinpath, EXPERIMENT_FILES) if path.is_file()]
-    pids = [
-        (int(pid), path) for path in files for pid in _PID.findall(path.read_text(encoding="utf-8"))
-    ]
-    if not pids or any(_is_running(pid, path) for pid, path in pids):
+    noted_at: list[float] = []
+    for path in filter(Path.is_file, map(folder.joinpath, EXPERIMENT_FILES)):
+        for pid in _PID.findall(path.read_text(encoding="utf-8")):
+            if _is_running(int(pid), path):
+                return None
+            noted_at.append(path.stat().st_mtime)
+
+    if not noted_at:
         return None
+    # HEAD is on a branch
     if _git(root, "symbolic-ref", "--quiet", "HEAD").returncode == 0:
         return None
 
-    branch = _left_branch(root, max(path.stat().st_mtime for _, path in pids))
+    branch = _left_branch(root, max(noted_at))
     if branch is None:
         return None
     # It puts the user's changes into git's stash for a moment, before it writes the experiment's

@@ -15,36 +15,24 @@ answers, and ``f1/multihoprag.top5`` that of the variant ``top5``. Names keep to
 ``_ - . /``.
 """
 
-import hashlib
-import heapq
-import math
 import re
-import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from mlflow.entities import Metric
 from pydantic import Field, JsonValue
 
-from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.files import (
-    atomic_directory,
-    read_jsonl,
     read_record,
-    sha256_file,
-    sha256_json,
-    write_json,
-    write_jsonl,
 )
-from deepsearch_rl.core.records import ForeignRecord, NonEmpty, Record, StopReason, Trajectory
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, Share
-from deepsearch_rl.evaluation.scoring.score import score_questions
-from deepsearch_rl.evaluation.tables.tables import F1Table, Figures
+from deepsearch_rl.core.records import NonEmpty, Record, StopReason, Trajectory
+from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, Share
+from deepsearch_rl.evaluation.tables.tables import F1Table
 from deepsearch_rl.tracking.curves import line_digest
-from deepsearch_rl.tracking.run_names import flatten, run_name
-from deepsearch_rl.training.runs.curves import Alarm, TrainingStep
+from deepsearch_rl.tracking.run_names import run_name
+from deepsearch_rl.training.runs.curves import TrainingStep
 
 BUNDLE = "bundle.json"
 PREDICTIONS = "predictions.jsonl"
@@ -54,7 +42,8 @@ TABLE = "f1_table.md"
 PAGE = "index.html"
 PARAMS = "params.json"
 QUESTION_F1 = "question_f1.json"
-DIGEST_CHARACTERS = 36  # of a data set's digest; MLflow refuses longer ones
+# Of a data set's digest; MLflow refuses longer ones
+DIGEST_CHARACTERS = 36
 SCORES = (
     "f1",
     "f1_low",
@@ -114,19 +103,6 @@ class TrackedReport(Record):
     traces: int = Field(ge=0, description="rollouts that become traces")
 
 
-class Results(NamedTuple):
-    """Where a profile's results lie: its report, every model's evaluation, and the training logs that there are.
-
-    ``prompts`` are folders with what `optimize_prompt` found for a model.
-    """
-
-    reports: Path
-    evaluations: Mapping[str, Path]
-    train_logs: Mapping[str, Path]
-    questions: Path
-    prompts: Sequence[Path]
-
-
 class Prediction(Record):
     """One answer of one model, as a row of its table; MLflow's page groups by the first field and shows the second."""
 
@@ -168,12 +144,6 @@ class EvaluatedModel(Record):
     tags: dict[str, str]
 
 
-class ModelManifest(ForeignRecord):
-    """The fields of a trained model's ``manifest.json`` that become tags of its run."""
-
-    alarms: tuple[Alarm, ...] = ()
-
-
 class Bundle(Record):
     """``bundle.json``."""
 
@@ -208,12 +178,17 @@ class Bundle(Record):
     def headline(self) -> list[Metric]:
         """Return the report's own figures: the best model's main F1 on every set, and every model's in domain."""
         rows = [row for row in self.table.reading_order if not row.kind]
-        best = {f"f1/{row.dataset}": row.f1 for row in rows if row.model == self.best_model}
-        in_domain = {f"{row.model}/f1": row.f1 for row in rows if row.dataset == rows[0].dataset}
-        return [
-            Metric(name, value, int(time.time() * 1000), 0)
-            for name, value in (best | in_domain).items()
-        ]
+        best: dict[str, float] = {}
+        in_domain: dict[str, float] = {}
+        for row in rows:
+            if row.model == self.best_model:
+                best[f"f1/{row.dataset}"] = row.f1
+            # The in-domain set is the first in reading order
+            if row.dataset == rows[0].dataset:
+                in_domain[f"{row.model}/f1"] = row.f1
+
+        now_ms = int(time.time() * 1000)
+        return [Metric(name, value, now_ms, 0) for name, value in (best | in_domain).items()]
 
     def metrics(
         self,
@@ -232,16 +207,19 @@ class Bundle(Record):
         evaluated = self.models[model]
         metrics: list[Metric] = []
 
-        for row in (row for row in self.table.reading_order if row.model == model):
+        for row in self.table.reading_order:
+            if row.model != model:
+                continue
             questions = evaluated.questions.get(row.dataset)
             source = (row.dataset, questions.digest) if questions else (None, None)
-            scores = row_scores(row).items()
-            metrics += [Metric(name, value, now_ms, 0, model_id, *source) for name, value in scores]
+            for name, value in row_scores(row).items():
+                metrics.append(Metric(name, value, now_ms, 0, model_id, *source))
 
         for name, accuracies in self.ifeval.items():
             if model in accuracies:
                 metrics.append(Metric(f"ifeval/{name}", accuracies[model], now_ms, 0, model_id))
 
+        # From the end, because a step whose time nobody noted takes that of the step after it
         curve: list[Metric] = []
         time_ms = now_ms
 
@@ -260,143 +238,6 @@ def row_scores(row: F1TableRow) -> dict[str, float]:
     failed = float(sum(row.failures.values()))
     scores = {name: getattr(row, name) for name in SCORES} | row.pass_scores | {"failed": failed}
     return {f"{name}{suffix}/{run}": value for name, value in scores.items()}
-
-
-def build_bundle(
-    results: Results, provenance: Provenance, config: TrackConfig, seed: int, out: Path
-) -> TrackedReport:
-    """Write the bundle of a report into the folder ``out`` and return what it holds.
-
-    Raise ArtifactError or RecordError where a result is missing or malformed.
-    """
-    table = read_record(results.reports / "f1_table.json", F1Table)
-    ifeval = read_record(results.reports / "metrics.json", Figures).root.get("ifeval", {})
-    models = {
-        name: _model(name, results, provenance)
-        for name in sorted({row.model for row in table.rows})
-    }
-
-    with atomic_directory(out) as partial:
-        rows = map(_prediction, _rollouts(table, results, 1.0, config.predictions, seed))
-        predictions = write_jsonl(partial / PREDICTIONS, rows)
-        traces = write_jsonl(
-            partial / ROLLOUTS, _rollouts(table, results, config.traces, None, seed)
-        )
-        write_json(partial / QUESTION_F1, _question_f1(table, results))
-        (partial / FILES).mkdir()
-        for name in (TABLE, "f1_table.csv", "metrics.json", PAGE):
-            shutil.copyfile(results.reports / name, partial / FILES / name)
-        for path in (path for folder in results.prompts for path in sorted(folder.glob("*.json"))):
-            shutil.copyfile(path, partial / FILES / f"prompts-{path.parent.name}-{path.name}")
-        params = dict(flatten(provenance.params))
-        defaults = dict(flatten(provenance.defaults))
-        write_json(partial / FILES / PARAMS, params)
-        curves = {
-            name: [point.model_dump() for point in model.curve] for name, model in models.items()
-        }
-        digests = [sha256_file(partial / name) for name in (PREDICTIONS, ROLLOUTS)]
-        bundle = Bundle(
-            digest=sha256_json([table.model_dump(mode="json"), ifeval, curves, digests]),
-            experiment=config.experiment,
-            table=table,
-            ifeval=ifeval,
-            models=models,
-            tags={**provenance.tags, "profile": table.profile},
-            params={name: value for name, value in params.items() if defaults.get(name) != value},
-            datasets=provenance.datasets,
-        )
-        write_json(partial / BUNDLE, bundle.model_dump(mode="json"))
-
-    return TrackedReport(
-        digest=bundle.digest,
-        experiment=bundle.experiment,
-        models=tuple(models),
-        metrics={name: len(bundle.metrics(name)) for name in models},
-        predictions=predictions,
-        traces=traces,
-    )
-
-
-def _model(name: str, results: Results, provenance: Provenance) -> EvaluatedModel:
-    evaluation = read_record(results.evaluations[name] / "rows.json", ModelEvaluation)
-    log = results.train_logs.get(name)
-    questions: dict[str, DatasetDigest] = {}
-
-    for artifact, digest in evaluation.inputs.items():
-        kind, *parts = artifact.split("/")
-        if kind == "questions" and len(parts) == 2:  # set and split
-            path = results.questions / parts[0] / f"{parts[1]}.jsonl"
-            questions[parts[0]] = DatasetDigest(
-                path=path.as_posix(), digest=digest[:DIGEST_CHARACTERS]
-            )
-
-    return EvaluatedModel(
-        checkpoint=evaluation.rows[0].checkpoint,
-        sha256=evaluation.inputs.get("model", ""),
-        questions=questions,
-        curve=tuple(read_jsonl(log, TrainingStep)) if log else (),
-        tags={
-            **provenance.model_tags.get(name, {}),
-            **(_alarm_tags(log.parent) if log else {}),
-            "trained_with_other": evaluation.rows[0].flat_trained_with_other,
-        },
-    )
-
-
-def _alarm_tags(trained: Path) -> dict[str, str]:
-    """Return a tag with the reason of every alarm of a training run; the newest of one name."""
-    manifest = trained / "manifest.json"
-    if not manifest.is_file():
-        return {}
-    return dict(alarm.tag for alarm in read_record(manifest, ModelManifest).alarms)
-
-
-def _rollouts(
-    table: F1Table, results: Results, share: float, at_most: int | None, seed: int
-) -> Iterator[ShownRollout]:
-    """Yield a share of every run's rollouts (rounded up), at most so many of each, in the order of their files."""
-    for row in table.rows:
-        path = results.evaluations[row.model] / row.rollouts_file
-        ids = [rollout.id for rollout in read_jsonl(path, Trajectory)]
-        count = math.ceil(share * len(ids))
-        count = count if at_most is None else min(count, at_most)
-        drawn = set(
-            heapq.nsmallest(
-                count, ids, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest()
-            )
-        )
-        for rollout in read_jsonl(path, Trajectory):
-            if rollout.id in drawn:
-                yield ShownRollout(model=row.model, run=row.run_name, trajectory=rollout)
-
-
-def _question_f1(table: F1Table, results: Results) -> dict[str, dict[str, dict[str, float]]]:
-    f1: dict[str, dict[str, dict[str, float]]] = {}
-    for row in table.rows:
-        rollouts = read_jsonl(results.evaluations[row.model] / row.rollouts_file, Trajectory)
-        scores = score_questions(rollouts, row.samples)
-        of_run = dict(zip(scores.question_ids, scores.metrics["f1"].tolist(), strict=True))
-        f1.setdefault(row.model, {})[row.run_name] = of_run
-
-    return f1
-
-
-def _prediction(shown: ShownRollout) -> Prediction:
-    rollout = shown.trajectory
-    scores = score_rollout(rollout)
-    same = rollout.model_dump(
-        include={"question", "answer", "golden_answers", "stop_reason", "question_type"}
-    )
-    return Prediction(
-        **same,
-        f1=scores.f1,
-        em=scores.em,
-        run=shown.run,
-        rollout=rollout.id,
-        searches=len(rollout.retrievals),
-        completion_tokens=rollout.completion_tokens,
-        model=shown.model,
-    )
 
 
 def read_bundle(folder: Path) -> Bundle:

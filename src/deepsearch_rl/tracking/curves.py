@@ -55,12 +55,13 @@ class CurveRun:
         last_steps: dict[str, int] = {}
         for number, line in enumerate(self.lines, self.first + 1):
             step = -1 if line.step is None else line.step
-            new = {
-                name: value
-                for name, value in line.metrics.items()
-                if step > last_steps.get(name, -1)
-            }
-            last_steps |= dict.fromkeys(new, step)
+            new: dict[str, float | None] = {}
+            for name, value in line.metrics.items():
+                if step > last_steps.get(name, -1):
+                    new[name] = value
+                    last_steps[name] = step
+
+            # Lines that were sent count as well: they have the first value of their steps
             if new and number > sent:
                 yield line.model_copy(update={"metrics": new})
 
@@ -69,11 +70,13 @@ def read_runs(path: Path) -> list[CurveRun]:
     """Return the runs of a curve file, without a line cut off by a kill; RecordError for a line that does not fit."""
     runs: list[CurveRun] = []
     for number, text in enumerate(path.read_bytes().splitlines(keepends=True)):
-        if text.endswith(b"\n"):
-            line = parse_record(CurveLine, text, path, number + 1)
-            if not runs or _begins_another(line, runs[-1]):
-                runs.append(CurveRun(path.stem, number, []))
-            runs[-1].lines.append(line)
+        # Cut off by a kill, or half written
+        if not text.endswith(b"\n"):
+            continue
+        line = parse_record(CurveLine, text, path, number + 1)
+        if not runs or _begins_another(line, runs[-1]):
+            runs.append(CurveRun(path.stem, number, []))
+        runs[-1].lines.append(line)
 
     return runs
 
@@ -88,12 +91,12 @@ def _begins_another(line: CurveLine, run: CurveRun) -> bool:
 
 def line_digest(line: Mapping[str, float | None]) -> str:
     """Return the digest of a log's line, but for ``eval_*``, which a curve has in lines of their own."""
-    own = {
-        name: value
-        for name, value in line.items()
-        if value is not None and not name.startswith("eval_")
-    }
-    return sha256_json({name: round(float(value), DIGITS) for name, value in own.items()})
+    own: dict[str, float] = {}
+    for name, value in line.items():
+        if value is not None and not name.startswith("eval_"):
+            own[name] = round(float(value), DIGITS)
+
+    return sha256_json(own)
 
 
 def read_steps(work: Path) -> dict[str, tuple[int, CurveRun]]:
@@ -101,8 +104,12 @@ def read_steps(work: Path) -> dict[str, tuple[int, CurveRun]]:
 
     Raises as :func:`read_runs`.
     """
-    runs = [run for path in sorted((work / CURVES).glob("*.jsonl")) for run in read_runs(path)]
-    steps = ((run, line) for run in runs for line in run.lines if line.step is not None)
-    return {
-        line_digest({"step": line.step, **line.metrics}): (line.time_ms, run) for run, line in steps
-    }
+    steps: dict[str, tuple[int, CurveRun]] = {}
+    for path in sorted((work / CURVES).glob("*.jsonl")):
+        for run in read_runs(path):
+            for line in run.lines:
+                if line.step is not None:
+                    digest = line_digest({"step": line.step, **line.metrics})
+                    steps[digest] = (line.time_ms, run)
+
+    return steps

@@ -28,6 +28,7 @@ from mlflow import entities
 from mlflow.exceptions import MlflowException
 from mlflow.tracing.client import TracingClient
 from mlflow.tracking import MlflowClient
+from pydantic import JsonValue
 
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError, EndpointDownError
 from deepsearch_rl.core.files import atomic_directory, read_jsonl
@@ -101,8 +102,9 @@ def upload_all(
     waiting = waiting_reports(outbox)
 
     for folder in [bundle, *waiting] if bundle.exists() or not waiting else waiting:
+        # It was the bundle itself, which has just arrived
         if folder in waiting and not folder.exists():
-            continue  # it was the bundle itself
+            continue
         try:
             report = read_bundle(folder)
             outcomes.append(Uploaded(report.name, upload(folder, uri, timeout_s)))
@@ -123,27 +125,17 @@ def upload(folder: Path, uri: str, timeout_s: float) -> bool:
     """
     bundle = read_bundle(folder)
     with connected(uri, timeout_s) as client:
-        experiment, traces_of = (
-            experiment_id(client, bundle.experiment + suffix, uri) for suffix in ("", "-traces")
-        )
+        experiment = experiment_id(client, bundle.experiment, uri)
+        traces_of = experiment_id(client, f"{bundle.experiment}-traces", uri)
         of_report = f"tags.`{DIGEST_TAG}` = '{bundle.digest}'"
         runs = client.search_runs([experiment], of_report, entities.ViewType.ACTIVE_ONLY)
-        if any(run.info.status == "FINISHED" and PARENT_TAG not in run.data.tags for run in runs):
-            return False
-        for run_id in (unfinished.info.run_id for unfinished in runs):
-            while traces := client.search_traces(
-                locations=[experiment, traces_of],
-                run_id=run_id,
-                include_spans=False,
-                max_results=BATCH,
-            ):
-                client.delete_traces(traces_of, trace_ids=[trace.info.trace_id for trace in traces])
 
-            for version in client.search_model_versions(f"run_id = '{run_id}'"):
-                client.delete_model_version(version.name, version.version)
-            for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
-                client.delete_logged_model(model.model_id)
-            client.delete_run(run_id)
+        # The runs of its models finish before the report's own, which alone proves that all is there
+        for run in runs:
+            if run.info.status == "FINISHED" and PARENT_TAG not in run.data.tags:
+                return False
+        for run in runs:
+            _delete_run(client, experiment, traces_of, run.info.run_id)
 
         steps = read_steps(Path("work", bundle.table.profile))
         ending = time_to_add(client, experiment, bundle.name, int(time.time() * 1000))
@@ -152,6 +144,26 @@ def upload(folder: Path, uri: str, timeout_s: float) -> bool:
         ).report()
 
     return True
+
+
+def _delete_run(client: MlflowClient, experiment: str, traces_of: str, run_id: str) -> None:
+    """Delete a run with its traces, versions of registered models and logged models, the run last."""
+    while traces := client.search_traces(
+        locations=[experiment, traces_of],
+        run_id=run_id,
+        include_spans=False,
+        max_results=BATCH,
+    ):
+        trace_ids = [trace.info.trace_id for trace in traces]
+        client.delete_traces(traces_of, trace_ids=trace_ids)
+
+    for version in client.search_model_versions(f"run_id = '{run_id}'"):
+        client.delete_model_version(version.name, version.version)
+    for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
+        client.delete_logged_model(model.model_id)
+
+    # Last: after a kill, the next upload finds what is left by this run
+    client.delete_run(run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +188,9 @@ class _Upload:
         self.client.log_inputs(run_id, _inputs(self.bundle.datasets))
         lines = flat_rows(self.bundle.table.rows) + published_lines(self.bundle.table)
         self.client.log_table(run_id, pd.DataFrame(lines), "f1_table.json")
-        bundled = (self.folder / name for name in (BUNDLE, QUESTION_F1))
-        for path in (*bundled, *sorted((self.folder / FILES).iterdir())):
+        files = [self.folder / BUNDLE, self.folder / QUESTION_F1]
+        files += sorted((self.folder / FILES).iterdir())
+        for path in files:
             self.client.log_artifact(run_id, str(path), artifact_path=REPORT)
         page = f"#/experiments/{self.experiment}/runs/{run_id}/artifacts/{REPORT}/{PAGE}"
         self.client.set_tag(run_id, DESCRIPTION_TAG, describe_report(self._table(), page))
@@ -189,33 +202,19 @@ class _Upload:
             self.experiment, tags=tags, run_name=name + self.ending
         ).info.run_id
 
-        for some in batches(self.bundle.params.items(), BATCH):
-            self.client.log_batch(
-                run_id, params=[entities.Param(key, value) for key, value in some]
-            )
+        for batch in batches(self.bundle.params.items(), BATCH):
+            params = [entities.Param(key, value) for key, value in batch]
+            self.client.log_batch(run_id, params=params)
 
         return run_id
 
     def _model(self, model: str, parent_id: str) -> None:
         """Make a model's run, and its page: its weights stay where they are, params and tags say where."""
         evaluated = self.bundle.models[model]
-        run_id = self._run(
-            self.bundle.name_of(model), {**evaluated.tags, PARENT_TAG: parent_id, "model": model}
-        )
-        logged = self.client.create_logged_model(
-            self.experiment,
-            name=_NOT_IN_A_MODEL_NAME.sub("-", model),
-            source_run_id=run_id,
-            tags={
-                **self.bundle.tags,
-                **evaluated.tags,
-                DIGEST_TAG: self.bundle.digest,
-                "model": model,
-            },
-            params={"checkpoint": evaluated.checkpoint, "sha256": evaluated.sha256},
-            model_type="search agent",
-        )
-        self.client.finalize_logged_model(logged.model_id, entities.LoggedModelStatus.READY)
+        run_tags = {**evaluated.tags, PARENT_TAG: parent_id, "model": model}
+        run_id = self._run(self.bundle.name_of(model), run_tags)
+        logged = self._logged_model(model, run_id)
+
         datasets = [
             *_inputs(self.bundle.datasets),
             *_inputs(evaluated.questions, context="evaluation"),
@@ -223,45 +222,68 @@ class _Upload:
         self.client.log_inputs(run_id, datasets, [entities.LoggedModelInput(logged.model_id)])
         step_times = {digest: time_ms for digest, (time_ms, _) in self.steps.items()}
         metrics = self.bundle.metrics(model, logged.model_id, int(time.time() * 1000), step_times)
-        for some in batches(metrics, BATCH * 10):
-            self.client.log_batch(run_id, metrics=some)
+        for batch in batches(metrics, BATCH * 10):
+            self.client.log_batch(run_id, metrics=batch)
+
         self._link_live_run(model, run_id)
-        rows = flat_rows(row for row in self.bundle.table.rows if row.model == model)
-        self.client.log_table(run_id, pd.DataFrame(rows), "f1_table.json")
-        predictions = [
-            row for row in read_jsonl(self.folder / PREDICTIONS, Prediction) if row.model == model
-        ]
+        self._tables(model, run_id)
+        self._traces(model, Owner(self.traces_of, run_id, logged.model_id))
 
-        if predictions:
-            self.client.log_table(
-                run_id, pd.DataFrame(row.table_row() for row in predictions), "predictions.json"
-            )
-
-        owner = Owner(self.traces_of, run_id, logged.model_id)
-        now_ns = time.time_ns()
-        rollouts = [
-            shown
-            for shown in read_jsonl(self.folder / ROLLOUTS, ShownRollout)
-            if shown.model == model
-        ]
-        digests = [trajectory_digest(shown.trajectory) for shown in rollouts]
-        times = read_times(kept_times(self.bundle.table.profile, model), set(digests))
-        traces = (
-            build_trace(shown, owner, times.get(digest), now_ns)
-            for shown, digest in zip(rollouts, digests, strict=True)
-        )
-
-        for some in batches(traces, BATCH):
-            for trace in some:
-                self.tracing.start_trace(trace.info)
-            self.tracing.log_spans(
-                self.traces_of, [span for trace in some for span in trace.data.spans]
-            )
-
-        # No endpoint's model
+        # A model at an endpoint has no digest of its weights, which may be others tomorrow
         if model == self.bundle.best_model and logged.tags.get("dvc.weights.md5"):
             self._register(run_id, logged)
         self.client.set_terminated(run_id)
+
+    def _logged_model(self, model: str, run_id: str) -> entities.LoggedModel:
+        """Make the logged model that a model's scores and traces are linked to."""
+        evaluated = self.bundle.models[model]
+        tags = {**self.bundle.tags, **evaluated.tags}
+        tags[DIGEST_TAG] = self.bundle.digest
+        tags["model"] = model
+        logged = self.client.create_logged_model(
+            self.experiment,
+            name=_NOT_IN_A_MODEL_NAME.sub("-", model),
+            source_run_id=run_id,
+            tags=tags,
+            params={"checkpoint": evaluated.checkpoint, "sha256": evaluated.sha256},
+            model_type="search agent",
+        )
+        self.client.finalize_logged_model(logged.model_id, entities.LoggedModelStatus.READY)
+        return logged
+
+    def _tables(self, model: str, run_id: str) -> None:
+        """Add a model's rows of the F1 table and its predictions to its run, as tables."""
+        rows = [row for row in self.bundle.table.rows if row.model == model]
+        self.client.log_table(run_id, pd.DataFrame(flat_rows(rows)), "f1_table.json")
+
+        predictions: list[dict[str, JsonValue]] = []
+        for prediction in read_jsonl(self.folder / PREDICTIONS, Prediction):
+            if prediction.model == model:
+                predictions.append(prediction.table_row())
+
+        if predictions:
+            self.client.log_table(run_id, pd.DataFrame(predictions), "predictions.json")
+
+    def _traces(self, model: str, owner: Owner) -> None:
+        """Make a trace of each of a model's rollouts in the bundle, with the times that were kept of it."""
+        # Pairs: two runs of a model may hold equal rollouts
+        rollouts: list[tuple[str, ShownRollout]] = []
+        for rollout in read_jsonl(self.folder / ROLLOUTS, ShownRollout):
+            if rollout.model == model:
+                rollouts.append((trajectory_digest(rollout.trajectory), rollout))
+
+        now_ns = time.time_ns()
+        digests = {digest for digest, _ in rollouts}
+        times = read_times(kept_times(self.bundle.table.profile, model), digests)
+        traces = (
+            build_trace(rollout, owner, times.get(digest), now_ns) for digest, rollout in rollouts
+        )
+        for batch in batches(traces, BATCH):
+            spans: list[entities.Span] = []
+            for trace in batch:
+                self.tracing.start_trace(trace.info)
+                spans += trace.data.spans
+            self.tracing.log_spans(self.traces_of, spans)
 
     def _table(self) -> str:
         """Return the F1 table as Markdown."""
@@ -270,29 +292,32 @@ class _Upload:
     def _link_live_run(self, model: str, run_id: str) -> None:
         """Name the run in which the model's training was watched, and this one there, where the store has it."""
         curve = self.bundle.models[model].curve
-        _, run = (
-            self.steps.get(line_digest(curve[-1].model_dump()), (0, None)) if curve else (0, None)
-        )
-        live = self.client.get_experiment_by_name(self.bundle.experiment + LIVE) if run else None
+        if not curve:
+            return
 
-        if run and live:
-            for watched in live_runs(
-                self.client, live.experiment_id, f"{self.bundle.table.profile}/{run.identity}"
-            ):
-                self.client.set_tag(run_id, "live.run", watched.info.run_id)
-                self.client.set_tag(watched.info.run_id, "report.run", run_id)
+        last_step = self.steps.get(line_digest(curve[-1].model_dump()))
+        if last_step is None:
+            return
+        live = self.client.get_experiment_by_name(self.bundle.experiment + LIVE)
+        if live is None:
+            return
+
+        _, run = last_step
+        identity = f"{self.bundle.table.profile}/{run.identity}"
+        for live_run in live_runs(self.client, live.experiment_id, identity):
+            self.client.set_tag(run_id, "live.run", live_run.info.run_id)
+            self.client.set_tag(live_run.info.run_id, "report.run", run_id)
 
     def _register(self, run_id: str, logged: entities.LoggedModel) -> None:
         """Make a logged model the newest version of the profile's registered model; ``best`` if none has more F1."""
         name = f"{self.bundle.experiment}-{self.bundle.table.profile}"
         table = self.bundle.table
-        with suppress(MlflowException):  # an earlier report made it
+        # An earlier report may have made it
+        with suppress(MlflowException):
             self.client.create_registered_model(name)
-        f1 = next(
-            row.f1
-            for row in table.main_rows(table.datasets[0])
-            if row.model == logged.tags["model"]
-        )
+
+        in_domain_rows = table.main_rows(table.datasets[0])
+        f1 = next(row.f1 for row in in_domain_rows if row.model == logged.tags["model"])
         versions = self.client.search_model_versions(f"name = '{name}'")
         digests = {f"data.{name}": data.digest for name, data in self.bundle.datasets.items()}
         version = self.client.create_model_version(
@@ -326,7 +351,9 @@ def _inputs(
     datasets: Mapping[str, DatasetDigest], context: str | None = None
 ) -> list[entities.DatasetInput]:
     tags = [entities.InputTag("mlflow.data.context", context)] if context else []
-    records = (
-        entities.Dataset(name, data.digest, "dvc", data.path) for name, data in datasets.items()
-    )
-    return [entities.DatasetInput(record, tags) for record in records]
+    inputs: list[entities.DatasetInput] = []
+    for name, data in datasets.items():
+        dataset = entities.Dataset(name, data.digest, "dvc", data.path)
+        inputs.append(entities.DatasetInput(dataset, tags))
+
+    return inputs

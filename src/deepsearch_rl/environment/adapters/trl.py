@@ -34,6 +34,7 @@ class TrlSearch:
         self._questions: dict[str, Question] = {}
         self._samples: Counter[str] = Counter()
 
+        # TRL hands a prompt back as its text alone: questions with one text are one question
         prompts = environment.environment.prompts(questions)
         for question, prompt in zip(questions, prompts, strict=True):
             if _key(prompt) not in self._questions:
@@ -63,21 +64,14 @@ class TrlSearch:
             self._environment.step(running, turns, logprobs)
             running = [episode for episode in running if episode.outcome is None]
 
-        rows = [episode.row for episode in episodes]
-        outcomes = [outcome for episode in episodes if (outcome := episode.outcome)]
-        return {
-            "prompt_ids": [row.prompt_ids for row in rows],
-            "completion_ids": [row.completion_ids for row in rows],
-            "env_mask": [row.completion_mask for row in rows],
-            "logprobs": None
-            if rows[0].logprobs is None
-            else [row.completion_logprobs for row in rows],
-            "search_reward": [
-                None if outcome.is_server_failure else outcome.reward for outcome in outcomes
-            ],
-            "search_parts": [outcome.parts for outcome in outcomes],
-            "search_trajectory": [outcome.trajectory for outcome in outcomes],
-        }
+        # Column by column, as TRL's rollout function returns them
+        columns: dict[str, list[Any]] = {}
+        for episode in episodes:
+            for name, value in _row(episode).items():
+                columns.setdefault(name, []).append(value)
+
+        has_logprobs = columns["logprobs"][0] is not None
+        return {**columns, "logprobs": columns["logprobs"] if has_logprobs else None}
 
     def reward(self, *, search_reward: list[float | None], **columns: Any) -> list[float | None]:
         """Return the rewards of a batch; None, which TRL leaves out, where a search failed; for ``reward_funcs``."""
@@ -107,6 +101,23 @@ class TrlSearch:
         if args.mask_truncated_completions and config.protocol == "search_tags":
             problem = "mask_truncated_completions leaves out every rollout in tags, which have no end token"
             raise ConfigError(f"{problem}: set it to false.")
+
+
+def _row(episode: Episode) -> dict[str, Any]:
+    """Return what TRL keeps of an ended episode; names with ``search_`` come back as arguments of the reward."""
+    outcome = episode.outcome
+    assert outcome is not None
+    row = episode.row
+    return {
+        "prompt_ids": row.prompt_ids,
+        "completion_ids": row.completion_ids,
+        "env_mask": row.completion_mask,
+        "logprobs": row.completion_logprobs,
+        # TRL leaves out what has no reward
+        "search_reward": None if outcome.is_server_failure else outcome.reward,
+        "search_parts": outcome.parts,
+        "search_trajectory": outcome.trajectory,
+    }
 
 
 def _key(prompt: Prompt) -> str:

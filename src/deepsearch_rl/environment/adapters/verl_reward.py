@@ -19,9 +19,15 @@ def reward_figures(outcome: Outcome) -> dict[str, float]:
     """Return what veRL logs of a rollout, for dev questions as ``val-aux/<data_source>/<name>/mean@N``."""
     trajectory = outcome.trajectory
     scores = score_rollout(trajectory)
-    figures = {f"reward_{name}": part for name, part in outcome.parts.items()}
+    figures: dict[str, float] = {}
+    for name, part in outcome.parts.items():
+        figures[f"reward_{name}"] = part
     figures |= {"f1": scores.f1, "em": scores.em, "searches": float(trajectory.tool_calls)}
-    return figures | {f"stop_{name}": float(name == trajectory.stop_reason) for name in STOPS}
+    # All of them each time: veRL averages a figure over the rollouts that have it
+    for reason in STOPS:
+        figures[f"stop_{reason}"] = float(reason == trajectory.stop_reason)
+
+    return figures
 
 
 def compute_score(

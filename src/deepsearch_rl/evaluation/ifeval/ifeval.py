@@ -47,7 +47,8 @@ from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore
 
 _LOG = logging.getLogger(__name__)
 SHOWN_KEYS = 10
-LISTS = {"keywords", "forbidden_words"}  # arguments of checkers
+# Arguments of checkers that are lists
+LISTS = {"keywords", "forbidden_words"}
 PROMPTS = Path(__file__).with_name("ifeval_prompts.yaml")
 """Instructions with the arguments of their checkers, and topics: the parts of generated prompts."""
 NEED_NLTK_DATA = frozenset(
@@ -93,16 +94,18 @@ def _check_arguments(name: str, arguments: dict[str, JsonValue]) -> None:
     """Raise ValueError where a checker cannot work with its arguments: it would fail or draw others when scoring."""
     checker = instructions_registry.INSTRUCTION_DICT[name](name)
     known = list(checker.get_instruction_args_keys())
-    problems = [
-        f"{argument!r} is none of its arguments" for argument in arguments if argument not in known
-    ]
-    problems += [f"{argument!r} is missing" for argument in known if argument not in arguments]
-    # A checker would take a text for the list of its letters.
-    problems += [
-        f"{argument!r} must be a list"
-        for argument in LISTS & arguments.keys()
-        if not isinstance(arguments[argument], list)
-    ]
+    problems: list[str] = []
+    for argument in arguments:
+        if argument not in known:
+            problems.append(f"{argument!r} is none of its arguments")
+    for argument in known:
+        if argument not in arguments:
+            problems.append(f"{argument!r} is missing")
+    for argument in LISTS & arguments.keys():
+        # A checker would take a text for the list of its letters
+        if not isinstance(arguments[argument], list):
+            problems.append(f"{argument!r} must be a list")
+
     if problems:
         raise ValueError(
             f"{name}: {'; '.join(problems)} (its arguments: {', '.join(known) or 'none'})"
@@ -136,25 +139,28 @@ def generated_prompts(count: int) -> list[IfevalPrompt]:
     checkers = instructions_registry.INSTRUCTION_DICT
     parts = yaml.load(PROMPTS.read_text(encoding="utf-8"), yaml.CSafeLoader)
     instructions: list[tuple[str, dict[str, JsonValue]]] = list(parts["instructions"].items())
-    combinations: list[Sequence[tuple[str, dict[str, JsonValue]]]] = [
-        (entry,) for entry in instructions
-    ]
+    combinations: list[Sequence[tuple[str, dict[str, JsonValue]]]] = []
+    for entry in instructions:
+        combinations.append((entry,))
 
+    # Neighbours first, so that any number of prompts has all instructions about equally often
     for distance in range(1, len(instructions)):
         for first, second in zip(instructions, instructions[distance:], strict=False):
+            # evalscope's table of conflicts does not name every pair on both sides
             if second[0] not in conflicts[first[0]] and first[0] not in conflicts[second[0]]:
                 combinations.append((first, second))
 
     prompts: list[IfevalPrompt] = []
-
     for key, entries in enumerate(combinations[:count], 1):
-        wording = (
-            checkers[name](name).build_description(**arguments) for name, arguments in entries
+        names, kwargs = zip(*entries, strict=True)
+        sentences = [parts["topics"][key % len(parts["topics"])]]
+        for name, arguments in entries:
+            sentences.append(checkers[name](name).build_description(**arguments))
+
+        prompt = IfevalPrompt(
+            key=key, prompt=" ".join(sentences), instruction_id_list=names, kwargs=kwargs
         )
-        ids = tuple(name for name, _ in entries)
-        kwargs = tuple(arguments for _, arguments in entries)
-        text = " ".join([parts["topics"][key % len(parts["topics"])], *wording])
-        prompts.append(IfevalPrompt(key=key, prompt=text, instruction_id_list=ids, kwargs=kwargs))
+        prompts.append(prompt)
 
     return prompts
 
@@ -179,9 +185,8 @@ def read_prompts(path: Path) -> list[IfevalPrompt]:
     prompts = list(by_key.values())
     if not prompts:
         raise ArtifactError(f"{path} holds no IFEval prompt.")
-    if needing := sum(
-        not NEED_NLTK_DATA.isdisjoint(prompt.instruction_id_list) for prompt in prompts
-    ):
+    needing = sum(not NEED_NLTK_DATA.isdisjoint(prompt.instruction_id_list) for prompt in prompts)
+    if needing:
         nltk: ModuleType = instructions_registry.instructions.instructions_util.nltk
         try:
             nltk.data.find("tokenizers/punkt_tab")
@@ -225,24 +230,26 @@ def evaluate_ifeval(
     prompts = sorted(prompts, key=lambda prompt: prompt.key)
     responses = _score_all(prompts, asyncio.run(_ask_all(prompts, endpoint, config)), seed)
     lengths = [len(prompt.instruction_id_list) for prompt in prompts]
+
+    # A prompt's share of its instructions counts as often as it has instructions
     weights_of = {
         "prompt_strict": None,
         "prompt_loose": None,
         "inst_strict": lengths,
         "inst_loose": lengths,
     }
-    accuracies: dict[str, Any] = {
-        name: float(
-            np.average([getattr(response, name) for response in responses], weights=weights)
-        )
-        for name, weights in weights_of.items()
-    }
+    accuracies: dict[str, Any] = {}
+    for name, weights in weights_of.items():
+        shares = [getattr(response, name) for response in responses]
+        accuracies[name] = float(np.average(shares, weights=weights))
+
+    distinct_instructions = set[str]().union(*(prompt.instruction_id_list for prompt in prompts))
     score = IfevalScore(
         model=model,
         prompts=config.prompts,
         n=len(responses),
         instructions=sum(lengths),
-        instruction_ids=len({name for prompt in prompts for name in prompt.instruction_id_list}),
+        instruction_ids=len(distinct_instructions),
         **accuracies,
     )
     with atomic_directory(out) as folder:
@@ -296,7 +303,8 @@ async def _ask_all(
             raise EndpointError(
                 f"IFEval stopped: {shown_address(endpoint.base_url)} did not answer every prompt "
                 f"({type(error).__name__}: {endpoint.redact(str(error))}); {remedy(str(error))} and repeat the command."
-            ) from None  # the library's own error may show the key
+                # The library's own error may show the key
+            ) from None
 
     if thoughts_alone:
         _LOG.warning(
@@ -314,7 +322,8 @@ async def _ask_all(
 def _score_all(
     prompts: Sequence[IfevalPrompt], texts: Sequence[str], seed: int
 ) -> list[IfevalResponse]:
-    random.seed(seed)  # a checker draws what its prompt leaves open
+    # A checker draws what its prompt leaves open, from Python's own generator
+    random.seed(seed)
     DetectorFactory.seed = seed
     responses: list[IfevalResponse] = []
     failures: dict[int, Exception] = {}
@@ -326,9 +335,10 @@ def _score_all(
             failures[prompt.key] = error
             continue
 
-        named = {name.replace("_level", ""): share for name, share in shares.items()}
+        # evalscope's names are prompt_level_strict and so on
+        fields = {name.replace("_level", ""): share for name, share in shares.items()}
         responses.append(
-            IfevalResponse(key=prompt.key, prompt=prompt.prompt, response=text, **named)
+            IfevalResponse(key=prompt.key, prompt=prompt.prompt, response=text, **fields)
         )
 
     if failures:

@@ -108,35 +108,38 @@ class GoldPassages:
     """
 
     def __init__(self, chunks: Iterable[Chunk], questions: Iterable[Question]) -> None:
-        evidence = [
-            fact for question in questions for fact in question.metadata.evidence_list or ()
-        ]
-        ids = {fact.doc_id for fact in evidence}
-        titles = {title_key(fact.title) for fact in evidence if fact.doc_id is None and fact.title}
+        ids: set[str] = set()
+        titles: set[str] = set()
+        for question in questions:
+            for fact in question.metadata.evidence_list or ():
+                if fact.doc_id is not None:
+                    ids.add(fact.doc_id)
+                elif fact.title:
+                    titles.add(title_key(fact.title))
+
         self._by_document: dict[str, list[Chunk]] = {}
-        for chunk in chunks if evidence else ():
+        # A corpus has millions of passages: without evidence it is not read
+        for chunk in chunks if ids or titles else ():
             if chunk.metadata.doc_id in ids or chunk_title_key(chunk) in titles:
                 self._by_document.setdefault(chunk.metadata.doc_id, []).append(chunk)
 
-        self._id_of_title = {
-            chunk_title_key(chunks[0]): doc_id for doc_id, chunks in self._by_document.items()
-        }
+        self._id_of_title: dict[str, str] = {}
+        for doc_id, chunks_of_document in self._by_document.items():
+            self._id_of_title[chunk_title_key(chunks_of_document[0])] = doc_id
 
     def __call__(self, question: Question) -> tuple[Chunk, ...]:
         """Return the gold passages of ``question``."""
         passages: dict[str, Chunk] = {}
         for evidence in question.metadata.evidence_list or ():
-            doc_id = (
-                evidence.doc_id
-                or (evidence.title and self._id_of_title.get(title_key(evidence.title)))
-                or ""
-            )
+            doc_id = evidence.doc_id or ""
+            if not doc_id and evidence.title:
+                doc_id = self._id_of_title.get(title_key(evidence.title), "")
+
             chunks = self._by_document.get(doc_id, [])
             fact = without_space(evidence.fact)
-
-            for chunk in [
-                each for each in chunks if fact in without_space(each.contents)
-            ] or chunks:
+            with_fact = [chunk for chunk in chunks if fact in without_space(chunk.contents)]
+            # In the order of the evidence; of chunks with two facts the first place counts
+            for chunk in with_fact or chunks:
                 passages.setdefault(chunk.id, chunk)
 
         return tuple(passages.values())

@@ -34,7 +34,8 @@ FAINT = STYLE["axes.edgecolor"]
 COLOURS = {"base": "#7d838c", "sft": "#3f7fd1", "rl": "#bd7414", "sft_rl": "#12876a"}
 OTHER_COLOUR = "#8f5bb5"
 PANEL_INCHES = (4.7, 1.9)
-LINE_INCHES = 0.29  # height that a line beyond the fourth adds to a panel
+# Height that a line beyond the fourth adds to a panel
+LINE_INCHES = 0.29
 
 
 class Gate(ForeignRecord):
@@ -159,25 +160,11 @@ def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
             _curve(reward, run.steps, "reward", color=colour, label=f"from {start}")
             _curve(f1, run.steps, "f1", color=colour, alpha=0.6)
             _curve(searches, run.steps, "tool_calls", color=colour)
-            bands = [(line.step, *ends) for line in run.steps if (ends := line.interval("reward"))]
-
-            if bands:
-                reward.fill_between(
-                    *zip(*bands, strict=True), color=colour, alpha=0.15, linewidth=0
-                )
-
-            for line in (line for line in run.steps if line.dev_f1 is not None):
-                if ends := line.interval("dev_f1"):
-                    f1.plot([line.step] * 2, ends, color=colour, linewidth=1)
-                face = colour if line.step == run.manifest.best_step else "none"
-                f1.plot(
-                    [line.step],
-                    [line.dev_f1],
-                    "o",
-                    markersize=6,
-                    markerfacecolor=face,
-                    markeredgecolor=colour,
-                )
+            _reward_band(reward, run.steps, colour)
+            for line in run.steps:
+                if line.dev_f1 is not None:
+                    is_best = line.step == run.manifest.best_step
+                    _dev_dot(f1, line, line.dev_f1, colour, is_filled=is_best)
 
         f1.set_ylim(0, 1)
         searches.set_ylim(bottom=0)
@@ -191,10 +178,50 @@ def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
     return figure
 
 
+def _reward_band(panel: Axes, steps: Sequence[TrainingStep], colour: str) -> None:
+    """Shade the interval of the mean reward over the steps that have its error."""
+    places: list[int] = []
+    lows: list[float] = []
+    highs: list[float] = []
+    for line in steps:
+        ends = line.interval("reward")
+        if ends:
+            places.append(line.step)
+            lows.append(ends[0])
+            highs.append(ends[1])
+
+    # matplotlib refuses a band without a point
+    if places:
+        panel.fill_between(places, lows, highs, color=colour, alpha=0.15, linewidth=0)
+
+
+def _dev_dot(
+    panel: Axes, line: TrainingStep, dev_f1: float, colour: str, *, is_filled: bool
+) -> None:
+    """Draw the F1 of a step on dev, with its interval where the error is known."""
+    ends = line.interval("dev_f1")
+    if ends:
+        panel.plot([line.step] * 2, ends, color=colour, linewidth=1)
+    panel.plot(
+        [line.step],
+        [dev_f1],
+        "o",
+        markersize=6,
+        markerfacecolor=colour if is_filled else "none",
+        markeredgecolor=colour,
+    )
+
+
 def _curve(panel: Axes, steps: Sequence[TrainingStep], metric: str, **style: Any) -> None:
     """Draw a line through the steps that have the metric."""
-    known = [line for line in steps if metric in line.metrics]
-    panel.plot([line.step for line in known], [line.metrics[metric] for line in known], **style)
+    places: list[int] = []
+    values: list[float] = []
+    for line in steps:
+        if metric in line.metrics:
+            places.append(line.step)
+            values.append(line.metrics[metric])
+
+    panel.plot(places, values, **style)
 
 
 def _bare(panel: Axes) -> None:

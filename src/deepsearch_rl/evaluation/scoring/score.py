@@ -126,10 +126,14 @@ def pass_at_k(em_Q: Scores, samples: int, k: int) -> float:
     """
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} cannot be estimated from {samples} answers per question")
-    chances = np.array(
-        [1 - comb(samples - matches, k) / comb(samples, k) for matches in range(samples + 1)]
-    )
-    return float(chances[np.rint(em_Q * samples).astype(int)].mean())
+
+    chances = np.empty(samples + 1)
+    for matches in range(samples + 1):
+        chances[matches] = 1 - comb(samples - matches, k) / comb(samples, k)
+
+    # Rounded: a mean of thirds times three is no whole number
+    matches_Q = np.rint(em_Q * samples).astype(int)
+    return float(chances[matches_Q].mean())
 
 
 def bootstrap_intervals(values_QM: Scores, seed: int, draws: int) -> list[Interval]:
@@ -140,9 +144,10 @@ def bootstrap_intervals(values_QM: Scores, seed: int, draws: int) -> list[Interv
 
     # One by one: D x Q indices of a large set would take gigabytes
     for draw in range(draws):
-        means_DM[draw] = (
-            np.bincount(generator.integers(0, n, n, dtype=np.int32), minlength=n) @ values_QM / n
-        )
+        drawn_Q = generator.integers(0, n, n, dtype=np.int32)
+        # How often each question was drawn: all metrics are resampled by one product of matrices
+        weights_Q = np.bincount(drawn_Q, minlength=n)
+        means_DM[draw] = weights_Q @ values_QM / n
 
     figures_3M = np.stack([values_QM.mean(axis=0), *np.percentile(means_DM, (2.5, 97.5), axis=0)])
     return [Interval(mean=mean, low=low, high=high) for mean, low, high in figures_3M.T.tolist()]
@@ -170,17 +175,20 @@ def paired_differences(
     extreme_M = np.ones(len(total_M))
 
     for _ in range(draws):
-        positive_Q = np.unpackbits(
-            np.frombuffer(generator.bytes(questions // 8 + 1), np.uint8), count=questions
-        )
+        # A bit per question: a random byte gives eight signs
+        sign_bytes = np.frombuffer(generator.bytes(questions // 8 + 1), np.uint8)
+        positive_Q = np.unpackbits(sign_bytes, count=questions)
+        # The sum with signs is twice that of the positive ones, less the sum of all
         flipped_M = 2 * (positive_Q.astype(np.float64) @ difference_QM) - total_M
+        # Equal sums may differ in their last bits, which depend on the order of addition
         extreme_M += np.abs(flipped_M) >= np.abs(total_M) - 1e-9
 
     p_values = (extreme_M / (1 + draws)).tolist()
-    return {
-        name: PairedDifference(**dict(interval), p_value=p_value)
-        for name, interval, p_value in zip(metrics, intervals, p_values, strict=True)
-    }
+    result: dict[str, PairedDifference] = {}
+    for name, interval, p_value in zip(metrics, intervals, p_values, strict=True):
+        result[name] = PairedDifference(**dict(interval), p_value=p_value)
+
+    return result
 
 
 @dataclass(slots=True)
@@ -217,7 +225,15 @@ def build_row(
     scores = score_questions(counts.count(rollouts), key.samples)
     # The largest power of two among the samples
     most = 2 ** (key.samples.bit_length() - 1)
-    of_types = {kind: scores.of_type(kind) for kind in scores.type_names}
+    types: dict[str, TypeScore] = {}
+    for kind in scores.type_names:
+        of_type = scores.of_type(kind)
+        types[kind] = TypeScore(
+            **_f1_score(of_type, key.seed, draws),
+            mean_tool_calls=of_type.mean(TOOL_CALLS),
+            constant=counts.constant(of_type),
+        )
+
     return F1TableRow(
         **key.model_dump(),
         **_f1_score(scores, key.seed, draws),
@@ -230,14 +246,7 @@ def build_row(
         failures=dict(sorted(counts.failures.items())),
         generated=generated,
         constant=counts.constant(scores),
-        types={
-            kind: TypeScore(
-                **_f1_score(of_type, key.seed, draws),
-                mean_tool_calls=of_type.mean(TOOL_CALLS),
-                constant=counts.constant(of_type),
-            )
-            for kind, of_type in of_types.items()
-        },
+        types=types,
     )
 
 

@@ -25,47 +25,66 @@ CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in _NO_
 BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "gold_passage_f1")
 _SHARE = pa.Check.in_range(0, 1)
 _COUNT = pa.Check.ge(0)
-_SCORES = ("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "constant_f1")
+
+
+def _text_column() -> pa.Column:
+    return pa.Column(str)
+
+
+def _size_column() -> pa.Column:
+    return pa.Column(int, pa.Check.ge(1))
+
+
+def _share_column() -> pa.Column:
+    return pa.Column(float, _SHARE, coerce=True)
+
+
+def _mean_column() -> pa.Column:
+    return pa.Column(float, _COUNT, coerce=True)
+
+
 F1_TABLE = pa.DataFrameSchema(
     {
-        **{
-            name: pa.Column(str)
-            for name in (
-                "model",
-                "checkpoint",
-                "dataset",
-                "corpus",
-                "prompt",
-                "retriever",
-                "variant",
-            )
-        },
-        **{name: pa.Column(int, pa.Check.ge(1)) for name in ("top_k", "samples", "n")},
+        "model": _text_column(),
+        "checkpoint": _text_column(),
+        "dataset": _text_column(),
+        "corpus": _text_column(),
+        "prompt": _text_column(),
+        "retriever": _text_column(),
+        "variant": _text_column(),
+        "top_k": _size_column(),
+        "samples": _size_column(),
+        "n": _size_column(),
         "chunk_size": pa.Column(int, _COUNT),
-        "trained_with_other": pa.Column(str),
-        **{name: pa.Column(float, _SHARE, coerce=True) for name in _SCORES},
-        **{
-            name: pa.Column(float, _COUNT, coerce=True)
-            for name in ("mean_rounds", "mean_tool_calls")
-        },
+        "trained_with_other": _text_column(),
+        "em": _share_column(),
+        "f1": _share_column(),
+        "f1_low": _share_column(),
+        "f1_high": _share_column(),
+        "acc": _share_column(),
+        "precision": _share_column(),
+        "recall": _share_column(),
+        "constant_f1": _share_column(),
+        "mean_rounds": _mean_column(),
+        "mean_tool_calls": _mean_column(),
+        # Missing where the endpoint's own temperature was used, which nobody knows
         "temperature": pa.Column(float, _COUNT, coerce=True, nullable=True),
     },
     checks=pa.Check(
         lambda frame: (frame.f1_low <= frame.f1) & (frame.f1 <= frame.f1_high),
         name="f1 in its interval",
     ),
+    # The key of a row: two rows with one key would be one cell of the Markdown table
     unique=[
-        *(
-            "model",
-            "checkpoint",
-            "dataset",
-            "corpus",
-            "prompt",
-            "top_k",
-            "chunk_size",
-            "retriever",
-            "temperature",
-        ),
+        "model",
+        "checkpoint",
+        "dataset",
+        "corpus",
+        "prompt",
+        "top_k",
+        "chunk_size",
+        "retriever",
+        "temperature",
         "variant",
     ],
 )
@@ -76,14 +95,16 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
     """Write ``f1_table.json``, ``.md``, ``.csv`` and ``metrics.json``; raises as :func:`check_frame`."""
     write_json(folder / "f1_table.json", table.model_dump(mode="json"))
     write_json(folder / "metrics.json", metrics(table, ifeval))
-    columns = (*CSV_COLUMNS, *(f"pass_at_{k}" for k in passes(table.rows)), *BASELINE_COLUMNS)
-    lines = [
-        flat
-        | {"constant_f1": row.constant.f1}
-        | {f"{name}_f1": score.f1 for name, score in row.controls.items()}
-        for row, flat in zip(table.rows, flat_rows(table.rows), strict=True)
-    ]
-    frame = pd.DataFrame(lines, columns=list(columns), dtype=object)
+    columns = [*CSV_COLUMNS, *map("pass_at_{}".format, passes(table.rows)), *BASELINE_COLUMNS]
+    lines: list[dict[str, Any]] = []
+    for row, flat in zip(table.rows, flat_rows(table.rows), strict=True):
+        line = flat | {"constant_f1": row.constant.f1}
+        for name, score in row.controls.items():
+            line[f"{name}_f1"] = score.f1
+        lines.append(line)
+
+    # As objects first: pandas would turn the counts of a column with gaps into floats
+    frame = pd.DataFrame(lines, columns=columns, dtype=object)
     check_frame(frame.infer_objects(), F1_TABLE, "f1_table.csv")
     with atomic_file(folder / "f1_table.csv") as partial:
         frame.to_csv(partial, index=False, lineterminator="\n")
@@ -97,28 +118,29 @@ def flat_rows(rows: Iterable[F1TableRow]) -> list[dict[str, Any]]:
     Failures and rollouts that were asked for again are ``kind=count``, what a model was trained
     with in another form is ``prompt;tool``; a temperature that was not sent is missing.
     """
-    return [
-        {name: getattr(row, name) for name in CSV_COLUMNS}
-        | row.pass_scores
-        | {"failures": ";".join(f"{kind}={count}" for kind, count in sorted(row.counts.items()))}
-        | {"trained_with_other": row.flat_trained_with_other, "temperature": row.sent_temperature}
-        for row in rows
-    ]
+    return [_flat_row(row) for row in rows]
+
+
+def _flat_row(row: F1TableRow) -> dict[str, Any]:
+    line: dict[str, Any] = {name: getattr(row, name) for name in CSV_COLUMNS}
+    line |= row.pass_scores
+    line["failures"] = ";".join(f"{kind}={count}" for kind, count in sorted(row.counts.items()))
+    line["trained_with_other"] = row.flat_trained_with_other
+    line["temperature"] = row.sent_temperature
+    return line
 
 
 def published_lines(table: F1Table) -> list[dict[str, Any]]:
     """Return the published scores as rows beside those of :func:`flat_rows`, with ``source`` and ``published``."""
-    return [
-        {
-            "model": row.model,
-            "dataset": row.run,
-            "n": row.n,
-            row.metric: row.score,
-            "source": row.source,
-        }
-        | {"published": True}
-        for row in table.published
-    ]
+    lines: list[dict[str, Any]] = []
+    for row in table.published:
+        line: dict[str, Any] = {"model": row.model, "dataset": row.run, "n": row.n}
+        line[row.metric] = row.score
+        line["source"] = row.source
+        line["published"] = True
+        lines.append(line)
+
+    return lines
 
 
 def metrics(
@@ -131,25 +153,24 @@ def metrics(
         figures = {"f1": row.f1, "em": row.em, "tool_calls": row.mean_tool_calls, **row.pass_scores}
 
         for name, value in figures.items():
-            result.setdefault(name + suffix, {}).setdefault(row.dataset, {})[row.model] = round(
-                value, 4
-            )
+            by_dataset = result.setdefault(name + suffix, {})
+            by_dataset.setdefault(row.dataset, {})[row.model] = round(value, 4)
 
     for score in ifeval:
-        result.setdefault("ifeval", {}).setdefault("prompt_strict", {})[score.model] = round(
-            score.prompt_strict, 4
-        )
+        by_accuracy = result.setdefault("ifeval", {})
+        by_accuracy.setdefault("prompt_strict", {})[score.model] = round(score.prompt_strict, 4)
 
     return result
 
 
 def passes(rows: Iterable[F1TableRow]) -> list[int]:
     """Return the k of every pass@k that rows have, ascending."""
-    return sorted({k for row in rows for k in row.pass_at})
+    return sorted(set[int]().union(*(row.pass_at for row in rows)))
 
 
 def score_text(value: float) -> str:
     """Return a score or difference with three decimals and no leading zero: ``.712``, ``-.030``, ``1.000``."""
+    # Only below 1: 10.500 has a "0." of its own
     return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
 
 
@@ -193,26 +214,38 @@ def markdown(table: F1Table) -> str:
     environment.filters |= FILTERS | {"aligned": _aligned}
     template = environment.from_string(MARKDOWN.read_text(encoding="utf-8"))
 
-    shown = table.shown
-    main = [row for row in shown.reading_order if not row.kind]
-    controls = set[str]().union(*(row.controls for row in main))
+    table_for_readers = table.shown
+    main: dict[tuple[str, str], F1TableRow] = {}
+    controls: set[str] = set()
+    for row in table_for_readers.reading_order:
+        if not row.kind:
+            main[row.model, row.dataset] = row
+            controls.update(row.controls)
 
     return template.render(
-        table=shown,
+        table=table_for_readers,
         kept_start_notes=table.kept_start_notes,
         tests=table.tests,
-        passes=passes(main),
+        passes=passes(main.values()),
         controls={name: title for name, title in CONTROL_TITLES.items() if name in controls},
-        main={(row.model, row.dataset): row for row in main},
-        variants=[row for row in shown.rows if row.variant],
+        main=main,
+        variants=[row for row in table_for_readers.rows if row.variant],
     )
 
 
 def _aligned(text: str) -> str:
     """Return lines of cells with bars between as a Markdown table that can be read as plain text."""
-    head, *body = ([cell.strip() for cell in line.split("|")] for line in text.strip().splitlines())
-    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    padded = [
-        map(str.ljust, line, widths) for line in (head, ["-" * width for width in widths], *body)
-    ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
+    rows: list[list[str]] = []
+    for line in text.strip().splitlines():
+        rows.append(list(map(str.strip, line.split("|"))))
+
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * width for width in widths]
+    rows.insert(1, rule)
+
+    lines: list[str] = []
+    for row in rows:
+        cells = map(str.ljust, row, widths)
+        lines.append(f"| {' | '.join(cells)} |")
+
+    return "\n".join(lines)

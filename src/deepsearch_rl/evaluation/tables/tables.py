@@ -24,7 +24,8 @@ from deepsearch_rl.evaluation.scoring.score import (
 from deepsearch_rl.evaluation.tables.holm import holm
 from deepsearch_rl.evaluation.tables.published import PublishedRow
 
-TYPE_DRAWS = 10  # a tenth of the draws of a whole set, since there are many types
+# A tenth of the draws of a whole set, since there are many types
+TYPE_DRAWS = 10
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
 MODEL_ORDER = ("base", "sft", "rl", "sft_rl")
 CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
@@ -107,7 +108,7 @@ class F1Table(Record):
     @property
     def reading_order(self) -> list[F1TableRow]:
         """All rows, by question set in reading order and model in training order."""
-        return [row for dataset in self.datasets for row in self.rows_of(dataset)]
+        return list(itertools.chain.from_iterable(map(self.rows_of, self.datasets)))
 
     @property
     def own_setting(self) -> F1TableRow:
@@ -117,10 +118,8 @@ class F1Table(Record):
     def rows_of(self, dataset: str) -> list[F1TableRow]:
         """Return the rows of a question set, models in training order."""
         models = self.models
-        return sorted(
-            (row for row in self.rows if row.dataset == dataset),
-            key=lambda row: models.index(row.model),
-        )
+        rows = [row for row in self.rows if row.dataset == dataset]
+        return sorted(rows, key=lambda row: models.index(row.model))
 
     def main_rows(self, dataset: str) -> list[F1TableRow]:
         """Return the main figures of a question set, models in training order."""
@@ -133,10 +132,13 @@ class F1Table(Record):
     @property
     def training_notes(self) -> dict[str, str]:
         """What models were trained with in another form than they answered with, by model and kind of row."""
-        rows = [row for row in self.reading_order if row.training_note]
-        return {
-            f"{row.model}, {row.kind}" if row.kind else row.model: row.training_note for row in rows
-        }
+        notes: dict[str, str] = {}
+        for row in self.reading_order:
+            if row.training_note:
+                name = f"{row.model}, {row.kind}" if row.kind else row.model
+                notes[name] = row.training_note
+
+        return notes
 
     @property
     def again_notes(self) -> dict[str, int]:
@@ -180,13 +182,15 @@ class F1Table(Record):
     @property
     def temperature_text(self) -> str:
         """The temperatures of the main figures as they were sent, with the models where they differ."""
-        models: dict[str, list[str]] = {}
+        # Dictionaries as sets that keep their order: a model has a row on every question set
+        models: dict[str, dict[str, None]] = {}
         for row in self.reading_order:
-            if not row.kind:
-                text = row.temperature_text
-                text = "the provider's own" if row.sent_temperature is None else text
-                names = models.setdefault(text, [])
-                names += [] if row.model in names else [row.model]
+            if row.kind:
+                continue
+            text = row.temperature_text
+            if row.sent_temperature is None:
+                text = "the provider's own"
+            models.setdefault(text, {})[row.model] = None
 
         if len(models) < 2:
             return next(iter(models), self.own_setting.temperature_text)
@@ -195,9 +199,8 @@ class F1Table(Record):
     @property
     def own_temperatures(self) -> list[str]:
         """The models that answered at their provider's own temperature."""
-        return list(
-            dict.fromkeys(row.model for row in self.reading_order if not row.temperature_sent)
-        )
+        rows = [row for row in self.reading_order if not row.temperature_sent]
+        return list(dict.fromkeys(row.model for row in rows))
 
     @property
     def kept_start(self) -> dict[str, str]:
@@ -206,12 +209,13 @@ class F1Table(Record):
         No question has another score or another number of searches: RL kept the weights that it
         began with.
         """
-        result: dict[str, str] = {}
-        for model, other in dict.fromkeys((each.model, each.other) for each in self.comparisons):
-            comparisons = [
-                each for each in self.comparisons if (each.model, each.other) == (model, other)
-            ]
+        by_pair: dict[tuple[str, str], list[Comparison]] = {}
+        for comparison in self.comparisons:
+            pair = (comparison.model, comparison.other)
+            by_pair.setdefault(pair, []).append(comparison)
 
+        result: dict[str, str] = {}
+        for (model, other), comparisons in by_pair.items():
             # Of models that are equal to each other in a circle, one has to stay.
             last = other
             while last in result:
@@ -233,11 +237,14 @@ class F1Table(Record):
     @property
     def shown(self) -> "F1Table":
         """The table for readers: without the rows and comparisons of models that kept their start."""
-        kept = self.kept_start
-        rows = [row for row in self.rows if row.model not in kept]
-        comparisons = [
-            each for each in self.comparisons if not {each.model, each.other} & set(kept)
-        ]
+        equal_models = self.kept_start.keys()
+        rows = [row for row in self.rows if row.model not in equal_models]
+
+        comparisons: list[Comparison] = []
+        for comparison in self.comparisons:
+            if equal_models.isdisjoint((comparison.model, comparison.other)):
+                comparisons.append(comparison)
+
         return self.model_copy(update={"rows": tuple(rows), "comparisons": tuple(comparisons)})
 
     @property
@@ -277,10 +284,10 @@ def build_table(
     for name in itertools.chain.from_iterable(pairs):
         look_up("model in report.comparisons", name, folders)
 
-    rows = {
-        name: read_record(folder / "rows.json", ModelEvaluation).rows
-        for name, folder in folders.items()
-    }
+    rows: dict[str, tuple[F1TableRow, ...]] = {}
+    for name, folder in folders.items():
+        rows[name] = read_record(folder / "rows.json", ModelEvaluation).rows
+
     comparisons: list[Comparison] = []
 
     for model, other in pairs:
@@ -309,7 +316,8 @@ def build_table(
             )
             comparisons.append(comparison)
 
-    comparisons.sort(key=lambda entry: entry.dataset)  # stable: pairs keep their order
+    # The sort is stable: pairs keep their order
+    comparisons.sort(key=lambda entry: entry.dataset)
     all_rows = sorted(itertools.chain.from_iterable(rows.values()), key=lambda row: row.sort_key)
 
     return F1Table(
@@ -336,9 +344,11 @@ def _type_differences(
 ) -> dict[str, TypeDifference]:
     """Return the differences by type of question, which are a table of their own."""
     types = first.type_names
-    differences = [
-        _type_difference(first.of_type(kind), second.of_type(kind), seed, draws) for kind in types
-    ]
+    differences: list[TypeDifference] = []
+    for kind in types:
+        of_type = _type_difference(first.of_type(kind), second.of_type(kind), seed, draws)
+        differences.append(of_type)
+
     return dict(zip(types, _corrected(differences), strict=True))
 
 
@@ -356,8 +366,13 @@ def _type_difference(
 
 def _corrected(differences: Sequence[DifferenceT]) -> list[DifferenceT]:
     """Return the differences of one table with its corrected p-values: all of F1 and of searches are one family."""
-    f1_tests = [difference.p_value for difference in differences]
-    search_tests = [difference.tool_calls.p_value for difference in differences]
+    f1_tests: list[float] = []
+    search_tests: list[float] = []
+    for difference in differences:
+        f1_tests.append(difference.p_value)
+        search_tests.append(difference.tool_calls.p_value)
+
+    # As many decimals as `Rounded` has, which a copy of a record does not apply
     p_holm = [round(p_value, 6) for p_value in holm([*f1_tests, *search_tests])]
 
     result: list[DifferenceT] = []
@@ -373,6 +388,8 @@ def _corrected(differences: Sequence[DifferenceT]) -> list[DifferenceT]:
 
 def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
     """Return known names in their usual order, then the others in alphabetical order."""
-    return sorted(
-        set(names), key=lambda name: (order.index(name) if name in order else len(order), name)
-    )
+
+    def place(name: str) -> tuple[int, str]:
+        return (order.index(name) if name in order else len(order), name)
+
+    return sorted(set(names), key=place)

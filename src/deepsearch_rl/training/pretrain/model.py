@@ -71,7 +71,10 @@ def world_tokenizer(prompt: str, subwords: int, context_tokens: int) -> PreTrain
         '"}}\n',
     ]
     texts += _wordings()
-    texts += [f" {word}" for grammar in GRAMMARS.values() for word in name_words(grammar)]
+    for grammar in GRAMMARS.values():
+        # With the space before: at the beginning of a text alone, a name is cut into parts
+        texts += [f" {word}" for word in name_words(grammar)]
+
     backend = _learn(texts, subwords)
     backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
@@ -95,10 +98,10 @@ def _wordings() -> Iterator[str]:
         templates += [style.step, *style.questions]
     for grammar in GRAMMARS.values():
         templates += grammar.fillers
-        templates += [
-            f"a {relation.noun} {relation.second}" for relation in grammar.relations.values()
-        ]
-        templates += [f"a {noun}" for noun in grammar.inferences]
+        for relation in grammar.relations.values():
+            templates.append(f"a {relation.noun} {relation.second}")
+        for noun in grammar.inferences:
+            templates.append(f"a {noun}")
 
     for template in templates:
         text = re.sub(r" ?\{\w+\}", "", template)
@@ -116,12 +119,18 @@ def _learn(texts: list[str], subwords: int) -> Tokenizer:
         vocab_size=subwords, initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
-    learned = json.loads(backend.to_str())
-    vocabulary: dict[str, int] = learned["model"]["vocab"]
-    for word in sorted({piece for text in texts for piece, _ in splitter.pre_tokenize_str(text)}):
+
+    words_of_texts: set[str] = set()
+    for text in texts:
+        words_of_texts.update(piece for piece, _ in splitter.pre_tokenize_str(text))
+
+    settings = json.loads(backend.to_str())
+    vocabulary: dict[str, int] = settings["model"]["vocab"]
+    # Sorted, so that equal texts give equal numbers
+    for word in sorted(words_of_texts):
         vocabulary.setdefault(word, len(vocabulary))
-    learned["model"]["ignore_merges"] = True
-    return Tokenizer.from_str(json.dumps(learned))
+    settings["model"]["ignore_merges"] = True
+    return Tokenizer.from_str(json.dumps(settings))
 
 
 class ModelConfig(Record):
@@ -145,7 +154,9 @@ def build_model(
 ) -> Qwen3ForCausalLM:
     """Return a float32 model with random weights drawn from ``seed``, its generation settings included."""
     torch.manual_seed(seed)
-    end, padding = (tokenizer.get_vocab()[token] for token in (TURN_END, END_OF_TEXT))
+    vocabulary = tokenizer.get_vocab()
+    end = vocabulary[TURN_END]
+    padding = vocabulary[END_OF_TEXT]
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),

@@ -46,12 +46,15 @@ from deepsearch_rl.training.runs.curves import record_step
 from deepsearch_rl.training.runs.finite import require_finite_update
 
 TRAIN_LOG = "train_log.jsonl"
-LOG_EVERY = 25  # steps between two lines of the training log
-IGNORED = -100  # label of a token without loss, as transformers has it
+# Steps between two lines of the training log
+LOG_EVERY = 25
+# Label of a token without loss, as transformers has it
+IGNORED = -100
 # Muon's quintic iteration with the steepest slope at zero
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _NEWTON_SCHULZ_STEPS = 5
-_MOMENTUM = 0.95  # share of the old direction that a step of Muon keeps
+# Share of the old direction that a step of Muon keeps
+_MOMENTUM = 0.95
 
 
 class OptimizerConfig(Record):
@@ -113,8 +116,14 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
     model = build_model(config.model, tokenizer, seed).train()
     rates = config.optimizer
     parameters = list(model.named_parameters())
-    muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "embed" not in name)
-    others = [weight for name, weight in parameters if weight.ndim != 2 or "embed" in name]
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, weight in parameters:
+        # A row of the embeddings is a word's own: Muon would mix the words
+        is_matrix = weight.ndim == 2 and "embed" not in name
+        (matrices if is_matrix else others).append(weight)
+
+    muon = Muon(matrices)
     epsilon = rates.adam_epsilon
     betas = (0.9, 0.98)
     adam = torch.optim.AdamW(
@@ -144,11 +153,15 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
             bar.advance(tokens, f"loss {window[-1].loss:.2f}")
 
             if step % LOG_EVERY == 0:
-                loss, accuracy = (
-                    round(sum(values) / len(window), 5) for values in zip(*window, strict=True)
+                losses, accuracies = zip(*window, strict=True)
+                line = PretrainStep(
+                    step=step,
+                    tokens=done,
+                    level=level,
+                    loss=round(sum(losses) / len(window), 5),
+                    accuracy=round(sum(accuracies) / len(window), 5),
+                    rate=round(rate, 5),
                 )
-                scores = {"loss": loss, "accuracy": accuracy, "rate": round(rate, 5)}
-                line = PretrainStep(step=step, tokens=done, level=level, **scores)
                 log.append(line)
                 record_step(line.model_dump())
                 window.clear()
@@ -220,7 +233,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Example
     )
     opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
     end = tokenizer.convert_tokens_to_ids(TURN_END)
-    trained = iter([not turn.get(GIVEN) for turn in turns if turn["role"] == "assistant"])
+    assistant_turns = iter([turn for turn in turns if turn["role"] == "assistant"])
     labels = []
     inside = False
     learn = False
@@ -228,7 +241,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Example
     for place, token in enumerate(tokens):
         if not inside and tokens[place - len(opening) : place] == opening:
             inside = True
-            learn = next(trained)
+            learn = not next(assistant_turns).get(GIVEN)
 
         labels.append(token if inside and learn else IGNORED)
         inside = inside and token != end
@@ -245,11 +258,11 @@ def batches(
     padding stays under a few per cent, and a batch holds conversations of one size but of every
     kind.
     """
-    while pooled := sorted(
-        itertools.islice(examples, pool), key=lambda example: len(example.tokens_T)
-    ):
+    while pooled := list(itertools.islice(examples, pool)):
+        pooled.sort(key=lambda example: len(example.tokens_T))
         groups: list[list[Example]] = [[]]
         for example in pooled:
+            # The longest of a batch comes last, and all others are padded to it
             if groups[-1] and (len(groups[-1]) + 1) * len(example.tokens_T) > batch_tokens:
                 groups.append([])
             groups[-1].append(example)
@@ -286,10 +299,10 @@ def backward_in_threads(
 ) -> Scores:
     """Compute a batch's gradients in one or two threads; return the loss and the share of right predictions."""
     trained_tokens = sum(int((example.labels_T != IGNORED).sum()) for example in examples)
-    parts = [part for part in (examples[first::threads] for first in range(threads)) if part]
-    losses, right = zip(
-        *pool.map(lambda part: backward(model, part, trained_tokens), parts), strict=True
-    )
+    # Every second example, so that both threads have long and short ones; a batch of one has one part
+    parts = [examples[first::threads] for first in range(min(threads, len(examples)))]
+    results = pool.map(lambda part: backward(model, part, trained_tokens), parts)
+    losses, right = zip(*results, strict=True)
     return Scores(sum(losses), sum(right) / trained_tokens)
 
 
@@ -322,9 +335,8 @@ class Muon:
 
         @torch.no_grad()
         def step_group(group: list[torch.nn.Parameter], momenta_NRC: Tensor) -> None:
-            gradients_NRC = torch.stack(
-                [parameter.grad for parameter in group if parameter.grad is not None]
-            )
+            gradients = [parameter.grad for parameter in group if parameter.grad is not None]
+            gradients_NRC = torch.stack(gradients)
             momenta_NRC.lerp_(gradients_NRC, 1 - _MOMENTUM)
             updates_NRC = orthogonalise(gradients_NRC.lerp(momenta_NRC, _MOMENTUM))
             scale = max(1.0, updates_NRC.size(-2) / updates_NRC.size(-1)) ** 0.5

@@ -10,36 +10,33 @@ they depend on. GEPA draws from one seed, so that a killed run, started again, t
 what the log holds is not asked again.
 """
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import openai
 from gepa.api import optimize
 from gepa.core.adapter import EvaluationBatch
 from pydantic import Field, field_validator
 
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.conversation.prompts import MADE_PROMPT, load_prompt
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, look_up
+from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import (
     AppendLog,
     atomic_directory,
     only_writer,
-    read_jsonl,
     sha256_json,
     write_json,
 )
 from deepsearch_rl.core.own_code import is_own
 from deepsearch_rl.core.records import NonEmpty, Question, Record, Trajectory
-from deepsearch_rl.endpoints.endpoint import Endpoint, complete, open_client
-from deepsearch_rl.endpoints.remote import RemoteConfig, open_endpoint, read_remote
-from deepsearch_rl.endpoints.request_options import remedy
+from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.remote import open_endpoint, read_remote
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
+from deepsearch_rl.training.prompt_search.reflector import Reflection, Reflector
 from deepsearch_rl.training.rewards.rewards import (
     PolicyText,
     ThinkLength,
@@ -60,8 +57,10 @@ REWARDS = ("f1", "exact_match", "evidence_recall", "answer_format")
 _NO_THOUGHTS = PolicyText(
     count_tokens=len, think_length=ThinkLength(min_tokens=0, full_score_tokens=0, max_tokens=1)
 )
-COMPONENT = "system_prompt"  # GEPA's name of the text that changes
-SHOWN_CHARACTERS = 1500  # of a message, to the reflection model
+# GEPA's name of the text that changes
+COMPONENT = "system_prompt"
+# Of a message, to the reflection model: a search returns thousands
+SHOWN_CHARACTERS = 1500
 
 
 class QuestionCounts(Record):
@@ -71,15 +70,6 @@ class QuestionCounts(Record):
         ge=1, description="their rollouts are read by the reflection model, a few at a time"
     )
     dev: int = Field(ge=1, description="score every prompt that is kept, and choose the best one")
-
-
-class Reflection(Record):
-    """The model that writes new prompts, and how it is asked."""
-
-    endpoint: RemoteConfig
-    temperature: float = Field(ge=0)
-    max_tokens: int = Field(ge=1, description="of an answer, its thoughts counted")
-    timeout_s: float = Field(gt=0, description="seconds per answer")
 
 
 class OptimizePromptConfig(Record):
@@ -165,7 +155,7 @@ def optimize_prompt(
         log = folder / REFLECTIONS
 
         with only_writer(log), AppendLog(log) as texts:
-            reflect = _Reflector(config.reflection, reflector, texts)
+            reflect = Reflector(config.reflection, reflector, texts)
             progress = _Progress()
 
             with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
@@ -197,15 +187,18 @@ def optimize_prompt(
         "reflections": reflect.calls,
         "seed": setting.seed,
     }
+    _write(out, candidates, best, manifest)
+    return candidates
 
+
+def _write(
+    out: Path, candidates: Sequence[Candidate], best: int, manifest: Mapping[str, object]
+) -> None:
+    rows = [candidate.model_dump(mode="json") for candidate in candidates]
     with atomic_directory(out) as partial:
         (partial / MADE_PROMPT).write_text(f"{candidates[best].prompt}\n", encoding="utf-8")
-        write_json(
-            partial / CANDIDATES, [candidate.model_dump(mode="json") for candidate in candidates]
-        )
+        write_json(partial / CANDIDATES, rows)
         write_json(partial / MANIFEST, manifest)
-
-    return candidates
 
 
 def _models_digest(task: PromptTask, endpoint: Endpoint, reflector: Endpoint) -> str:
@@ -225,17 +218,22 @@ def _candidates(result: Any, dev: Sequence[Question]) -> list[Candidate]:
         strict=True,
     )
     front = result.per_val_instance_best_candidates
-    return [
-        Candidate(
+
+    candidates: list[Candidate] = []
+    for number, (texts, parents, scores, rollouts) in enumerate(pool):
+        best_places = [place for place in sorted(front) if number in front[place]]
+        candidate = Candidate(
             prompt=texts[COMPONENT],
+            # The start's only parent is None
             parents=tuple(parent for parent in parents if parent is not None),
             dev_reward=result.val_aggregate_scores[number],
             scores={dev[place].id: score for place, score in sorted(scores.items())},
-            best_at=tuple(dev[place].id for place in sorted(front) if number in front[place]),
+            best_at=tuple(dev[place].id for place in best_places),
             rollouts=rollouts,
         )
-        for number, (texts, parents, scores, rollouts) in enumerate(pool)
-    ]
+        candidates.append(candidate)
+
+    return candidates
 
 
 @dataclass(slots=True)
@@ -247,7 +245,7 @@ class _Rollouts:
     endpoint: Endpoint
     retrieval_url: str
     scratch: Path
-    asked: int = 0
+    rollouts: int = 0
     propose_new_texts: None = None
     """GEPA's own way of asking the reflection model."""
 
@@ -262,11 +260,15 @@ class _Rollouts:
             return EvaluationBatch(outputs=outputs, scores=[0.0] * len(batch), trajectories=[])
 
         by_id = {trajectory.question_id: trajectory for trajectory in self._answers(prompt, batch)}
-        trajectories = [by_id[question.id] for question in batch]
-        pairs = zip(trajectories, batch, strict=True)
-        rewards = [
-            sum(reward_parts(self.config.rewards, *pair, _NO_THOUGHTS).values()) for pair in pairs
-        ]
+        trajectories: list[Trajectory] = []
+        rewards: list[float] = []
+        # GEPA may draw a question twice into a batch; it is answered once
+        for question in batch:
+            trajectory = by_id[question.id]
+            parts = reward_parts(self.config.rewards, trajectory, question, _NO_THOUGHTS)
+            trajectories.append(trajectory)
+            rewards.append(sum(parts.values()))
+
         return EvaluationBatch(
             outputs=outputs, scores=rewards, trajectories=trajectories if capture_traces else None
         )
@@ -279,9 +281,10 @@ class _Rollouts:
         setting = self.task.setting
         config = self.config
         agent = setting.agent.model_copy(update={"prompt": (folder / MADE_PROMPT).as_posix()})
-        self.asked += len(batch)
+        self.rollouts += len(batch)
+        distinct = {question.id: question for question in batch}
         artifact = collect(
-            list({question.id: question for question in batch}.values()),
+            list(distinct.values()),
             samples=1,
             make_agent=lambda: SearchAgent(
                 agent,
@@ -293,7 +296,7 @@ class _Rollouts:
             ),
             log=folder / "rollouts.jsonl",
             concurrency=agent.concurrency,
-            label=f"optimize_prompt@{name}, to rollout {self.asked} of about {config.rollouts}",
+            label=f"optimize_prompt@{name}, to rollout {self.rollouts} of about {config.rollouts}",
             out=folder / "batch.jsonl",
         )
         return list(artifact.without_server_failures())
@@ -305,15 +308,18 @@ class _Rollouts:
         components_to_update: Sequence[str],
     ) -> dict[str, list[dict[str, str]]]:
         """Return what the reflection model reads of each rollout: question, conversation, and what was wrong."""
+        full_reward = sum(self.config.rewards.values())
+        records: list[dict[str, str]] = []
         pairs = zip(eval_batch.trajectories or (), eval_batch.scores, strict=True)
-        records = [
-            {
+        for trajectory, reward in pairs:
+            # The keys are headings of the text that GEPA makes of them
+            record = {
                 "Inputs": trajectory.question,
                 "Generated Outputs": conversation_text(trajectory),
-                "Feedback": feedback(trajectory, reward, sum(self.config.rewards.values())),
+                "Feedback": feedback(trajectory, reward, full_reward),
             }
-            for trajectory, reward in pairs
-        ]
+            records.append(record)
+
         return dict.fromkeys(components_to_update, records)
 
 
@@ -322,10 +328,12 @@ def conversation_text(trajectory: Trajectory) -> str:
     lines: list[str] = []
     for message in trajectory.messages:
         if message.role in ("assistant", "tool"):
-            calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
-            text = "\n".join([*filter(None, (message.reasoning, message.content)), *calls])
-            cut = f"{text[:SHOWN_CHARACTERS]} ..." if len(text) > SHOWN_CHARACTERS else text
-            lines.append(f"{message.role}: {cut}")
+            parts = list(filter(None, (message.reasoning, message.content)))
+            parts += [f"{call.name}({call.arguments})" for call in message.tool_calls]
+            text = "\n".join(parts)
+            if len(text) > SHOWN_CHARACTERS:
+                text = f"{text[:SHOWN_CHARACTERS]} ..."
+            lines.append(f"{message.role}: {text}")
 
     return "\n".join(lines)
 
@@ -333,74 +341,14 @@ def conversation_text(trajectory: Trajectory) -> str:
 def feedback(trajectory: Trajectory, reward: float, most: float) -> str:
     """Return how a rollout ended, in words: reward, correct answers, and the limit or error that stopped it."""
     correct = " or ".join(map(repr, trajectory.golden_answers))
-    ending = (
-        f"It ended without an answer: {trajectory.error or trajectory.stop_reason}. "
-        if trajectory.failed
-        else ""
-    )
+    ending = ""
+    if trajectory.failed:
+        ending = f"It ended without an answer: {trajectory.error or trajectory.stop_reason}. "
     searches = f"The assistant searched {len(trajectory.retrievals)} times."
     earned = (
         f"The answer {trajectory.answer!r} earns {reward:.2f} of {most:.2f}; correct is {correct}."
     )
     return f"{ending}{earned} {searches}"
-
-
-class ReflectionLine(Record):
-    """A text of the reflection model, and the digest of what it was asked."""
-
-    asked: NonEmpty
-    text: str
-
-
-class _Reflector:
-    """GEPA's reflection model: asks the endpoint, or answers from the log of an earlier run."""
-
-    def __init__(self, config: Reflection, endpoint: Endpoint, log: AppendLog) -> None:
-        self._config = config
-        self._endpoint = endpoint
-        self._log = log
-        self._known = list(read_jsonl(log.path, ReflectionLine))
-        self.calls = 0
-
-    def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
-        asked = sha256_json(prompt)
-        number = self.calls
-        self.calls = self.calls + 1
-
-        if number < len(self._known):
-            if self._known[number].asked != asked:
-                raise ArtifactError(
-                    f"line {number + 1} of {self._log.path} answers another question than this run asks; delete its "
-                    "folder to begin anew."
-                )
-
-            return self._known[number].text
-
-        text = asyncio.run(self._ask(prompt))
-        self._log.append(ReflectionLine(asked=asked, text=text))
-        return text
-
-    async def _ask(self, prompt: str | list[dict[str, Any]]) -> str:
-        messages: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        config = self._config
-
-        async with open_client(self._endpoint, config.timeout_s) as client:
-            try:
-                completion = await complete(
-                    client,
-                    self._endpoint.options,
-                    model=self._endpoint.model,
-                    messages=messages,
-                    max_tokens=config.max_tokens,
-                    temperature=config.temperature,
-                )
-            except (openai.APIError, EndpointError) as error:
-                raise EndpointError(
-                    f"the reflection model failed: {self._endpoint.redact(str(error))}; {remedy(str(error))} and run "
-                    "the stage again, which goes on from here."
-                ) from error
-
-        return completion.message.text
 
 
 class _Progress:

@@ -68,9 +68,8 @@ class PolicyText:
 
     def turns(self, trajectory: Trajectory) -> list[str]:
         """Return the assistant turns as the policy wrote them, with separate reasoning put back into its tags."""
-        return [
-            self.turn(message) for message in trajectory.messages if message.role == "assistant"
-        ]
+        messages = [message for message in trajectory.messages if message.role == "assistant"]
+        return [self.turn(message) for message in messages]
 
     def turn(self, message: Message) -> str:
         """Return one assistant turn as the policy wrote it; calls that the server parsed are not in the text."""
@@ -146,13 +145,14 @@ def reward_parts(
     weights: Mapping[str, float], trajectory: Trajectory, question: Question, policy: PolicyText
 ) -> dict[str, float]:
     """Return the summands of a rollout's reward by name, each weight times score; all zero for a failed rollout."""
-    return trajectory.score(
-        lambda rollout: {
+
+    def parts(rollout: Trajectory) -> dict[str, float]:
+        return {
             name: weight * find_reward(name)(rollout, question, policy)
             for name, weight in weights.items()
-        },
-        dict.fromkeys(weights, 0.0),
-    )
+        }
+
+    return trajectory.score(parts, dict.fromkeys(weights, 0.0))
 
 
 @reward
@@ -175,8 +175,12 @@ def evidence_recall(trajectory: Trajectory, question: Question, _policy: PolicyT
         return 0.0
     if gold.kind != "documents":
         return evidence_shown(trajectory, gold) or 0.0
-    chunk_ids = {name for retrieval in trajectory.retrievals for name in retrieval.chunk_ids}
-    documents = chunk_ids | {name.rpartition("-")[0] for name in chunk_ids}
+
+    # A corpus that was not cut has documents for passages; otherwise an id is <document>-<number>
+    documents: set[str] = set()
+    for retrieval in trajectory.retrievals:
+        for chunk_id in retrieval.chunk_ids:
+            documents.update((chunk_id, chunk_id.rpartition("-")[0]))
     return fmean(item in documents for item in gold.items)
 
 
@@ -196,10 +200,15 @@ def think_format(trajectory: Trajectory, _question: Question, policy: PolicyText
 @reward
 def short_think(trajectory: Trajectory, _question: Question, policy: PolicyText) -> float:
     """Mean over assistant turns of :func:`think_length_score`; 0 if a turn has not exactly one think block."""
-    thoughts = [_only_thought(turn) for turn in policy.turns(trajectory)]
-    counts = [policy.count_tokens(thought[1].strip()) for thought in thoughts if thought]
-    scores = [think_length_score(tokens, policy.think_length) for tokens in counts]
-    return sum(scores) / len(scores) if scores and all(thoughts) else 0.0
+    scores: list[float] = []
+    for turn in policy.turns(trajectory):
+        thought = _only_thought(turn)
+        if thought is None:
+            return 0.0
+        tokens = policy.count_tokens(thought[1].strip())
+        scores.append(think_length_score(tokens, policy.think_length))
+
+    return sum(scores) / len(scores) if scores else 0.0
 
 
 @reward
@@ -214,6 +223,7 @@ def search_r1_structure(trajectory: Trajectory, _question: Question, policy: Pol
             blocks.append("<information></information>")
         elif message.role == "assistant":
             turn = policy.turn(message)
+            # A call that the server parsed is not in the text
             parsed_call = message.tool_calls and "<search>" not in turn
             blocks.append(f"{turn}<search></search>" if parsed_call else turn)
 
@@ -223,25 +233,28 @@ def search_r1_structure(trajectory: Trajectory, _question: Question, policy: Pol
 @reward
 def search_r1_retrieval(trajectory: Trajectory, question: Question, policy: PolicyText) -> float:
     """1 if the structure is right, the answer wrong, and a golden answer (normalised) in a tool result."""
-    if exact_match(trajectory, question, policy) or not search_r1_structure(
-        trajectory, question, policy
-    ):
+    if exact_match(trajectory, question, policy):
+        return 0.0
+    if not search_r1_structure(trajectory, question, policy):
         return 0.0
 
-    results = [
-        normalise(message.content) for message in trajectory.messages if message.role == "tool"
-    ]
-    golds = [gold for gold in map(normalise, question.golden_answers) if gold]
-    return float(any(gold in result for gold in golds for result in results))
+    # A golden answer of articles and punctuation alone is empty, and would be in every result
+    golds = list(filter(None, map(normalise, question.golden_answers)))
+    for message in trajectory.messages:
+        if message.role == "tool":
+            result = normalise(message.content)
+            if any(gold in result for gold in golds):
+                return 1.0
+
+    return 0.0
 
 
 @reward
 def search_r1_format(trajectory: Trajectory, question: Question, policy: PolicyText) -> float:
     """1 if there is an answer, but both the answer and the structure are wrong."""
-    right = exact_match(trajectory, question, policy) or search_r1_structure(
-        trajectory, question, policy
-    )
-    return float(not right)
+    is_right = exact_match(trajectory, question, policy)
+    has_structure = search_r1_structure(trajectory, question, policy)
+    return float(not is_right and not has_structure)
 
 
 def think_length_score(tokens: int, length: ThinkLength) -> float:

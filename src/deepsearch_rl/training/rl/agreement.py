@@ -58,36 +58,41 @@ def agreement(
     share, error = served_share(sampled_BS, trained_BS, start_BS)
 
     if max_mismatch is not None:
-        if not median <= max_mismatch:  # NaN too
-            raise StalePolicyError(
-                "the rollouts were not sampled from the newest policy: in half of them the log-probabilities of the "
-                f"sampled tokens differ from the trainer's by {median:.2g} nats or more on average; rl.max_mismatch is "
-                f"{max_mismatch:g}. Nothing of this step was kept; check that the server took over the new weights and "
-                "renders prompts as the trainer does."
-            )
+        _require_newest_policy(median, max_mismatch, share, error)
 
-        if is_start_model(share, error):
-            raise StalePolicyError(
-                "the rollouts were not sampled from the newest policy: the log-probabilities of the sampled tokens "
-                f"have gone {share:.0%} (standard error {error:.0%}) of the way from the start model to the trained "
-                "policy, where 100% is right and 0% is a server without the trained weights. Nothing of this step was "
-                "kept; check that the server applies the adapter of the newest step."
-            )
-
+    probabilities_2P = torch.stack([sampled_P.exp(), trained_P.exp()])
     metrics = {
         "mismatch_mean": float(mismatch_P.mean()),
         "mismatch_median": median,
         "mismatch_p99": float(mismatch_P.kthvalue(math.ceil(0.99 * len(mismatch_P))).values),
         "mismatch_max": float(mismatch_P.max()),
-        "mismatch_corr": float(
-            torch.corrcoef(torch.stack([sampled_P.exp(), trained_P.exp()]))[0, 1]
-        ),
+        "mismatch_corr": float(torch.corrcoef(probabilities_2P)[0, 1]),
         "served_share": share,
     }
     outside_B = outside_clip(mean_difference(trained_BS - sampled_BS)[:, 0], loss)
     for sign, rows_B in (("positive", advantages_B > 0), ("negative", advantages_B < 0)):
         metrics[f"outside_clip_{sign}"] = float(outside_B[rows_B].double().mean())
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _require_newest_policy(median: float, max_mismatch: float, share: float, error: float) -> None:
+    """Raise StalePolicyError as :func:`agreement` says; ``error`` is the standard error of the ``share`` served."""
+    # Written so that NaN fails as well
+    if not median <= max_mismatch:
+        raise StalePolicyError(
+            "the rollouts were not sampled from the newest policy: in half of them the log-probabilities of the "
+            f"sampled tokens differ from the trainer's by {median:.2g} nats or more on average; rl.max_mismatch is "
+            f"{max_mismatch:g}. Nothing of this step was kept; check that the server took over the new weights and "
+            "renders prompts as the trainer does."
+        )
+
+    if is_start_model(share, error):
+        raise StalePolicyError(
+            "the rollouts were not sampled from the newest policy: the log-probabilities of the sampled tokens "
+            f"have gone {share:.0%} (standard error {error:.0%}) of the way from the start model to the trained "
+            "policy, where 100% is right and 0% is a server without the trained weights. Nothing of this step was "
+            "kept; check that the server applies the adapter of the newest step."
+        )
 
 
 def require_unclipped(clip_fraction: float) -> None:

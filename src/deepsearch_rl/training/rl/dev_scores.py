@@ -35,7 +35,8 @@ class DevScores:
 
         pass_1 = fmean(map(fmean, f1_QG))
         pass_k = fmean(map(max, f1_QG))
-        if warning := gate_warning(pass_1, pass_k, gate.samples, gate.min_f1):
+        warning = gate_warning(pass_1, pass_k, gate.samples, gate.min_f1)
+        if warning:
             _LOG.warning("rl@%s: %s.", self.task.start_name, warning)
         return {"pass_1": pass_1, "pass_k": pass_k}
 
@@ -54,16 +55,20 @@ class DevScores:
 
         Raises EndpointError if they are less than :data:`MIN_DEV_SHARE`.
         """
-        groups = await self.trainer.roll_out(questions, sampling)
-        kept = trainable(groups)
-        whole = sum(map(len, kept))
-        wanted = sum(map(len, groups))
+        rollouts_QG = await self.trainer.roll_out(questions, sampling)
+        usable_QG = trainable(rollouts_QG)
+        usable = sum(map(len, usable_QG))
+        total = sum(map(len, rollouts_QG))
 
-        if whole < MIN_DEV_SHARE * wanted:
+        if usable < MIN_DEV_SHARE * total:
             raise EndpointError(
-                f"{wanted - whole} of the {wanted} rollouts of a dev score were failed by a server, and the "
+                f"{total - usable} of the {total} rollouts of a dev score were failed by a server, and the "
                 "others are too few to choose a checkpoint by. Check the servers and run the command again, which goes "
                 "on from the last step."
             )
 
-        return [[score_rollout(rollout.trajectory).f1 for rollout in group] for group in kept]
+        f1_QG: list[list[float]] = []
+        for group in usable_QG:
+            f1_QG.append([score_rollout(rollout.trajectory).f1 for rollout in group])
+
+        return f1_QG

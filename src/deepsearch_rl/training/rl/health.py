@@ -52,15 +52,15 @@ class AlarmWatch:
 
         before = self.now
         self.now = {}
+        new: list[Alarm] = []
         for name, alarm in ALARMS.items():
-            if reason := alarm(self._steps):
+            reason = alarm(self._steps)
+            if reason:
                 self.now[name] = reason
+                # One that goes on has begun at an earlier step
+                if name not in before:
+                    new.append(Alarm(name=name, step=line.step, reason=reason))
 
-        new = [
-            Alarm(name=name, step=line.step, reason=reason)
-            for name, reason in self.now.items()
-            if name not in before
-        ]
         self.began += new
         return new
 

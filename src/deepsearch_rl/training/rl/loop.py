@@ -110,6 +110,19 @@ def _gate_figures(start: TrainingStep, config: RlConfig) -> dict[str, object]:
     }
 
 
+def _rewards(rollouts_QG: Groups) -> list[list[float]]:
+    rewards_QG: list[list[float]] = []
+    for group in rollouts_QG:
+        rewards_QG.append([rollout.reward for rollout in group])
+
+    return rewards_QG
+
+
+def _has_signal(group: Sequence[Rollout]) -> bool:
+    """Return whether the rewards of a group differ: advantages of equal ones are zero."""
+    return len({rollout.reward for rollout in group}) > 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """The running training."""
@@ -151,7 +164,8 @@ class _Run:
 
     async def _resume(self, log_path: Path) -> tuple[RunLog, int]:
         """Start the engine; return the log so far and the last step whose policy the engine has."""
-        AppendLog(log_path).close()  # cuts off a line that a kill left unfinished
+        # Cuts off a line that a kill left unfinished
+        AppendLog(log_path).close()
         lines = list(read_jsonl(log_path, TrainingStep))
         begin("start", len(lines))
         done = await self.trainer.start(max(0, len(lines) - 1))
@@ -259,27 +273,28 @@ class _Run:
             begin("update", step)
 
             kept_QG = trainable(rollouts_QG)
-            signal_QG = [
-                group for group in kept_QG if len({rollout.reward for rollout in group}) > 1
-            ]
+            signal_QG = list(filter(_has_signal, kept_QG))
             missing = config.groups_per_step - len(signal_QG)
             if not missing or refills == config.max_refills:
                 break
             refills += 1
 
+        # Of all rollouts, those of failed servers too: a step that leaves many out shows it here
         rollouts = list(itertools.chain.from_iterable(rollouts_QG))
-        reward_Q = [fmean(rollout.reward for rollout in group) for group in rollouts_QG]
+        reward_Q = list(map(fmean, _rewards(rollouts_QG)))
         metrics = rollout_metrics(rollouts, self.task.agent.max_searches)
         metrics |= standard_error("reward", reward_Q)
         metrics["questions"] = len(rollouts_QG)
         metrics["left_out"] = float(len(rollouts) - sum(map(len, kept_QG)))
         metrics["groups_without_signal"] = 1 - len(signal_QG) / len(rollouts_QG)
 
+        # Others have been rolled out in place of the groups without a signal
         if config.max_refills:
             metrics["refills"] = refills
             kept_QG = signal_QG
 
-        rewards_QG = [[rollout.reward for rollout in group] for group in kept_QG]
+        rewards_QG = _rewards(kept_QG)
+        # A control: rewards that say nothing must teach nothing
         if config.shuffle_rewards:
             shuffler = random.Random(f"{self.task.seed}/{step - 1}")
             for rewards_G in rewards_QG:

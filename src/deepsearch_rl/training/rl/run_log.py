@@ -55,6 +55,7 @@ class RunLog:
         if config.patience and evaluations_since_best(self.lines) >= config.patience:
             return True
 
+        # Of the last step alone: an alarm that has ended stops nothing
         alarms = sorted(set(config.stop_on) & self.alarms.now.keys())
         if alarms:
             _LOG.warning("%s ends: rl.stop_on names %s", self.run, ", ".join(alarms))

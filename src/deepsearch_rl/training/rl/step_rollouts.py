@@ -30,29 +30,42 @@ def trainable(rollouts_QG: Groups) -> Groups:
     Those that the engine cannot train on (:attr:`Rollout.left_out`) are left out, too. Raises
     EndpointError if nothing is left: a server that fails everything must not use up steps.
     """
-    kept_QG = [
-        [rollout for rollout in group if not _why_left_out(rollout)] for group in rollouts_QG
-    ]
-    if not any(kept_QG):
-        reasons = Counter(_why_left_out(rollout) for group in rollouts_QG for rollout in group)
-        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        first = rollouts_QG[0][0].trajectory
+    usable_QG: Groups = []
+    reasons: Counter[str] = Counter()
+    for group in rollouts_QG:
+        usable_G: list[Rollout] = []
+        for rollout in group:
+            reason = _why_left_out(rollout)
+            if reason:
+                reasons[reason] += 1
+            else:
+                usable_G.append(rollout)
 
-        if reasons.keys() & SERVER_FAILURES:
-            remedy = "check the server that this names"
-        else:
-            remedy = (
-                "a start model that writes its calls as its chat template does can be trained (docs/training.md, what "
-                "is left out), for example one after SFT. Then"
-            )
+        if usable_G:
+            usable_QG.append(usable_G)
 
-        why = _why_left_out(rollouts_QG[0][0])
-        raise EndpointError(
-            f"every rollout of the step failed ({counted}); the first one ended with {why}: {first.error}. Nothing of "
-            f"the step was kept; {remedy} and run the command again, which goes on from the last step."
+    if not usable_QG:
+        raise _nothing_to_train_on(rollouts_QG[0][0], reasons)
+    return usable_QG
+
+
+def _nothing_to_train_on(first: Rollout, reasons: Counter[str]) -> EndpointError:
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+
+    # A server's failure is named before the engine's reasons: as long as it lasts, they cannot be judged
+    if reasons.keys() & SERVER_FAILURES:
+        remedy = "check the server that this names"
+    else:
+        remedy = (
+            "a start model that writes its calls as its chat template does can be trained (docs/training.md, what "
+            "is left out), for example one after SFT. Then"
         )
 
-    return list(filter(None, kept_QG))
+    return EndpointError(
+        f"every rollout of the step failed ({counts}); the first one ended with {_why_left_out(first)}: "
+        f"{first.trajectory.error}. Nothing of "
+        f"the step was kept; {remedy} and run the command again, which goes on from the last step."
+    )
 
 
 def _why_left_out(rollout: Rollout) -> str:
@@ -67,25 +80,37 @@ def rollout_metrics(rollouts: Sequence[Rollout], max_searches: int) -> dict[str,
     ``refusals`` is the share that answers :data:`~deepsearch_rl.core.answers.INSUFFICIENT`,
     ``at_search_limit`` that which used all searches it was allowed.
     """
-    trajectories = [rollout.trajectory for rollout in rollouts]
-    failures = Counter(trajectory.stop_reason for trajectory in trajectories if trajectory.failed)
-    left_out = Counter(rollout.left_out for rollout in rollouts if rollout.left_out)
+    values: dict[str, list[float]] = {}
+    failures: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
     refusal = normalise(INSUFFICIENT)
-    parts = rollouts[0].parts
-    return {
-        "reward": fmean(rollout.reward for rollout in rollouts),
-        **{f"reward/{name}": fmean(rollout.parts[name] for rollout in rollouts) for name in parts},
-        "f1": fmean(score_rollout(trajectory).f1 for trajectory in trajectories),
-        "refusals": fmean(normalise(trajectory.answer) == refusal for trajectory in trajectories),
-        "response_tokens": fmean(trajectory.completion_tokens for trajectory in trajectories),
-        "tool_calls": fmean(trajectory.tool_calls for trajectory in trajectories),
-        "at_search_limit": fmean(
-            trajectory.tool_calls >= max_searches for trajectory in trajectories
-        ),
-        "rounds": fmean(trajectory.rounds for trajectory in trajectories),
-        **{f"failures/{kind}": count / len(rollouts) for kind, count in sorted(failures.items())},
-        **{f"left_out/{name}": count / len(rollouts) for name, count in sorted(left_out.items())},
-    }
+
+    for rollout in rollouts:
+        trajectory = rollout.trajectory
+        figures = {"reward": rollout.reward}
+        for name in rollouts[0].parts:
+            figures[f"reward/{name}"] = rollout.parts[name]
+        figures["f1"] = score_rollout(trajectory).f1
+        figures["refusals"] = normalise(trajectory.answer) == refusal
+        figures["response_tokens"] = trajectory.completion_tokens
+        figures["tool_calls"] = trajectory.tool_calls
+        figures["at_search_limit"] = trajectory.tool_calls >= max_searches
+        figures["rounds"] = trajectory.rounds
+        for name, value in figures.items():
+            values.setdefault(name, []).append(value)
+
+        if trajectory.failed:
+            failures[trajectory.stop_reason] += 1
+        if rollout.left_out:
+            left_out[rollout.left_out] += 1
+
+    metrics = {name: fmean(numbers) for name, numbers in values.items()}
+    for kind, count in sorted(failures.items()):
+        metrics[f"failures/{kind}"] = count / len(rollouts)
+    for name, count in sorted(left_out.items()):
+        metrics[f"left_out/{name}"] = count / len(rollouts)
+
+    return metrics
 
 
 def progress_note(line: TrainingStep) -> str:
@@ -95,4 +120,10 @@ def progress_note(line: TrainingStep) -> str:
         "F1": line.metrics.get("f1"),
         "dev F1": line.dev_f1,
     }
-    return ", ".join(f"{name} {value:.3f}" for name, value in values.items() if value is not None)
+    notes: list[str] = []
+    for name, value in values.items():
+        # Dev is not scored at every step
+        if value is not None:
+            notes.append(f"{name} {value:.3f}")
+
+    return ", ".join(notes)

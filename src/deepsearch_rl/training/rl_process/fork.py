@@ -46,15 +46,21 @@ def keep_run(scratch: Path, work: Path, start: str) -> Path:
 
 def find_runs(work: Path) -> dict[str, Path]:
     """Return the folders of a profile's runs with a line in their log by name, the one that trained last first."""
-    finished = {folder.name: folder for folder in (work / RUNS).glob("*")}
-    cut_off = {run_name(folder): folder for folder in unfinished(work, "rl@*")}
-    folders = {**finished, **cut_off}
-    trained = {
-        name: log for name, folder in folders.items() if (log := folder / TRAIN_LOG).is_file()
-    }
-    begun = [name for name, log in trained.items() if log.stat().st_size]
-    begun.sort(key=lambda name: trained[name].stat().st_mtime, reverse=True)
-    return {name: folders[name] for name in begun}
+    folders: dict[str, Path] = {}
+    for folder in (work / RUNS).glob("*"):
+        folders[folder.name] = folder
+    # After the finished ones: of a state that was trained again, the scratch folder is the newer
+    for folder in unfinished(work, "rl@*"):
+        folders[run_name(folder)] = folder
+
+    last_step_at: dict[str, float] = {}
+    for name, folder in folders.items():
+        log = folder / TRAIN_LOG
+        if log.is_file() and log.stat().st_size:
+            last_step_at[name] = log.stat().st_mtime
+
+    newest_first = sorted(last_step_at, key=last_step_at.__getitem__, reverse=True)
+    return {name: folders[name] for name in newest_first}
 
 
 def run_name(scratch: Path) -> str:
@@ -75,8 +81,14 @@ def fork_run(settings: Profile, name: str, step: int, root: Path) -> tuple[str, 
     folder. Raises UnknownNameError for any other name, and as :func:`fork`.
     """
     runs = find_runs(settings.work)
-    newest = {_start_name(run): run for run in reversed(runs)}
-    source = look_up(f"RL run of {settings.work}", name, newest | {run: run for run in runs})
+    names: dict[str, str] = {}
+    # The newest run comes last, so that the name of its start stands for it
+    for run in reversed(runs):
+        names[_start_name(run)] = run
+    for run in runs:
+        names[run] = run
+
+    source = look_up(f"RL run of {settings.work}", name, names)
     target = run_of(settings, _start_name(source), root)
     fork(source, runs[source], step, target)
     return source, target
@@ -98,14 +110,21 @@ def fork(name: str, folder: Path, step: int, target: RlRun) -> None:
             the checkpoint.
         ArtifactError: there is no checkpoint of ``step``, or nothing before it that dev has scored.
     """
-    kept = checkpoints(folder)
-    if step not in kept:
-        has = ", ".join(map(str, kept)) or "none"
+    paths_of_step = checkpoints(folder)
+    if step not in paths_of_step:
+        has = ", ".join(map(str, paths_of_step)) or "none"
         raise ArtifactError(f"{name} keeps no checkpoint of step {step}; it has: {has} (rl.keep).")
 
     _check_target(name, folder, step, target)
-    lines = [line for line in read_jsonl(folder / TRAIN_LOG, TrainingStep) if line.step <= step]
-    scored = [line for line in lines if line.step in kept and line.dev_f1 is not None]
+    lines: list[TrainingStep] = []
+    # The steps that the fork may publish: they have a score and a checkpoint
+    scored: list[TrainingStep] = []
+    for line in read_jsonl(folder / TRAIN_LOG, TrainingStep):
+        if line.step > step:
+            continue
+        lines.append(line)
+        if line.step in paths_of_step and line.dev_f1 is not None:
+            scored.append(line)
 
     if not scored:
         raise ArtifactError(
@@ -123,16 +142,19 @@ def fork(name: str, folder: Path, step: int, target: RlRun) -> None:
             f"{best.step}, and rl.patience is {target.rl.patience}. Raise it, or fork an earlier step."
         )
 
-    unneeded = {path for number in kept.keys() - {step, best.step} for path in kept[number]}
-    unneeded |= {folder / file for file in (TRAIN_LOG, RUN_FILE, OUTPUT_LOG, STATE_FILE)}
+    # Only the checkpoints that the fork can load or publish are copied
+    unneeded: set[Path] = set()
+    for number, paths in paths_of_step.items():
+        if number not in (step, best.step):
+            unneeded.update(paths)
+    for file in (TRAIN_LOG, RUN_FILE, OUTPUT_LOG, STATE_FILE):
+        unneeded.add(folder / file)
+
+    def not_copied(parent: str, names: list[str]) -> list[str]:
+        return [file for file in names if Path(parent, file) in unneeded]
 
     with atomic_directory(target.scratch) as partial:
-        shutil.copytree(
-            folder,
-            partial,
-            dirs_exist_ok=True,
-            ignore=lambda parent, names: [file for file in names if Path(parent, file) in unneeded],
-        )
+        shutil.copytree(folder, partial, dirs_exist_ok=True, ignore=not_copied)
         write_jsonl(partial / TRAIN_LOG, lines)
         write_json(partial / RUN_FILE, target.model_dump(mode="json"))
         write_json(partial / FORK_FILE, {"run": name, "step": step})
@@ -146,14 +168,11 @@ def _without_lost_score(line: TrainingStep, best: TrainingStep) -> TrainingStep:
 
 def _check_target(name: str, folder: Path, step: int, target: RlRun) -> None:
     source = read_record(folder / RUN_FILE, RlRun)
-    field = next(
-        (name for name in SAME if getattr(source.rl, name) != getattr(target.rl, name)), None
-    )
-
-    if field:
-        raise ConfigError(
-            f"{name} was trained with another rl.{field}, which its checkpoints depend on."
-        )
+    for field in SAME:
+        if getattr(source.rl, field) != getattr(target.rl, field):
+            raise ConfigError(
+                f"{name} was trained with another rl.{field}, which its checkpoints depend on."
+            )
 
     if source.weights != target.weights:
         raise ConfigError(

@@ -26,6 +26,7 @@ from deepsearch_rl.core.records import NonEmpty, OpenRecord, Record
 CURVES = "curves"
 ERROR = "_se"
 """Ends the name of a metric's standard error."""
+# Of the normal distribution: 95 % lie within so many standard errors
 Z_95 = 1.96
 _LOG = logging.getLogger(__name__)
 
@@ -40,16 +41,20 @@ class TrainingStep(OpenRecord):
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics that the step has."""
-        return {
-            name: value
-            for name, value in (self.__pydantic_extra__ or {}).items()
-            if value is not None
-        }
+        metrics: dict[str, float] = {}
+        for name, value in (self.__pydantic_extra__ or {}).items():
+            if value is not None:
+                metrics[name] = value
+
+        return metrics
 
     def interval(self, metric: str) -> tuple[float, float] | None:
         """Return the 95 % normal interval of a mean whose standard error is logged (:func:`standard_error`)."""
-        mean, error = (self.metrics.get(name) for name in (metric, metric + ERROR))
-        return None if mean is None or error is None else (mean - Z_95 * error, mean + Z_95 * error)
+        mean = self.metrics.get(metric)
+        error = self.metrics.get(metric + ERROR)
+        if mean is None or error is None:
+            return None
+        return (mean - Z_95 * error, mean + Z_95 * error)
 
     @property
     def dev_f1(self) -> float | None:
@@ -136,13 +141,18 @@ def recorded_curve(path: Path) -> Iterator[None]:
 
 def record_step(line: Mapping[str, int | float | None], alarms: Sequence[Alarm] = ()) -> None:
     """Record a line of a training log, its field ``step``, its metrics and its new alarms, as one of this moment."""
-    if curve := _CURVE.get():
-        pairs = (
-            (name, value) for name, value in line.items() if value is not None and name != "step"
-        )
-        metrics: dict[str, float | None] = {name: float(value) for name, value in pairs}
-        step = int(line["step"] or 0)
-        curve.append(CurveLine(time_ms=_now_ms(), step=step, metrics=metrics, alarms=tuple(alarms)))
+    curve = _CURVE.get()
+    # Nobody asked for a curve
+    if curve is None:
+        return
+
+    metrics: dict[str, float | None] = {}
+    for name, value in line.items():
+        if value is not None and name != "step":
+            metrics[name] = float(value)
+
+    step = int(line["step"] or 0)
+    curve.append(CurveLine(time_ms=_now_ms(), step=step, metrics=metrics, alarms=tuple(alarms)))
 
 
 def _now_ms() -> int:

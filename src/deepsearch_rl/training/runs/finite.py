@@ -30,7 +30,8 @@ def first_not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
 
 def require_finite_tensors(what: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Raise NotFiniteError with the first tensor that is not finite; ``what`` begins the sentence."""
-    if name := first_not_finite(tensors):
+    name = first_not_finite(tensors)
+    if name:
         raise NotFiniteError(
             f"{what} {name} is not finite (NaN or infinite). Nothing of this step is kept."
         )
@@ -52,7 +53,12 @@ def require_finite_update(
     if math.isfinite(loss) and math.isfinite(norm):
         return
 
-    gradients = ((name, weight.grad) for name, weight in parameters if weight.grad is not None)
+    gradients: list[tuple[str, torch.Tensor]] = []
+    for name, weight in parameters:
+        # A frozen weight has none
+        if weight.grad is not None:
+            gradients.append((name, weight.grad))
+
     first = first_not_finite(gradients)
     cause = f"the first gradient that is not finite is that of {first}"
     if first is None:

@@ -56,15 +56,19 @@ def evidence_shown(trajectory: Trajectory, gold: Gold) -> float | None:
     texts = [message.content for message in trajectory.messages if message.role == "tool"]
     match gold.kind:
         case "facts":
-            passages = [without_space(text) for text in texts]
-            return fmean(
-                any(without_space(fact) in passage for passage in passages) for fact in gold.items
-            )
+            # Each result of a search by itself: a fact may not begin in one and end in the next
+            results = list(map(without_space, texts))
+            return fmean(_is_in_any(fact, results) for fact in gold.items)
         case "titles":
-            keys = {title_key(title) for title in shown_titles("\n".join(texts))}
+            keys = set(map(title_key, shown_titles("\n".join(texts))))
             return fmean(title_key(title) in keys for title in gold.items)
         case "documents":
             return None
+
+
+def _is_in_any(fact: str, results: Sequence[str]) -> bool:
+    compact_fact = without_space(fact)
+    return any(compact_fact in result for result in results)
 
 
 def shown_titles(text: str) -> set[str]:
@@ -80,8 +84,9 @@ def shown_titles(text: str) -> set[str]:
             titles.add(line)
             continue
 
-        ends = [bracket.start() for bracket in re.finditer(r"\) ", tagged[: MAX_TITLE_BYTES + 2])]
-        titles.update(tagged[:end] for end in ends)
+        # No title is longer, and a passage may have thousands of brackets
+        for bracket in re.finditer(r"\) ", tagged[: MAX_TITLE_BYTES + 2]):
+            titles.add(tagged[: bracket.start()])
         titles.add(tagged)
 
     return titles
@@ -105,20 +110,24 @@ def reasoned(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG00
         if message.role != "assistant":
             continue
         reasoning, text, closed = split_thought(message)
+        if reasoning is None or not closed:
+            return False
 
-        if (
-            reasoning is None
-            or not closed
-            or any(tag in reasoning + text for tag in (OPEN_THINK, CLOSE_THINK))
-        ):
+        # A second thought, of which the first tags are gone
+        rest = reasoning + text
+        if OPEN_THINK in rest or CLOSE_THINK in rest:
             return False
 
     return True
 
 
 PREDICATES: Mapping[str, Predicate] = {
-    predicate.__name__: predicate
-    for predicate in (answered, success, searched, no_repeated_query, evidence_found, reasoned)
+    "answered": answered,
+    "success": success,
+    "searched": searched,
+    "no_repeated_query": no_repeated_query,
+    "evidence_found": evidence_found,
+    "reasoned": reasoned,
 }
 
 
@@ -153,18 +162,18 @@ def best_per_question(trajectories: Sequence[Trajectory], count: int) -> list[Tr
     The better of two has the higher F1, then fewer searches, then the lower sample number. Of equal
     conversations, as samples at a low temperature often are, the first counts.
     """
-    best: dict[str, dict[tuple[Message, ...], Trajectory]] = {}
-    ranks = {
-        each.id: (-score_rollout(each).f1, len(each.retrievals), each.sample)
-        for each in trajectories
-    }
 
-    for trajectory in sorted(trajectories, key=lambda each: ranks[each.id]):
-        of_question = best.setdefault(trajectory.question_id, {})
-        if len(of_question) < count:
-            of_question.setdefault(trajectory.messages, trajectory)
+    def rank(trajectory: Trajectory) -> tuple[float, int, int]:
+        return (-score_rollout(trajectory).f1, len(trajectory.retrievals), trajectory.sample)
 
-    ids = {trajectory.id for of_question in best.values() for trajectory in of_question.values()}
+    conversations: dict[str, set[tuple[Message, ...]]] = {}
+    ids: set[str] = set()
+    for trajectory in sorted(trajectories, key=rank):
+        of_question = conversations.setdefault(trajectory.question_id, set())
+        if len(of_question) < count and trajectory.messages not in of_question:
+            of_question.add(trajectory.messages)
+            ids.add(trajectory.id)
+
     return [trajectory for trajectory in trajectories if trajectory.id in ids]
 
 
@@ -178,7 +187,7 @@ def apply_predicates(
     Raise ArtifactError where a trajectory answers a question that is not there.
     """
     by_id = {question.id: question for question in questions}
-    kept: list[Trajectory] = []
+    successes: list[Trajectory] = []
     dropped = dict.fromkeys(predicates, 0)
 
     for trajectory in trajectories:
@@ -189,13 +198,12 @@ def apply_predicates(
                 "run the stage synthesize again."
             )
 
-        reason = next(
-            (name for name, holds in predicates.items() if not holds(trajectory, question)), None
-        )
-
-        if reason is None:
-            kept.append(trajectory)
+        # The first that fails: the counts of all predicates add up to the trajectories left out
+        for name, holds in predicates.items():
+            if not holds(trajectory, question):
+                dropped[name] += 1
+                break
         else:
-            dropped[reason] += 1
+            successes.append(trajectory)
 
-    return kept, dropped
+    return successes, dropped

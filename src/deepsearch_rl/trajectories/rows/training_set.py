@@ -85,7 +85,8 @@ class FilterConfig(Record):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
-        find_predicates(self.predicates)  # refuses an unknown name
+        # Refuses an unknown name
+        find_predicates(self.predicates)
         if self.flatten != (self.loss_scale.split("+")[0] == LAST_TURN):
             rows = (
                 "rows of single turns train"
@@ -118,26 +119,26 @@ def build_training_set(
     """
     require_made_with(trajectories, agent)
     answers = list(read_distinct(trajectories, Trajectory))
-    kept, dropped = apply_predicates(
+    selection, dropped = apply_predicates(
         answers, read_distinct(questions, Question), find_predicates(config.predicates)
     )
-    closed = [trajectory for trajectory in kept if not has_unclosed_thought(trajectory.messages)]
-    if len(closed) < len(kept):
-        dropped[UNCLOSED_THOUGHT], kept = len(kept) - len(closed), closed
+    selection = _without_unclosed_thoughts(selection, dropped)
     if config.per_question:
-        best = best_per_question(kept, config.per_question)
-        dropped[PER_QUESTION] = len(kept) - len(best)
-        kept = best
+        best = best_per_question(selection, config.per_question)
+        dropped[PER_QUESTION] = len(selection) - len(best)
+        selection = best
 
-    for trajectory in kept:
+    # Before the proof, whose error would name a token and not the setting
+    for trajectory in selection:
         _require_served_prompts(trajectory, config.flatten, agent)
-    require_prompts(kept, agent)
+    require_prompts(selection, agent)
+
     proof = TokenProof(model, config.template, config.agent_template, config.loss_scale)
-    pairs = [
-        (trajectory, target)
-        for trajectory in kept
-        for target in row_targets(trajectory, config.flatten)
-    ]
+    pairs: list[tuple[Trajectory, int | None]] = []
+    for trajectory in selection:
+        for target in row_targets(trajectory, config.flatten):
+            pairs.append((trajectory, target))
+
     proved_rows: list[_ProvedRow] = []
 
     for trajectory, target in track(pairs, "filter", len(pairs), "rows"):
@@ -154,6 +155,16 @@ def build_training_set(
     return len(proved_rows)
 
 
+def _without_unclosed_thoughts(
+    trajectories: list[Trajectory], dropped: dict[str, int]
+) -> list[Trajectory]:
+    """Return the trajectories whose thoughts are all closed, and count the others in ``dropped``, if there are any."""
+    closed = [each for each in trajectories if not has_unclosed_thought(each.messages)]
+    if len(closed) < len(trajectories):
+        dropped[UNCLOSED_THOUGHT] = len(trajectories) - len(closed)
+    return closed
+
+
 def _require_served_prompts(trajectory: Trajectory, flatten: bool, agent: AgentConfig) -> None:
     """Refuse a trajectory whose rows would hold prompts that the agent never sends."""
     if trajectory.protocol != "function_calling":
@@ -162,11 +173,12 @@ def _require_served_prompts(trajectory: Trajectory, flatten: bool, agent: AgentC
             "Collect the teacher's answers with agent.protocol: function_calling."
         )
 
-    turns = [message for message in trajectory.messages if message.role == "assistant"]
+    if flatten != agent.history_reasoning:
+        return
 
-    if flatten == agent.history_reasoning and any(
-        split_thought(turn).reasoning is not None for turn in turns[:-1]
-    ):
+    # The last turn is in no history
+    turns = [message for message in trajectory.messages if message.role == "assistant"]
+    if any(split_thought(turn).reasoning is not None for turn in turns[:-1]):
         raise ConfigError(
             f"filter.flatten and agent.history_reasoning are both {str(flatten).lower()}, but trajectory "
             f"{trajectory.id} holds reasoning: its rows would be prompts that the agent never sends. Set "
@@ -185,18 +197,25 @@ def _report(
     trajectories: list[Trajectory], dropped: dict[str, int], rows: list[_ProvedRow]
 ) -> FilterReport:
     types = sorted({trajectory.question_type for trajectory in trajectories})
-    trained = {proved.trajectory.id: proved.trajectory for proved in rows}.values()
-    tokens = [proved.tokens for proved in rows]
+    # With the types of which no row is left
+    rows_by_type = dict.fromkeys(types, 0)
+    tokens: list[int] = []
+    # By trajectory: a trajectory of many rows has its searches once
+    searches: dict[str, int] = {}
+
+    for row in rows:
+        rows_by_type[row.trajectory.question_type] += 1
+        tokens.append(row.tokens)
+        searches[row.trajectory.id] = len(row.trajectory.retrievals)
+
     return FilterReport(
         trajectories=len(trajectories),
         f1=round(fmean(score_rollout(trajectory).f1 for trajectory in trajectories), 4),
         dropped=dropped,
         rows=len(rows),
-        rows_by_type={
-            name: sum(proved.trajectory.question_type == name for proved in rows) for name in types
-        },
+        rows_by_type=rows_by_type,
         tokens=TokenCounts(mean=round(fmean(tokens), 1), max=max(tokens)),
-        searches=round(fmean(len(trajectory.retrievals) for trajectory in trained), 3),
+        searches=round(fmean(searches.values()), 3),
     )
 
 
@@ -239,15 +258,16 @@ class TokenProof:
         tokens or loss mask differ.
         """
         messages = chat_messages(trajectory.messages, with_reasoning=True)
-        targets = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
-        # The conversation as the server sees it, through the trained turn
-        if target is not None:
+        if target is None:
+            roles = enumerate(message["role"] for message in messages)
+            targets = [turn for turn, role in roles if role == "assistant"]
+        else:
+            # The conversation as the server sees it, through the trained turn
             messages = [*chat_messages(trajectory.messages[:target]), messages[target]]
             targets = [target]
 
-        encoded = self._training.encode(
-            {"tools": row.tools, "messages": [dict(message) for message in row.messages]}
-        )
+        swift_messages = [dict(message) for message in row.messages]
+        encoded = self._training.encode({"tools": row.tools, "messages": swift_messages})
         tokens = self._render(messages)
         self._compare(trajectory.id, "training tokens", encoded["input_ids"], tokens)
         labels = [IGNORED] * len(tokens)
@@ -269,10 +289,14 @@ class TokenProof:
     def _compare(self, id_: str, what: str, swift: Sequence[int], tokenizer: Sequence[int]) -> None:
         if list(swift) == list(tokenizer):
             return
-        pairs = enumerate(zip(swift, tokenizer, strict=False))
-        place = next(
-            (i for i, (ours, theirs) in pairs if ours != theirs), min(len(swift), len(tokenizer))
-        )
+
+        # Where one is the beginning of the other, they differ at its end
+        place = min(len(swift), len(tokenizer))
+        for number, (ours, theirs) in enumerate(zip(swift, tokenizer, strict=False)):
+            if ours != theirs:
+                place = number
+                break
+
         raise CheckFailedError(
             f"trajectory {id_}: {what} differ at token {place}: ms-swift has {self._text(swift, place)}, the model's "
             f"chat template {self._text(tokenizer, place)}. Choose the ms-swift template that fits the model "

@@ -1,0 +1,169 @@
+"""The options of ``deepsearch retrieve build``, ``search`` and ``serve``; many are fields of a preset."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+from typer import Option
+
+from deepsearch_rl.commands.defaults import FieldOption
+from deepsearch_rl.core.records import Device, IndexHalf, RetrieverName, VectorsKind
+
+Corpus: TypeAlias = Annotated[Path, Option(help="Passages, JSON Lines.")]
+Out: TypeAlias = Annotated[
+    Path, Option(help="Index folder to write; an index that is there is replaced.")
+]
+Params: TypeAlias = Annotated[
+    Path | None, Option(help="Take all settings below from `index` of this file instead.")
+]
+CorpusName: TypeAlias = Annotated[
+    str,
+    Option(
+        help="With --params: the corpus, where `corpus_vectors` has settings of its own for it."
+    ),
+]
+Encoder: TypeAlias = Annotated[
+    str,
+    Option(
+        help="`tfidf_svd`, which needs no weights, a folder that sentence-transformers can read, or with "
+        "--revision the name of a hub's repository."
+    ),
+]
+Dimension: TypeAlias = Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)]
+Vectors: TypeAlias = Annotated[VectorsKind, Option(help="`retrieve frontier` helps to choose.")]
+Only: TypeAlias = Annotated[
+    IndexHalf | None,
+    Option(
+        help="Build one half alone: bm25 or dense.", show_default="both, and the hybrid of them"
+    ),
+]
+Half: TypeAlias = Annotated[bool, Option("--half", help="Keep vectors in float16: half the disk.")]
+FieldWeights: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        help="What BM25 searches and how much a word there counts: title, source, date, body or contents, as "
+        "`title=2`. Repeatable.",
+        show_default="contents=1",
+    ),
+]
+Questions: TypeAlias = Annotated[
+    Path | None, Option(help="Questions with gold evidence: the hybrid learns from them.")
+]
+Work: TypeAlias = Annotated[
+    Path | None,
+    Option(
+        help="Where a killed build finds its vectors.",
+        show_default="a hidden folder beside --out",
+    ),
+]
+Seed: TypeAlias = Annotated[int, Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)]
+
+Index: TypeAlias = Annotated[Path, Option(help="Folder that `retrieve build` wrote.")]
+Chunks: TypeAlias = Annotated[
+    Path | None, Option(help="The passage file, if it was moved since the build.")
+]
+Query: TypeAlias = Annotated[str, typer.Argument(help="The words to search for.")]
+TopK: TypeAlias = Annotated[int, Option(help="Passages to show, at most.", min=1)]
+Source: TypeAlias = Annotated[
+    str | None, Option(help="Only passages of this source, exactly as written there.")
+]
+After: TypeAlias = Annotated[
+    datetime | None, Option(help="Published on this day or later.", formats=["%Y-%m-%d"])
+]
+Before: TypeAlias = Annotated[
+    datetime | None, Option(help="Published on this day or earlier.", formats=["%Y-%m-%d"])
+]
+HitsAsJson: TypeAlias = Annotated[
+    bool, Option("--json", help="A JSON list of {id, score, contents, metadata}.")
+]
+
+SEARCH_FIELDS = {
+    "retriever": FieldOption("retrieval.retriever", RetrieverName, "Which ranking."),
+    "reranker": FieldOption(
+        "reranker.model", Path | None, "Cross-encoder folder for the best hits."
+    ),
+    "rerank_depth": FieldOption(
+        "reranker.depth", int, "Hits that the reranker puts in order.", min=1
+    ),
+}
+SERVE_FIELDS = {
+    **SEARCH_FIELDS,
+    "online": FieldOption(
+        "retrieval.online", Path | None, "YAML file of a search endpoint, instead of an index."
+    ),
+    "pages": FieldOption(
+        "retrieval.pages", Path | None, "JSON Lines of {url, contents, ...} for /access."
+    ),
+    "rerank_tokens": FieldOption(
+        "reranker.max_tokens", int, "Tokens of query and passage that it reads.", min=8
+    ),
+    "rerank_batch_tokens": FieldOption(
+        "reranker.batch_tokens", int, "Tokens of its batches, padding counted.", min=1
+    ),
+    "rerank_device": FieldOption("reranker.device", str, "Where it runs: cpu or cuda."),
+    "rerank_dtype": FieldOption("reranker.dtype", str, "float32, float16 or bfloat16."),
+    "top_k": FieldOption(
+        "retrieval.top_k", int, "Passages per query where a request does not say.", min=1
+    ),
+    "window_ms": FieldOption(
+        "retrieval.window_ms", float, "How long a search waits for others to share it.", min=0
+    ),
+    "max_batch": FieldOption(
+        "retrieval.max_batch", int, "Queries that share a search at most.", min=1
+    ),
+    "max_pending": FieldOption(
+        "retrieval.max_pending", int, "Queries that may wait; more are answered 503.", min=1
+    ),
+    "search_timeout_s": FieldOption(
+        "retrieval.search_timeout_s", float, "Longest search; then 503.", min=0.001
+    ),
+    "cache_entries": FieldOption(
+        "retrieval.cache_entries", int, "Answers kept for repeated queries; 0: none.", min=0
+    ),
+}
+_FOLDERS = {"show_default": "the folder's"}
+BUILD_FIELDS = {
+    "revision": FieldOption(
+        "index.encoder.revision",
+        str | None,
+        "Commit of a hub's repository that --encoder names.",
+        show_default="none",
+    ),
+    "query_prefix": FieldOption(
+        "index.encoder.query_prefix",
+        str | None,
+        "Before every query, e.g. 'query: ' for e5.",
+        **_FOLDERS,
+    ),
+    "passage_prefix": FieldOption(
+        "index.encoder.passage_prefix",
+        str | None,
+        "Before every passage, e.g. 'passage: '.",
+        **_FOLDERS,
+    ),
+    "pooling": FieldOption("index.encoder.pooling", str | None, "mean or cls.", **_FOLDERS),
+    "max_tokens": FieldOption(
+        "index.encoder.max_tokens", int | None, "Longer passages are cut.", min=3, **_FOLDERS
+    ),
+    "device": FieldOption(
+        "index.encoder.device", Device, "Where the encoder runs; in float16 on cuda."
+    ),
+    "nlist": FieldOption(
+        "vectors.ivf_pq.nlist", int, "ivf: cells, 1 to 8 times the root of the passages.", min=1
+    ),
+    "nprobe": FieldOption("vectors.ivf_pq.nprobe", int, "ivf: cells visited per query.", min=1),
+    "m": FieldOption(
+        "vectors.ivf_pq.m", int, "ivf_pq: codes per vector; divides the dimension.", min=1
+    ),
+    "nbits": FieldOption("vectors.ivf_pq.nbits", int, "ivf_pq: bits of a code.", min=1, max=16),
+    "train_rows": FieldOption(
+        "vectors.ivf_pq.train_rows", int, "ivf: vectors that cells are learnt from.", min=1
+    ),
+    "k1": FieldOption(
+        "index.bm25.k1", float, "BM25: how slowly repeated terms saturate.", min=0.01
+    ),
+    "b": FieldOption(
+        "index.bm25.b", float, "BM25: how strongly long passages are discounted.", min=0, max=1
+    ),
+}

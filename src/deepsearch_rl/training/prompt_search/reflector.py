@@ -1,0 +1,83 @@
+"""The model that writes new prompts, asked once for each of GEPA's questions: a killed run reads its log."""
+
+import asyncio
+from typing import Any
+
+import openai
+from pydantic import Field
+
+from deepsearch_rl.core.errors import ArtifactError, EndpointError
+from deepsearch_rl.core.files import AppendLog, read_jsonl, sha256_json
+from deepsearch_rl.core.records import NonEmpty, Record
+from deepsearch_rl.endpoints.endpoint import Endpoint, complete, open_client
+from deepsearch_rl.endpoints.remote import RemoteConfig
+from deepsearch_rl.endpoints.request_options import remedy
+
+
+class Reflection(Record):
+    """The model that writes new prompts, and how it is asked."""
+
+    endpoint: RemoteConfig
+    temperature: float = Field(ge=0)
+    max_tokens: int = Field(ge=1, description="of an answer, its thoughts counted")
+    timeout_s: float = Field(gt=0, description="seconds per answer")
+
+
+class ReflectionLine(Record):
+    """A text of the reflection model, and the digest of what it was asked."""
+
+    asked: NonEmpty
+    text: str
+
+
+class Reflector:
+    """GEPA's reflection model: asks the endpoint, or answers from the log of an earlier run."""
+
+    def __init__(self, config: Reflection, endpoint: Endpoint, log: AppendLog) -> None:
+        self._config = config
+        self._endpoint = endpoint
+        self._log = log
+        self._known = list(read_jsonl(log.path, ReflectionLine))
+        self.calls = 0
+
+    def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
+        """Return the answer to a question; raise ArtifactError where the log has the answer to another one."""
+        question = sha256_json(prompt)
+        number = self.calls
+        self.calls = self.calls + 1
+
+        # GEPA draws from one seed: it asks the same questions in the same order each time
+        if number < len(self._known):
+            if self._known[number].asked != question:
+                raise ArtifactError(
+                    f"line {number + 1} of {self._log.path} answers another question than this run asks; delete its "
+                    "folder to begin anew."
+                )
+
+            return self._known[number].text
+
+        text = asyncio.run(self._ask(prompt))
+        self._log.append(ReflectionLine(asked=question, text=text))
+        return text
+
+    async def _ask(self, prompt: str | list[dict[str, Any]]) -> str:
+        messages: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        config = self._config
+
+        async with open_client(self._endpoint, config.timeout_s) as client:
+            try:
+                completion = await complete(
+                    client,
+                    self._endpoint.options,
+                    model=self._endpoint.model,
+                    messages=messages,
+                    max_tokens=config.max_tokens,
+                    temperature=config.temperature,
+                )
+            except (openai.APIError, EndpointError) as error:
+                raise EndpointError(
+                    f"the reflection model failed: {self._endpoint.redact(str(error))}; {remedy(str(error))} and run "
+                    "the stage again, which goes on from here."
+                ) from error
+
+        return completion.message.text
