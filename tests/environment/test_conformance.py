@@ -11,8 +11,8 @@ from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.core.records import Message
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.environment.search_environment import SearchEnvironment
-from deepsearch_rl.environment.tokens import end_ids
 from deepsearch_rl.training.rewards.rewards import reward_parts
+from deepsearch_rl.training.rl.tokens import end_ids
 from tests.environment.scripted import (
     QUESTION,
     REWARDS,

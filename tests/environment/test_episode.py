@@ -15,7 +15,7 @@ from deepsearch_rl.core.records import Question, StopReason
 from deepsearch_rl.environment.blocking import BlockingEnvironment
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
-from deepsearch_rl.environment.tokens import end_ids
+from deepsearch_rl.training.rl.tokens import end_ids
 from tests.environment.scripted import (
     ANSWER,
     END,

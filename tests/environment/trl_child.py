@@ -22,7 +22,7 @@ from deepsearch_rl.environment.adapters.trl import TrlSearch
 from deepsearch_rl.environment.blocking import BlockingEnvironment
 from deepsearch_rl.environment.episode import RewardSetting
 from deepsearch_rl.environment.search_environment import SearchEnvironment
-from deepsearch_rl.environment.tokens import end_ids
+from deepsearch_rl.training.rl.tokens import end_ids
 from tests.environment.scripted import NEVER_FITS, QUESTION, REWARDS, SCRIPTS, Script, policy_text
 
 trl: Any = importlib.import_module("trl")

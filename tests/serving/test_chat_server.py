@@ -52,6 +52,45 @@ def test_a_last_message_that_is_to_be_continued_is_neither_closed_nor_followed_b
     assert asked < continued < closed
 
 
+def continue_tokens(endpoint: Endpoint, **changes: object) -> httpx.Response:
+    body = {"model": "policy", "prompt": [1, 2, 3], "max_tokens": 6, "seed": 5, **changes}
+    return httpx.post(f"{endpoint.base_url}/completions", json=body, timeout=30)
+
+
+def test_tokens_are_continued_as_a_conversation_of_these_tokens_is(
+    endpoint: Endpoint, policy_folder: Path
+) -> None:
+    prompt = load_chat_format(policy_folder).prompt_ids(QUESTION, None)
+    (chat,) = complete(endpoint, tools=None, logprobs=True, seed=5).json()["choices"]
+    (text,) = continue_tokens(endpoint, prompt=prompt, logprobs=0).json()["choices"]
+    tokens = chat["logprobs"]["content"]
+    assert text["logprobs"]["tokens"] == [token["token"] for token in tokens]
+    assert text["logprobs"]["token_logprobs"] == [token["logprob"] for token in tokens]
+    assert text["text"] == chat["message"]["content"]
+    assert text["finish_reason"] == chat["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"model": "policy@3"}, 404, "'policy@3' is not served"),
+        ({"max_tokens": 4096}, 400, "does not fit the context"),
+        ({"prompt": []}, 400, "prompt"),
+        ({"prompt": "a text"}, 400, "prompt"),
+        ({"prompt": [1, -1]}, 400, "prompt.1"),
+        ({"prompt": [1, 10**6]}, 400, "1000000 is no token of this model"),
+        ({"logprobs": 5}, 400, "logprobs"),
+        ({"echo": True}, 400, "echo"),
+    ],
+)
+def test_tokens_that_cannot_be_continued_are_refused_by_the_field(
+    endpoint: Endpoint, changes: dict[str, object], status: int, words: str
+) -> None:
+    reply = continue_tokens(endpoint, **changes)
+    assert reply.status_code == status
+    assert words in reply.text
+
+
 def test_a_server_in_a_thread_has_ended_where_its_block_ends(
     engine: Engine, policy_folder: Path
 ) -> None:

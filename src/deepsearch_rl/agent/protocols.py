@@ -49,7 +49,6 @@ from deepsearch_rl.conversation.chat_messages import (
     warn_once,
 )
 from deepsearch_rl.conversation.passages import NO_PASSAGES, Found, format_passages
-from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.records import Message, StopReason, TokenUsage, ToolCall
 from deepsearch_rl.endpoints.endpoint import Completion, complete
@@ -265,7 +264,7 @@ def open_protocol(
     config: AgentConfig, *, offer_tool: bool = True, begins_in_thought: bool = False
 ) -> AgentProtocol:
     """Return the protocol that the settings name, with their prompt."""
-    instruction = load_prompt(config.prompt)
+    instruction = config.load_instruction()
     if config.protocol == FUNCTION_CALLING:
         return FunctionCalling(instruction, config.history_reasoning, offer_tool, begins_in_thought)
     return SearchTags(instruction)

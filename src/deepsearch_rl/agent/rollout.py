@@ -215,11 +215,16 @@ class SearchAgent:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._open.aclose()
 
-    async def answer(self, question: Question, sample: int) -> Trajectory:
-        """Answer one question; failures are the trajectory's stop reason and error, nothing is raised."""
+    async def answer(
+        self, question: Question, sample: int, policy: RolloutPolicy | None = None
+    ) -> Trajectory:
+        """Answer one question; failures are the trajectory's stop reason and error, nothing is raised.
+
+        A ``policy`` writes the turns in place of the agent's own.
+        """
         transcript = Transcript(question, self._protocol.opening(question.question), self.observer)
         steps = RolloutSteps(self._protocol, self.config, transcript)
-        model = RolloutModel(self._policy(question, sample), steps)
+        model = RolloutModel(policy or self._policy(question, sample), steps)
         reason, detail = await run_rollout(model, self._tool, transcript)
         if detail and isinstance(self.model, Endpoint):
             detail = self.model.redact(detail)
@@ -228,13 +233,17 @@ class SearchAgent:
     def _policy(self, question: Question, sample: int) -> RolloutPolicy:
         if not isinstance(self.model, Endpoint):
             return self.model(question, sample)
+        return self.endpoint_policy(self.model, question, sample)
+
+    def endpoint_policy(self, model: Endpoint, question: Question, sample: int) -> EndpointPolicy:
+        """Return the policy of one rollout by the agent's model, an endpoint."""
         seed = None if self.seed is None else rollout_seed(self.seed, question, sample)
         return EndpointPolicy(
             self._client,
-            self.model.model,
+            model.model,
             self._protocol,
             self._key.temperature,
             seed,
             self.logprobs,
-            self.model.options,
+            model.options,
         )

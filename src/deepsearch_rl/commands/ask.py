@@ -16,6 +16,7 @@ from rich.text import Text
 from typer import Option
 
 from deepsearch_rl.commands.defaults import RequestOption, named_values, with_options
+from deepsearch_rl.conversation.agent_config import prompt_option
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.records import Message, Question, Trajectory
@@ -101,7 +102,11 @@ def ask_command(
             "--top-k is decided by the server at --retrieval-url; leave one of them out."
         )
 
-    options = {"agent.prompt": prompt, "agent.protocol": protocol, "retrieval.top_k": top_k}
+    options = {
+        "agent.prompt": prompt_option(prompt, protocol),
+        "agent.protocol": protocol,
+        "retrieval.top_k": top_k,
+    }
     settings = with_options(find_profile(Path(), profile), options)
     models = settings.mapping("models", Path)
     name = model or list(models)[-1]

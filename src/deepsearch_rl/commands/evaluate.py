@@ -16,6 +16,7 @@ from deepsearch_rl.commands.defaults import (
     with_options,
 )
 from deepsearch_rl.commands.terminal import print_table
+from deepsearch_rl.conversation.agent_config import prompt_option
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.records import ProtocolName, RetrieverName, ServingBackend
 from deepsearch_rl.core.stage_state import package_digest
@@ -125,9 +126,9 @@ def evaluate_command(
         deepsearch evaluate --model gpt-5 --request token_limit=max_completion_tokens --request temperature=omit
         deepsearch evaluate --model models/tiny/sft --dataset musique --data FOLDER --context-tokens 2048
     """
-    search_tags = "search_tags" if fields["agent.protocol"] == "search_tags" else None
+    prompt = prompt_option(prompt, fields["agent.protocol"])
     counts = {"questions": questions, "samples": samples, "greedy": greedy, "controls": controls}
-    options = {**fields, "agent.prompt": prompt or search_tags, "evaluate.sets": {dataset: counts}}
+    options = {**fields, "agent.prompt": prompt, "evaluate.sets": {dataset: counts}}
     folder = _model_folder(model, base_url, key_variable, request or [])
     _evaluate(_describe(name or _slug(model), folder, dataset, data, options), out, as_json)
 

@@ -7,10 +7,18 @@ from pydantic import Field, model_validator
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.conversation.prompt_digests import PromptDigests, tools_text
 from deepsearch_rl.conversation.prompts import load_prompt, prompt_path, prompt_title
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.records import ProtocolName, Record
 
 FUNCTION_CALLING: Final = "function_calling"
+SEARCH_TAGS: Final = "search_tags"
+_SEARCH_TAG = "<search>"
+
+
+def prompt_option(prompt: str | None, protocol: str | None) -> str | None:
+    """Return the prompt that a command's options name: where they name a protocol in tags alone, the one for it."""
+    return SEARCH_TAGS if prompt is None and protocol == SEARCH_TAGS else prompt
 
 
 class AgentConfig(Record):
@@ -50,7 +58,22 @@ class AgentConfig(Record):
     def rollout_fingerprint(self) -> str:
         """Return the SHA-256 of all that decides an answer: settings but ``concurrency``, prompt and tool schema."""
         settings = self.model_dump(mode="json", exclude={"concurrency"})
-        return sha256_json([settings, load_prompt(self.prompt), RETRIEVE_TOOL])
+        return sha256_json([settings, self.load_instruction(), RETRIEVE_TOOL])
+
+    def load_instruction(self) -> str:
+        """Return the text of the prompt; raise ConfigError where it asks for searches in the other protocol's form."""
+        text = load_prompt(self.prompt)
+        has_tags = _SEARCH_TAG in text
+        if has_tags == (self.protocol == SEARCH_TAGS):
+            return text
+
+        problem = "asks" if has_tags else "does not ask"
+        fitting = SEARCH_TAGS if has_tags else FUNCTION_CALLING
+        raise ConfigError(
+            f"the prompt {self.prompt} {problem} the model to write its searches as {_SEARCH_TAG} query </search>, "
+            f"which does not fit agent.protocol: {self.protocol}. Set agent.protocol: {fitting}, or agent.prompt to "
+            "a prompt of this protocol (Search-R1's tags: search_tags)."
+        )
 
     @property
     def prompt_title(self) -> str:
@@ -60,7 +83,7 @@ class AgentConfig(Record):
     def prompt_digests(self) -> PromptDigests:
         """Return the digests of the prompt as it is now and of the tools that are offered; raises as load_prompt."""
         tools = [RETRIEVE_TOOL] if self.protocol == FUNCTION_CALLING else []
-        return PromptDigests.of(load_prompt(self.prompt), tools_text(*tools))
+        return PromptDigests.of(self.load_instruction(), tools_text(*tools))
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
@@ -80,7 +103,7 @@ class AgentConfig(Record):
                 f"answer_tokens {self.answer_tokens} is more than max_tokens {self.max_tokens}"
             )
 
-        if self.history_reasoning and self.protocol == "search_tags":
+        if self.history_reasoning and self.protocol == SEARCH_TAGS:
             raise ValueError(
                 "history_reasoning is for function_calling: search_tags always sends all text back"
             )

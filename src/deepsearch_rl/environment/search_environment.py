@@ -13,7 +13,7 @@ sampler and hands each turn to an :class:`Episode` instead:
 Both loops step through :class:`~deepsearch_rl.agent.steps.RolloutSteps` and search with the same
 tool. So an episode ends for the same reason with the same trajectory as a rollout in which the
 model wrote the same turns, and it records the tokens that the model server would have read
-(:mod:`deepsearch_rl.environment.tokens`).
+(:mod:`deepsearch_rl.training.rl.tokens`).
 
 One limit of the agent has no meaning here: ``agent.timeout_s``, a question's time, which the
 trainer's batches decide. ``agent.call_timeout_s`` ends a search that hangs.
@@ -35,8 +35,8 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, RewardSetting
-from deepsearch_rl.environment.tokens import TokenRecord, end_ids
 from deepsearch_rl.training.rl.policy_text import policy_text
+from deepsearch_rl.training.rl.tokens import TokenRecord, end_ids
 from deepsearch_rl.training.rl.trainer import RlConfig
 
 

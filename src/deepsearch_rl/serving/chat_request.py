@@ -206,6 +206,35 @@ class ChatCompletionRequest(_Wire):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
+class CompletionRequest(_Wire):
+    """A request to continue tokens, in vLLM's form of the Completions API: the prompt is token ids."""
+
+    model: str
+    prompt: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    max_tokens: int = Field(ge=1)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="1 if not given")
+    seed: int | None = Field(default=None, ge=0, description="drawn at random if not given")
+    stop: Annotated[Stops | None, BeforeValidator(_listed)] = None
+    include_stop_str_in_output: bool | None = Field(
+        default=None, description="vLLM's: the text keeps the stop string"
+    )
+    logprobs: Literal[0] | None = Field(
+        default=None, description="0: of the sampled tokens alone, no alternatives"
+    )
+    return_tokens_as_token_ids: Literal[True] | None = Field(
+        default=None, description="vLLM's: tokens are named token_id:N, as they always are here"
+    )
+
+    def check(self, vocabulary: int) -> None:
+        """Raise RequestError for what this server does not do, and for ids beyond the vocabulary."""
+        for name, value in (self.model_extra or {}).items():
+            _check_extra(name, value)
+        if (largest := max(self.prompt)) >= vocabulary:
+            raise RequestError(
+                "prompt", f"{largest} is no token of this model, which has {vocabulary} of them"
+            )
+
+
 def check_support(request: ChatCompletionRequest) -> None:
     """Raise RequestError for the first thing that a request asks for and this server does not do."""
     for name, value in (request.model_extra or {}).items():

@@ -1,6 +1,7 @@
 """An OpenAI-compatible chat server around an :class:`Engine`, with vLLM's conventions.
 
     POST /v1/chat/completions   one answer, whole or as a stream; tools, temperature, seed, stop strings, logprobs
+    POST /v1/completions        token ids continued; temperature, seed, stop strings, logprobs
     GET  /v1/models             the one name that is served
     GET  /health                200 once requests are answered
 
@@ -38,7 +39,12 @@ from deepsearch_rl.conversation.chat_format import ChatFormat, ConversationError
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.serving.answer_text import AnswerText
-from deepsearch_rl.serving.chat_request import ChatCompletionRequest, RequestError, check_support
+from deepsearch_rl.serving.chat_request import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    RequestError,
+    check_support,
+)
 from deepsearch_rl.serving.engine import ContextOverflowError, Engine, Generation, Sampling, Watch
 
 _LOG = logging.getLogger(__name__)
@@ -49,7 +55,7 @@ _END_OF_STREAM = "data: [DONE]\n\n"
 class _Answer:
     """A request that the engine can start: its prompt, how tokens are drawn, and the text that they make."""
 
-    request: ChatCompletionRequest
+    request: ChatCompletionRequest | CompletionRequest
     prompt: list[int]
     sampling: Sampling
     text: AnswerText
@@ -104,11 +110,27 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
         if request.stream:
             return StreamingResponse(_start_stream(engine, answer), media_type="text/event-stream")
 
-        watch = _stop_watch(answer.text) if request.stop else None
-        generation = await asyncio.wrap_future(
-            engine.generate(answer.prompt, answer.sampling, watch)
+        return _completion(answer, await _generate(answer))
+
+    @app.post("/v1/completions")
+    async def continue_tokens(request: CompletionRequest) -> dict[str, Any]:
+        """Continue token ids: 404 for another model name, 400 for what is not supported or does not fit."""
+        _check_name(request.model)
+        request.check(len(chat_format.tokenizer))
+        text = AnswerText(
+            chat_format.tokenizer,
+            stops=request.stop or (),
+            keep_stop=bool(request.include_stop_str_in_output),
+            may_call=False,
         )
-        return _completion(answer, generation)
+        sampling = _sampling(request, request.max_tokens)
+        answer = _answer(request, request.prompt, sampling, text)
+        return _text_completion(answer, await _generate(answer))
+
+    async def _generate(answer: _Answer) -> Generation:
+        watch = _stop_watch(answer.text) if answer.request.stop else None
+        future = engine.generate(answer.prompt, answer.sampling, watch)
+        return await asyncio.wrap_future(future)
 
     def _check_name(name: str) -> None:
         if name != served_name():
@@ -132,8 +154,6 @@ def _prepare(
         messages, request.tools if request.may_call else None, continues
     )
 
-    seed = secrets.randbits(63) if request.seed is None else request.seed
-    temperature = 1.0 if request.temperature is None else request.temperature
     max_tokens = request.token_limit or max(1, context_tokens - len(prompt))
     text = AnswerText(
         chat_format.tokenizer,
@@ -142,14 +162,24 @@ def _prepare(
         in_thought=chat_format.opens_thought(prompt, messages[-1]["content"] if continues else ""),
         may_call=request.may_call,
     )
-    return _Answer(
-        request=request,
-        prompt=prompt,
-        sampling=Sampling(temperature, max_tokens, seed),
-        text=text,
-        id=f"chatcmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-    )
+    return _answer(request, prompt, _sampling(request, max_tokens), text)
+
+
+def _sampling(request: ChatCompletionRequest | CompletionRequest, max_tokens: int) -> Sampling:
+    seed = secrets.randbits(63) if request.seed is None else request.seed
+    temperature = 1.0 if request.temperature is None else request.temperature
+    return Sampling(temperature, max_tokens, seed)
+
+
+def _answer(
+    request: ChatCompletionRequest | CompletionRequest,
+    prompt: list[int],
+    sampling: Sampling,
+    text: AnswerText,
+) -> _Answer:
+    kind = "chatcmpl" if isinstance(request, ChatCompletionRequest) else "cmpl"
+    id_ = f"{kind}-{uuid.uuid4().hex}"
+    return _Answer(request, prompt, sampling, text, id_, int(time.time()))
 
 
 def _stop_watch(text: AnswerText) -> Watch:
@@ -172,6 +202,23 @@ def _completion(answer: _Answer, generation: Generation) -> dict[str, Any]:
         "logprobs": {"content": tokens} if answer.request.logprobs else None,
     }
     return answer.head("chat.completion") | {"choices": [choice], "usage": answer.usage(generation)}
+
+
+def _text_completion(answer: _Answer, generation: Generation) -> dict[str, Any]:
+    """Return the reply to a request that continues tokens."""
+    answer.text.finish(generation.token_ids)
+    tokens = {
+        "tokens": [f"token_id:{token}" for token in generation.token_ids],
+        "token_logprobs": list(generation.logprobs),
+    }
+    choice = {
+        "index": 0,
+        "text": answer.text.text,
+        "finish_reason": generation.finish_reason,
+        "stop_reason": answer.text.stop_string,
+        "logprobs": None if answer.request.logprobs is None else tokens,
+    }
+    return answer.head("text_completion") | {"choices": [choice], "usage": answer.usage(generation)}
 
 
 def _token_logprobs(token_ids: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, Any]]:
@@ -243,7 +290,8 @@ def _end_of_stream(answer: _Answer, result: "Future[Generation]") -> Iterator[st
 
     yield _event(_chunk(answer, {}, finish_reason=answer.finish_reason(generation, message)))
 
-    if answer.request.with_usage:
+    request = answer.request
+    if isinstance(request, ChatCompletionRequest) and request.with_usage:
         chunk = answer.head("chat.completion.chunk") | {
             "choices": [],
             "usage": answer.usage(generation),

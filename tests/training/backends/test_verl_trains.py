@@ -14,10 +14,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.core.files import read_json, read_jsonl
+from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.evaluation.report.plots import read_rl_run
+from deepsearch_rl.training.rl_process.engines import open_engine
 from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.environment.check_environments import ROOT, interpreter_of
+from tests.environment.scripted import retrieval
+from tests.policies import CONTEXT_TOKENS
+from tests.training.backends.tagged import learn_by_heart, tags_agent, tags_task
 from tests.training.backends.verl_run import train
+from tests.training.backends.verl_settings import verl_config
 
 START = ROOT / "models" / "tiny" / "sft"
 pytestmark = [
@@ -26,8 +32,8 @@ pytestmark = [
     pytest.mark.skipif(
         not interpreter_of("verl").exists(), reason="make check-trainers builds veRL's environment"
     ),
-    pytest.mark.skipif(not START.is_dir(), reason="the tiny profile has not trained here"),
 ]
+needs_start = pytest.mark.skipif(not START.is_dir(), reason="the tiny profile has not trained here")
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +56,7 @@ def kill_after_a_checkpoint(folder: Path) -> None:
         process.send_signal(signal.SIGKILL)
 
 
+@needs_start
 def test_a_killed_grpo_run_goes_on_from_its_checkpoint_and_changes_the_policy(
     tmp_path: Path,
 ) -> None:
@@ -80,6 +87,7 @@ def test_a_killed_grpo_run_goes_on_from_its_checkpoint_and_changes_the_policy(
     assert (trained(ids).logits - before).abs().max() > 1e-4
 
 
+@needs_start
 def test_ppo_trains_policy_and_critic(tmp_path: Path) -> None:
     train(tmp_path, "ppo", 2)
     lines = log_of(tmp_path / "out")
@@ -96,3 +104,26 @@ def test_ppo_trains_policy_and_critic(tmp_path: Path) -> None:
     changed = [name for name, weight in start.items() if not torch.equal(weight, weights[name])]
     assert len(changed) > len(start) / 2
     assert max((start[name] - weights[name]).abs().max() for name in changed) < 0.1
+
+
+def test_search_tags_train_and_the_samplers_tokens_are_those_of_the_mask(
+    policy_folder: Path, smoke: Profile, tmp_path: Path
+) -> None:
+    agent = tags_agent(smoke, tmp_path)
+    sizes = {"groups_per_step": 4, "group_size": 4, "steps": {"base": 1}, "epochs": 8.0}
+    rewards = {"f1": 1.0, "answer_format": 0.5, "short_think": 0.1}
+    dev = {"every": 1, "questions": 1, "samples": 1, "temperature": 0.7}
+    config = verl_config(
+        dev=dev, rewards=rewards, max_sequence_tokens=CONTEXT_TOKENS, lora=None, **sizes
+    )
+    with retrieval() as url:
+        learn_by_heart(policy_folder, agent, url, tmp_path / "start", steps=25)
+        task = tags_task(tmp_path / "start", agent, url, tmp_path / "scratch")
+        task.scratch.mkdir()
+        open_engine(config.backend)(task, config, tmp_path / "out")
+
+    lines = log_of(tmp_path / "out")
+    assert [line.step for line in lines] == [0, 1]
+    assert lines[1].metrics["grad_norm"] > 0
+    assert lines[1].metrics["mismatch_mean"] < 1e-3
+    assert lines[1].metrics["rounds"] > 2, "no rollout has read an observation"

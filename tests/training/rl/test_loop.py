@@ -435,10 +435,20 @@ def test_a_start_without_a_number_of_steps_is_a_config_error(
         refused(task, config.model_copy(update={"steps": {"sft": 1}}), tmp_path)
 
 
-def test_the_tag_protocol_is_not_trained(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
-    tagged = replace(task, agent=task.agent.model_copy(update={"protocol": "search_tags"}))
-    with pytest.raises(ConfigError, match=r"agent\.protocol"):
-        refused(tagged, config, tmp_path)
+@pytest.mark.parametrize(
+    ("protocol", "prompt", "words"),
+    [
+        ("search_tags", "tiny", "does not ask .* agent.protocol: function_calling"),
+        ("function_calling", "search_tags", "asks .* agent.protocol: search_tags"),
+    ],
+)
+def test_a_prompt_of_the_other_protocol_is_refused(
+    task: RlTask, config: RlConfig, tmp_path: Path, protocol: str, prompt: str, words: str
+) -> None:
+    changes = {"protocol": protocol, "prompt": prompt}
+    other = replace(task, agent=task.agent.model_copy(update=changes))
+    with pytest.raises(ConfigError, match=words):
+        refused(other, config, tmp_path)
 
 
 def test_a_dev_score_leaves_out_what_a_server_failed_and_is_none_where_it_failed_much(

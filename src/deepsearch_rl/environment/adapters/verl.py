@@ -26,7 +26,7 @@ from deepsearch_rl.environment.adapters.verl_reward import reward_figures
 from deepsearch_rl.environment.blocking import BlockingEnvironment
 from deepsearch_rl.environment.episode import Episode, Outcome
 from deepsearch_rl.environment.search_environment import open_environment
-from deepsearch_rl.environment.tokens import TokenRow
+from deepsearch_rl.training.rl.tokens import TokenRow
 
 ResultT = TypeVar("ResultT")
 QUESTION = "deepsearch_question"

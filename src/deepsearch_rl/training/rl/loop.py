@@ -64,7 +64,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
     Raises:
         StalePolicyError: the server does not serve the policy that was just trained.
         ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``,
-            another protocol, thoughts not sent back, or rollouts that are longer than what is
+            a prompt of another protocol, thoughts not sent back, or rollouts that are longer than what is
             trained on; or the start was trained with another prompt, tool or chat template.
         UnknownNameError: a type in ``rl.type_shares`` that no train question has.
         ArtifactError: a split without a question.

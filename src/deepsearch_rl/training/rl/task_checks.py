@@ -14,10 +14,6 @@ def require_task(task: RlTask, config: RlConfig, served: TrainedWith) -> None:
     """
     if task.start_name not in config.steps:
         raise ConfigError(f"rl.steps has no entry for the start {task.start_name!r}; add one.")
-    if task.agent.protocol != FUNCTION_CALLING:
-        fix = "change agent.protocol"
-        raise ConfigError(f"rl trains function_calling, not {task.agent.protocol}; {fix}.")
-
     require_trained_with(task.start, served, f"the agent (agent.prompt: {task.agent.prompt})")
 
     for split, questions in (("train", task.train), ("dev", task.dev)):
@@ -59,8 +55,12 @@ def _require_few_steps(task: RlTask, config: RlConfig) -> None:
 
 
 def require_thoughts_sent_back(task: RlTask, *, opens_thought: bool) -> None:
-    """Raise ConfigError where the policy thinks before every turn and is not served these thoughts."""
-    if opens_thought and not task.agent.history_reasoning:
+    """Raise ConfigError where the policy thinks before every turn and is not served these thoughts.
+
+    Search-R1's tags send all text back.
+    """
+    in_calls = task.agent.protocol == FUNCTION_CALLING
+    if in_calls and opens_thought and not task.agent.history_reasoning:
         raise ConfigError(
             f"{task.start} thinks before every turn, and rl trains a rollout as one conversation "
             "with all its thoughts; set agent.history_reasoning: true, so that this is what the "

@@ -68,7 +68,12 @@ def why_left_out(
 def sampled_tokens(choice: Choice) -> list[int]:
     """Return the ids of a turn's tokens, which servers report as ``token_id:N``; empty if one is missing."""
     reported = (choice.logprobs and choice.logprobs.content) or []
-    ids = [_TOKEN.fullmatch(entry.token) for entry in reported]
+    return token_ids([entry.token for entry in reported])
+
+
+def token_ids(reported: Sequence[str]) -> list[int]:
+    """Return the ids of tokens that a server reports as ``token_id:N``; empty if one is not."""
+    ids = [_TOKEN.fullmatch(token) for token in reported]
     return [int(found[1]) for found in ids if found] if all(ids) else []
 
 

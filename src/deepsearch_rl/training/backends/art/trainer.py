@@ -25,6 +25,7 @@ from art.auto_trajectory import AutoTrajectoryContext
 from art.local import backend as local_backend
 from art.local.backend import LocalBackend
 from art.local.service import ModelService
+from art.preprocessing import tokenize
 from art.preprocessing.pack import PackedTensors
 from art.preprocessing.tokenize import TokenizedResult, tokenize_trajectory_groups
 from art.types import MessagesAndChoices
@@ -32,17 +33,25 @@ from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from mp_actors import move_to_child_process
 from openai.types.chat.chat_completion import Choice
 
+from deepsearch_rl.agent.protocols import EndpointPolicy
 from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.conversation.agent_config import SEARCH_TAGS
 from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
-from deepsearch_rl.training.backends.art.captures import sampled_choices, why_left_out
+from deepsearch_rl.training.backends.art.captures import NO_TURN, sampled_choices, why_left_out
 from deepsearch_rl.training.backends.art.checkpoints import RESUME_ONLY, is_whole, require_start
+from deepsearch_rl.training.backends.art.tag_policy import (
+    TagPolicy,
+    row_trajectory,
+    tokenized_row,
+)
 from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.heartbeat import check_server
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, advantages
+from deepsearch_rl.training.rl.tokens import TokenRecord, TokenRow, end_ids
 from deepsearch_rl.training.rl.trainer import LossConfig, RlConfig, RlTask, Rollout, Sampling
 
 _LOG = logging.getLogger(__name__)
@@ -69,11 +78,14 @@ class ServiceBackend(LocalBackend):
     """``art.LocalBackend`` that is given its services (ART 0.5.18 imports Megatron before it makes one).
 
     Rollouts are packed to ``rl.max_sequence_tokens``; the services cut them to their own length or
-    check the chunks.
+    check the chunks. ``in_tags``: they are sequences of :func:`row_trajectory`.
     """
 
-    def __init__(self, *, config: RlConfig, in_process: bool, path: str) -> None:
+    def __init__(
+        self, *, config: RlConfig, in_process: bool, path: str, in_tags: bool = False
+    ) -> None:
         super().__init__(in_process=in_process, path=path)
+        self._tokenize = tokenized_row if in_tags else tokenize.tokenize_trajectory
         self._loss = config.loss
         self._max_tokens = config.max_sequence_tokens
         self.overlong = 0
@@ -95,7 +107,11 @@ class ServiceBackend(LocalBackend):
             tokenizer: Any, groups: Any, no_logprobs: bool, _: bool, **rest: Any
         ) -> list[TokenizedResult]:
             rest["drop_zero_advantage_trajectories"] = False
-            rows = list(tokenize_trajectory_groups(tokenizer, groups, no_logprobs, False, **rest))
+            with patch.object(tokenize, "tokenize_trajectory", self._tokenize):
+                groups_rows = tokenize_trajectory_groups(
+                    tokenizer, groups, no_logprobs, False, **rest
+                )
+                rows = list(groups_rows)
             fitting = [row for row in rows if len(row.token_ids) <= self._max_tokens]
             self.overlong = len(rows) - len(fitting)
             results.extend(with_advantages(fitting, self._loss))
@@ -129,7 +145,13 @@ class ArtTrainer:
         self._config = config
         self._make_service = make_service
         self._in_process = in_process
-        self._backend = ServiceBackend(config=config, path=str(task.scratch), in_process=in_process)
+        self._in_tags = task.agent.protocol == SEARCH_TAGS
+        self._backend = ServiceBackend(
+            config=config,
+            path=str(task.scratch),
+            in_process=in_process,
+            in_tags=self._in_tags,
+        )
         self._model: art.TrainableModel[Any, Any] = art.TrainableModel(
             name="policy",
             project="deepsearch-rl",
@@ -179,10 +201,15 @@ class ArtTrainer:
     async def roll_out(
         self, questions: Sequence[Question], sampling: Sampling
     ) -> list[list[Rollout]]:
-        """Answer every question with the agent; a trained rollout's ``capture`` is ART's record of its model calls."""
+        """Answer every question with the agent.
+
+        A trained rollout's ``capture`` is ART's record of its model calls; of one in Search-R1's
+        tags, its sequence of tokens.
+        """
+        endpoint = self._endpoint()
         agent = SearchAgent(
             self._task.agent,
-            self._endpoint(),
+            endpoint,
             self._task.retrieval_url,
             sampling.temperature,
             logprobs=sampling.trained,
@@ -193,21 +220,12 @@ class ArtTrainer:
         async def answer(question: Question, sample: int) -> Rollout:
             """Roll out one sample as soon as fewer than ``rl.concurrency`` others run."""
             async with limit:
-                with (
-                    AutoTrajectoryContext()
-                    if sampling.trained
-                    else contextlib.nullcontext() as captured
-                ):
-                    trajectory = await agent.answer(question, sample)
-
-            if captured is None:
-                return Rollout(trajectory)
-            with_reasoning = self._task.agent.history_reasoning
-            return Rollout(
-                trajectory,
-                captured,
-                why_left_out(captured, trajectory, self._chat_format, with_reasoning),
-            )
+                if not sampling.trained:
+                    return Rollout(await agent.answer(question, sample))
+                if self._in_tags:
+                    policy = agent.endpoint_policy(endpoint, question, sample)
+                    return await self._recorded(agent, policy, question, sample)
+                return await self._captured(agent, question, sample)
 
         async with agent:
             samples = range(sampling.samples)
@@ -216,6 +234,28 @@ class ArtTrainer:
                 for question in questions
             ]
             return await asyncio.gather(*groups)
+
+    async def _captured(self, agent: SearchAgent, question: Question, sample: int) -> Rollout:
+        """Roll out one sample while ART records its model calls."""
+        with AutoTrajectoryContext() as captured:
+            trajectory = await agent.answer(question, sample)
+
+        with_reasoning = self._task.agent.history_reasoning
+        reason = why_left_out(captured, trajectory, self._chat_format, with_reasoning)
+        return Rollout(trajectory, captured, reason)
+
+    async def _recorded(
+        self, agent: SearchAgent, asked: EndpointPolicy, question: Question, sample: int
+    ) -> Rollout:
+        """Roll out one sample in Search-R1's tags, in which the sampled tokens are continued."""
+        tokens = TokenRecord(self._chat_format, asked.protocol, self._end_ids)
+        policy = TagPolicy(asked, tokens)
+        trajectory = await agent.answer(question, sample, policy)
+        return Rollout(trajectory, policy.row, NO_TURN if policy.row is None else "")
+
+    @cached_property
+    def _end_ids(self) -> tuple[int, ...]:
+        return end_ids(self._task.start, self._chat_format)
 
     def _endpoint(self) -> Endpoint:
         address = self._model.inference_base_url
@@ -297,7 +337,10 @@ def in_order(
 
 
 def art_trajectory(rollout: Rollout, reward: float) -> art.Trajectory:
-    """Return a rollout that ART captured as one conversation with its tools and its reward."""
+    """Return a rollout as ART trains on it: what it captured as one conversation with its tools, or the sequence."""
+    if isinstance(rollout.capture, TokenRow):
+        return row_trajectory(rollout.capture, reward)
+
     captured: art.Trajectory = rollout.capture
     tools = next(
         (history.tools for history in (captured, *captured.additional_histories) if history.tools),
