@@ -11,8 +11,8 @@ identity. Its rollouts are drawn by a hash of seed and id, so that every model's
 questions shows the same ones.
 
 In MLflow ``f1/multihoprag`` is the main figure of a set, ``f1_greedy/multihoprag`` that of greedy
-answers, and ``f1/multihoprag.top5`` that of the variant ``top5``. Names keep to letters, digits and
-``_ - . /``.
+answers, and ``f1/multihoprag.top5`` that of the variant ``top5``. ``lost/<cause>`` are the points of
+the in-domain set that a model lost to a cause. Names keep to letters, digits and ``_ - . /``.
 """
 
 import hashlib
@@ -42,6 +42,7 @@ from deepsearch_rl.core.records import ForeignRecord, NonEmpty, Record, StopReas
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, Share
 from deepsearch_rl.evaluation.scoring.score import score_questions
 from deepsearch_rl.evaluation.tables.tables import F1Table, Figures
+from deepsearch_rl.explain.causes.records import ExplainReport
 from deepsearch_rl.tracking.curves import line_digest
 from deepsearch_rl.tracking.run_names import flatten, run_name
 from deepsearch_rl.training.runs.curves import Alarm, TrainingStep
@@ -52,6 +53,7 @@ ROLLOUTS = "rollouts.jsonl"
 FILES = "files"
 TABLE = "f1_table.md"
 PAGE = "index.html"
+LOST_POINTS = "lost_points.json"
 PARAMS = "params.json"
 QUESTION_F1 = "question_f1.json"
 DIGEST_CHARACTERS = 36  # of a data set's digest; MLflow refuses longer ones
@@ -179,11 +181,14 @@ class Bundle(Record):
 
     schema_version: Literal[1] = 1
     digest: NonEmpty = Field(
-        description="hex SHA-256 of the results: table, IFEval, curves, predictions, rollouts"
+        description="hex SHA-256 of the results: table, IFEval, lost points, curves, predictions, rollouts"
     )
     experiment: NonEmpty
     table: F1Table
     ifeval: dict[str, dict[str, float]] = Field(description="accuracy by metric and model")
+    lost: dict[str, dict[str, float]] = Field(
+        default_factory=dict, description="lost points of the in-domain set, by model and metric"
+    )
     models: dict[str, EvaluatedModel]
     tags: dict[str, str]
     params: dict[str, str] = Field(
@@ -222,7 +227,7 @@ class Bundle(Record):
         now_ms: int = 0,
         step_times: Mapping[str, int] | None = None,
     ) -> list[Metric]:
-        """Return a model's scores by question set, its IFEval accuracies and its training curve, ``train/<metric>``.
+        """Return a model's scores by set, IFEval accuracies, lost points and training curve, ``train/<metric>``.
 
         The in-domain F1 is the first, which MLflow's compare page then opens on. Scores are linked
         to the logged model ``model_id`` and to the questions asked, the curve to the run alone.
@@ -241,6 +246,9 @@ class Bundle(Record):
         for name, accuracies in self.ifeval.items():
             if model in accuracies:
                 metrics.append(Metric(f"ifeval/{name}", accuracies[model], now_ms, 0, model_id))
+
+        for name, value in self.lost.get(model, {}).items():
+            metrics.append(Metric(name, value, now_ms, 0, model_id))
 
         curve: list[Metric] = []
         time_ms = now_ms
@@ -271,6 +279,8 @@ def build_bundle(
     """
     table = read_record(results.reports / "f1_table.json", F1Table)
     ifeval = read_record(results.reports / "metrics.json", Figures).root.get("ifeval", {})
+    explained = read_record(results.reports / LOST_POINTS, ExplainReport)
+    lost = explained.metrics(table.datasets[0])
     models = {
         name: _model(name, results, provenance)
         for name in sorted({row.model for row in table.rows})
@@ -284,7 +294,7 @@ def build_bundle(
         )
         write_json(partial / QUESTION_F1, _question_f1(table, results))
         (partial / FILES).mkdir()
-        for name in (TABLE, "f1_table.csv", "metrics.json", PAGE):
+        for name in (TABLE, "f1_table.csv", "metrics.json", LOST_POINTS, PAGE):
             shutil.copyfile(results.reports / name, partial / FILES / name)
         for path in (path for folder in results.prompts for path in sorted(folder.glob("*.json"))):
             shutil.copyfile(path, partial / FILES / f"prompts-{path.parent.name}-{path.name}")
@@ -296,10 +306,11 @@ def build_bundle(
         }
         digests = [sha256_file(partial / name) for name in (PREDICTIONS, ROLLOUTS)]
         bundle = Bundle(
-            digest=sha256_json([table.model_dump(mode="json"), ifeval, curves, digests]),
+            digest=sha256_json([table.model_dump(mode="json"), ifeval, lost, curves, digests]),
             experiment=config.experiment,
             table=table,
             ifeval=ifeval,
+            lost=lost,
             models=models,
             tags={**provenance.tags, "profile": table.profile},
             params={name: value for name, value in params.items() if defaults.get(name) != value},
