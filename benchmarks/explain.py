@@ -26,8 +26,8 @@ from deepsearch_rl.core.records import (
     StopReason,
     Trajectory,
 )
-from deepsearch_rl.explain.explain import Options, explain_paths, report_of
-from deepsearch_rl.explain.page import render_page
+from deepsearch_rl.explain.standalone.explain import Options, explain_paths, report_of
+from deepsearch_rl.explain.standalone.page import render_page
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.retrieval.search.manifest import IndexConfig

@@ -8,10 +8,12 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.evaluation.report.write_report import (
     ReportConfig,
+    SearchedConfig,
     Sources,
     TrainedConfig,
     write_report,
 )
+from deepsearch_rl.explain.causes.sources import Searched
 
 
 def main(profile: Profile) -> None:
@@ -20,6 +22,7 @@ def main(profile: Profile) -> None:
     starts = profile.value("rl")["starts"]
     split = profile.value("evaluate")["split"]
     trained = profile.section("trained", TrainedConfig)
+    config = profile.section("report", ReportConfig)
 
     questions: dict[str, Path] = {}
     for name in profile.value("datasets"):
@@ -41,9 +44,16 @@ def main(profile: Profile) -> None:
         filter=trained.filter,
         questions=questions,
         origins=question_origins(profile.value("download"), split),
+        searched=searched_again(config.searched, profile.data / "evaluate"),
     )
-    config = profile.section("report", ReportConfig)
     write_report(profile.name, sources, config, profile.value("seed"), profile.reports)
+
+
+def searched_again(config: SearchedConfig, evaluations: Path) -> Searched | None:
+    """Return the indexes to search once more; None where the profile names its evaluations in their place."""
+    if config.index == evaluations:
+        return None
+    return Searched(config.index, config.chunks)
 
 
 def question_origins(download: Mapping[str, Any], split: str) -> dict[str, str]:

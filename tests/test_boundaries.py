@@ -27,6 +27,7 @@ from deepsearch_rl.evaluation.report.plots import read_rl_run
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluation.standalone.predictions import score_predictions
 from deepsearch_rl.evaluation.tables.tables import F1Table, Figures
+from deepsearch_rl.explain.causes.records import ExplainReport
 from deepsearch_rl.retrieval.search.manifest import read_manifest
 from deepsearch_rl.retrieval.search.rows import read_chunks
 from deepsearch_rl.search_server.answers import read_pages
@@ -257,6 +258,7 @@ DOCUMENTS = {
     "f1_table.json": Whole(as_record(F1Table), {"schema_version": 99}, "schema_version"),
     "rows.json": Whole(as_record(ModelEvaluation), {"schema_version": 99}, "schema_version"),
     "scores.json": Whole(as_record(IfevalScore), {"schema_version": 99}, "schema_version"),
+    "lost_points.json": Whole(as_record(ExplainReport), {"schema_version": 99}, "schema_version"),
     "metrics.json": Whole(
         as_record(Figures), {"f1": {"musique": {"sft": "high"}}}, "f1.musique.sft"
     ),

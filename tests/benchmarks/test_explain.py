@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from benchmarks.explain import measure, write_run
-from deepsearch_rl.explain.causes import Cause
-from deepsearch_rl.explain.explain import Options, explain_paths
+from deepsearch_rl.explain.causes.causes import Cause
+from deepsearch_rl.explain.standalone.explain import Options, explain_paths
 
 
 def test_the_generated_run_is_explained_with_the_causes_that_cost_time(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from deepsearch_rl.core.records import (
     ToolCall,
     Trajectory,
 )
-from deepsearch_rl.evaluation.report.write_report import Sources
+from deepsearch_rl.evaluation.report.write_report import SearchedConfig, Sources
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation, RowKey, run_file
 from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 
@@ -31,6 +31,7 @@ CORPORA = {
 TYPES = ("1_hop", "2_hop", "3_hop", "null")
 NAMES = ("Arla", "Bodin", "Caro", "Dunn", "Emer", "Falk", "Gorm")
 DRAWS = 200
+SEARCHED = SearchedConfig(index=Path("data/evaluate"), chunks=Path("data/evaluate"))
 PASSAGES = Message(
     role="tool", content="[1] T\nThe port is Port Vale. <b>Old</b>.", tool_call_id="call_1"
 )
@@ -81,7 +82,12 @@ def make_question(number: int) -> Question:
     """The question that :func:`make_rollout` answers; its gold fact stands in every rollout's passage."""
     evidence = (Evidence(fact="The port   is\nPort Vale.", title="T"),)
     metadata = QuestionMetadata(evidence_list=evidence)
-    return Question(id=f"q{number}", question="?", golden_answers=("Port Vale",), metadata=metadata)
+    return Question(
+        id=f"q{number}",
+        question=f"Question {number}?",
+        golden_answers=("Port Vale",),
+        metadata=metadata,
+    )
 
 
 def _run(

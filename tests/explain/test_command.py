@@ -15,9 +15,10 @@ from deepsearch_rl.core.files import read_jsonl, sha256_file, write_json, write_
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, RowKey
 from deepsearch_rl.evaluation.scoring.score import build_row
-from deepsearch_rl.explain.causes import Cause
-from deepsearch_rl.explain.explanation import lost_metrics
-from deepsearch_rl.explain.report import ExplainReport
+from deepsearch_rl.explain.causes.causes import Cause
+from deepsearch_rl.explain.causes.explain import explain_evaluations
+from deepsearch_rl.explain.causes.records import ExplainReport
+from deepsearch_rl.explain.causes.sources import Searched
 from deepsearch_rl.retrieval.search.manifest import digest_index
 from tests.browsing import chromium
 from tests.explain.planted import planted
@@ -69,7 +70,7 @@ def test_a_file_with_questions_and_an_index_is_explained_with_groups_and_example
     assert shown >= {name for entry in each.causes.values() for name in entry.examples}
     assert each.ceilings.in_corpus is not None
     assert each.ceilings.in_corpus.whole.mean == pytest.approx(14 / 15)
-    assert lost_metrics(report, "")["model"]["lost/not_found"] == 0
+    assert report.metrics("")["model"]["lost/not_found"] == 0
 
 
 def test_a_corpus_in_place_of_an_index_gives_the_same_causes_and_says_what_ranks(
@@ -194,6 +195,23 @@ def test_the_folder_of_evaluated_models_needs_no_option_and_shows_what_training_
     [alone] = explain(graph / "evaluate" / "sft" / "musique.search.t0.7.jsonl").runs
     assert alone == report.runs[1]
     assert alone.answers == len(rollouts)
+
+
+def test_the_reports_stage_finds_what_the_command_finds_and_less_without_the_index(
+    graph: Path,
+) -> None:
+    folders = {model: graph / "evaluate" / model for model in ("base", "sft")}
+    questions = {"musique": graph / "questions" / "musique" / "val.jsonl"}
+    searched = Searched(graph / "index", graph / "chunks")
+    report = explain_evaluations(folders, questions, searched, seed=0, draws=50)
+    assert report == explain(graph / "evaluate")
+
+    alone = explain_evaluations(folders, questions, None, seed=0, draws=50)
+    add_up(alone)
+    causes = alone.runs[0].causes.keys()
+    assert Cause.NOT_FOUND in causes
+    assert not causes & {Cause.NOT_IN_CORPUS, Cause.BAD_QUERY, Cause.INDEX_MISSES}
+    assert alone.runs[0].f1 == report.runs[0].f1
 
 
 def test_questions_other_than_those_of_the_run_are_refused(graph: Path) -> None:

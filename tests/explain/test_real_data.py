@@ -16,13 +16,13 @@ from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Question,
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.corpora.reading.flashrag import read_documents, read_questions
 from deepsearch_rl.corpora.reading.layouts import read_numbered
-from deepsearch_rl.explain.causes import Cause
-from deepsearch_rl.explain.corpus import scan_corpus
-from deepsearch_rl.explain.evidence import evidence_of
-from deepsearch_rl.explain.explanation import explain_run
-from deepsearch_rl.explain.judging import Corpus, judge_run
-from deepsearch_rl.explain.report import RunReport, Setting
-from deepsearch_rl.explain.runs import read_run
+from deepsearch_rl.explain.causes.causes import Cause
+from deepsearch_rl.explain.causes.corpus import scan_corpus
+from deepsearch_rl.explain.causes.evidence import evidence_of
+from deepsearch_rl.explain.causes.explanation import explain_run
+from deepsearch_rl.explain.causes.judging import Corpus, judge_run
+from deepsearch_rl.explain.causes.records import RunReport, Setting
+from deepsearch_rl.explain.standalone.run_files import read_run
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.ranking.gold import mean_scores, score_retriever, with_gold
 from deepsearch_rl.retrieval.search.manifest import IndexConfig

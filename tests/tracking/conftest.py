@@ -11,6 +11,7 @@ from mlflow.tracking import MlflowClient
 from deepsearch_rl.core.files import write_json, write_jsonl
 from deepsearch_rl.core.records import (
     Message,
+    Question,
     Retrieval,
     StopReason,
     TokenUsage,
@@ -21,6 +22,7 @@ from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.evaluation.tables.table_files import write_table
 from deepsearch_rl.evaluation.tables.tables import build_table
+from deepsearch_rl.explain.causes.explain import explain_evaluations
 from deepsearch_rl.tracking.build_bundle import Results
 from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance, TrackConfig
 from deepsearch_rl.tracking.local_store import database_file, local_store
@@ -138,6 +140,15 @@ def make_results(root: Path, right: int = 8) -> Results:
         build_table("tiny", folders, [("sft", "base")], SEED, 100), [ifeval], root / "reports"
     )
     (root / "reports" / "index.html").write_text("<h1>Report</h1>\n")
+    asked = [
+        Question(
+            id=f"q{number:02}", question=f"Which port, {number}?", golden_answers=("Port Vale",)
+        )
+        for number in range(QUESTIONS)
+    ]
+    write_jsonl(root / "questions.jsonl", asked)
+    lost = explain_evaluations(folders, {"multihoprag": root / "questions.jsonl"}, None, SEED, 100)
+    write_json(root / "reports" / "lost_points.json", lost.model_dump(mode="json"))
     log = root / "sft_adapter" / "train_log.jsonl"
     log.parent.mkdir()
     log.write_text(

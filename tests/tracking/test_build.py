@@ -5,6 +5,7 @@ import pytest
 from deepsearch_rl.core.errors import RecordError
 from deepsearch_rl.core.files import parse_record, read_jsonl, read_record, sha256_file
 from deepsearch_rl.evaluation.tables.tables import F1Table
+from deepsearch_rl.explain.causes.causes import Cause
 from deepsearch_rl.tracking.build_bundle import Results, build_bundle
 from deepsearch_rl.tracking.bundle import (
     FILES,
@@ -136,6 +137,18 @@ def test_the_in_domain_f1_comes_first_and_the_reports_own_figures_are_the_best_m
         "rl/f1": 0.417,
         "sft/f1": 0.583,
     }
+
+
+def test_lost_points_of_the_in_domain_set_and_f1_add_up_to_one(
+    results: Results, tmp_path: Path
+) -> None:
+    build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
+    bundle = read_bundle(tmp_path / "bundle")
+    for model in MODELS:
+        metrics = {metric.key: metric.value for metric in bundle.metrics(model)}
+        causes = [metrics[f"lost/{cause}"] for cause in Cause]
+        assert sum(causes) == pytest.approx(1 - metrics["f1/multihoprag"])
+        assert metrics["lost/not_used"] > 0
 
 
 def test_a_model_without_a_training_log_has_no_curve(results: Results, tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ def test_tables_hold_the_whole_report_and_each_models_rows_and_predictions(
         "f1_table.csv",
         "f1_table.md",
         "index.html",
+        "lost_points.json",
         "metrics.json",
         "params.json",
     ]

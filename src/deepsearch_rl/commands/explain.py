@@ -13,9 +13,8 @@ from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.core.records import RetrieverName
 from deepsearch_rl.evaluation.scoring.score import Interval, bootstrap_intervals
 from deepsearch_rl.evaluation.standalone.predictions import score_predictions
-from deepsearch_rl.explain.causes import Cause
-from deepsearch_rl.explain.explain import Options, explain_paths, report_of
-from deepsearch_rl.explain.report import (
+from deepsearch_rl.explain.causes.causes import Cause
+from deepsearch_rl.explain.causes.records import (
     CEILINGS,
     CONTROLS,
     WITHOUT_EVIDENCE,
@@ -25,6 +24,7 @@ from deepsearch_rl.explain.report import (
     RunReport,
     title_of,
 )
+from deepsearch_rl.explain.standalone.explain import Options, explain_paths, report_of
 
 
 def explain_command(
@@ -110,7 +110,7 @@ def explain_command(
 
     if page is not None:
         # Here, because it loads matplotlib
-        from deepsearch_rl.explain.page import render_page  # noqa: PLC0415
+        from deepsearch_rl.explain.standalone.page import render_page  # noqa: PLC0415
 
         with atomic_file(page) as partial:
             partial.write_text(render_page(report), encoding="utf-8")

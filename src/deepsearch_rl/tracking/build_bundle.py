@@ -24,10 +24,12 @@ from deepsearch_rl.core.records import ForeignRecord, Trajectory
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from deepsearch_rl.evaluation.scoring.score import score_questions
 from deepsearch_rl.evaluation.tables.tables import F1Table, Figures
+from deepsearch_rl.explain.causes.records import ExplainReport
 from deepsearch_rl.tracking.bundle import (
     BUNDLE,
     DIGEST_CHARACTERS,
     FILES,
+    LOST_POINTS,
     PAGE,
     PARAMS,
     PREDICTIONS,
@@ -75,6 +77,8 @@ def build_bundle(
     """
     table = read_record(results.reports / "f1_table.json", F1Table)
     ifeval = read_record(results.reports / "metrics.json", Figures).root.get("ifeval", {})
+    explained = read_record(results.reports / LOST_POINTS, ExplainReport)
+    lost = explained.metrics(table.datasets[0])
     names = sorted({row.model for row in table.rows})
     models = {name: _model(name, results, provenance) for name in names}
 
@@ -86,7 +90,7 @@ def build_bundle(
         )
         write_json(partial / QUESTION_F1, _question_f1(table, results))
         (partial / FILES).mkdir()
-        for name in (TABLE, "f1_table.csv", "metrics.json", PAGE):
+        for name in (TABLE, "f1_table.csv", "metrics.json", LOST_POINTS, PAGE):
             shutil.copyfile(results.reports / name, partial / FILES / name)
         for folder in results.prompts:
             for path in sorted(folder.glob("*.json")):
@@ -102,10 +106,11 @@ def build_bundle(
         file_digests = [sha256_file(partial / name) for name in (PREDICTIONS, ROLLOUTS)]
         bundle = Bundle(
             # Of results alone: a report that was sent before is recognised under other settings
-            digest=sha256_json([table.model_dump(mode="json"), ifeval, curves, file_digests]),
+            digest=sha256_json([table.model_dump(mode="json"), ifeval, lost, curves, file_digests]),
             experiment=config.experiment,
             table=table,
             ifeval=ifeval,
+            lost=lost,
             models=models,
             tags={**provenance.tags, "profile": table.profile},
             params={name: value for name, value in params.items() if defaults.get(name) != value},

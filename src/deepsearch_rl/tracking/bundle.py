@@ -11,8 +11,8 @@ identity. Its rollouts are drawn by a hash of seed and id, so that every model's
 questions shows the same ones.
 
 In MLflow ``f1/multihoprag`` is the main figure of a set, ``f1_greedy/multihoprag`` that of greedy
-answers, and ``f1/multihoprag.top5`` that of the variant ``top5``. Names keep to letters, digits and
-``_ - . /``.
+answers, and ``f1/multihoprag.top5`` that of the variant ``top5``. ``lost/<cause>`` are the points of
+the in-domain set that a model lost to a cause. Names keep to letters, digits and ``_ - . /``.
 """
 
 import re
@@ -40,6 +40,7 @@ ROLLOUTS = "rollouts.jsonl"
 FILES = "files"
 TABLE = "f1_table.md"
 PAGE = "index.html"
+LOST_POINTS = "lost_points.json"
 PARAMS = "params.json"
 QUESTION_F1 = "question_f1.json"
 # Of a data set's digest; MLflow refuses longer ones
@@ -149,11 +150,14 @@ class Bundle(Record):
 
     schema_version: Literal[1] = 1
     digest: NonEmpty = Field(
-        description="hex SHA-256 of the results: table, IFEval, curves, predictions, rollouts"
+        description="hex SHA-256 of the results: table, IFEval, lost points, curves, predictions, rollouts"
     )
     experiment: NonEmpty
     table: F1Table
     ifeval: dict[str, dict[str, float]] = Field(description="accuracy by metric and model")
+    lost: dict[str, dict[str, float]] = Field(
+        default_factory=dict, description="lost points of the in-domain set, by model and metric"
+    )
     models: dict[str, EvaluatedModel]
     tags: dict[str, str]
     params: dict[str, str] = Field(
@@ -197,7 +201,7 @@ class Bundle(Record):
         now_ms: int = 0,
         step_times: Mapping[str, int] | None = None,
     ) -> list[Metric]:
-        """Return a model's scores by question set, its IFEval accuracies and its training curve, ``train/<metric>``.
+        """Return a model's scores by set, IFEval accuracies, lost points and training curve, ``train/<metric>``.
 
         The in-domain F1 is the first, which MLflow's compare page then opens on. Scores are linked
         to the logged model ``model_id`` and to the questions asked, the curve to the run alone.
@@ -218,6 +222,9 @@ class Bundle(Record):
         for name, accuracies in self.ifeval.items():
             if model in accuracies:
                 metrics.append(Metric(f"ifeval/{name}", accuracies[model], now_ms, 0, model_id))
+
+        for name, value in self.lost.get(model, {}).items():
+            metrics.append(Metric(name, value, now_ms, 0, model_id))
 
         # From the end, because a step whose time nobody noted takes that of the step after it
         curve: list[Metric] = []

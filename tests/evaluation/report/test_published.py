@@ -13,8 +13,9 @@ from deepsearch_rl.evaluation.tables.published import published_rows
 from deepsearch_rl.evaluation.tables.table_files import published_lines
 from stages.report import question_origins
 from tests.conftest import ROOT
+from tests.evaluation.conftest import SEARCHED
 
-CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5)
+CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5, searched=SEARCHED)
 CORPUS = {
     "multihoprag": "multihoprag",
     "musique": "wiki",

@@ -15,9 +15,9 @@ from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, Mo
 from deepsearch_rl.evaluation.tables.table_files import flat_rows, markdown
 from deepsearch_rl.evaluation.tables.tables import F1Table
 from deepsearch_rl.training.runs.curves import TrainingStep
-from tests.evaluation.conftest import sources_in
+from tests.evaluation.conftest import SEARCHED, sources_in
 
-CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5)
+CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5, searched=SEARCHED)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from selenium import webdriver
 
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, write_report
 from tests.browsing import chromium
-from tests.evaluation.conftest import sources_in
+from tests.evaluation.conftest import SEARCHED, sources_in
 
 __all__ = ["chromium"]
 pytestmark = pytest.mark.slow
@@ -39,7 +39,11 @@ return cut.map(scroll => {
 def page(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("widths")
     write_report(
-        "tiny", sources_in(finished), ReportConfig(comparisons=(), draws=100, rollouts=1), 0, folder
+        "tiny",
+        sources_in(finished),
+        ReportConfig(comparisons=(), draws=100, rollouts=1, searched=SEARCHED),
+        0,
+        folder,
     )
     return (folder / "index.html").as_uri()
 

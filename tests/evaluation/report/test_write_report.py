@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, UnknownNameError
-from deepsearch_rl.core.files import read_json, read_jsonl, write_json, write_jsonl
+from deepsearch_rl.core.files import read_json, read_jsonl, read_record, write_json, write_jsonl
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import run_file
@@ -21,9 +21,12 @@ from deepsearch_rl.evaluation.tables.table_files import (
     signed,
 )
 from deepsearch_rl.evaluation.tables.tables import F1Table, build_table
-from tests.evaluation.conftest import sources_in
+from deepsearch_rl.explain.causes.records import ExplainReport
+from tests.evaluation.conftest import SEARCHED, sources_in
 
-CONFIG = ReportConfig(comparisons=(("sft", "base"), ("sft_rl", "sft")), draws=200, rollouts=5)
+CONFIG = ReportConfig(
+    comparisons=(("sft", "base"), ("sft_rl", "sft")), draws=200, rollouts=5, searched=SEARCHED
+)
 CONTRACT = [
     "model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "retriever",
     "temperature", "samples", "seed",
@@ -127,6 +130,25 @@ def test_the_main_table_has_greedy_f1_beside_sampled_f1_then_searches_and_pass_a
     assert re.findall(r'"col">(.*?)</th>', titles[0]) == ["model", *head[2:7]]
 
 
+def test_the_page_and_a_file_say_where_every_model_loses_its_points(report: Path) -> None:
+    lost = read_record(report / "lost_points.json", ExplainReport)
+    rows = F1Table.model_validate(read_json(report / "f1_table.json")).rows
+    f1 = {(row.model, row.dataset): row.f1 for row in rows if not row.kind}
+    assert len(lost.runs) == len(f1) == 16
+    for run in lost.runs:
+        assert run.f1.mean == pytest.approx(f1[run.model, run.dataset], abs=1e-5)
+        total = sum(entry.lost.mean for entry in run.causes.values())
+        assert total == pytest.approx(1 - run.f1.mean, abs=1e-9)
+        assert run.examples == ()
+
+    page = (report / "index.html").read_text()
+    section = page.partition('<h2 id="lost_points">')[2].partition("</section>")[0]
+    assert section.count('<figure class="bars"><svg') == 4
+    assert section.count("What changed from one model to the next") == 8  # captions and labels
+    moved = {(move.model, move.other) for move in lost.movements}
+    assert moved == {("sft", "base"), ("rl", "base"), ("sft_rl", "sft")}
+
+
 def test_models_are_compared_wherever_both_answered_the_same_set(report: Path) -> None:
     table = F1Table.model_validate(read_json(report / "f1_table.json"))
     rows = {(row.model, row.dataset, row.temperature): row for row in table.rows}
@@ -189,7 +211,9 @@ def test_a_comparison_names_the_questions_that_turned(finished: Path, report: Pa
 def test_a_comparison_with_a_model_that_was_not_evaluated_is_refused_by_name(
     results: Sources, tmp_path: Path
 ) -> None:
-    config = ReportConfig(comparisons=(("sft", "base"), ("sft", "teecher")), draws=200, rollouts=0)
+    config = ReportConfig(
+        comparisons=(("sft", "base"), ("sft", "teecher")), draws=200, rollouts=0, searched=SEARCHED
+    )
     with pytest.raises(
         UnknownNameError, match=r"report\.comparisons 'teecher'.*Valid names: base, rl, sft, sft_rl"
     ):
@@ -227,7 +251,7 @@ def test_the_page_stands_alone_and_labels_generated_data(report: Path) -> None:
     assert len(page.ids) == len(set(page.ids))
     within = {link.removeprefix("#") for link in page.links if "=" not in link}
     assert within <= set(page.ids)
-    assert page.tags.count("svg") == 5
+    assert page.tags.count("svg") == 9
     assert page.text.count("generated data") == 1
     for dataset in ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa"):
         titles = len(re.findall(rf"<(?:caption|th[^>]*)>{dataset}", source))
@@ -271,7 +295,7 @@ def test_a_report_of_an_earlier_stage_that_does_not_fit_names_file_and_field(
         write_report(
             "tiny",
             results,
-            ReportConfig(comparisons=(), draws=100, rollouts=0),
+            ReportConfig(comparisons=(), draws=100, rollouts=0, searched=SEARCHED),
             0,
             tmp_path / "out",
         )

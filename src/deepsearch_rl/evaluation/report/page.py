@@ -31,6 +31,8 @@ from deepsearch_rl.evaluation.tables.tables import (
     F1Table,
     in_order,
 )
+from deepsearch_rl.explain.causes.records import ExplainReport, title_of
+from deepsearch_rl.explain.causes.shown_sets import PAGE_COLOURS, shown_sets
 from deepsearch_rl.trajectories.statistics.statistics import CORRECT, TOKENS_BIN, WRONG
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -49,7 +51,8 @@ class Report(NamedTuple):
     """Everything that the page shows.
 
     ``rl`` is keyed by the model that RL started from; ``filter`` is None where a profile trains
-    nothing. ``runs`` are in reading order, ``rollouts`` the ones to read of all runs.
+    nothing. ``runs`` are in reading order, ``rollouts`` the ones to read of all runs. ``lost`` says
+    where the models lose points.
     """
 
     table: F1Table
@@ -60,6 +63,7 @@ class Report(NamedTuple):
     filter: FilterReport | None
     runs: tuple[RunRollouts, ...]
     rollouts: tuple[ShownRollout, ...]
+    lost: ExplainReport
 
 
 def page_templates(*folders: Path) -> Environment:
@@ -76,6 +80,7 @@ def page_templates(*folders: Path) -> Environment:
     )
     environment.filters |= {
         **FILTERS,
+        "cause": title_of,
         "colour": colour_of,
         "metric_names": _metric_names,
         "pack": pack,
@@ -118,6 +123,8 @@ def render_page(report: Report, table_sha256: str) -> str:
         main_sets=[
             _main_set(table, dataset) for dataset in table.datasets if table.main_rows(dataset)
         ],
+        lost_points=list(shown_sets(_without_copies(report))),
+        lost_colours=PAGE_COLOURS,
         behaviour=list(_rollout_behaviour(report)),
         rl_plot=inline_svg(rl_figure(report.rl), "plot-rl", rl_description),
         ifeval=_ifeval_scores(report),
@@ -125,6 +132,17 @@ def render_page(report: Report, table_sha256: str) -> str:
             name: report.retrieval[name] for name in in_order(report.retrieval, DATASET_ORDER)
         },
         inputs=dict(sorted(digests.items())) | {"f1_table.json": table_sha256},
+    )
+
+
+def _without_copies(report: Report) -> ExplainReport:
+    """Return the lost points of the models that the page shows, without those that kept their start."""
+    kept = report.table.kept_start
+    return report.lost.model_copy(
+        update={
+            "runs": tuple(run for run in report.lost.runs if run.model not in kept),
+            "movements": tuple(move for move in report.lost.movements if move.model not in kept),
+        }
     )
 
 

@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from deepsearch_rl.core.files import atomic_file, read_json, read_record, sha256_file
+from deepsearch_rl.core.files import (
+    atomic_file,
+    read_json,
+    read_record,
+    sha256_file,
+    write_json,
+)
 from deepsearch_rl.core.records import FilterReport, Record, RetrievalReport
 from deepsearch_rl.evaluation.report.page import Report, render_page
 from deepsearch_rl.evaluation.report.plots import f1_figure, read_rl_run, rl_figure, save_figure
@@ -21,6 +27,20 @@ from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluation.tables.published import published_rows
 from deepsearch_rl.evaluation.tables.table_files import write_table
 from deepsearch_rl.evaluation.tables.tables import build_table
+from deepsearch_rl.explain.causes.explain import explain_evaluations
+from deepsearch_rl.explain.causes.explanation import without_examples
+from deepsearch_rl.explain.causes.sources import Searched
+
+
+class SearchedConfig(Record):
+    """Where the passages are that lost points are explained with.
+
+    A profile whose index is too large to be searched for its report names the folder of its
+    evaluations in both fields: its rollouts alone then say what was found.
+    """
+
+    index: Path = Field(description="folder with an index per corpus")
+    chunks: Path = Field(description="folder with a passage file per corpus")
 
 
 class ReportConfig(Record):
@@ -31,6 +51,7 @@ class ReportConfig(Record):
     )
     draws: int = Field(ge=100, description="resamples and sign patterns per comparison")
     rollouts: int = Field(ge=0, description="rollouts of every run on the page; 0: none")
+    searched: SearchedConfig
 
 
 class TrainedConfig(Record):
@@ -49,7 +70,7 @@ class Sources(NamedTuple):
     """Where a profile's results are, by model (``rl``: by start; ``questions``: by set); ``filter`` may hold null.
 
     ``origins`` names the hub repository and split of a question set, as :func:`published_rows`
-    takes them.
+    takes them. Without ``searched``, lost points are explained by the rollouts alone.
     """
 
     evaluate: Mapping[str, Path]
@@ -59,12 +80,13 @@ class Sources(NamedTuple):
     filter: Path | None
     questions: Mapping[str, Path]
     origins: Mapping[str, str] = MappingProxyType({})
+    searched: Searched | None = None
 
 
 def write_report(
     profile: str, sources: Sources, config: ReportConfig, seed: int, out: Path
 ) -> Report:
-    """Write ``f1_table.{json,md,csv}``, ``metrics.json``, ``plots/`` and ``index.html`` into ``out``.
+    """Write ``f1_table.{json,md,csv}``, ``metrics.json``, ``lost_points.json``, ``plots/`` and ``index.html``.
 
     Raise ArtifactError where a source is missing or does not fit, and as :func:`build_table`.
     """
@@ -98,7 +120,9 @@ def write_report(
         filter=None if filter_path is None else read_record(filter_path, FilterReport),
         runs=runs,
         rollouts=tuple(shown_rollouts(runs, questions)),
+        lost=explain_evaluations(sources.evaluate, sources.questions, sources.searched, seed),
     )
+    write_json(out / "lost_points.json", without_examples(report.lost).model_dump(mode="json"))
     write_table(table, report.ifeval, out)
     save_figure(f1_figure(shown, shown.datasets, columns=2), out / "plots" / "f1")
     save_figure(rl_figure(report.rl), out / "plots" / "rl")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.evaluation.scoring.score import Interval, bootstrap_intervals
-from deepsearch_rl.explain.causes import Cause
+from deepsearch_rl.explain.causes.causes import Cause
 
 NO_LOSS = Fraction(0)
 

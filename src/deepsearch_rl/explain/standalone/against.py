@@ -20,17 +20,17 @@ from deepsearch_rl.core.errors import CheckFailedError, ConfigError, look_up
 from deepsearch_rl.core.records import SERVER_FAILURES
 from deepsearch_rl.evaluation.scoring.score import Interval, bootstrap_intervals
 from deepsearch_rl.evaluation.tables.published import PublishedScores, read_published
-from deepsearch_rl.explain.causes import Cause
-from deepsearch_rl.explain.evidence import is_unanswerable
-from deepsearch_rl.explain.judging import JudgedRun
-from deepsearch_rl.explain.report import (
+from deepsearch_rl.explain.causes.causes import Cause
+from deepsearch_rl.explain.causes.evidence import is_unanswerable
+from deepsearch_rl.explain.causes.judging import JudgedRun
+from deepsearch_rl.explain.causes.records import (
     AgainstReport,
     Recomputed,
     RunReport,
     Setting,
     SettingDifference,
 )
-from deepsearch_rl.explain.runs import Answer, Run
+from deepsearch_rl.explain.causes.runs import Answer, Run
 
 FIRST = 200  # questions that many publications score, the first ones of a development set
 NORMALISATION = "SQuAD: lower case, no punctuation, no articles; the best of all golden answers"

@@ -5,7 +5,7 @@ has the setting of every file and the digests of what was answered and searched.
 are taken only where they still have these digests.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from deepsearch_rl.core.files import read_record, sha256_file
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
 from deepsearch_rl.evaluation.scoring.score import Interval
 from deepsearch_rl.evaluation.tables.tables import DATASET_ORDER, MODEL_ORDER, in_order
-from deepsearch_rl.explain.report import ControlFigure, Setting
+from deepsearch_rl.explain.causes.records import ControlFigure, Setting
 
 ROWS = "rows.json"
 
@@ -34,6 +34,14 @@ class Source:
     """The greedy answers of the same model to the same questions."""
     controls: dict[str, ControlFigure] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """Folders with an index and a passage file for every corpus of a profile."""
+
+    index: Path
+    chunks: Path
 
 
 def find_sources(paths: Sequence[Path], dataset: str | None) -> list[Source]:
@@ -108,28 +116,61 @@ def _of_file(path: Path) -> Source:
     return Source(path, model=evaluation.model)
 
 
+def evaluated_sources(
+    evaluations: Mapping[str, Path], questions: Mapping[str, Path], searched: Searched | None
+) -> list[Source]:
+    """Return the main run of every model and question set of a profile, whose files belong together.
+
+    ``evaluations`` are folders by model, ``questions`` files by set. Without ``searched`` a run is
+    explained by its rollouts alone.
+    """
+    sources: list[Source] = []
+    for folder in evaluations.values():
+        evaluation = read_record(folder / ROWS, ModelEvaluation)
+        for row in evaluation.rows:
+            if not row.kind:
+                file = questions[row.dataset]
+                sources.append(_source(folder, evaluation, row, file, searched))
+
+    return _in_reading_order(sources)
+
+
 def _of_row(folder: Path, evaluation: ModelEvaluation, row: F1TableRow) -> Source:
+    """Return the source of a run whose questions and index lie where its graph has them, unchanged."""
     data = folder.absolute().parents[1]
-    notes: list[str] = []
     split = _split(evaluation, row.dataset)
     questions = data / "questions" / row.dataset / f"{split}.jsonl"
     _require_same(questions, evaluation.inputs.get(f"questions/{row.dataset}/{split}"), sha256_file)
 
-    index: Path | None = data / "index" / row.corpus
-    chunks: Path | None = data / "chunks" / f"{row.corpus}.jsonl"
-    base, _, reranker = row.retriever.partition("+")
-    if base == "online":
-        index = chunks = None
-        notes.append("Passages came from an online search, which cannot be asked again.")
-    else:
+    source = _source(folder, evaluation, row, questions, Searched(data / "index", data / "chunks"))
+    if source.index is not None:
         # Here, because it loads the encoders
         from deepsearch_rl.retrieval.search.manifest import digest_index  # noqa: PLC0415
 
-        _require_same(index, evaluation.inputs.get(f"index/{row.corpus}"), digest_index)
-    if reranker:
-        notes.append(
-            "The run's searches had a reranker; what other queries would have found is ranked without it."
-        )
+        _require_same(source.index, evaluation.inputs.get(f"index/{row.corpus}"), digest_index)
+    return source
+
+
+def _source(
+    folder: Path,
+    evaluation: ModelEvaluation,
+    row: F1TableRow,
+    questions: Path,
+    searched: Searched | None,
+) -> Source:
+    notes: list[str] = []
+    index: Path | None = None
+    chunks: Path | None = None
+    base, _, reranker = row.retriever.partition("+")
+    if base == "online":
+        notes.append("Passages came from an online search, which cannot be asked again.")
+    elif searched is not None:
+        index = searched.index / row.corpus
+        chunks = searched.chunks / f"{row.corpus}.jsonl"
+        if reranker:
+            notes.append(
+                "The run's searches had a reranker; what other queries would have found is ranked without it."
+            )
 
     greedy = None
     if row.main and not row.variant:
@@ -142,7 +183,7 @@ def _of_row(folder: Path, evaluation: ModelEvaluation, row: F1TableRow) -> Sourc
         model=row.model if not row.kind else f"{row.model}, {row.kind}",
         setting=Setting(
             dataset=row.dataset,
-            split=split,
+            split=_split(evaluation, row.dataset),
             generated=row.generated,
             corpus=row.corpus,
             prompt=row.prompt,

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.evaluation.scoring.score import Interval
-from deepsearch_rl.explain.causes import TITLES, Cause
+from deepsearch_rl.explain.causes.causes import TITLES, Cause
 
 WITHOUT_EVIDENCE = "right_without_evidence"
 """Stands beside the causes: answers that lost nothing although some gold evidence was never shown."""
@@ -213,3 +213,22 @@ class ExplainReport(Record):
     runs: tuple[RunReport, ...]
     movements: tuple[Movement, ...] = ()
     against: tuple[AgainstReport, ...] = ()
+
+    def metrics(self, dataset: str) -> dict[str, dict[str, float]]:
+        """Return every model's lost points on a question set for MLflow, ``lost/<cause>``, and what was right by luck.
+
+        The causes of a model add up to 1 - F1; those that nothing was lost to are there with 0, so
+        that the curves of several runs have the same names.
+        """
+        metrics: dict[str, dict[str, float]] = {}
+        for run in self.runs:
+            if run.dataset != dataset:
+                continue
+            values: dict[str, float] = {}
+            for cause in Cause:
+                entry = run.causes.get(cause)
+                values[f"lost/{cause}"] = entry.lost.mean if entry else 0.0
+            values[f"lost/{WITHOUT_EVIDENCE}"] = run.right_without_evidence.lost.mean
+            metrics[run.model] = values
+
+        return metrics

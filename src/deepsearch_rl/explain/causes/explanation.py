@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from deepsearch_rl.evaluation.scoring.score import Interval
-from deepsearch_rl.explain.causes import Cause
-from deepsearch_rl.explain.ceilings import measure_ceilings
-from deepsearch_rl.explain.evidence import hops_of, is_unanswerable
-from deepsearch_rl.explain.judging import Corpus, JudgedAnswer, JudgedRun, QuestionFacts
-from deepsearch_rl.explain.lost_points import (
+from deepsearch_rl.explain.causes.causes import Cause
+from deepsearch_rl.explain.causes.ceilings import measure_ceilings
+from deepsearch_rl.explain.causes.evidence import hops_of, is_unanswerable
+from deepsearch_rl.explain.causes.judging import Corpus, JudgedAnswer, JudgedRun, QuestionFacts
+from deepsearch_rl.explain.causes.lost_points import (
     Estimates,
     LostPoints,
     ScoredAnswer,
@@ -16,7 +16,7 @@ from deepsearch_rl.explain.lost_points import (
     estimate,
     estimate_movement,
 )
-from deepsearch_rl.explain.report import (
+from deepsearch_rl.explain.causes.records import (
     WITHOUT_EVIDENCE,
     CauseReport,
     ControlFigure,
@@ -29,7 +29,7 @@ from deepsearch_rl.explain.report import (
     RunReport,
     Setting,
 )
-from deepsearch_rl.explain.runs import counted_stops
+from deepsearch_rl.explain.causes.runs import counted_stops
 
 EXAMPLES = 3  # answers to look at, of every cause
 TRAINED_FROM = {"sft": "base", "rl": "base", "sft_rl": "sft"}
@@ -133,23 +133,11 @@ def explain_movements(
     return tuple(movements)
 
 
-def lost_metrics(report: ExplainReport, dataset: str) -> dict[str, dict[str, float]]:
-    """Return every model's lost points on a question set for MLflow, ``lost/<cause>``, and what was right by luck.
-
-    The causes of a model add up to 1 - F1; those that nothing was lost to are there with 0, so that
-    the curves of several runs have the same names.
-    """
-    metrics: dict[str, dict[str, float]] = {}
-    for run in report.runs:
-        if run.dataset != dataset:
-            continue
-        values = {f"lost/{cause}": run.causes[cause].lost.mean for cause in run.causes}
-        for cause in Cause:
-            values.setdefault(f"lost/{cause}", 0.0)
-        values[WITHOUT_EVIDENCE] = run.right_without_evidence.lost.mean
-        metrics[run.model] = values
-
-    return metrics
+def without_examples(report: ExplainReport) -> ExplainReport:
+    """Return the report with the ids of its examples alone, as a file that is kept with every result."""
+    return report.model_copy(
+        update={"runs": tuple(run.model_copy(update={"examples": ()}) for run in report.runs)}
+    )
 
 
 def _of_importance(estimates: Estimates) -> dict[Cause, Interval]:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from deepsearch_rl.core.answers import normalise
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Chunk, Question
-from deepsearch_rl.explain.causes import Cause, Findings, find_cause, lost_to_metric
-from deepsearch_rl.explain.corpus import CorpusScan, scan_corpus
-from deepsearch_rl.explain.evidence import (
+from deepsearch_rl.explain.causes.causes import Cause, Findings, find_cause, lost_to_metric
+from deepsearch_rl.explain.causes.corpus import CorpusScan, scan_corpus
+from deepsearch_rl.explain.causes.evidence import (
     AnswerEvidence,
     evidence_of,
     gold_documents,
     gold_titles,
     is_unanswerable,
 )
-from deepsearch_rl.explain.runs import Answer, Run, Search
+from deepsearch_rl.explain.causes.runs import Answer, Run, Search
 from deepsearch_rl.retrieval.ranking.gold import Gold
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from deepsearch_rl.evaluation.scoring.score import bootstrap_intervals
-from deepsearch_rl.explain.judging import Items, JudgedAnswer, JudgedRun, QuestionFacts
-from deepsearch_rl.explain.report import Ceiling, Ceilings, ControlFigure
+from deepsearch_rl.explain.causes.judging import Items, JudgedAnswer, JudgedRun, QuestionFacts
+from deepsearch_rl.explain.causes.records import Ceiling, Ceilings, ControlFigure
 
 Shares = list[tuple[float, float]]
 """For every question whether all items are reached, and the share of them."""

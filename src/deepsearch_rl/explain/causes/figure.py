@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from deepsearch_rl.evaluation.report.plots import FAINT, PANEL_INCHES, STYLE
-from deepsearch_rl.explain.causes import TITLES, Cause
-from deepsearch_rl.explain.report import RunReport
+from deepsearch_rl.explain.causes.causes import TITLES, Cause
+from deepsearch_rl.explain.causes.records import RunReport
 
 COLOURS: dict[Cause, str] = {
     Cause.NOT_IN_CORPUS: "#6b4f3a",

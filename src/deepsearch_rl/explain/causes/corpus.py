@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.corpora.reading.titles import title_key
-from deepsearch_rl.explain.evidence import AnswerEvidence, padded
+from deepsearch_rl.explain.causes.evidence import AnswerEvidence, padded
 from deepsearch_rl.retrieval.ranking.gold import Gold, chunk_title_key, without_space
 
 SEPARATOR = "\x00"
