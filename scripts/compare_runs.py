@@ -216,7 +216,8 @@ def find_report(name: str, source: Source, folder: Path) -> TrackedF1:
     try:
         with Repo(str(source.root)) as repo:
             commit = resolve_rev(repo.scm, name)
-    except DvcException:  # no revision of this repository, or no repository
+    except DvcException:
+        # No revision of this repository, or no repository
         return _fetch_from_mlflow(name, source, folder)
 
     try:

@@ -12,10 +12,10 @@ from deepsearch_rl.tracking.bundle import (
     ROLLOUTS,
     Prediction,
     ShownRollout,
-    flatten,
     read_bundle,
     row_scores,
 )
+from deepsearch_rl.tracking.run_names import flatten
 from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, QUESTIONS, SEED
 

@@ -64,7 +64,7 @@ def eval_command(
     from deepsearch_rl.retrieval.ranking.ranking import LearningConfig  # noqa: PLC0415
     from deepsearch_rl.retrieval.search.searcher import open_index  # noqa: PLC0415
 
-    depths = [part.strip() for part in cutoffs.split(",")]
+    depths = list(map(str.strip, cutoffs.split(",")))
     if not all(re.fullmatch("[1-9][0-9]{0,5}", depth) for depth in depths):
         raise ConfigError(
             f"--cutoffs {cutoffs!r} should be numbers from 1 to 999999 with commas between, e.g. 4,10."
@@ -91,18 +91,20 @@ def eval_command(
 
 
 def _print(comparison: "Comparison", weights: str) -> None:
-    columns = {
-        f"{name}\n{weights}" if name == "hybrid" else name: (scores, ".3f")
-        for name, scores in comparison.scores.items()
-    }
+    header = [""]
+    # By metric, all retrievers with the same
+    rows = {metric: [metric] for metric in next(iter(comparison.scores.values()))}
+    for name, scores in comparison.scores.items():
+        header.append(f"{name}\n{weights}" if name == "hybrid" else name)
+        for metric, row in rows.items():
+            row.append(_cell(scores[metric], ".3f"))
+
     if comparison.hybrid_minus_better_half:
-        columns["hybrid minus\nbetter half"] = comparison.hybrid_minus_better_half, "+.3f"
-    metrics = next(iter(comparison.scores.values()))
-    rows = [
-        [metric, *(_cell(scores[metric], form) for scores, form in columns.values())]
-        for metric in metrics
-    ]
-    print_table("", ["", *columns], rows, is_ruled=True)
+        header.append("hybrid minus\nbetter half")
+        for metric, row in rows.items():
+            row.append(_cell(comparison.hybrid_minus_better_half[metric], "+.3f"))
+
+    print_table("", header, list(rows.values()), is_ruled=True)
     length = comparison.chunk_length
     kinds = ", ".join(f"{count} by {kind}" for kind, count in comparison.gold.items())
     typer.echo(
@@ -165,9 +167,8 @@ def frontier_command(
     file = open_vector_file(path)
     out.mkdir(parents=True, exist_ok=True)
     frontier.require_room(path, out)
-    settings = frontier.sweeps(
-        file.rows, file.dimension, [kind.strip() for kind in kinds.split(",")], nlist
-    )
+    kind_names = list(map(str.strip, kinds.split(",")))
+    settings = frontier.sweeps(file.rows, file.dimension, kind_names, nlist)
     sample = frontier.prepare_queries(file, queries, sample_queries, out / "queries.npy", seed)
     points = frontier.measure_frontier(path, sample, settings, batch, out, seed)
     best = frontier.recommend(points, budget_mb, target)

@@ -39,8 +39,8 @@ CURVE_TAG = "curve"
 STAGE_TAG = "dvc.stage"
 EVENT_FORMAT = "brain.Event:2"
 POLL_S = 2.0
+# Seconds between two attempts at a server that failed
 RETRY_S = 30.0
-"""Seconds between two attempts at a server that failed."""
 
 
 class CurveState(Record):

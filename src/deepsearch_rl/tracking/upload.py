@@ -60,10 +60,11 @@ DIGEST_TAG = "report.digest"
 F1_TAG = "f1"
 PARENT_TAG = "mlflow.parentRunId"
 DESCRIPTION_TAG = "mlflow.note.content"
+# Of a tag's value in MLflow
 MAX_TAG_CHARACTERS = 8000
-"""Of a tag's value in MLflow."""
+# Folder of the report's artifacts: the bundle's description, F1 of every question, and the
+# attached files
 REPORT = "report"
-"""Folder of the report's artifacts: the bundle's description, F1 of every question, and the attached files."""
 _SPACES = re.compile(" {2,}")
 _NOT_IN_A_MODEL_NAME = re.compile(r"[/:.%\"']")
 

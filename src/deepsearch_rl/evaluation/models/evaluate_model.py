@@ -61,8 +61,10 @@ def checkpoint_name(folder: Path) -> str:
     if remote is not None:
         endpoint = resolve_endpoint(remote)
         options = remote.request.of_answers()
-        asked = f", asked with {json.dumps(options, ensure_ascii=False)}" if options else ""
-        return f"{endpoint.model} at {shown_address(endpoint.base_url)}{asked}"
+        name = f"{endpoint.model} at {shown_address(endpoint.base_url)}"
+        if options:
+            name += f", asked with {json.dumps(options, ensure_ascii=False)}"
+        return name
 
     manifest = folder / MANIFEST
     step = read_json(manifest).get("best_step") if manifest.is_file() else None
@@ -85,7 +87,7 @@ def evaluate_model(
     remote = read_remote(folder)
     if remote is None:
         require_backend(setting.serving)
-    # first: its error names the missing environment variable
+    # First, because its error names the missing environment variable
     checkpoint = checkpoint_name(folder)
     settings = [(each, _read_questions(data, each)) for each in settings_of(setting, model)]
     if remote is not None:
@@ -126,9 +128,10 @@ def _require_sampled(
     model: str, remote: RemoteConfig, settings: Sequence[tuple[Evaluation, object]]
 ) -> None:
     """Raise ConfigError for greedy answers of a model whose requests leave the temperature out: they would be none."""
-    sets = [
-        name for each, _ in settings for name, plan in each.evaluate.sets.items() if plan.greedy
-    ]
+    sets: list[str] = []
+    for each, _ in settings:
+        sets += [name for name, plan in each.evaluate.sets.items() if plan.greedy]
+
     if sets and remote.request.temperature == "omit":
         raise ConfigError(
             f"model {model} cannot answer {', '.join(sets)} greedily: its requests leave the temperature out "
@@ -194,12 +197,11 @@ class _Evaluator:
 
         for (corpus, _), sets in sorted(by_server.items(), key=lambda item: item[0]):
             retrieval = setting.retrieval.for_dataset(next(iter(sets)), setting.datasets)
-            controlled = [
-                question
-                for name, of_set in sets.items()
-                if plans[name].controls
-                for question in of_set
-            ]
+            controlled: list[Question] = []
+            for name, of_set in sets.items():
+                if plans[name].controls:
+                    controlled += of_set
+
             chunks = self.data / "chunks" / f"{corpus}.jsonl"
             served = serve_index(self.data / "index" / corpus, chunks, retrieval)
 

@@ -178,7 +178,8 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
         base = answer_logprobs(unmerged, answers)
     with atomic_directory(output) as partial:
         if config.backend == "unsloth":
-            del unmerged  # its memory is needed
+            # Its memory is needed
+            del unmerged
             with tempfile.TemporaryDirectory(prefix="deepsearch-") as scratch:
                 local = shutil.copytree(adapter, Path(scratch, "adapter"))
                 # Unsloth loads the base that this file names

@@ -51,7 +51,8 @@ from deepsearch_rl.trajectories.filters.filters import (
 )
 from deepsearch_rl.trajectories.rows.convert import SwiftRow, row_targets, swift_row
 
-IGNORED = -100  # label of a token without loss
+# Label of a token without loss
+IGNORED = -100
 # ms-swift refuses longer conversations; the limit on rows applies after the proof
 NO_LIMIT = 1 << 24
 PER_QUESTION = "per_question"
