@@ -142,8 +142,8 @@ def _data_source(to: str, dataset: str | None) -> str:
         raise ConfigError(
             f"--dataset {problem}: the reward of {to} is chosen by the question set of a row, and its own selector "
             f"knows {', '.join(REWARDED_SETS)} alone. All of them are scored by exact match with the golden answers, "
-            "so name one of them for other questions as well (for example --dataset nq), or change `data_source` for a reward "
-            "function of your own."
+            "so name one of them for other questions as well (for example --dataset nq), or change `data_source` for a "
+            "reward function of your own."
         )
 
     return f"searchR1_{dataset}" if to == "verl" else dataset
