@@ -139,10 +139,10 @@ def reproduce(
         root = open_checkout(project, profile, revision, params or {}, logger.warning)
 
         if experiment and not check_experiment_is_new(project, root, profile, experiment):
-            logger.info(
-                "there is an experiment %s with these params already; this run brings it up to date",
-                experiment,
+            sentence = (
+                "there is an experiment %s with these params already; this run brings it up to date"
             )
+            logger.info(sentence, experiment)
 
         # For the DVC and the stages of the checkout, which look for the lock of their own folder
         if root != project:

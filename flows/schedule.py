@@ -39,7 +39,7 @@ def run_graph(
     first, by the times of the last runs. A stage that would only wait for another one's GPU leaves
     its place to others.
     """
-    # Of a part of the graph, what is not in it is there already
+    # A stage outside of the selected part is up to date, so that nobody waits for it
     upstream_of = {name: stage.upstream & graph.keys() for name, stage in graph.items()}
     order = TopologicalSorter(upstream_of)
     order.prepare()

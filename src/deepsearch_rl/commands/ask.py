@@ -110,10 +110,7 @@ def ask_command(
 
     options = {"agent.prompt": prompt, "agent.protocol": protocol, "retrieval.top_k": top_k}
     settings = with_options(find_profile(Path(), profile), options)
-    models = settings.mapping("models", Path)
-    name = model or list(models)[-1]
-    is_other_folder = name not in models and Path(name).is_dir()
-    folder = Path(name) if is_other_folder else look_up("model", name, models)
+    name, folder = _find_model(settings, model)
     settings = settings.with_values(settings.value("model_settings").get(name, {}))
     dataset = dataset or next(iter(settings.value("datasets")))
     observer = (lambda _: None) if as_json else _show
@@ -141,6 +138,14 @@ def ask_command(
         _show_end(trajectory)
 
     sys.exit(1 if trajectory.failed else 0)
+
+
+def _find_model(settings: Profile, model: str | None) -> tuple[str, Path]:
+    """Return name and folder of a model of the profile, of its last one, or of a folder beside them."""
+    models = settings.mapping("models", Path)
+    name = model or list(models)[-1]
+    is_other_folder = name not in models and Path(name).is_dir()
+    return name, Path(name) if is_other_folder else look_up("model", name, models)
 
 
 def _show(message: Message) -> None:

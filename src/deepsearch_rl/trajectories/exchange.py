@@ -25,7 +25,7 @@ from deepsearch_rl.core.files import atomic_file, distinct, read_distinct, write
 from deepsearch_rl.core.frames import check_frame
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.corpora.reading.flashrag import numbered_questions
-from deepsearch_rl.trajectories.rows.convert import row_targets, swift_row
+from deepsearch_rl.trajectories.rows.swift_rows import row_targets, swift_row
 from deepsearch_rl.trajectories.statistics.results import UNKNOWN
 
 ExportRow = RootModel[dict[str, Any]]

@@ -34,7 +34,7 @@ from deepsearch_rl.endpoints.remote import (
     shown_address,
 )
 from deepsearch_rl.evaluation.models.controls import ControlAgent, GoldPassages
-from deepsearch_rl.evaluation.models.plan import Evaluation, Run, plan_runs, settings_of
+from deepsearch_rl.evaluation.models.plan import Evaluation, PlannedRun, plan_runs, settings_of
 from deepsearch_rl.evaluation.scoring.f1_row import (
     ControlScore,
     F1TableRow,
@@ -243,7 +243,9 @@ class _Evaluator:
 
         return [row.model_copy(update={"controls": controls}), *rows]
 
-    def _rollouts(self, run: Run, retrieval_url: str, gold: Future[GoldPassages]) -> TrajectoryFile:
+    def _rollouts(
+        self, run: PlannedRun, retrieval_url: str, gold: Future[GoldPassages]
+    ) -> TrajectoryFile:
         """Return every rollout of a run, by id: those in the log, and the missing ones made now."""
         agent = self.setting.agent
         seed = self.setting.seed
@@ -291,7 +293,7 @@ class _Evaluator:
             served_with(tokenizer_folder(self.folder), self.setting.agent.prompt_digests())
         )
 
-    def _row(self, run: Run, rollouts: TrajectoryFile) -> F1TableRow:
+    def _row(self, run: PlannedRun, rollouts: TrajectoryFile) -> F1TableRow:
         generated = any(
             (question.metadata.model_extra or {}).get("generated") is True
             for question in run.questions

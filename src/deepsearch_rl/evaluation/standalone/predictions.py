@@ -7,7 +7,7 @@ are known; other keys are ignored. A row without a ``pred`` (it scores as the em
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,6 +96,15 @@ def score_predictions(path: Path) -> ScoredFile:
             f"no row of {path} has the key `pred`; name the key that holds the answer so."
         )
 
+    scores, golds = _score_questions(questions, answered)
+    return ScoredFile(path, len(answered), scores, golds, dict(sorted(failures.items())))
+
+
+def _score_questions(
+    questions: Mapping[str, tuple[str, tuple[str, ...]]],
+    answered: Mapping[tuple[str, int], tuple[str, bool]],
+) -> tuple[QuestionScores, GoldenAnswers]:
+    """Return the mean scores of each question's answers, and the golden answers, in the order of the ids."""
     ids = sorted(questions)
     place_of: dict[str, int] = {}
     types: list[str] = []
@@ -112,14 +121,12 @@ def score_predictions(path: Path) -> ScoredFile:
     values_NM = score_rows(golds, question_N, preds)
     values_NM[np.array(is_failed)] = answers.ZERO
 
-    # The mean over a question's answers
     count_Q = np.bincount(question_N)
     metrics: dict[str, NDArray[np.float64]] = {}
     for column, name in enumerate(answers.METRICS):
         metrics[name] = np.bincount(question_N, values_NM[:, column]) / count_Q
 
-    scores = QuestionScores(tuple(ids), tuple(types), metrics)
-    return ScoredFile(path, len(answered), scores, golds, dict(sorted(failures.items())))
+    return QuestionScores(tuple(ids), tuple(types), metrics), golds
 
 
 def _is_of_trajectories(path: Path) -> bool:

@@ -130,7 +130,7 @@ class FactPassage(NamedTuple):
     contents: str
 
 
-class Task(NamedTuple):
+class ChainQuestion(NamedTuple):
     """A question and the relations that lead from ``head`` to its answer."""
 
     grammar: Grammar
@@ -352,7 +352,9 @@ class DocumentGenerator:
         answer = _answer(name or INSUFFICIENT, write_note(noun, name))
         return [self._system(), _user(task.question), _call("", task.head, noun), result, answer]
 
-    def _articles(self, task: Task, stage: CurriculumStage, rng: random.Random) -> Articles:
+    def _articles(
+        self, task: ChainQuestion, stage: CurriculumStage, rng: random.Random
+    ) -> Articles:
         return Articles(task.grammar, stage, self.config.second_words, rng, {task.head})
 
     def _system(self) -> Turn:
@@ -365,7 +367,7 @@ class DocumentGenerator:
     def _grammar(self, rng: random.Random) -> Grammar:
         return IN_DOMAIN if rng.random() < self.config.in_domain else OUT_OF_DOMAIN
 
-    def _task(self, stage: CurriculumStage, rng: random.Random, min_hops: int = 1) -> Task:
+    def _task(self, stage: CurriculumStage, rng: random.Random, min_hops: int = 1) -> ChainQuestion:
         """Draw a question of at least ``min_hops`` hops, in any style; two hops by one noun where there is one."""
         grammar = self._grammar(rng)
         hops = max(min_hops, rng.choices(range(1, len(stage.hops) + 1), stage.hops)[0])
@@ -375,7 +377,9 @@ class DocumentGenerator:
         head = draw_name(grammar, chain[0].subject_kind, rng)
         style = rng.choice(list(STYLES.values()))
         nouns = grammar.nouns([relation.noun for relation in chain], infer=rng.random() < 0.5)
-        return Task(grammar, ask(style, rng.choice(style.questions), nouns, head), head, chain)
+        return ChainQuestion(
+            grammar, ask(style, rng.choice(style.questions), nouns, head), head, chain
+        )
 
 
 def _user(text: str) -> Turn:

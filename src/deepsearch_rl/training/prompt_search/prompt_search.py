@@ -127,9 +127,8 @@ def optimize_prompt(
         )
 
     setting = task.setting
-    counts = config.questions
-    train = read_questions(setting.split("train"), counts.train)
-    dev = read_questions(setting.split("dev"), counts.dev)
+    train = read_questions(setting.split("train"), config.questions.train)
+    dev = read_questions(setting.split("dev"), config.questions.dev)
     reflector = open_endpoint(config.reflection.endpoint)
 
     with serve_model(task.folder, task.serving) as endpoint:
@@ -169,16 +168,16 @@ def optimize_prompt(
         "reflections": reflect.calls,
         "seed": setting.seed,
     }
-    _write(out, candidates, best, manifest)
+    _write(out, candidates, candidates[best].prompt, manifest)
     return candidates
 
 
 def _write(
-    out: Path, candidates: Sequence[Candidate], best: int, manifest: Mapping[str, object]
+    out: Path, candidates: Sequence[Candidate], prompt: str, manifest: Mapping[str, object]
 ) -> None:
     rows = [candidate.model_dump(mode="json") for candidate in candidates]
     with atomic_directory(out) as partial:
-        (partial / MADE_PROMPT).write_text(f"{candidates[best].prompt}\n", encoding="utf-8")
+        (partial / MADE_PROMPT).write_text(f"{prompt}\n", encoding="utf-8")
         write_json(partial / CANDIDATES, rows)
         write_json(partial / MANIFEST, manifest)
 

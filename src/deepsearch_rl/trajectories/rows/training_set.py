@@ -43,13 +43,16 @@ from deepsearch_rl.core.records import (
     TokenCounts,
     Trajectory,
 )
-from deepsearch_rl.trajectories.collecting.manifest import require_made_with, require_prompts
+from deepsearch_rl.trajectories.collecting.teacher_manifest import (
+    require_made_with,
+    require_prompts,
+)
 from deepsearch_rl.trajectories.filters.filters import (
     apply_predicates,
     best_per_question,
     find_predicates,
 )
-from deepsearch_rl.trajectories.rows.convert import SwiftRow, row_targets, swift_row
+from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow, row_targets, swift_row
 
 # Label of a token without loss
 IGNORED = -100
