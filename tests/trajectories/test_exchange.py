@@ -8,7 +8,6 @@ import datasets
 import pandas as pd
 import pytest
 import swift.dataset
-from tests.trajectories.test_swift_rows import ONE_CALL, conversation
 from transformers import AutoTokenizer
 from trl.data_utils import apply_chat_template
 from typer.testing import CliRunner
@@ -23,6 +22,7 @@ from deepsearch_rl.core.records import Question, StopReason, ToolCall, Trajector
 from deepsearch_rl.trajectories.exchange import export_rows
 from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow
 from deepsearch_rl.trajectories.statistics.results import UNKNOWN, import_results
+from tests.trajectories.test_swift_rows import ONE_CALL, conversation
 
 SOURCE = {"dataset": "hotpotqa", "split": "train", "prompt": "multihoprag_nothink"}
 PARALLEL = conversation(("", ["one", 'two "quoted" Zoë']), ("I look.", ["three"])).model_copy(
