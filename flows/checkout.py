@@ -26,6 +26,8 @@ from deepsearch_rl.project.copies import CHECKOUTS
 from deepsearch_rl.project.state import require_git
 from flows.dvc.__main__ import modify_yaml_at_once
 
+# Section of params.yaml -> its config, imported only when a run changes the section: some load
+# torch
 SECTIONS = {
     "agent": "deepsearch_rl.conversation.agent_config:AgentConfig",
     "choose_checkpoint": "deepsearch_rl.training.choose_checkpoint.choose:ChooseCheckpointConfig",
@@ -50,7 +52,6 @@ SECTIONS = {
     "trained": "deepsearch_rl.evaluation.report.write_report:TrainedConfig",
     "unsloth_merge": "deepsearch_rl.training.merging.merge:AdapterMergeConfig",
 }
-"""Section of params.yaml -> its config, imported only when a run changes the section: some load torch."""
 
 
 _OTHER_NAME = "Choose another name, or remove that one: `dvc exp remove %s`."

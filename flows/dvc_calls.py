@@ -36,8 +36,8 @@ from flows.locks import (
     take_run_lock,
 )
 
+# DVC sets it for the commands of a stage
 STAGE_VARIABLE = "DVC_STAGE"
-"""DVC sets it for the commands of a stage."""
 REFUSED_STATUS = 1
 # As of a shell's command that Ctrl-C ended
 CANCELLED_STATUS = 130
@@ -58,8 +58,8 @@ _OPTIONS_WITH_VALUE = {
     "--message",
 }
 _PYTHON_OPTIONS_WITH_VALUE = {"-X", "-W", "--check-hash-based-pycs"}
+# With one of these nothing runs, or it runs in a copy of the project
 _NOT_HERE = {"--dry", "-h", "--help", "--queue", "--run-all", "--temp"}
-"""With one of these nothing runs, or it runs in a copy of the project."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 POLL_S = 0.5
+# ``PID@PATH`` of every lock of a profile that we or a process that started us hold, separated as
+# in ``PATH``
 LOCKS_VARIABLE = "DEEPSEARCH_LOCKS"
-"""``PID@PATH`` of every lock of a profile that we or a process that started us hold, separated as in ``PATH``."""
+# What that variable was when this process began. What it takes later is no reason for its threads
+# not to wait.
 _INHERITED = frozenset(os.environ.get(LOCKS_VARIABLE, "").split(os.pathsep))
-"""What that variable was when this process began. What it takes later is no reason for its threads not to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +286,8 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:
+        # Another user's
         return True
 
     return True

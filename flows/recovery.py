@@ -41,12 +41,12 @@ from deepsearch_rl.core.processes import Server, is_healthy
 ATTEMPTS = 10
 POLL_S = 10.0
 SERVER_POLL_S = 2.0
+# How long a run may be Pending without a process: its worker is about to start one
 PENDING_GRACE = timedelta(seconds=20)
-"""How long a run may be Pending without a process: its worker is about to start one."""
 LOOK_BACK = timedelta(days=1)
 WORKER_LABEL = "prefect.worker.name"
+# Prefect sets it for the process of a run, which hands it down to all that it starts
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
-"""Prefect sets it for the process of a run, which hands it down to all that it starts."""
 ATTEMPT_TAG = "attempt:"
 MESSAGE = "Its process ended without a word."
 

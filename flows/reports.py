@@ -10,8 +10,8 @@ from deepsearch_rl.tracking.local_store import database_file, has_report, local_
 from deepsearch_rl.tracking.outbox import outbox_folder, waiting_reports
 from flows.stage_run import COMPLETED, AnyLogger, StageFailedError, Workplace, stream
 
+# The stage that sends a report when it runs
 TRACK = "track"
-"""The stage that sends a report when it runs."""
 
 
 def send_reports(

@@ -52,8 +52,8 @@ from flows.schedule import WORKERS, run_graph
 from flows.server import prefect_api, wait_for_prefect
 from flows.stage_run import CACHED, RESTORED, Workplace, run_stage, stream, workplace
 
+# Set by a worker for its runs, which Prefect starts in a temporary folder
 PROJECT_VARIABLE = "DEEPSEARCH_PROJECT"
-"""Set by a worker for its runs, which Prefect starts in a temporary folder."""
 NOTIFY_VARIABLE = "DEEPSEARCH_NOTIFY"
 RETRY_DELAYS_S = [30.0, 120.0, 600.0]
 
@@ -139,10 +139,10 @@ def reproduce(
         root = open_checkout(project, profile, revision, params or {}, logger.warning)
 
         if experiment and not check_experiment_is_new(project, root, profile, experiment):
-            logger.info(
-                "there is an experiment %s with these params already; this run brings it up to date",
-                experiment,
+            sentence = (
+                "there is an experiment %s with these params already; this run brings it up to date"
             )
+            logger.info(sentence, experiment)
 
         # For the DVC and the stages of the checkout, which look for the lock of their own folder
         if root != project:
@@ -150,7 +150,8 @@ def reproduce(
         states = _reproduce(root, project, profile, targets, force, locks)
         if experiment:
             save_experiment(project, root, profile, states, experiment)
-        run_file.unlink()  # only a killed run leaves it
+        # Only a killed run leaves it
+        run_file.unlink()
 
     return states
 
@@ -251,7 +252,8 @@ def _store_artifacts(root: Path, profile: str, page: str) -> None:
     report = report_page(root, profile)
     try:
         wait_for_prefect()
-        with suppress(ArtifactError):  # a run of the first stages alone has no table
+        # A run of the first stages alone has no table
+        with suppress(ArtifactError):
             table = read_table(root, profile)
             create_markdown_artifact(
                 table, key=f"f1-{profile}", description="F1 of every model and question set"
@@ -305,7 +307,8 @@ def main() -> None:
     try:
         # These work in a clone
         if not (arguments.revision or arguments.set or arguments.experiment):
-            require_sound_project(Path.cwd())  # before a server starts for nothing
+            # Before a server starts for nothing
+            require_sound_project(Path.cwd())
         until_exit.enter_context(prefect_api())
         params = dict(map(_parameter, arguments.set))
         targets = tuple(arguments.targets)

@@ -29,6 +29,7 @@ from contextlib import chdir, suppress
 from pathlib import Path
 
 from dvc.exceptions import DvcException
+from dvc.output import Output
 from dvc.repo import Repo, lock_repo
 from dvc.repo.reproduce import reproduce
 from dvc.stage import PipelineStage
@@ -109,9 +110,8 @@ def save_workspace(root: Path, lock: str) -> str:
         return ""
     experiments = f"refs/exps/{head[:2]}/{head[2:]}/"
 
-    for line in _git(
-        root, "for-each-ref", "--format=%(tree) %(refname:lstrip=4)", experiments
-    ).splitlines():
+    form = "--format=%(tree) %(refname:lstrip=4)"
+    for line in _git(root, "for-each-ref", form, experiments).splitlines():
         saved, name = line.split()
         if saved == tree:
             return name
@@ -143,15 +143,18 @@ def _has_committed_results(repo: Repo, dvc_yaml: str) -> bool:
     def are_cached() -> bool:
         with repo.switch("HEAD"):
             stages = repo.stage.collect(dvc_yaml)
-            return all(
-                not out.changed_cache() for stage in stages for out in stage.outs if out.use_cache
-            )
+            for stage in stages:
+                for out in stage.outs:
+                    if out.use_cache and out.changed_cache():
+                        return False
+            return True
 
     if are_cached():
         return True
     if not repo.config["core"].get("remote"):
         return False
-    with suppress(DvcException):  # it does not have them, or does not answer
+    # The remote may not have them, or not answer
+    with suppress(DvcException):
         repo.fetch([dvc_yaml], revs=["HEAD"], workspace=False)
     return are_cached()
 
@@ -169,10 +172,7 @@ def _restore_own(repo: Repo, root: Path, profile: str, say: Callable[[str], obje
             follows_from_left = bool(node.upstream & left)
             if not follows_from_left and not stage.changed():
                 continue
-            # As in DVC's Stage.run: it saves no run with an output that only git keeps.
-            if any(
-                not out.use_cache and not out.is_metric and not out.is_plot for out in stage.outs
-            ):
+            if any(map(_is_in_git_alone, stage.outs)):
                 left.add(node.name)
                 continue
 
@@ -188,6 +188,11 @@ def _restore_own(repo: Repo, root: Path, profile: str, say: Callable[[str], obje
             say(f"{node.name} is restored from DVC's run cache")
 
     return ""
+
+
+def _is_in_git_alone(out: Output) -> bool:
+    # As in DVC's Stage.run, which saves no run with such an output
+    return not out.use_cache and not out.is_metric and not out.is_plot
 
 
 def _git(folder: Path, *arguments: str, **variables: str) -> str:

@@ -15,6 +15,8 @@ from deepsearch_rl.core.files import read_json
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from flows.graph import Graph, Stage
 
+# Family of a stage -> the file among its outputs that holds its key figures, and their names
+# there
 KEY_FIGURES = {
     "prepare_model": ("train_log.jsonl", ["accuracy", "loss"]),
     "filter": ("filter.json", ["rows", "f1", "searches"]),
@@ -23,7 +25,6 @@ KEY_FIGURES = {
     "evaluate": ("rows.json", []),
     "ifeval": ("scores.json", ["prompt_strict", "inst_strict"]),
 }
-"""Family of a stage -> the file among its outputs that holds its key figures, and their names there."""
 
 
 def report_page(root: Path, profile: str) -> Path:

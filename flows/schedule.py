@@ -39,9 +39,9 @@ def run_graph(
     first, by the times of the last runs. A stage that would only wait for another one's GPU leaves
     its place to others.
     """
-    order = TopologicalSorter(
-        {name: stage.upstream & graph.keys() for name, stage in graph.items()}
-    )
+    # A stage outside of the selected part is up to date, so that nobody waits for it
+    upstream_of = {name: stage.upstream & graph.keys() for name, stage in graph.items()}
+    order = TopologicalSorter(upstream_of)
     order.prepare()
     seconds_left = longest_path_s(graph, last_runs_s)
     started: dict[str, RunningT] = {}
@@ -51,18 +51,17 @@ def run_graph(
 
     def has_room(name: str) -> bool:
         families = [graph[other].family for other in started.keys() - outcomes.keys()]
-        return len(families) < workers and not (
-            graph[name].family in gpu_stages and gpu_stages & set(families)
-        )
+        waits_for_gpu = graph[name].family in gpu_stages and bool(gpu_stages & set(families))
+        return len(families) < workers and not waits_for_gpu
 
     while order.is_active() and all(outcomes.values()):
         ready = sorted([*ready, *order.get_ready()], key=seconds_left.__getitem__, reverse=True)
         for name in filter(has_room, list(ready)):
             ready.remove(name)
-            upstream = sorted(graph[name].upstream & graph.keys())
-            unchanged = not graph[name].changed and all(
-                outcomes[before] == CACHED for before in upstream
-            )
+            upstream = sorted(upstream_of[name])
+            # DVC's word holds only where nothing before it ran
+            unchanged = not graph[name].changed
+            unchanged &= all(outcomes[before] == CACHED for before in upstream)
             started[name] = start(graph[name], [started[before] for before in upstream], unchanged)
             started[name].add_done_callback(lambda _, name=name: finished.put(name))
 

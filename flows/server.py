@@ -18,8 +18,8 @@ from flows.recovery import kept_running
 ROOT = Path(__file__).resolve().parent.parent
 PREFECT_PORT = 4200
 START_TIMEOUT_S = 180.0
+# How long a run waits for a server that does not answer; it may be in an upgrade
 RESTART_TIMEOUT_S = 600.0
-"""How long a run waits for a server that does not answer; it may be in an upgrade."""
 EVERYWHERE = "0.0.0.0"
 LOGIN_VARIABLE = "DEEPSEARCH_LOGIN"
 PASSWORD_CHARACTERS = 12

@@ -21,14 +21,15 @@ from flows.graph import Stage
 from flows.locks import gpu_lock, held
 
 DVC = str(Path(__file__).with_name("dvc"))
+# DVC sets it for the stages of `dvc exp run`
 EXPERIMENT_VARIABLE = "DVC_EXP_NAME"
-"""DVC sets it for the stages of `dvc exp run`."""
 PUSH_ATTEMPTS = 4
 PUSH_BACKOFF_S = 2.0
+# How a stage ends: it ran; DVC calls it unchanged; DVC fetched the outputs of an earlier run of
+# the same inputs
 COMPLETED = "Completed"
 CACHED = "Cached"
 RESTORED = "Restored"
-"""How a stage ends: it ran; DVC calls it unchanged; DVC fetched the outputs of an earlier run of the same inputs."""
 _UNCHANGED = "Data and pipelines are up to date."
 _STAGE_FAILED = "failed to run: "
 _FROM_RUN_CACHE = "is cached - skipping run, checking out outputs"

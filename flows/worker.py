@@ -38,8 +38,8 @@ from flows.server import ROOT, prefect_api
 
 FLOW: Any = reproduce.reproduce
 
+# Schedule of every deployment, UTC; paused until somebody resumes it
 NIGHTLY = "0 2 * * *"
-"""Schedule of every deployment, UTC; paused until somebody resumes it."""
 WAITS_FOR_WORKER = (
     "Paused until its first worker: `make worker POOL={pool}` on a machine of this kind."
 )

@@ -58,7 +58,8 @@ def _with_files(recorded: set[str], local: HashFileDB, remote: HashFileDB) -> It
     for digest in filter(lambda digest: digest.endswith(DIRECTORY), recorded):
         place = next((store for store in (local, remote) if store.exists(digest)), None)
         if place is None:
-            continue  # never pushed, or removed: there is nothing to keep
+            # Never pushed, or removed: there is nothing to keep
+            continue
         try:
             tree = Tree.load(place, HashInfo("md5", digest))
         except ObjectFormatError as error:

@@ -54,7 +54,7 @@ _QUOTE = re.compile("'")
 Pair: TypeAlias = tuple[str | None, str | None]
 
 
-class Source(NamedTuple):
+class ReportSource(NamedTuple):
     """Where reports are looked for: those of a profile in the repository ``root``, and all of the MLflow store."""
 
     root: Path
@@ -104,7 +104,7 @@ class ReportComparison(Record):
 
 
 def compare_named(
-    names: tuple[str, str], source: Source, seed: int, draws: int
+    names: tuple[str, str], source: ReportSource, seed: int, draws: int
 ) -> ReportComparison:
     """Compare two reports by their names; raises as :func:`find_report` and :func:`compare_reports`.
 
@@ -203,7 +203,7 @@ def _scores_of(f1: Mapping[str, float], question_ids: tuple[str, ...]) -> Questi
     return QuestionScores(question_ids, ("",) * len(question_ids), {"f1": values_Q})
 
 
-def find_report(name: str, source: Source, folder: Path) -> TrackedF1:
+def find_report(name: str, source: ReportSource, folder: Path) -> TrackedF1:
     """Return the report that a name stands for; ``folder`` is for what is fetched.
 
     Raises:
@@ -216,7 +216,8 @@ def find_report(name: str, source: Source, folder: Path) -> TrackedF1:
     try:
         with Repo(str(source.root)) as repo:
             commit = resolve_rev(repo.scm, name)
-    except DvcException:  # no revision of this repository, or no repository
+    except DvcException:
+        # No revision of this repository, or no repository
         return _fetch_from_mlflow(name, source, folder)
 
     try:
@@ -230,7 +231,7 @@ def find_report(name: str, source: Source, folder: Path) -> TrackedF1:
     return _read_report(folder)
 
 
-def _fetch_from_mlflow(name: str, source: Source, folder: Path) -> TrackedF1:
+def _fetch_from_mlflow(name: str, source: ReportSource, folder: Path) -> TrackedF1:
     if _RUN_ID.fullmatch(name):
         query = f"attributes.run_id = '{name}'"
     elif _DIGEST.fullmatch(name):
@@ -296,7 +297,7 @@ def compare_runs_command(
         python -m scripts.compare_runs HEAD 'gpu 3f2a1c9d0b4e' --profile gpu
     """
     require_profile(Path(), profile)
-    source = Source(Path(), profile, store or local_store(Path("mlruns")), timeout_s)
+    source = ReportSource(Path(), profile, store or local_store(Path("mlruns")), timeout_s)
     comparison = compare_named((first, second), source, seed, draws)
     if as_json:
         typer.echo(comparison.model_dump_json(indent=2))

@@ -96,10 +96,9 @@ def departures(published: Published, params: Mapping[str, Any]) -> Iterator[Depa
                     f"published.yaml gives no reason why {each.path} is {ours} and not {each.published}."
                 )
 
-            override = " ".join(
-                f"-S '{option}'" for option in overrides(each.path, each.published, ours)
-            )
-            override = f"{override} {each.also}".rstrip()
+            changes = overrides(each.path, each.published, ours)
+            options = " ".join(f"-S '{change}'" for change in changes)
+            override = f"{options} {each.also}".rstrip()
             yield Departure(
                 f"`{each.path}`", _shown(each.published), _shown(ours), each.reason, f"`{override}`"
             )
@@ -124,8 +123,8 @@ def overrides(path: str, published: JsonValue, ours: JsonValue) -> Iterator[str]
         yield f"{path}={_option(published)}"
         return
 
-    yield from (f"~{path}.{key}" for key in sorted(ours.keys() - published.keys()))
-
+    for key in sorted(ours.keys() - published.keys()):
+        yield f"~{path}.{key}"
     for key, value in published.items():
         if key not in ours:
             yield f"+{path}.{key}={_option(value)}"
@@ -146,9 +145,11 @@ def _shown(value: JsonValue) -> str:
 def table() -> str:
     """Return the table of departures as Markdown; raises as :func:`departures`."""
     params = load_profile(PROFILE / PARAMS).values
-    return HEAD + "".join(
-        f"| {' | '.join(row)} |\n" for row in departures(read_published(), params)
-    )
+    text = HEAD
+    for row in departures(read_published(), params):
+        text += f"| {' | '.join(row)} |\n"
+
+    return text
 
 
 def main() -> None:

@@ -18,8 +18,11 @@ class Code(NamedTuple):
 
 def documents(root: Path) -> list[Path]:
     """Return all documents of a checkout."""
-    patterns = ("*.md", "docs/*.md", "profiles/*/README.md")
-    return sorted(path for pattern in patterns for path in root.glob(pattern))
+    paths: list[Path] = []
+    for pattern in ("*.md", "docs/*.md", "profiles/*/README.md"):
+        paths += root.glob(pattern)
+
+    return sorted(paths)
 
 
 def numbered_lines(path: Path) -> list[tuple[int, str]]:
@@ -29,16 +32,20 @@ def numbered_lines(path: Path) -> list[tuple[int, str]]:
 
 def anchors(document: Path) -> set[str]:
     """Return the anchors of a document's headings, as GitHub makes them."""
-    headings = [
-        line.lstrip("#").strip() for _, line in numbered_lines(document) if line.startswith("#")
-    ]
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    result: set[str] = set()
+    for _, line in numbered_lines(document):
+        if line.startswith("#"):
+            heading = line.lstrip("#").strip().lower()
+            result.add(re.sub(r"[^\w\- ]", "", heading).replace(" ", "-"))
+
+    return result
 
 
 def all_code(root: Path) -> Iterator[Code]:
     """Yield the code of all documents of a checkout, the change log excepted."""
     for document in documents(root):
-        if document.name != "CHANGELOG.md":  # it speaks of earlier versions
+        # The change log speaks of earlier versions
+        if document.name != "CHANGELOG.md":
             yield from _code(document)
 
 
@@ -52,7 +59,8 @@ def _code(document: Path) -> Iterator[Code]:
     for number, line in numbered_lines(document):
         if line in {f"<!-- {file_tree.NAME} -->", f"<!-- /{file_tree.NAME} -->"}:
             is_tree = not is_tree
-        if is_tree:  # its lines are sentences
+        # The lines of the file tree are sentences
+        if is_tree:
             prose.append("")
             continue
 

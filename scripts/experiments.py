@@ -46,7 +46,7 @@ def read_states(root: Path) -> list[ExpState]:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ExperimentResult:
     """A revision's line of the table: its name, when it was made, F1 by model, and what differs from its commit."""
 
     name: str
@@ -57,24 +57,25 @@ class Result:
 
 def read_result(
     state: ExpState, commit: ExpState, profile: str, name: str, status: str = ""
-) -> Result:
+) -> ExperimentResult:
     """Return what a revision has for a profile; ``status`` of an experiment that did not end well comes first."""
-    params, before = (_values(each, "params", dvc_params(profile)) for each in (state, commit))
+    params = _values(state, "params", dvc_params(profile))
     dataset = params.get("rl", {}).get("dataset")
     made = state.data.timestamp if state.data else None
-    old = flatten(before)
-    changes = [
-        f"{name}={value}"
-        for name, value in flatten(params).items()
-        if old.get(name, value) != value
-    ]
-    return Result(
+
+    changes = [status] if status else []
+    values_before = flatten(_values(commit, "params", dvc_params(profile)))
+    for field, value in flatten(params).items():
+        # A field that the commit does not have was added by other code, not by the experiment
+        if values_before.get(field, value) != value:
+            changes.append(f"{field}={value}")
+
+    metrics = _values(state, "metrics", f"reports/{profile}/metrics.json")
+    return ExperimentResult(
         name=name,
         made=made.strftime("%Y-%m-%d %H:%M") if made else ABSENT,
-        f1=_values(state, "metrics", f"reports/{profile}/metrics.json")
-        .get("f1", {})
-        .get(dataset, {}),
-        changes=(*filter(None, [status]), *changes),
+        f1=metrics.get("f1", {}).get(dataset, {}),
+        changes=tuple(changes),
     )
 
 
@@ -83,7 +84,7 @@ def dvc_params(profile: str) -> str:
     return Path(dvc_file(profile)).with_name(PARAMS).as_posix()
 
 
-def read_results(states: list[ExpState], profile: str) -> Iterator[Result]:
+def read_results(states: list[ExpState], profile: str) -> Iterator[ExperimentResult]:
     """Yield every revision's result, experiments indented below their commit."""
     workspace, head, *_ = states
     yield read_result(workspace, head, profile, "workspace")
@@ -102,16 +103,18 @@ def _values(state: ExpState, kind: str, path: str) -> Mapping[str, Any]:
     return files.get(path, {}).get("data") or {}
 
 
-def render(results: Iterable[Result], models: Iterable[str], width: int) -> str:
+def render(results: Iterable[ExperimentResult], models: Iterable[str], width: int) -> str:
     """Return the table as text of at most ``width`` characters a line; many changes take several lines."""
     models = list(models)
-    narrow = (Column(name, no_wrap=True) for name in ("experiment", "made", *models))
-    table = Table(
-        *narrow, Column("differs in", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    columns = [Column(name, no_wrap=True) for name in ("experiment", "made", *models)]
+    # The only column that may be folded: figures and names are read across
+    columns.append(Column("differs in", overflow="fold"))
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     for result in results:
-        f1 = (f"{result.f1[model]:.3f}" if model in result.f1 else ABSENT for model in models)
-        table.add_row(result.name, result.made, *f1, ", ".join(result.changes))
+        cells = [result.name, result.made]
+        for model in models:
+            cells.append(f"{result.f1[model]:.3f}" if model in result.f1 else ABSENT)
+        table.add_row(*cells, ", ".join(result.changes))
 
     console = Console(width=width, color_system=None, file=io.StringIO())
     with console.capture() as text:

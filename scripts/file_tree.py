@@ -15,8 +15,8 @@ from scripts.markers import with_part
 DOCUMENT = Path("docs", "architecture.md")
 NAME = "files"
 PACKAGES = ("scripts", "stages", "flows", "src/deepsearch_rl", "benchmarks")
+# Where the descriptions begin, in characters after the code block's indent
 COLUMN = 33
-"""Where the descriptions begin, in characters after the code block's indent."""
 
 
 def main() -> None:

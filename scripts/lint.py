@@ -32,6 +32,7 @@ from scripts.documents import (
 from scripts.imports import ROOT, parse
 from scripts.markers import with_part
 
+# Names in ``deepsearch_rl``: a module imports from its own layer and from those before it
 LAYERS = (
     ("core", "presets", "prompts"),
     ("project",),
@@ -52,14 +53,13 @@ LAYERS = (
     ("commands",),
     ("cli",),
 )
-"""Names in ``deepsearch_rl``: a module imports from its own layer and from those before it."""
+# Tools that the library may import in one folder alone, or nowhere
 RESTRICTED = {
     "dvc": None,
     "prefect": None,
     "mlflow": "tracking",
     "art": "training/backends/art",
 }
-"""Tools that the library may import in one folder alone, or nowhere."""
 README_LINES = 250
 
 

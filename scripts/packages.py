@@ -43,17 +43,21 @@ from scripts.imports import (
 )
 
 PACKAGES_FILE = "packages.json"
+# Programs, and modules that another package imports, which source files name in lists
 NAMED = frozenset(
     {"flash_attn", "flash_attn_interface", "liger_kernel", "swift", "unsloth", "vllm"}
 )
-"""Programs, and modules that another package imports, which source files name in lists."""
+# What decides the result of a package's work though no stage imports it. What a package asks for
+# in one version alone, as torch does for its CUDA libraries, changes with it and is left out.
 BENEATH: Mapping[str, tuple[str, ...]] = {
     "chonkie": ("chonkie-core", "numpy"),
     "datasets": ("pyarrow",),
-    "evalscope": ("nltk",),  # IFEval's words and sentences
+    # IFEval's words and sentences
+    "evalscope": ("nltk",),
     "faiss-cpu": ("numpy",),
     "faiss-gpu": ("numpy",),
-    "matplotlib": ("kiwisolver", "numpy"),  # where a plot's parts are
+    # Where a plot's parts are
+    "matplotlib": ("kiwisolver", "numpy"),
     "ms-swift": ("accelerate", "datasets", "numpy", "peft", "torch", "transformers", "trl"),
     "openpipe-art": ("peft", "torch", "transformers"),
     "pandas": ("numpy", "pyarrow"),
@@ -66,10 +70,8 @@ BENEATH: Mapping[str, tuple[str, ...]] = {
     "unsloth": ("bitsandbytes", "peft", "torch", "transformers", "trl", "unsloth-zoo"),
     "vllm": ("numpy", "tokenizers", "torch", "transformers"),
 }
-"""What decides the result of a package's work though no stage imports it. What a package asks for
-in one version alone, as torch does for its CUDA libraries, changes with it and is left out."""
+# Distributions with the same modules, of which an environment has one
 INSTEAD = {"faiss-cpu": "faiss-gpu"}
-"""Distributions with the same modules, of which an environment has one."""
 
 
 def packages_text(graph: str, values: Mapping[str, Any]) -> str:

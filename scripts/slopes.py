@@ -19,6 +19,7 @@ from deepsearch_rl.planning.estimate import Plan, make_plan
 from deepsearch_rl.planning.slopes import SLOPES, Slope, calibrate
 from scripts.imports import ROOT
 
+# Stages and their own slopes; those that others are made of come first
 OWN = (
     ("chunk", "chunk_passage_s"),
     ("index", "index_passage_s"),
@@ -34,7 +35,6 @@ OWN = (
     ("ifeval", "ifeval_prompt_s"),
     ("report", "report_rollout_s"),
 )
-"""Stages and their own slopes; those that others are made of come first."""
 
 
 def measure(plan: Plan, runs: Sequence[StageRun]) -> tuple[dict[str, float], float]:

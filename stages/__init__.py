@@ -10,6 +10,7 @@ for _name, _value in {
     "TQDM_DISABLE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
-    "LOG_LEVEL": "ERROR",  # ms-swift's
+    # Ms-swift's
+    "LOG_LEVEL": "ERROR",
 }.items():
     os.environ.setdefault(_name, _value)

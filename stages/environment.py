@@ -24,10 +24,12 @@ import os
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib takes 10 ms to load
+# Names that ``.env`` sets, for core/redaction.py: what looks like a key among their values
+# reaches no log.
 ENV_FILE_NAMES = "DEEPSEARCH_ENV_FILE_NAMES"
-"""Names that ``.env`` sets, for core/redaction.py: what looks like a key among their values reaches no log."""
+# Set where a process has named the unreadable lines of ``.env``, so that those that it starts do
+# not
 WARNED = "DEEPSEARCH_ENV_WARNED"
-"""Set where a process has named the unreadable lines of ``.env``, so that those that it starts do not."""
 
 
 def variables(path: str) -> dict[str, str]:

@@ -22,13 +22,14 @@ from deepsearch_rl.tracking.outbox import outbox_folder
 from deepsearch_rl.tracking.upload import FailedUpload, put_into_outbox, upload_all
 from stages.provenance import read_provenance
 
+# Evaluated model -> folder of section trained's models whose train_log.jsonl is its training
+# curve
 TRAIN_LOGS = {
     "base": "base",
     "sft": "sft_adapter",
     "rl": "rl_adapter/base",
     "sft_rl": "rl_adapter/sft",
 }
-"""Evaluated model -> folder of section trained's models whose train_log.jsonl is its training curve."""
 _LOG = logging.getLogger(__name__)
 
 

@@ -34,7 +34,7 @@ from deepsearch_rl.search_server.answers import read_pages
 from deepsearch_rl.search_server.requests import AccessRequest, RetrieveRequest, parse_body
 from deepsearch_rl.trajectories.collecting.collect import read_times
 from deepsearch_rl.trajectories.exchange import SCHEMAS
-from deepsearch_rl.trajectories.rows.convert import SwiftRow
+from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow
 from deepsearch_rl.trajectories.statistics.results import import_results
 
 Row = dict[str, Any]

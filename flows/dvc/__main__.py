@@ -35,7 +35,8 @@ from dvc.utils.serialize import modify_yaml
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.project.dvc_lock import blocking_pids, wait_for_users
 
-INTERRUPTED_STATUS = 252  # DVC's own, after Ctrl-C
+# DVC's own, after Ctrl-C
+INTERRUPTED_STATUS = 252
 PUSH_ADVICE = "Use `dvc push` to send your updates to remote storage."
 
 

@@ -19,8 +19,8 @@ from scripts.imports import ROOT
 from scripts.preflight.phases import Preflight, SkippedError
 from scripts.preflight.project import Project, cut_copy, open_copy
 from scripts.preflight.runner import (
-    Outcome,
-    Result,
+    PhaseOutcome,
+    PhaseResult,
     chosen_phases,
     run_phases,
     table_row,
@@ -68,7 +68,7 @@ def main() -> None:
     sys.exit(any(outcome.status == "failed" for outcome in outcomes))
 
 
-def preflight(arguments: argparse.Namespace, folder: Path) -> list[Outcome]:
+def preflight(arguments: argparse.Namespace, folder: Path) -> list[PhaseOutcome]:
     """Do what the command line asks for; return how the phases ended."""
     copy = ROOT / folder / "copy"
     phases = Preflight(Project(ROOT, find_profile(ROOT, arguments.profile), copy)).phases()
@@ -97,19 +97,19 @@ def preflight(arguments: argparse.Namespace, folder: Path) -> list[Outcome]:
     return outcomes
 
 
-def run_in_copy(folder: Path, phase: str) -> Result:
+def run_in_copy(folder: Path, phase: str) -> PhaseResult:
     """Run one phase in the copy that there is and return how it ended."""
     try:
         figures = getattr(Preflight(open_copy(ROOT, ROOT / folder / "copy")), phase)()
     except SkippedError as reason:
-        return Result(status="skipped", message=str(reason))
+        return PhaseResult(status="skipped", message=str(reason))
     except (DeepsearchError, OSError) as error:
-        return Result(status="failed", message=str(error))
+        return PhaseResult(status="failed", message=str(error))
 
-    return Result(status="passed", figures=figures)
+    return PhaseResult(status="passed", figures=figures)
 
 
-def show(outcome: Outcome) -> None:
+def show(outcome: PhaseOutcome) -> None:
     """Write a line when a phase has ended, and what to do where it failed."""
     message = f"\n{outcome.message}" if outcome.status == "failed" else ""
     sys.stderr.write(f"{outcome.phase}: {outcome.status} after {outcome.seconds:.1f} s{message}\n")

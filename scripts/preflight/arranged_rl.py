@@ -22,10 +22,9 @@ from deepsearch_rl.training.rl_process import engines
 from deepsearch_rl.training.rl_process.worker import rl_run, train
 from deepsearch_rl.training.runs.curves import curve_path
 
+# Rollouts that are made for each one that is kept. A model of random weights writes many that
+# come back in other tokens, which are not trained on.
 SPARE = 4
-"""Rollouts that are made for each one that is kept. A model of random weights writes many that come
-back in other tokens, which are not trained on.
-"""
 
 
 class ArrangedTrainer:
@@ -66,11 +65,12 @@ class ArrangedTrainer:
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
         """Update from rewards that are equal in the first group and rise in the others."""
-        rewards = [
-            [float(place * (group > 0)) for place, _ in enumerate(row)]
-            for group, row in enumerate(rewards_QG)
-        ]
-        return await self._trainer.update(rollouts_QG, rewards)
+        arranged_QG: list[list[float]] = []
+        for group, rewards_G in enumerate(rewards_QG):
+            rising_G = [float(place) for place in range(len(rewards_G))]
+            arranged_QG.append(rising_G if group else [0.0] * len(rewards_G))
+
+        return await self._trainer.update(rollouts_QG, arranged_QG)
 
 
 def arrange(is_stale: bool) -> None:
@@ -103,7 +103,8 @@ def main() -> None:
         run = rl_run(
             profile, arguments.start, scratch, curve_path(profile.work, f"arranged-{scratch.name}")
         )
-        train(run)  # in this process, where the engines are arranged
+        # In this process, where the engines are arranged
+        train(run)
 
         if arguments.stale:
             raise CheckFailedError(

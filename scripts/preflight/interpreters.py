@@ -8,13 +8,13 @@ from typing import Any
 from deepsearch_rl.training.sft.attention import ATTENTION_PACKAGES
 from scripts.preflight.project import Project
 
+# What the stages of a family import whatever the profile's settings are
 IMPORTS = {
     "core": ("torch", "mcp"),
     "sft": ("swift", "peft"),
     "rl": ("art", "peft"),
     "serve": ("transformers", "mcp"),
 }
-"""What the stages of a family import whatever the profile's settings are."""
 PROBE = (
     "import importlib.util as u, json, sys; m = [n for n in sys.argv[1:] if not any(map(u.find_spec, n.split('|')))];"
     "c = 'torch' not in sys.argv or 'torch' in m or __import__('torch').cuda.is_available();"

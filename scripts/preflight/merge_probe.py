@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.training.merging.merge import (
-    Answer,
+    AnswerTokens,
     answer_logprobs,
     fixed_prompts,
     greedy_answers,
@@ -34,13 +34,17 @@ def main() -> None:
     load: Any = AutoModelForCausalLM.from_pretrained
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, load_profile(Path(sys.argv[1])).values["unsloth_merge"]["dtype"])
-    base, whole = (load(folder, dtype=dtype) for folder in (start, merged))
     prompts = fixed_prompts(Path(start), PROMPTS)
-    adapted = PeftModel.from_pretrained(base, adapter).to(device)
-    written = greedy_answers(adapted, prompts, MAX_TOKENS)
-    answers = [Answer(*pair) for pair in zip(prompts, written, strict=True)]
-    ours = answer_logprobs(adapted, answers)
-    theirs = answer_logprobs(whole.to(device), answers)
+    adapted_model = PeftModel.from_pretrained(load(start, dtype=dtype), adapter).to(device)
+    merged_model = load(merged, dtype=dtype).to(device)
+    answers: list[AnswerTokens] = []
+    for prompt, tokens in zip(
+        prompts, greedy_answers(adapted_model, prompts, MAX_TOKENS), strict=True
+    ):
+        answers.append(AnswerTokens(prompt, tokens))
+
+    ours = answer_logprobs(adapted_model, answers)
+    theirs = answer_logprobs(merged_model, answers)
     write_json(Path(result), {"parity": mean_difference(ours, theirs)})
 
 

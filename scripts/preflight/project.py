@@ -161,7 +161,8 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     """Return a profile's values with the data of the smoke profile and the sizes of a preflight."""
     values = copy.deepcopy({**profile, **{section: smoke[section] for section in DATA_SECTIONS}})
     values["model_settings"] = {}
-    values.pop("track", None)  # nothing of a preflight goes to MLflow
+    # Nothing of a preflight goes to MLflow
+    values.pop("track", None)
     values["wdir"] = "."
     values["datasets"] = {DATASET: smoke["datasets"][DATASET]}
     values["download"]["world"]["questions"] = {"train": 40, "dev": 8, "val": 8}

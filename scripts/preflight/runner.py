@@ -21,10 +21,10 @@ from deepsearch_rl.core.processes import LAST_LINES, ProcessGuard
 from deepsearch_rl.core.records import Record
 from scripts.preflight.memory import measured_memory
 
+# Figures that have a column in the table
 COLUMNS = ("tokens_per_s", "peak_gib", "parity")
-"""Figures that have a column in the table."""
+# Figures that `deepsearch plan` reads, by its own names for them
 SLOPES = ("swift_start_s", "sft_token_s", "serve_start_s", "merge_s", "adapter_merge_s")
-"""Figures that `deepsearch plan` reads, by its own names for them."""
 
 
 class Phase(Record):
@@ -37,7 +37,7 @@ class Phase(Record):
     needs: tuple[str, ...] = ()
 
 
-class Result(Record):
+class PhaseResult(Record):
     """How a phase ended, in its own words; ``message`` says what to do, or why it was skipped."""
 
     status: Literal["passed", "failed", "skipped"]
@@ -45,7 +45,7 @@ class Result(Record):
     figures: Mapping[str, float] = {}
 
 
-class Outcome(Result):
+class PhaseOutcome(PhaseResult):
     """How a phase ended, and after how many seconds."""
 
     phase: str
@@ -67,18 +67,20 @@ def chosen_phases(phases: Sequence[Phase], only: str | None) -> list[Phase]:
 
 
 def run_phases(
-    phases: Sequence[Phase], jobs: int = 1, on_outcome: Callable[[Outcome], object] = lambda _: None
-) -> list[Outcome]:
+    phases: Sequence[Phase],
+    jobs: int = 1,
+    on_outcome: Callable[[PhaseOutcome], object] = lambda _: None,
+) -> list[PhaseOutcome]:
     """Run the phases, ``jobs`` at once, and return how each ended, in their order.
 
     ``on_outcome`` gets each outcome as soon as it is known. Every phase stands behind those that it
     needs.
     """
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, PhaseOutcome] = {}
     waiting = list(phases)
-    running = set[Future[Outcome]]()
+    running: set[Future[PhaseOutcome]] = set()
 
-    def keep(outcome: Outcome) -> None:
+    def keep(outcome: PhaseOutcome) -> None:
         """Note an outcome and tell it."""
         outcomes[outcome.phase] = outcome
         on_outcome(outcome)
@@ -93,20 +95,23 @@ def run_phases(
 
                 if blocked:
                     reason = f"needs {', '.join(blocked)}"
-                    keep(Outcome(phase=phase.name, status="skipped", seconds=0.0, message=reason))
+                    outcome = PhaseOutcome(
+                        phase=phase.name, status="skipped", seconds=0.0, message=reason
+                    )
+                    keep(outcome)
                 else:
                     running.add(pool.submit(run_phase, phase, guard))
 
-            done, running = (
-                wait(running, return_when=FIRST_COMPLETED) if running else (set(), running)
-            )
-            for future in done:
-                keep(future.result())
+            # None is running where all that were left have been skipped
+            if running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    keep(future.result())
 
     return [outcomes[phase.name] for phase in phases]
 
 
-def run_phase(phase: Phase, guard: ProcessGuard) -> Outcome:
+def run_phase(phase: Phase, guard: ProcessGuard) -> PhaseOutcome:
     """Run one phase under a guard and return how it ended."""
     started = time.monotonic()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
@@ -117,18 +122,17 @@ def run_phase(phase: Phase, guard: ProcessGuard) -> Outcome:
             except subprocess.TimeoutExpired:
                 kill(process)
                 text = f"was not done after {phase.timeout_s:g} s, and was ended with all that it had started."
-                result = Result(status="failed", message=text)
+                result = PhaseResult(status="failed", message=text)
             else:
                 output.seek(0)
                 result = parse_result(output.read(), process.returncode)
 
-    figures = (
-        {"peak_gib": max(samples_gib), **result.figures}
-        if result.status == "passed"
-        else result.figures
-    )
+    figures = dict(result.figures)
+    # Of a phase that failed, the memory says nothing. One that measured its own keeps it.
+    if result.status == "passed":
+        figures = {"peak_gib": max(samples_gib), **figures}
     seconds = round(time.monotonic() - started, 1)
-    return Outcome(
+    return PhaseOutcome(
         phase=phase.name,
         status=result.status,
         message=result.message,
@@ -144,42 +148,47 @@ def kill(process: "subprocess.Popen[str]") -> None:
     process.wait()
 
 
-def parse_result(output: str, status: int) -> Result:
+def parse_result(output: str, status: int) -> PhaseResult:
     """Return the result in a program's last line, or a failure with its last lines."""
     lines = output.splitlines()
     try:
-        return Result.model_validate_json(lines[-1] if lines else "")
+        return PhaseResult.model_validate_json(lines[-1] if lines else "")
     except ValidationError:
-        return Result(
-            status="failed",
-            message="\n".join([f"ended with status {status}:", *lines[-LAST_LINES:]]),
-        )
+        message = "\n".join([f"ended with status {status}:", *lines[-LAST_LINES:]])
+        return PhaseResult(status="failed", message=message)
 
 
-def table_row(outcome: Outcome) -> list[str]:
+def table_row(outcome: PhaseOutcome) -> list[str]:
     """Return the cells of a phase: name, status, seconds, :data:`COLUMNS`, and what to do or what else it measured."""
     columns = [_number(outcome.figures.get(name)) for name in COLUMNS]
-    others = ", ".join(
-        f"{name} {_number(value)}" for name, value in outcome.figures.items() if name not in COLUMNS
-    )
+    others: list[str] = []
+    for name, value in outcome.figures.items():
+        if name not in COLUMNS:
+            others.append(f"{name} {_number(value)}")
+
     return [
         outcome.phase,
         outcome.status,
         f"{outcome.seconds:.1f}",
         *columns,
-        outcome.message or others,
+        outcome.message or ", ".join(others),
     ]
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if value is None:
+        return ""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def write_report(folder: Path, outcomes: Sequence[Outcome]) -> None:
+def write_report(folder: Path, outcomes: Sequence[PhaseOutcome]) -> None:
     """Write ``report.json``, every outcome, and ``slopes.json``, what `deepsearch plan` reads: ``{name: value}``."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(
-        folder / "report.json", [json.loads(outcome.model_dump_json()) for outcome in outcomes]
-    )
-    figures = {name: value for outcome in outcomes for name, value in outcome.figures.items()}
-    write_json(folder / "slopes.json", {name: figures[name] for name in SLOPES if name in figures})
+    rows: list[object] = []
+    slopes: dict[str, float] = {}
+    for outcome in outcomes:
+        rows.append(json.loads(outcome.model_dump_json()))
+        slopes |= {name: value for name, value in outcome.figures.items() if name in SLOPES}
+
+    write_json(folder / "report.json", rows)
+    write_json(folder / "slopes.json", {name: slopes[name] for name in SLOPES if name in slopes})

@@ -23,7 +23,7 @@ from deepsearch_rl.core.errors import CheckFailedError, DeepsearchError
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.training.merging.merge import (
-    Answer,
+    AnswerTokens,
     answer_logprobs,
     fixed_prompts,
     greedy_answers,
@@ -62,7 +62,7 @@ def make(
     base = load(start, dtype=dtype).to(device)
     prompts = fixed_prompts(start, PROMPTS)
     answers = [
-        Answer(*pair)
+        AnswerTokens(*pair)
         for pair in zip(prompts, greedy_answers(base, prompts, MAX_TOKENS), strict=True)
     ]
     of_base = answer_logprobs(base, answers)

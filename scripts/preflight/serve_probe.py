@@ -41,7 +41,7 @@ MAX_TOKENS = 40
 TOKEN_PREFIX = "token_id:"
 
 
-class Answer(BaseModel):
+class ServedAnswer(BaseModel):
     """What the server wrote after a prompt: tokens, their log-probabilities, and whether it parsed a tool call."""
 
     tokens: list[int]
@@ -54,7 +54,7 @@ class Answer(BaseModel):
 class Probe(BaseModel):
     """What a server did; ``parity`` is the mean difference of log-probabilities of the greedy answers."""
 
-    answers: list[Answer]
+    answers: list[ServedAnswer]
     dtype: str
     start_s: float
     tokens_per_s: float
@@ -68,13 +68,13 @@ class Probe(BaseModel):
 
 def ask(
     endpoint: Endpoint, messages: Sequence[dict[str, Any]], temperature: float, seed: int
-) -> Answer:
+) -> ServedAnswer:
     """Return the server's answer to a conversation with the search tool."""
     reply = post(endpoint, messages, temperature=temperature, seed=seed, logprobs=True)
     completion = Completion.model_validate(reply)
     choice = reply["choices"][0]
     tokens = choice["logprobs"]["content"]
-    return Answer(
+    return ServedAnswer(
         tokens=[int(token["token"].removeprefix(TOKEN_PREFIX)) for token in tokens],
         logprobs=[token["logprob"] for token in tokens],
         called=bool(choice["message"].get("tool_calls")),
@@ -150,7 +150,7 @@ def probe(profile: Profile, folder: Path, merged: Path) -> Probe:
 
 
 def comes_back(
-    endpoint: Endpoint, chat_format: ChatFormat, prompt: Sequence[Any], answer: Answer
+    endpoint: Endpoint, chat_format: ChatFormat, prompt: Sequence[Any], answer: ServedAnswer
 ) -> bool | None:
     """Return whether a turn with a call, sent back with a passage, has the tokens that the model wrote.
 
@@ -182,17 +182,17 @@ def _parity(
     dtype: str,
     chat_format: ChatFormat,
     prompts: Sequence[Any],
-    answers: Sequence[Answer],
+    answers: Sequence[ServedAnswer],
 ) -> float:
     """Return the mean difference of the server's log-probabilities from transformers'."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
 
-    tokens: list[merge.Answer] = []
+    tokens: list[merge.AnswerTokens] = []
     server_logprobs: list[list[float]] = []
     for messages, answer in zip(prompts, answers, strict=True):
         prompt_ids = chat_format.prompt_ids(messages, [RETRIEVE_TOOL])
-        tokens.append(merge.Answer(prompt_ids, answer.tokens))
+        tokens.append(merge.AnswerTokens(prompt_ids, answer.tokens))
         server_logprobs.append(answer.logprobs)
 
     return mean_difference(merge.answer_logprobs(model, tokens), server_logprobs)

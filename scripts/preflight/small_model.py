@@ -28,9 +28,9 @@ from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Message, Trajectory
 from deepsearch_rl.training.pretrain.model import build_model, world_tokenizer
 from deepsearch_rl.training.pretrain.prepare import DESCRIPTIONS, PrepareModelConfig, snapshot
-from deepsearch_rl.training.pretrain.trainer import (
-    Example,
+from deepsearch_rl.training.pretrain.pretraining import (
     Muon,
+    TrainingExample,
     backward_in_threads,
     batches,
     encode,
@@ -95,7 +95,9 @@ def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int
         )
         for number, trajectory in enumerate(trajectories)
     ]
-    examples = [Example(tokens.to(device), labels.to(device)) for tokens, labels in examples]
+    examples = [
+        TrainingExample(tokens.to(device), labels.to(device)) for tokens, labels in examples
+    ]
     with torch.device(device):
         muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "layers" in name)
     others = [weight for name, weight in parameters if weight.ndim != 2 or "layers" not in name]
@@ -123,7 +125,7 @@ def with_text(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def _forever(examples: list[Example], rng: random.Random) -> Iterator[Example]:
+def _forever(examples: list[TrainingExample], rng: random.Random) -> Iterator[TrainingExample]:
     while True:
         yield from rng.sample(examples, len(examples))
 

@@ -9,8 +9,8 @@ import pytest
 from deepsearch_rl.commands.terminal import print_table
 from scripts.preflight.__main__ import HEADER
 from scripts.preflight.runner import (
-    Outcome,
     Phase,
+    PhaseOutcome,
     chosen_phases,
     run_phases,
     table_row,
@@ -85,8 +85,8 @@ def test_the_table_has_a_column_for_what_counts_and_says_what_to_do(
 ) -> None:
     figures = {"tokens_per_s": 1234.5, "peak_gib": 0.7512, "parity": 1.9e-6, "steps": 4.0}
     rows = [
-        table_row(Outcome(phase="sft", status="passed", seconds=12.34, figures=figures)),
-        table_row(Outcome(phase="serve", status="failed", seconds=1, message="start [it]")),
+        table_row(PhaseOutcome(phase="sft", status="passed", seconds=12.34, figures=figures)),
+        table_row(PhaseOutcome(phase="serve", status="failed", seconds=1, message="start [it]")),
     ]
     assert rows[0] == ["sft", "passed", "12.3", "1234", "0.751", "1.9e-06", "steps 4"]
     print_table("", HEADER, rows)
@@ -96,8 +96,8 @@ def test_the_table_has_a_column_for_what_counts_and_says_what_to_do(
 def test_the_report_holds_every_outcome_and_the_slopes_only_what_plan_knows(tmp_path: Path) -> None:
     figures = {"merge_s": 3.5, "parity": 0.0}
     outcomes = [
-        Outcome(phase="merge", status="passed", seconds=4, figures=figures),
-        Outcome(phase="rl", status="skipped", seconds=0, message="needs prepare"),
+        PhaseOutcome(phase="merge", status="passed", seconds=4, figures=figures),
+        PhaseOutcome(phase="rl", status="skipped", seconds=0, message="needs prepare"),
     ]
     write_report(tmp_path, outcomes)
     report = json.loads((tmp_path / "report.json").read_text())

@@ -11,8 +11,8 @@ from deepsearch_rl.tracking.bundle import (
     FILES,
     PREDICTIONS,
     ROLLOUTS,
-    Prediction,
-    ShownRollout,
+    PredictionRow,
+    TracedRollout,
     read_bundle,
     row_scores,
 )
@@ -21,8 +21,8 @@ from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, QUESTIONS, SEED
 
 
-def read_predictions(folder: Path, model: str) -> list[Prediction]:
-    return [row for row in read_jsonl(folder / PREDICTIONS, Prediction) if row.model == model]
+def read_predictions(folder: Path, model: str) -> list[PredictionRow]:
+    return [row for row in read_jsonl(folder / PREDICTIONS, PredictionRow) if row.model == model]
 
 
 def test_a_bundle_holds_what_its_report_says(results: Results, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_every_model_shows_the_same_rollouts_and_more_of_them_keep_those(
     def shown(share: float) -> dict[str, set[str]]:
         folder = tmp_path / str(share)
         build_bundle(results, PROVENANCE, CONFIG.model_copy(update={"traces": share}), SEED, folder)
-        found = list(read_jsonl(folder / ROLLOUTS, ShownRollout))
+        found = list(read_jsonl(folder / ROLLOUTS, TracedRollout))
         return {
             model: {one.trajectory.id for one in found if one.model == model} for model in MODELS
         }
@@ -204,4 +204,4 @@ def test_a_row_of_a_table_artifact_holds_texts_and_numbers_alone(
     rows = [row.table_row() for row in read_predictions(tmp_path / "bundle", "base")]
     assert len(rows) == 10
     assert {row["golden_answers"] for row in rows} == {"Port Vale | Vale"}
-    assert all(list(row) == list(Prediction.model_fields) for row in rows)
+    assert all(list(row) == list(PredictionRow.model_fields) for row in rows)

@@ -5,7 +5,7 @@ from mlflow.entities import Trace
 
 from deepsearch_rl.core.records import Message, Retrieval, StopReason, ToolCall, Trajectory
 from deepsearch_rl.endpoints.timing import RolloutTimes, TimedStep, trajectory_digest
-from deepsearch_rl.tracking.bundle import ShownRollout
+from deepsearch_rl.tracking.bundle import TracedRollout
 from deepsearch_rl.tracking.traces import NO_TIMES, Owner, build_trace
 from tests.tracking.conftest import PASSAGES, rollout
 
@@ -15,7 +15,10 @@ STARTED_NS = 1_700_000_000_000_000_000
 
 def traced(trajectory: Trajectory) -> Trace:
     return build_trace(
-        ShownRollout(model="sft", run="multihoprag", trajectory=trajectory), OWNER, None, STARTED_NS
+        TracedRollout(model="sft", run="multihoprag", trajectory=trajectory),
+        OWNER,
+        None,
+        STARTED_NS,
     )
 
 
@@ -131,7 +134,7 @@ def test_tokens_that_were_not_counted_for_every_call_stand_at_the_agent_alone() 
 
 def test_only_answers_of_the_same_run_to_the_same_question_are_compared() -> None:
     made = rollout("sft", 1)
-    sampled = ShownRollout(model="sft", run="multihoprag", trajectory=made)
+    sampled = TracedRollout(model="sft", run="multihoprag", trajectory=made)
     others = [
         sampled.model_copy(update={"model": "base"}),
         sampled.model_copy(update={"run": "multihoprag, greedy"}),
@@ -168,7 +171,7 @@ def test_spans_have_the_times_of_the_calls_that_wrote_their_messages() -> None:
             for message, start_ns, duration_ns in steps
         ),
     )
-    shown = ShownRollout(model="sft", run="multihoprag", trajectory=trajectory)
+    shown = TracedRollout(model="sft", run="multihoprag", trajectory=trajectory)
     trace = build_trace(shown, OWNER, times, STARTED_NS + 10**12)
     milliseconds = [
         (

@@ -22,7 +22,7 @@ from deepsearch_rl.core.errors import (
 from deepsearch_rl.core.files import file_digests, sha256_file
 from deepsearch_rl.training.merging.merge import (
     AdapterMergeConfig,
-    Answer,
+    AnswerTokens,
     MergeConfig,
     answer_logprobs,
     fixed_prompts,
@@ -119,7 +119,7 @@ def test_classes_that_a_library_patched_here_do_not_reach_the_check_of_the_merge
 ) -> None:
     """As Unsloth leaves them: the class's forward reads an attribute that only its own instances have."""
     config = PEFT_MERGE.model_copy(update={"max_tokens": 2})
-    answers = [Answer(prompt, [3, 4]) for prompt in fixed_prompts(merged_folder, 4)]
+    answers = [AnswerTokens(prompt, [3, 4]) for prompt in fixed_prompts(merged_folder, 4)]
     model = AutoModelForCausalLM.from_pretrained(merged_folder)
     expected = answer_logprobs(model, answers)
     monkeypatch.setattr(
@@ -135,10 +135,10 @@ def test_classes_that_a_library_patched_here_do_not_reach_the_check_of_the_merge
 def test_a_check_that_dies_or_hangs_is_named(policy_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{broken")
     with pytest.raises(CommandError, match=r"exit code 1\.[\s\S]*config\.json"):
-        logprobs_of_new_process(tmp_path, PEFT_MERGE, [Answer([1], [2])])
+        logprobs_of_new_process(tmp_path, PEFT_MERGE, [AnswerTokens([1], [2])])
     hanging = PEFT_MERGE.model_copy(update={"check_timeout_s": 0.01})
     with pytest.raises(CommandError, match=r"not kept: .* within 0\.01 s"):
-        logprobs_of_new_process(policy_folder, hanging, [Answer([1], [2])])
+        logprobs_of_new_process(policy_folder, hanging, [AnswerTokens([1], [2])])
 
 
 def test_a_merged_folder_serves_as_its_base_does_and_uses_the_cache(

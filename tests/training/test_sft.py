@@ -42,7 +42,7 @@ from deepsearch_rl.training.sft.trainer_state import (
     newest_checkpoint,
     remove_not_finite,
 )
-from deepsearch_rl.trajectories.rows.convert import SwiftRow
+from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow
 
 ENTRY = {
     "loss": 1.5,

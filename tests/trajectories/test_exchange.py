@@ -20,9 +20,9 @@ from deepsearch_rl.core.errors import CheckFailedError, RecordError, UnknownName
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Question, StopReason, ToolCall, Trajectory
 from deepsearch_rl.trajectories.exchange import export_rows
-from deepsearch_rl.trajectories.rows.convert import SwiftRow
+from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow
 from deepsearch_rl.trajectories.statistics.results import UNKNOWN, import_results
-from tests.trajectories.test_convert import ONE_CALL, conversation
+from tests.trajectories.test_swift_rows import ONE_CALL, conversation
 
 SOURCE = {"dataset": "hotpotqa", "split": "train", "prompt": "multihoprag_nothink"}
 PARALLEL = conversation(("", ["one", 'two "quoted" Zoë']), ("I look.", ["three"])).model_copy(

@@ -14,8 +14,8 @@ from deepsearch_rl.core.files import read_distinct, write_json, write_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.serving.launch import ServingConfig
-from deepsearch_rl.trajectories.collecting.manifest import require_made_with
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
+from deepsearch_rl.trajectories.collecting.teacher_manifest import require_made_with
 from deepsearch_rl.trajectories.synthesis import synthesize as module
 from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig, synthesize
 from tests.worlds import World

@@ -27,7 +27,7 @@ from deepsearch_rl.core.errors import CheckFailedError, ConfigError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.training.pretrain.model import world_tokenizer
-from deepsearch_rl.trajectories.rows.convert import row_targets, swift_row
+from deepsearch_rl.trajectories.rows.swift_rows import row_targets, swift_row
 from deepsearch_rl.trajectories.rows.training_set import IGNORED, TokenProof
 from tests.agent.conftest import ChatServer, Searches
 from tests.trajectories.conversations import Turn, conversation_of

@@ -14,8 +14,8 @@ from deepsearch_rl.core.files import read_json, read_jsonl, write_jsonl
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Message, Question, Trajectory
 from deepsearch_rl.training.sft.swift_call import SftConfig
-from deepsearch_rl.trajectories.collecting.manifest import write_manifest
-from deepsearch_rl.trajectories.rows.convert import SwiftRow, swift_row
+from deepsearch_rl.trajectories.collecting.teacher_manifest import write_manifest
+from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow, swift_row
 from deepsearch_rl.trajectories.rows.training_set import FilterConfig, build_training_set
 from tests.conftest import ROOT
 from tests.trajectories import test_filters

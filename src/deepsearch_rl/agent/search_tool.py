@@ -49,8 +49,9 @@ from deepsearch_rl.search_server.requests import MAX_QUERY_CHARS
 
 _LOG = logging.getLogger(__name__)
 ATTEMPTS = 3
+# What the model reads instead of passages once its searches are used up; calling again ends the
+# rollout
 NO_SEARCHES_LEFT = "No searches left. Answer now."
-"""What the model reads instead of passages once its searches are used up; calling again ends the rollout."""
 
 
 class ShownPassage(ForeignRecord):

@@ -22,8 +22,8 @@ from deepsearch_rl.conversation.chat_messages import spoken_text
 from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.records import StopReason
 
+# What the model reads after the passages or instead of them when its context is nearly full
 NO_ROOM_LEFT = "No room left. Answer now."
-"""What the model reads after the passages or instead of them when its context is nearly full."""
 
 
 @dataclass(slots=True)

@@ -27,8 +27,8 @@ from deepsearch_rl.endpoints.endpoint import replace_lone_surrogates
 
 Observer = Callable[[Message], None]
 """Called with every message of a rollout, once the model wrote it or was shown it."""
+# Until an endpoint has counted a prompt: English has about one token for four characters
 GUESSED_TOKENS_PER_CHARACTER = 1 / 3
-"""Until an endpoint has counted a prompt: English has about one token for four characters."""
 
 
 class RolloutStopped(AgentsException):

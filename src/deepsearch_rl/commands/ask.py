@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 from rich.console import Console
@@ -21,7 +21,8 @@ from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.records import Message, Question, Trajectory
 
-PASSAGE_CHARACTERS = 240  # of every passage so much is shown; the model reads all of it
+# Of every passage so much is shown; the model reads all of it
+PASSAGE_CHARACTERS = 240
 _TAGGED = re.compile(r"</?think>|<(search|answer)>.*?</\1>", re.DOTALL)
 _PASSAGES = re.compile(r"^(?=\[\d+\] |Doc \d+\(Title: )", re.MULTILINE)
 
@@ -65,22 +66,28 @@ def ask(
         return asyncio.run(answer())
 
 
+_Model: TypeAlias = Annotated[
+    str | None, Option(help="One of the profile's (its last if not given), or a folder.")
+]
+_Dataset: TypeAlias = Annotated[
+    str | None, Option(help="Search this set's corpus (the first if not given).")
+]
+_RetrievalUrl: TypeAlias = Annotated[
+    str | None, Option(help="A running server in place of the profile's index.")
+]
+_Protocol: TypeAlias = Annotated[
+    str | None, Option(help="function_calling, or search_tags for Search-R1's models.")
+]
+
+
 def ask_command(
     question: Annotated[str, typer.Argument(help="What you want to know.", show_default=False)],
     profile: Annotated[str, Option(help="Whose models, corpora and settings.")] = "tiny",
-    model: Annotated[
-        str | None, Option(help="One of the profile's (its last if not given), or a folder.")
-    ] = None,
-    dataset: Annotated[
-        str | None, Option(help="Search this set's corpus (the first if not given).")
-    ] = None,
-    retrieval_url: Annotated[
-        str | None, Option(help="A running server in place of the profile's index.")
-    ] = None,
+    model: _Model = None,
+    dataset: _Dataset = None,
+    retrieval_url: _RetrievalUrl = None,
     prompt: Annotated[str | None, Option(help="Another prompt of prompts.")] = None,
-    protocol: Annotated[
-        str | None, Option(help="function_calling, or search_tags for Search-R1's models.")
-    ] = None,
+    protocol: _Protocol = None,
     top_k: Annotated[int | None, Option(min=1, help="Passages per search.")] = None,
     temperature: Annotated[float, Option(min=0, max=2, help="Of sampling.")] = 0.0,
     request: RequestOption = None,
@@ -108,11 +115,7 @@ def ask_command(
         "retrieval.top_k": top_k,
     }
     settings = with_options(find_profile(Path(), profile), options)
-    models = settings.mapping("models", Path)
-    name = model or list(models)[-1]
-    folder = (
-        Path(name) if name not in models and Path(name).is_dir() else look_up("model", name, models)
-    )
+    name, folder = _find_model(settings, model)
     settings = settings.with_values(settings.value("model_settings").get(name, {}))
     dataset = dataset or next(iter(settings.value("datasets")))
     observer = (lambda _: None) if as_json else _show
@@ -142,6 +145,14 @@ def ask_command(
     sys.exit(1 if trajectory.failed else 0)
 
 
+def _find_model(settings: Profile, model: str | None) -> tuple[str, Path]:
+    """Return name and folder of a model of the profile, of its last one, or of a folder beside them."""
+    models = settings.mapping("models", Path)
+    name = model or list(models)[-1]
+    is_other_folder = name not in models and Path(name).is_dir()
+    return name, Path(name) if is_other_folder else look_up("model", name, models)
+
+
 def _show(message: Message) -> None:
     """Show what the model thought, asked for, was shown or answered; not the prompt and the question."""
     if message.role == "assistant":
@@ -168,9 +179,10 @@ def _show_end(trajectory: Trajectory) -> None:
 
     counts = f"{trajectory.prompt_tokens} + {trajectory.completion_tokens} tokens"
     tokens = counts if trajectory.usage else "tokens not counted"
-    chunk_ids = {
-        chunk_id for retrieval in trajectory.retrievals for chunk_id in retrieval.chunk_ids
-    }
+    # A passage that several searches found counts once
+    chunk_ids: set[str] = set()
+    for retrieval in trajectory.retrievals:
+        chunk_ids.update(retrieval.chunk_ids)
     took = f"{len(trajectory.retrievals)} searches, {len(chunk_ids)} passages, {trajectory.rounds} turns, {tokens}"
     Console(highlight=False).print(Text(took, "dim"))
 

@@ -52,12 +52,9 @@ def clean_command(
         deepsearch clean
         deepsearch clean tiny --runs --yes
     """
-    names = [profile] if profile else profile_names(Path())
-    leftovers = [
-        each
-        for name in names
-        for each in find_leftovers(find_profile(Path(), name), everything, runs)
-    ]
+    leftovers: list[Leftover] = []
+    for name in [profile] if profile else profile_names(Path()):
+        leftovers += find_leftovers(find_profile(Path(), name), everything, runs)
     show(leftovers, yes)
 
 
@@ -67,19 +64,21 @@ def show(leftovers: Sequence[Leftover], is_removed: bool) -> None:
         typer.echo("There is nothing to remove.")
         return
 
-    sizes_mb = [leftover.size_bytes / 1e6 for leftover in leftovers]
-    rows = [
-        [leftover.folder.as_posix(), f"{size_mb:.1f} MB", leftover.reason]
-        for leftover, size_mb in zip(leftovers, sizes_mb, strict=True)
-    ]
+    total_mb = 0.0
+    rows: list[list[str]] = []
+    for leftover in leftovers:
+        size_mb = leftover.size_bytes / 1e6
+        total_mb += size_mb
+        rows.append([leftover.folder.as_posix(), f"{size_mb:.1f} MB", leftover.reason])
+
     print_table("", ["folder", "size", "why"], rows)
     if not is_removed:
-        typer.echo(f"{sum(sizes_mb):.1f} MB; `--yes` removes them.")
+        typer.echo(f"{total_mb:.1f} MB; `--yes` removes them.")
         return
 
     for leftover in leftovers:
         shutil.rmtree(leftover.folder)
-    typer.echo(f"{sum(sizes_mb):.1f} MB freed.")
+    typer.echo(f"{total_mb:.1f} MB freed.")
 
 
 def find_leftovers(profile: Profile, everything: bool, runs: bool) -> Iterator[Leftover]:
@@ -109,6 +108,7 @@ def _why_not_resumable(profile: Profile, folder: Path) -> str:
 def _older_runs(profile: Profile) -> Iterator[Leftover]:
     from deepsearch_rl.training.rl_process.fork import RUNS, find_runs  # noqa: PLC0415 - transformers
 
+    # The newest comes first
     starts: set[str] = set()
     for name, folder in find_runs(profile.work).items():
         if folder.parent.name != RUNS:

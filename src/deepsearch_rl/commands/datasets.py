@@ -33,7 +33,8 @@ def datasets_command(name: Name = None) -> None:
 
     card = look_up("data set", name, CARDS)
     reading = f"`download.folder` reads them with `format: {name}`"
-    if name == "ifeval":  # prompts, not questions: the stage of that name reads them
+    # Prompts, not questions: the stage of that name reads them
+    if name == "ifeval":
         reading = "`ifeval.path` names the one to read, with `ifeval.prompts: real`"
     revision = (
         card.revision or "<a commit of your choice: none was seen when the loader was written>"

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from typer import Option
@@ -23,15 +23,16 @@ from deepsearch_rl.core.stage_state import package_digest
 from deepsearch_rl.presets import load_preset
 
 if TYPE_CHECKING:
-    from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
+    from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
     from deepsearch_rl.evaluation.standalone.standalone import Standalone
 
 WORK = Path("work", "evaluate")
-DIGITS = 8  # of a digest at the end of a folder's name
+# Of a digest at the end of a folder's name
+DIGITS = 8
 # A model call may take this part of a question's time; one that takes longer is retried
 CALLS_PER_DEADLINE = 4
+# Where less than the tokens of a call are left, the model is asked to answer in this part of them
 ANSWERS_PER_CALL = 4
-"""Where less than the tokens of a call are left, the model is asked to answer in this part of them."""
 
 _PRESET = load_preset("evaluate")
 _FIELDS = {
@@ -59,49 +60,55 @@ _FIELDS = {
 }
 
 
+_Model: TypeAlias = Annotated[
+    str, Option(help="Model name to ask the endpoint for, or a folder with weights.")
+]
+_BaseUrl: TypeAlias = Annotated[
+    str,
+    Option(
+        help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it."
+    ),
+]
+_Data: TypeAlias = Annotated[
+    Path | None,
+    Option(help="Folder with its files: the repository's, or corpus*.jsonl and questions*.jsonl."),
+]
+_Samples: TypeAlias = Annotated[
+    int, Option(help="Answers per question; they are averaged per question first.", min=1)
+]
+_Greedy: TypeAlias = Annotated[
+    int, Option(help="The first N once more at temperature 0, as a row of their own.", min=0)
+]
+_Prompt: TypeAlias = Annotated[
+    str | None,
+    Option(
+        help="Name of a system prompt in prompts.",
+        show_default=f"{_PRESET.value('agent')['prompt']}; search_tags with that protocol",
+    ),
+]
+
+
 @field_options("evaluate", _FIELDS)
 def evaluate_command(
-    model: Annotated[
-        str, Option(help="Model name to ask the endpoint for, or a folder with weights.")
-    ],
+    model: _Model,
     dataset: Annotated[
         str, Option(help="Question set, one of `deepsearch datasets`.")
     ] = "multihoprag",
-    base_url: Annotated[
-        str,
-        Option(
-            help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it."
-        ),
-    ] = "$OPENAI_BASE_URL",
+    base_url: _BaseUrl = "$OPENAI_BASE_URL",
     key_variable: Annotated[
         str, Option(help="Environment variable that holds the key.")
     ] = "OPENAI_API_KEY",
     request: RequestOption = None,
-    data: Annotated[
-        Path | None,
-        Option(
-            help="Folder with its files: the repository's, or corpus*.jsonl and questions*.jsonl."
-        ),
-    ] = None,
+    data: _Data = None,
     questions: Annotated[
         int | None, Option(help="The first N of the set.", min=1, show_default="all")
     ] = None,
-    samples: Annotated[
-        int, Option(help="Answers per question; they are averaged per question first.", min=1)
-    ] = 1,
-    greedy: Annotated[
-        int, Option(help="The first N once more at temperature 0, as a row of their own.", min=0)
-    ] = 0,
+    samples: _Samples = 1,
+    greedy: _Greedy = 0,
     controls: Annotated[
         int, Option(help="The first N without search, and with gold passages.", min=0)
     ] = 0,
-    prompt: Annotated[
-        str | None,
-        Option(
-            help="Name of a system prompt in prompts.",
-            show_default=f"{_PRESET.value('agent')['prompt']}; search_tags with that protocol",
-        ),
-    ] = None,
+    prompt: _Prompt = None,
     *,
     fields: Fields,
     name: Annotated[
@@ -167,9 +174,8 @@ def _evaluate(request: "Standalone", out: Path | None, as_json: bool) -> None:
     """Run an evaluation and print its rows and where they lie."""
     from deepsearch_rl.evaluation.standalone.standalone import evaluate  # noqa: PLC0415 - loads FAISS, the agent and its clients
 
-    place = (
-        out or WORK / "results" / f"{request.name}-{request.dataset}-{request.digest()[:DIGITS]}"
-    )
+    name = f"{request.name}-{request.dataset}-{request.digest()[:DIGITS]}"
+    place = out or WORK / "results" / name
     # Another version of the package answers anew
     logs = WORK / "logs" / package_digest()[:DIGITS]
     evaluation = evaluate(request, WORK / "data", place, logs)
@@ -177,32 +183,37 @@ def _evaluate(request: "Standalone", out: Path | None, as_json: bool) -> None:
     if as_json:
         typer.echo(evaluation.model_dump_json(indent=2))
     else:
-        header = [
-            "set",
-            "retriever",
-            "n x samples",
-            "T",
-            "F1",
-            "95 % interval",
-            "EM",
-            "acc",
-            "searches",
-            "constant",
-            "failures",
-        ]
-        rows = evaluation.rows
-        print_table(
-            f"{evaluation.model}: {rows[0].checkpoint}", header, [_cells(row) for row in rows]
-        )
+        _print_rows(evaluation)
 
-        for row in rows:
-            for control, score in row.controls.items():
-                interval = f"{score.f1:.3f} [{score.f1_low:.3f}, {score.f1_high:.3f}]"
-                typer.echo(
-                    f"{row.dataset}, {control}: F1 {interval} on {score.n}; with search {score.searched_f1:.3f}"
-                )
-
+    # On standard error, where JSON is read by a program
     typer.echo(f"rollouts and rows.json: {place}", err=as_json)
+
+
+def _print_rows(evaluation: "ModelEvaluation") -> None:
+    """Print the rows of an evaluation as a table, and below it its controls."""
+    header = [
+        "set",
+        "retriever",
+        "n x samples",
+        "T",
+        "F1",
+        "95 % interval",
+        "EM",
+        "acc",
+        "searches",
+        "constant",
+        "failures",
+    ]
+    rows = evaluation.rows
+    title = f"{evaluation.model}: {rows[0].checkpoint}"
+    print_table(title, header, [_cells(row) for row in rows])
+
+    for row in rows:
+        for control, score in row.controls.items():
+            interval = f"{score.f1:.3f} [{score.f1_low:.3f}, {score.f1_high:.3f}]"
+            typer.echo(
+                f"{row.dataset}, {control}: F1 {interval} on {score.n}; with search {score.searched_f1:.3f}"
+            )
 
 
 def _model_folder(model: str, base_url: str, key_variable: str, request: list[str]) -> Path:
@@ -220,11 +231,10 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
 
         return Path(model)
 
-    first_part = Path(model).parts[:1]  # empty for an empty name
-
-    if model.startswith(("models/", ".", "/", "~")) or any(
-        Path(part).exists() for part in first_part
-    ):
+    # An empty name has no parts
+    first_part = Path(model).parts[:1]
+    begins_as_here = any(Path(part).exists() for part in first_part)
+    if model.startswith(("models/", ".", "/", "~")) or begins_as_here:
         raise ConfigError(
             f"--model {model} reads as a path, and there is no such folder; correct it. A name is taken for a model of "
             "the endpoint only where no file or folder here is called as the name begins."

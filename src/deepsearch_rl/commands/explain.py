@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 from typer import Option
@@ -26,53 +26,65 @@ from deepsearch_rl.explain.causes.records import (
 )
 from deepsearch_rl.explain.standalone.explain import Options, explain_paths, report_of
 
+_Runs: TypeAlias = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Files of trajectories or predictions, or data/<profile>/evaluate/<model> of a finished graph, or the "
+        "folder of all its models.",
+        show_default=False,
+    ),
+]
+_Questions: TypeAlias = Annotated[
+    Path | None, Option(help="Their questions, with gold evidence where it is known.")
+]
+_Index: TypeAlias = Annotated[
+    Path | None, Option(help="The index that was searched, a folder of `retrieve build`.")
+]
+_Corpus: TypeAlias = Annotated[
+    Path | None,
+    Option(help="Or its passages, JSON Lines; BM25 is built over them for the time being."),
+]
+_Chunks: TypeAlias = Annotated[
+    Path | None, Option(help="With --index: its passage file, if it was moved since the build.")
+]
+_Retriever: TypeAlias = Annotated[
+    RetrieverName | None,
+    Option(help="With --index: which ranking.", show_default="the run's, or the index's first"),
+]
+_TopK: TypeAlias = Annotated[
+    int | None,
+    Option(help="Passages per search.", min=1, show_default="the run's, or its largest search"),
+]
+_Dataset: TypeAlias = Annotated[
+    str | None,
+    Option(help="Of a folder, this question set alone; of a file, the name of its set."),
+]
+_Against: TypeAlias = Annotated[
+    str | None,
+    Option(help="A model of evaluation/tables/published.yaml, by its name there."),
+]
+_Control: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        help="Predictions of the same system with gold_passage, no_search or random_passage, as NAME=FILE. "
+        "Repeatable."
+    ),
+]
+_Page: TypeAlias = Annotated[Path | None, Option(help="Write an HTML page here, with examples.")]
+
 
 def explain_command(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Files of trajectories or predictions, or data/<profile>/evaluate/<model> of a finished graph, or the "
-            "folder of all its models.",
-            show_default=False,
-        ),
-    ],
-    questions: Annotated[
-        Path | None, Option(help="Their questions, with gold evidence where it is known.")
-    ] = None,
-    index: Annotated[
-        Path | None, Option(help="The index that was searched, a folder of `retrieve build`.")
-    ] = None,
-    corpus: Annotated[
-        Path | None,
-        Option(help="Or its passages, JSON Lines; BM25 is built over them for the time being."),
-    ] = None,
-    chunks: Annotated[
-        Path | None, Option(help="With --index: its passage file, if it was moved since the build.")
-    ] = None,
-    retriever: Annotated[
-        RetrieverName | None,
-        Option(help="With --index: which ranking.", show_default="the run's, or the index's first"),
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        Option(help="Passages per search.", min=1, show_default="the run's, or its largest search"),
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        Option(help="Of a folder, this question set alone; of a file, the name of its set."),
-    ] = None,
-    against: Annotated[
-        str | None,
-        Option(help="A model of evaluation/tables/published.yaml, by its name there."),
-    ] = None,
-    control: Annotated[
-        list[str] | None,
-        Option(
-            help="Predictions of the same system with gold_passage, no_search or random_passage, as NAME=FILE. "
-            "Repeatable."
-        ),
-    ] = None,
-    page: Annotated[Path | None, Option(help="Write an HTML page here, with examples.")] = None,
+    runs: _Runs,
+    questions: _Questions = None,
+    index: _Index = None,
+    corpus: _Corpus = None,
+    chunks: _Chunks = None,
+    retriever: _Retriever = None,
+    top_k: _TopK = None,
+    dataset: _Dataset = None,
+    against: _Against = None,
+    control: _Control = None,
+    page: _Page = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
     draws: Annotated[int, Option(help="Bootstrap resamples.", min=1)] = 1000,
     seed: Annotated[int, Option(help="Of the resamples.", min=0)] = 0,

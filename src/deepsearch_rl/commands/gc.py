@@ -71,11 +71,13 @@ def collect(project: Path, others: Sequence[Path], is_real: bool, with_remote: b
         CommandError: DVC failed.
     """
     cache = _cache_folder(project)
-    objects = list_objects(cache)  # first: what comes later is not looked at
+    # First: what comes later is not looked at
+    objects = list_objects(cache)
     users = find_users(project, others)
     _require_own_cache(cache, users, bool(others))
 
     with held_still(users.folders):
+        # Again: an experiment may have ended before its folder was held
         users = find_users(project, others)
         recorded = recorded_objects(users)
         garbage = find_garbage(cache, objects, recorded)
@@ -119,15 +121,16 @@ def _kind(ref: str) -> str:
         "refs/tags/": "tags",
         "refs/remotes/": "the remote's branches",
     }
-    return next(
-        (name for prefix, name in names.items() if ref.startswith(prefix)), "branches and worktrees"
-    )
+    for prefix, name in names.items():
+        if ref.startswith(prefix):
+            return name
+    return "branches and worktrees"
 
 
 def _size(size_bytes: int) -> str:
-    return (
-        f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / 2**20:.1f} MiB"
-    )
+    if size_bytes >= GIB / 10:
+        return f"{size_bytes / GIB:.2f} GiB"
+    return f"{size_bytes / 2**20:.1f} MiB"
 
 
 def _cache_folder(project: Path) -> Path:

@@ -15,8 +15,8 @@ from deepsearch_rl.commands.summary import STORE_HELP, ProfileName
 from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.tracking.local_store import local_store
 
+# Seconds between the end of a stage and that of the process that sends its figures
 END_S = 5.0
-"""Seconds between the end of a stage and that of the process that sends its figures."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -102,6 +102,7 @@ def _end_on_sigterm(ending: threading.Event, notify: Callable[[str], None]) -> N
         signal.setitimer(signal.ITIMER_REAL, END_S)
         ending.set()
 
-    os.nice(10)  # training goes first
+    # Training goes first
+    os.nice(10)
     signal.signal(signal.SIGALRM, give_up)
     signal.signal(signal.SIGTERM, end)

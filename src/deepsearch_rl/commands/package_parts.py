@@ -17,8 +17,11 @@ from deepsearch_rl.core.installed import EITHER
 from deepsearch_rl.project.locked import uv_versions
 
 OURS = "deepsearch-rl"
-BASE = "base"  # what is installed without any extra
-ALL = "all"  # the extra with every part of the graph
+# What is installed without any extra
+BASE = "base"
+# The extra with every part of the graph
+ALL = "all"
+# Modules whose distribution has another name
 DISTRIBUTIONS = {
     "Stemmer": "pystemmer",
     "agents": "openai-agents",
@@ -31,7 +34,6 @@ DISTRIBUTIONS = {
     "swift": "ms-swift",
     "yaml": "pyyaml",
 }
-"""Modules whose distribution has another name."""
 
 
 @dataclass(frozen=True, slots=True)

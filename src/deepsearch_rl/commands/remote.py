@@ -15,7 +15,8 @@ from deepsearch_rl.commands.package_parts import installed_version
 from deepsearch_rl.core.errors import CommandError, ConfigError, UnavailableError, look_up
 from deepsearch_rl.core.redaction import environment_secrets, redact, split_address
 
-LOGINS = {  # what lets this machine in, by kind of remote
+# What lets this machine in, by kind of remote
+LOGINS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in .env",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS in .env",
     "ssh": "your SSH key, for `ssh` must ask nothing",
@@ -90,10 +91,9 @@ def _write_file() -> None:
 
 def _dvc(*arguments: str, folder: str = ".") -> None:
     """Run a command of DVC; raise CommandError with its own first error, secrets masked."""
-    command, wide = (
-        [sys.executable, "-m", "dvc", *arguments],
-        {**os.environ, "COLUMNS": "999"},
-    )  # it wraps its lines
+    command = [sys.executable, "-m", "dvc", *arguments]
+    # DVC wraps its lines
+    wide = {**os.environ, "COLUMNS": "999"}
     result = subprocess.run(
         command, cwd=folder, env=wide, capture_output=True, text=True, check=False
     )

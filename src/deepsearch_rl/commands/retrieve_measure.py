@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from typer import Option
@@ -19,22 +19,27 @@ _LEARNING = load_preset("retrieve").value("index")["fusion"]["learning"]
 UNITS_MB = {"kb": 1e-3, "mb": 1.0, "gb": 1e3, "tb": 1e6}
 
 
+_Questions: TypeAlias = Annotated[
+    Path, Option(help="Questions with gold evidence, in any layout that is read.")
+]
+_Retrievers: TypeAlias = Annotated[
+    list[str] | None, Option(help="bm25, dense, rrf or hybrid.", show_default="all that it has")
+]
+_CrossValidate: TypeAlias = Annotated[
+    bool,
+    Option(
+        "--cross-validate/--stored-weights",
+        help="The hybrid learns from the other folds of these questions, or ranks as the index has learnt to; "
+        "the latter is honest only for questions that it was not built with.",
+    ),
+]
+
+
 def eval_command(
     index: Annotated[Path, Option("--index", help="Folder that `retrieve build` wrote.")],
-    questions: Annotated[
-        Path, Option(help="Questions with gold evidence, in any layout that is read.")
-    ],
-    retriever: Annotated[
-        list[str] | None, Option(help="bm25, dense, rrf or hybrid.", show_default="all that it has")
-    ] = None,
-    cross_validate: Annotated[
-        bool,
-        Option(
-            "--cross-validate/--stored-weights",
-            help="The hybrid learns from the other folds of these questions, or ranks as the index has learnt to; "
-            "the latter is honest only for questions that it was not built with.",
-        ),
-    ] = True,
+    questions: _Questions,
+    retriever: _Retrievers = None,
+    cross_validate: _CrossValidate = True,
     folds: Annotated[
         int, Option(help="Parts that the questions are dealt into.", min=2)
     ] = _LEARNING["folds"],
@@ -64,7 +69,7 @@ def eval_command(
     from deepsearch_rl.retrieval.ranking.ranking import LearningConfig  # noqa: PLC0415
     from deepsearch_rl.retrieval.search.searcher import open_index  # noqa: PLC0415
 
-    depths = [part.strip() for part in cutoffs.split(",")]
+    depths = list(map(str.strip, cutoffs.split(",")))
     if not all(re.fullmatch("[1-9][0-9]{0,5}", depth) for depth in depths):
         raise ConfigError(
             f"--cutoffs {cutoffs!r} should be numbers from 1 to 999999 with commas between, e.g. 4,10."
@@ -91,18 +96,20 @@ def eval_command(
 
 
 def _print(comparison: "Comparison", weights: str) -> None:
-    columns = {
-        f"{name}\n{weights}" if name == "hybrid" else name: (scores, ".3f")
-        for name, scores in comparison.scores.items()
-    }
+    header = [""]
+    # By metric, all retrievers with the same
+    rows = {metric: [metric] for metric in next(iter(comparison.scores.values()))}
+    for name, scores in comparison.scores.items():
+        header.append(f"{name}\n{weights}" if name == "hybrid" else name)
+        for metric, row in rows.items():
+            row.append(_cell(scores[metric], ".3f"))
+
     if comparison.hybrid_minus_better_half:
-        columns["hybrid minus\nbetter half"] = comparison.hybrid_minus_better_half, "+.3f"
-    metrics = next(iter(comparison.scores.values()))
-    rows = [
-        [metric, *(_cell(scores[metric], form) for scores, form in columns.values())]
-        for metric in metrics
-    ]
-    print_table("", ["", *columns], rows, is_ruled=True)
+        header.append("hybrid minus\nbetter half")
+        for metric, row in rows.items():
+            row.append(_cell(comparison.hybrid_minus_better_half[metric], "+.3f"))
+
+    print_table("", header, list(rows.values()), is_ruled=True)
     length = comparison.chunk_length
     kinds = ", ".join(f"{count} by {kind}" for kind, count in comparison.gold.items())
     typer.echo(
@@ -117,6 +124,23 @@ def _cell(interval: "Interval", form: str) -> str:
     return f"{interval.mean:{form}}\n{interval.low:{form}} to {interval.high:{form}}"
 
 
+_SampleQueries: TypeAlias = Annotated[
+    int,
+    Option(
+        help="Without --queries: this many of the vectors, which do not count as hits of themselves.",
+        min=1,
+    ),
+]
+_Target: TypeAlias = Annotated[
+    float,
+    Option(
+        help="Recall@5 to reach; of the settings that do, the fastest is recommended.",
+        min=0,
+        max=1,
+    ),
+]
+
+
 def frontier_command(
     out: Annotated[Path, Option(help="Folder for frontier.csv.")],
     vectors: Annotated[
@@ -124,24 +148,11 @@ def frontier_command(
     ] = None,
     index: Annotated[Path | None, Option(help="Or an index folder that keeps its vectors.")] = None,
     queries: Annotated[Path | None, Option(help="Query vectors, a .npy file.")] = None,
-    sample_queries: Annotated[
-        int,
-        Option(
-            help="Without --queries: this many of the vectors, which do not count as hits of themselves.",
-            min=1,
-        ),
-    ] = 500,
+    sample_queries: _SampleQueries = 500,
     memory_budget: Annotated[
         str, Option(help="Memory that an index may take, e.g. 2GB or 300MB.")
     ] = "2GB",
-    target: Annotated[
-        float,
-        Option(
-            help="Recall@5 to reach; of the settings that do, the fastest is recommended.",
-            min=0,
-            max=1,
-        ),
-    ] = 0.95,
+    target: _Target = 0.95,
     kinds: Annotated[
         str, Option(help="With commas between.")
     ] = "flat,ivf_flat,ivf_pq,ivf_pq_refine,hnsw",
@@ -165,9 +176,8 @@ def frontier_command(
     file = open_vector_file(path)
     out.mkdir(parents=True, exist_ok=True)
     frontier.require_room(path, out)
-    settings = frontier.sweeps(
-        file.rows, file.dimension, [kind.strip() for kind in kinds.split(",")], nlist
-    )
+    kind_names = list(map(str.strip, kinds.split(",")))
+    settings = frontier.sweeps(file.rows, file.dimension, kind_names, nlist)
     sample = frontier.prepare_queries(file, queries, sample_queries, out / "queries.npy", seed)
     points = frontier.measure_frontier(path, sample, settings, batch, out, seed)
     best = frontier.recommend(points, budget_mb, target)

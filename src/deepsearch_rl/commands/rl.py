@@ -44,16 +44,9 @@ def runs_command(
         lines = list(read_jsonl(run / TRAIN_LOG, TrainingStep))
         size_mb = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) / 1e6
         best = best_line(lines)
-        kept = " ".join(map(str, checkpoints(run)))
-        rows.append(
-            [
-                name,
-                str(lines[-1].step),
-                f"{best.dev_f1:.3f} ({best.step})",
-                kept,
-                f"{size_mb:.0f} MB",
-            ]
-        )
+        row = [name, str(lines[-1].step), f"{best.dev_f1:.3f} ({best.step})"]
+        row += [" ".join(map(str, checkpoints(run))), f"{size_mb:.0f} MB"]
+        rows.append(row)
 
     print_table("", ["run", "steps", "best dev F1 (step)", "checkpoints", "size"], rows)
 
@@ -98,4 +91,5 @@ def _train_command(profile: str, start: str, changes: list[str]) -> str:
     if not changes:
         return f"dvc repro {stage}"
     file = "" if profile == "tiny" else f"{Path(graph).with_name(PARAMS).as_posix()}:"
-    return " ".join(["dvc exp run", *(f"-S {file}{change}" for change in changes), stage])
+    options = [f"-S {file}{change}" for change in changes]
+    return " ".join(["dvc exp run", *options, stage])

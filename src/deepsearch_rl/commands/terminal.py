@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-PIPE_WIDTH = 240  # characters: nothing is cut where no terminal limits a line
+# Characters: nothing is cut where no terminal limits a line
+PIPE_WIDTH = 240
 
 
 def print_table(

@@ -17,6 +17,7 @@ def outer_project(folder: Path) -> Path:
         for place in (CHECKOUTS, EXPERIMENT_COPIES):
             outer = copy.parents[len(place.parts)] if len(copy.parents) > len(place.parts) else copy
             if outer / place == copy.parent and (outer / ".dvc").is_dir():
-                project = outer  # and further out, if that is a copy, too
+                # The loop goes on, for that may be a copy as well
+                project = outer
 
     return project

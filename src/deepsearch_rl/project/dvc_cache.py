@@ -31,8 +31,9 @@ from deepsearch_rl.project.copies import CHECKOUTS, EXPERIMENT_COPIES
 
 LOCK_TIMEOUT_S = 10.0
 DIRECTORY = ".dir"
+# Refs whose earlier entries are in their reflog alone: git's stash, DVC's queue and its failures,
+# what `apply` hid
 _STASHES = re.compile(r"refs/(stash|exps/(stash|celery/\w+|apply/stash))$")
-"""Refs whose earlier entries are in their reflog alone: git's stash, DVC's queue and its failures, what `apply` hid."""
 _EXPERIMENT = re.compile(r"refs/exps/([0-9a-f]{2})/([0-9a-f]{38})/[^/]+$")
 _SKIPPED_FOLDERS = {"work", "mlruns", "__pycache__"}
 

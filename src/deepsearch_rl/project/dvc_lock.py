@@ -175,7 +175,8 @@ def _is_unreadable(path: Path) -> bool:
         json.loads(path.read_bytes())
     except FileNotFoundError:
         return False
-    except ValueError:  # no JSON, or no text
+    except ValueError:
+        # No JSON, or no text
         return True
 
     return False

@@ -39,7 +39,8 @@ def locked_versions(root: Path, interpreter: str) -> Versions:
     return uv_versions(text) if path.name == UV_LOCK else _pinned_versions(text)
 
 
-@cache  # by its text: seconds to parse, and asked for by every profile
+# By its text: seconds to parse, and asked for by every profile
+@cache
 def uv_versions(text: str) -> Versions:
     """Return the versions that a ``uv.lock`` has."""
     versions: dict[str, tuple[str, ...]] = {}

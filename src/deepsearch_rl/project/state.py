@@ -22,14 +22,15 @@ import psutil
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.project.dvc_lock import repair_dvc_locks
 
+# The folder of the project that these modules are of
 SOURCES = Path(__file__).resolve().parents[3]
-"""The folder of the project that these modules are of."""
 DVC_CONFIGS = (Path(".dvc", "config"), Path(".dvc", "config.local"))
 GRAPH_FILES = ("dvc.yaml", "dvc.lock", "params.yaml", "profile.yaml")
+# Files below ``.dvc/tmp/exps/run`` with the number of the process that runs an experiment in the
+# project's folder.
 EXPERIMENT_FILES = (Path("workspace", "workspace.json"), Path("..", "rwlock"))
-"""Files below ``.dvc/tmp/exps/run`` with the number of the process that runs an experiment in the project's folder."""
+# How long after DVC noted its process it may detach HEAD
 DETACHING_S = 10.0
-"""How long after DVC noted its process it may detach HEAD."""
 _NO_GIT = re.compile(r"^\s*no_scm\s*=\s*true\s*$", re.IGNORECASE | re.MULTILINE)
 _CONFLICT = re.compile(rb"^(<{7}|>{7}) ", re.MULTILINE)
 _PID = re.compile(r'"pid": (\d+)[,}]')

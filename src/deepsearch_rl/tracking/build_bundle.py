@@ -39,9 +39,9 @@ from deepsearch_rl.tracking.bundle import (
     Bundle,
     DatasetDigest,
     EvaluatedModel,
-    Prediction,
+    PredictionRow,
     Provenance,
-    ShownRollout,
+    TracedRollout,
     TrackConfig,
     TrackedReport,
 )
@@ -166,7 +166,7 @@ def _alarm_tags(trained: Path) -> dict[str, str]:
 
 def _rollouts(
     table: F1Table, results: Results, share: float, at_most: int | None, seed: int
-) -> Iterator[ShownRollout]:
+) -> Iterator[TracedRollout]:
     """Yield a share of every run's rollouts (rounded up), at most so many of each, in the order of their files."""
 
     # By a hash, so that every model's run over the same questions shows the same ones
@@ -184,7 +184,7 @@ def _rollouts(
         # Read again, so that of a large evaluation only the ids are in memory
         for rollout in read_jsonl(path, Trajectory):
             if rollout.id in chosen_ids:
-                yield ShownRollout(model=row.model, run=row.run_name, trajectory=rollout)
+                yield TracedRollout(model=row.model, run=row.run_name, trajectory=rollout)
 
 
 def _question_f1(table: F1Table, results: Results) -> dict[str, dict[str, dict[str, float]]]:
@@ -198,13 +198,13 @@ def _question_f1(table: F1Table, results: Results) -> dict[str, dict[str, dict[s
     return f1
 
 
-def _prediction(shown: ShownRollout) -> Prediction:
+def _prediction(shown: TracedRollout) -> PredictionRow:
     rollout = shown.trajectory
     scores = score_rollout(rollout)
     same = rollout.model_dump(
         include={"question", "answer", "golden_answers", "stop_reason", "question_type"}
     )
-    return Prediction(
+    return PredictionRow(
         **same,
         f1=scores.f1,
         em=scores.em,

@@ -104,7 +104,7 @@ class TrackedReport(Record):
     traces: int = Field(ge=0, description="rollouts that become traces")
 
 
-class Prediction(Record):
+class PredictionRow(Record):
     """One answer of one model, as a row of its table; MLflow's page groups by the first field and shows the second."""
 
     question: NonEmpty
@@ -127,7 +127,7 @@ class Prediction(Record):
         return self.model_dump(mode="json") | {"golden_answers": " | ".join(self.golden_answers)}
 
 
-class ShownRollout(Record):
+class TracedRollout(Record):
     """A rollout that becomes a trace, and the run that it is of."""
 
     model: NonEmpty

@@ -39,8 +39,8 @@ CURVE_TAG = "curve"
 STAGE_TAG = "dvc.stage"
 EVENT_FORMAT = "brain.Event:2"
 POLL_S = 2.0
+# Seconds between two attempts at a server that failed
 RETRY_S = 30.0
-"""Seconds between two attempts at a server that failed."""
 
 
 class CurveState(Record):
@@ -248,8 +248,9 @@ def _metrics(run: CurveRun, sent: int) -> Iterator[Metric]:
 
 def _alarm_tags(run: CurveRun, sent: int) -> list[RunTag]:
     """Return a tag with the reason of every alarm behind the first ``sent`` lines; the newest of one name."""
-    lines = run.lines[max(0, sent - run.first) :]
-    tags = dict(alarm.tag for line in lines for alarm in line.alarms)
+    tags: dict[str, str] = {}
+    for line in run.lines[max(0, sent - run.first) :]:
+        tags.update(alarm.tag for alarm in line.alarms)
     return [RunTag(name, value) for name, value in tags.items()]
 
 

@@ -9,6 +9,7 @@ from deepsearch_rl.core.errors import EndpointError
 
 SQLITE = "sqlite:///"
 ARTIFACTS = "artifacts"
+# Tables and columns in which MLflow keeps absolute paths of artifacts
 _LOCATIONS = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
@@ -17,7 +18,6 @@ _LOCATIONS = (
     ("model_versions", "storage_location"),
     ("trace_tags", "value"),
 )
-"""Tables and columns in which MLflow keeps absolute paths of artifacts."""
 
 
 def local_store(folder: Path) -> str:

@@ -73,13 +73,17 @@ def describe_changes(params: Mapping[str, JsonValue], committed: Mapping[str, Js
     if not before or not changes:
         return ""
 
-    texts = [
-        f"{name}={_shortened(value.translate(_NO_QUOTES), MAX_VALUE_CHARACTERS)}"
-        for name, value in changes
-    ]
+    texts: list[str] = []
+    for name, value in changes:
+        short_value = _shortened(value.translate(_NO_QUOTES), MAX_VALUE_CHARACTERS)
+        texts.append(f"{name}={short_value}")
+
+    # As many as there is room for, and how many are left
     for count in range(len(texts), 0, -1):
-        hidden = len(texts) - count
-        text = ", ".join([*texts[:count], *([f"{hidden} more"] if hidden else [])])
+        parts = texts[:count]
+        if count < len(texts):
+            parts.append(f"{len(texts) - count} more")
+        text = ", ".join(parts)
         if len(text) <= MAX_CHANGES_CHARACTERS:
             return text
 
@@ -105,9 +109,12 @@ def _without_secrets(value: JsonValue) -> JsonValue:
     if isinstance(value, list):
         return [_without_secrets(entry) for entry in value]
     if isinstance(value, dict):
-        return {
-            name: _without_secrets(entry) for name, entry in value.items() if not is_secret(name)
-        }
+        result: dict[str, JsonValue] = {}
+        for name, entry in value.items():
+            if not is_secret(name):
+                result[name] = _without_secrets(entry)
+
+        return result
 
     return value
 

@@ -25,8 +25,9 @@ from deepsearch_rl.core.errors import ConfigError, DeepsearchError, EndpointDown
 from deepsearch_rl.core.redaction import public_address, redact, split_address
 from deepsearch_rl.tracking.local_store import ARTIFACTS, database_file, follow_folder
 
+# Params, tags, metrics, traces of one request; MLflow refuses more than 100 params or traces, or
+# 1,000 metrics
 BATCH = 100
-"""Params, tags, metrics, traces of one request; MLflow refuses more than 100 params or traces, or 1,000 metrics."""
 ItemT = TypeVar("ItemT")
 
 

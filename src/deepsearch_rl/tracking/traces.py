@@ -21,11 +21,11 @@ from deepsearch_rl.conversation.chat_messages import chat_messages
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.records import Message, Retrieval, TokenUsage, ToolCall, Trajectory
 from deepsearch_rl.endpoints.timing import RolloutTimes
-from deepsearch_rl.tracking.bundle import ShownRollout
+from deepsearch_rl.tracking.bundle import TracedRollout
 from deepsearch_rl.trajectories.collecting.collect import SERVER_FAILURES
 
+# Where a passage begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``
 _PASSAGE = re.compile(r"^(?=(?:<information>)?(?:\[\d+\] |Doc \d+\(Title: ))", re.MULTILINE)
-"""Where a passage begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``."""
 NO_TIMES = "not recorded on this machine: durations are zero"
 PREVIEW_CHARACTERS = 900
 _SCORER = entities.AssessmentSource(source_type="CODE", source_id="deepsearch_rl.core.answers")
@@ -51,14 +51,13 @@ class _Event(NamedTuple):
 
 
 def build_trace(
-    shown: ShownRollout, owner: Owner, times: RolloutTimes | None, now_ns: int
+    shown: TracedRollout, owner: Owner, times: RolloutTimes | None, now_ns: int
 ) -> entities.Trace:
     """Return the trace of one rollout; one without times begins and ends at ``now_ns`` (nanoseconds since 1970)."""
     rollout = shown.trajectory
-    number = int.from_bytes(
-        hashlib.sha256(f"{owner.run_id}/{shown.run}/{rollout.id}".encode()).digest()[:16]
-    )
-    trace_id = f"tr-{number:032x}"
+    # From its names, so that a report that is sent again has the same traces
+    digest = hashlib.sha256(f"{owner.run_id}/{shown.run}/{rollout.id}".encode()).hexdigest()
+    trace_id = f"tr-{digest[:32]}"
     started_ns = times.start_ns if times else now_ns
     steps = {step.message: step for step in times.steps} if times else {}
     whole = (started_ns, started_ns + (times.duration_ns if times else 0))
@@ -76,7 +75,7 @@ def build_trace(
 
 
 def _info(
-    shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int, int], times: str
+    shown: TracedRollout, owner: Owner, trace_id: str, times_ns: tuple[int, int], times: str
 ) -> entities.TraceInfo:
     rollout = shown.trajectory
     scores = score_rollout(rollout)
@@ -157,8 +156,9 @@ def _events(rollout: Trajectory) -> Iterator[tuple[int, _Event]]:
                 "model": rollout.model,
                 SpanAttributeKey.MESSAGE_FORMAT: "openai",
             }
-            if (counted := next(usage, None)) is not None:
-                attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(counted)
+            turn_usage = next(usage, None)
+            if turn_usage is not None:
+                attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(turn_usage)
             yield place, _Event("model call", SpanType.CHAT_MODEL, inputs, outputs, attributes)
         elif message.role == "tool":
             yield place, _search(message, calls.get(message.tool_call_id), unused)
@@ -186,21 +186,23 @@ def _documents(content: str, chunk_ids: Sequence[str]) -> list[JsonValue]:
     There is none where the search found nothing, or where its passages gave way to the request for
     an answer.
     """
-    passages = [part.strip() for part in _PASSAGE.split(content) if part.strip()]
+    passages = list(filter(None, map(str.strip, _PASSAGE.split(content))))
     if chunk_ids and len(passages) != len(chunk_ids):
         passages = [content]
         chunk_ids = [" ".join(chunk_ids)]
-    return [
-        {"page_content": passage, "metadata": {"doc_uri": name}}
-        for passage, name in zip(passages, chunk_ids, strict=False)
-    ]
+
+    documents: list[JsonValue] = []
+    for passage, name in zip(passages, chunk_ids, strict=False):
+        documents.append({"page_content": passage, "metadata": {"doc_uri": name}})
+
+    return documents
 
 
-def _tokens(counted: Trajectory | TokenUsage) -> JsonValue:
+def _tokens(usage: Trajectory | TokenUsage) -> JsonValue:
     return {
-        TokenUsageKey.INPUT_TOKENS: counted.prompt_tokens,
-        TokenUsageKey.OUTPUT_TOKENS: counted.completion_tokens,
-        TokenUsageKey.TOTAL_TOKENS: counted.prompt_tokens + counted.completion_tokens,
+        TokenUsageKey.INPUT_TOKENS: usage.prompt_tokens,
+        TokenUsageKey.OUTPUT_TOKENS: usage.completion_tokens,
+        TokenUsageKey.TOTAL_TOKENS: usage.prompt_tokens + usage.completion_tokens,
     }
 
 
@@ -213,6 +215,10 @@ def _span(trace_id: str, number: int, event: _Event, times_ns: tuple[int, int]) 
         SpanAttributeKey.OUTPUTS: event.outputs,
         **event.attributes,
     }
+    texts: dict[str, str] = {}
+    for name, value in attributes.items():
+        texts[name] = json.dumps(value, ensure_ascii=False)
+
     status = entities.SpanStatusCode.OK if event.error is None else entities.SpanStatusCode.ERROR
     return entities.Span.from_dict(
         {
@@ -226,9 +232,7 @@ def _span(trace_id: str, number: int, event: _Event, times_ns: tuple[int, int]) 
                 "code": status.to_otel_proto_status_code_name(),
                 "message": event.error or "",
             },
-            "attributes": {
-                name: json.dumps(value, ensure_ascii=False) for name, value in attributes.items()
-            },
+            "attributes": texts,
             "events": [],
         }
     )

@@ -44,8 +44,8 @@ from deepsearch_rl.tracking.bundle import (
     TABLE,
     Bundle,
     DatasetDigest,
-    Prediction,
-    ShownRollout,
+    PredictionRow,
+    TracedRollout,
     read_bundle,
 )
 from deepsearch_rl.tracking.curves import CurveRun, line_digest, read_steps
@@ -60,10 +60,11 @@ DIGEST_TAG = "report.digest"
 F1_TAG = "f1"
 PARENT_TAG = "mlflow.parentRunId"
 DESCRIPTION_TAG = "mlflow.note.content"
+# Of a tag's value in MLflow
 MAX_TAG_CHARACTERS = 8000
-"""Of a tag's value in MLflow."""
+# Folder of the report's artifacts: the bundle's description, F1 of every question, and the
+# attached files
 REPORT = "report"
-"""Folder of the report's artifacts: the bundle's description, F1 of every question, and the attached files."""
 _SPACES = re.compile(" {2,}")
 _NOT_IN_A_MODEL_NAME = re.compile(r"[/:.%\"']")
 
@@ -257,7 +258,7 @@ class _Upload:
         self.client.log_table(run_id, pd.DataFrame(flat_rows(rows)), "f1_table.json")
 
         predictions: list[dict[str, JsonValue]] = []
-        for prediction in read_jsonl(self.folder / PREDICTIONS, Prediction):
+        for prediction in read_jsonl(self.folder / PREDICTIONS, PredictionRow):
             if prediction.model == model:
                 predictions.append(prediction.table_row())
 
@@ -267,8 +268,8 @@ class _Upload:
     def _traces(self, model: str, owner: Owner) -> None:
         """Make a trace of each of a model's rollouts in the bundle, with the times that were kept of it."""
         # Pairs: two runs of a model may hold equal rollouts
-        rollouts: list[tuple[str, ShownRollout]] = []
-        for rollout in read_jsonl(self.folder / ROLLOUTS, ShownRollout):
+        rollouts: list[tuple[str, TracedRollout]] = []
+        for rollout in read_jsonl(self.folder / ROLLOUTS, TracedRollout):
             if rollout.model == model:
                 rollouts.append((trajectory_digest(rollout.trajectory), rollout))
 

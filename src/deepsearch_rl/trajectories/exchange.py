@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pandera.pandas as pa
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel, JsonValue, RootModel
 
 from deepsearch_rl.conversation.chat_messages import (
     RETRIEVE_TOOL,
@@ -25,7 +25,7 @@ from deepsearch_rl.core.files import atomic_file, distinct, read_distinct, write
 from deepsearch_rl.core.frames import check_frame
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.corpora.reading.flashrag import numbered_questions
-from deepsearch_rl.trajectories.rows.convert import row_targets, swift_row
+from deepsearch_rl.trajectories.rows.swift_rows import row_targets, swift_row
 from deepsearch_rl.trajectories.statistics.results import UNKNOWN
 
 ExportRow = RootModel[dict[str, Any]]
@@ -58,40 +58,45 @@ _RL = {
     ),
     "extra_info": _ANYTHING,
 }
+
+
+def _schema(**columns: pa.Column) -> pa.DataFrameSchema:
+    # Strict: a trainer that meets a column of another's may read it
+    return pa.DataFrameSchema(columns, strict=True)
+
+
 SCHEMAS: Mapping[str, pa.DataFrameSchema] = {
-    name: pa.DataFrameSchema(columns, strict=True)
-    for name, columns in {
-        "ms-swift": {"tools": _TEXT, "messages": _CONVERSATION},
-        "ms-swift-turns": {
-            "tools": _TEXT,
-            "messages": _ends_in("ends in a turn of the model", "assistant", "tool_call"),
-        },
-        "trl": {"tools": _ANYTHING, "messages": _CONVERSATION},
-        "search-r1": {**_RL, "prompt": _turns("one user message", "user")},
-        "verl": {**_RL, "prompt": _turns("system, then user", "system", "user")},
-        "rlinf": {
-            "prompt": _turns("one user message", "user"),
-            "solutions": _cells("not empty", bool),
-        },
-    }.items()
+    "ms-swift": _schema(tools=_TEXT, messages=_CONVERSATION),
+    "ms-swift-turns": _schema(
+        tools=_TEXT,
+        messages=_ends_in("ends in a turn of the model", "assistant", "tool_call"),
+    ),
+    "trl": _schema(tools=_ANYTHING, messages=_CONVERSATION),
+    "search-r1": _schema(**_RL, prompt=_turns("one user message", "user")),
+    "verl": _schema(**_RL, prompt=_turns("system, then user", "system", "user")),
+    "rlinf": _schema(
+        prompt=_turns("one user message", "user"),
+        solutions=_cells("not empty", bool),
+    ),
 }
 FORMATS = (*SCHEMAS, "trajectories")
 PARQUET = ("search-r1", "verl")
+# The prompt that fits how a trainer's model searches: by tags in its text, or by tool calls
 PROMPTS: Mapping[str, str] = {
     "search-r1": "search_tags",
     "rlinf": "search_tags",
     "verl": "multihoprag_nothink",
 }
-"""The prompt that fits how a trainer's model searches: by tags in its text, or by tool calls."""
 
 
+# The question sets for which the trainers' own reward selectors have a reward, which is exact
+# match for all of them.
+#
+# veRL knows them as ``searchR1_<set>`` (``default_compute_score`` of
+# ``verl/utils/reward_score``), Search-R1 by these names (``_select_rm_score_fn`` of
+# ``verl/trainer/main_ppo.py``). Any other ``data_source`` raises NotImplementedError at the first
+# reward.
 REWARDED_SETS = ("2wikimultihopqa", "bamboogle", "hotpotqa", "musique", "nq", "popqa", "triviaqa")
-"""The question sets for which the trainers' own reward selectors have a reward, which is exact match for all of them.
-
-veRL knows them as ``searchR1_<set>`` (``default_compute_score`` of ``verl/utils/reward_score``),
-Search-R1 by these names (``_select_rm_score_fn`` of ``verl/trainer/main_ppo.py``). Any other
-``data_source`` raises NotImplementedError at the first reward.
-"""
 
 
 def export_rows(
@@ -113,17 +118,16 @@ def export_rows(
     if to not in SCHEMAS:
         raise UnknownNameError("format", to, FORMATS)
     data_source = _data_source(to, dataset) if to in PARQUET else ""
-    from_trajectories = to in ("ms-swift", "ms-swift-turns", "trl")
-    rows = list(
-        _conversations(source, to)
-        if from_trajectories
-        else _rl_rows(source, to, data_source, split, prompt)
-    )
+    rows: list[BaseModel] = []
+    if to in ("ms-swift", "ms-swift-turns", "trl"):
+        rows += _conversations(source, to)
+    else:
+        rows += _rl_rows(source, to, data_source, split, prompt)
+
     if not rows:
         raise CheckFailedError(f"{source} gives no rows for {to}.")
-    frame = check_frame(
-        pd.DataFrame([row.model_dump(mode="json") for row in rows]), SCHEMAS[to], out.name
-    )
+    records = [row.model_dump(mode="json") for row in rows]
+    frame = check_frame(pd.DataFrame(records), SCHEMAS[to], out.name)
     if to not in PARQUET:
         return write_jsonl(out, rows)
     with atomic_file(out) as partial:
@@ -134,12 +138,12 @@ def export_rows(
 def _data_source(to: str, dataset: str | None) -> str:
     """Return the name by which a trainer chooses its reward."""
     if dataset not in REWARDED_SETS:
-        given = "is missing" if dataset is None else f"{dataset!r} has no reward there"
+        problem = "is missing" if dataset is None else f"{dataset!r} has no reward there"
         raise ConfigError(
-            f"--dataset {given}: the reward of {to} is chosen by the question set of a row, and its own selector knows "
-            f"{', '.join(REWARDED_SETS)} alone. All of them are scored by exact match with the golden answers, so name "
-            "one of them for other questions as well (for example --dataset nq), or change `data_source` for a reward "
-            "function of your own."
+            f"--dataset {problem}: the reward of {to} is chosen by the question set of a row, and its own selector "
+            f"knows {', '.join(REWARDED_SETS)} alone. All of them are scored by exact match with the golden answers, "
+            "so name one of them for other questions as well (for example --dataset nq), or change `data_source` for a "
+            "reward function of your own."
         )
 
     return f"searchR1_{dataset}" if to == "verl" else dataset
@@ -172,12 +176,13 @@ def _require_tool_calls(trajectory: Trajectory, to: str) -> None:
             "made of it would teach to answer without searching."
         )
 
-    for call in (call for message in trajectory.messages for call in message.tool_calls):
-        if call.parsed is None:
-            raise CheckFailedError(
-                f"trajectory {trajectory.id}, {call.id}: its arguments are no JSON object, and a row for {to} needs "
-                "one; leave this trajectory out."
-            )
+    for message in trajectory.messages:
+        for call in message.tool_calls:
+            if call.parsed is None:
+                raise CheckFailedError(
+                    f"trajectory {trajectory.id}, {call.id}: its arguments are no JSON object, and a row for {to} "
+                    "needs one; leave this trajectory out."
+                )
 
 
 def _trl_row(trajectory: Trajectory) -> ExportRow:
@@ -188,15 +193,12 @@ def _trl_row(trajectory: Trajectory) -> ExportRow:
     """
     messages = chat_messages(trajectory.messages, with_reasoning=True)
     for message, chat_message in zip(trajectory.messages, messages, strict=True):
-        if message.tool_calls:
-            chat_message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.parsed},
-                }
-                for call in message.tool_calls
-            ]
+        calls: list[JsonValue] = []
+        for call in message.tool_calls:
+            function: JsonValue = {"name": call.name, "arguments": call.parsed}
+            calls.append({"id": call.id, "type": "function", "function": function})
+        if calls:
+            chat_message["tool_calls"] = calls
 
     return ExportRow({"messages": [*messages], "tools": [RETRIEVE_TOOL]})
 

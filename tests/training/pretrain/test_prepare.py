@@ -10,7 +10,7 @@ from deepsearch_rl.conversation.prompt_digests import PromptDigests
 from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.conversation.trained_with import read_trained_with
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.training.pretrain import trainer
+from deepsearch_rl.training.pretrain import pretraining
 from deepsearch_rl.training.pretrain.prepare import (
     PrepareModelConfig,
     PretrainConfig,
@@ -32,7 +32,7 @@ def base(config: PrepareModelConfig, tmp_path_factory: pytest.TempPathFactory) -
     """The folder of a model that was trained for a few steps, a line of its log for every fourth."""
     folder = tmp_path_factory.mktemp("model") / "base"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "LOG_EVERY", 4)
+        patch.setattr(pretraining, "LOG_EVERY", 4)
         prepare_model(config, "tiny", 0, folder)
     return folder
 
@@ -40,7 +40,7 @@ def base(config: PrepareModelConfig, tmp_path_factory: pytest.TempPathFactory) -
 def test_two_runs_give_equal_bytes_and_another_seed_other_weights(
     config: PrepareModelConfig, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "LOG_EVERY", 4)
+    monkeypatch.setattr(pretraining, "LOG_EVERY", 4)
     for name, seed in (("again", 0), ("other", 1)):
         prepare_model(config, "tiny", seed, tmp_path / name)
     first, again, other = map(contents, (base, tmp_path / "again", tmp_path / "other"))
@@ -72,7 +72,7 @@ def test_the_manifest_says_what_the_model_was_trained_with(base: Path) -> None:
 
 
 def test_training_lowers_the_loss_and_logs_every_stage_of_the_curriculum(base: Path) -> None:
-    steps = [json.loads(line) for line in (base / trainer.TRAIN_LOG).read_text().splitlines()]
+    steps = [json.loads(line) for line in (base / pretraining.TRAIN_LOG).read_text().splitlines()]
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert {step["level"] for step in steps} == {0, 1}
 
@@ -83,7 +83,7 @@ def test_a_run_that_dies_leaves_the_old_model_and_nothing_half_written(
     folder = tmp_path / "base"
     folder.mkdir()
     (folder / "config.json").write_text("old")
-    monkeypatch.setattr(trainer, "backward", lambda *_: 1 / 0)
+    monkeypatch.setattr(pretraining, "backward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare_model(config, "tiny", 0, folder)
     assert contents(folder) == {"config.json": b"old"}

@@ -31,11 +31,11 @@ from deepsearch_rl.training.rl.trainer import RlConfig
 
 vf: Any = importlib.import_module("verifiers.v1")
 runtimes: Any = importlib.import_module("verifiers.v1.runtimes")
+# The id of taskset and harness; verifiers imports a plugin by a name without dots
 PLUGIN = "deepsearch_search"
-"""The id of taskset and harness; verifiers imports a plugin by a name without dots."""
 sys.modules[PLUGIN] = sys.modules[__name__]
+# The field of a trace's ``info`` with the parts of the reward, the figures and the trajectory
 RESULT = "deepsearch"
-"""The field of a trace's ``info`` with the parts of the reward, the figures and the trajectory."""
 
 
 class SearchData(vf.TaskData):

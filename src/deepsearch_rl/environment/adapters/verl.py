@@ -29,8 +29,8 @@ from deepsearch_rl.environment.search_environment import open_environment
 from deepsearch_rl.training.rl.tokens import TokenRow
 
 ResultT = TypeVar("ResultT")
+# The field of a row's ``extra_info`` that holds the question as JSON
 QUESTION = "deepsearch_question"
-"""The field of a row's ``extra_info`` that holds the question as JSON."""
 
 
 class SearchAgentLoop:

@@ -49,12 +49,12 @@ _LOG = logging.getLogger(__name__)
 SHOWN_KEYS = 10
 # Arguments of checkers that are lists
 LISTS = {"keywords", "forbidden_words"}
+# Instructions with the arguments of their checkers, and topics: the parts of generated prompts
 PROMPTS = Path(__file__).with_name("ifeval_prompts.yaml")
-"""Instructions with the arguments of their checkers, and topics: the parts of generated prompts."""
+# Instructions that cannot be checked without NLTK's sentence model, ``punkt_tab``
 NEED_NLTK_DATA = frozenset(
     {"length_constraints:number_sentences", "change_case:capital_word_frequency"}
 )
-"""Instructions that cannot be checked without NLTK's sentence model, ``punkt_tab``."""
 
 
 class IfevalConfig(Record):

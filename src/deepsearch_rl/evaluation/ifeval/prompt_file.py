@@ -23,10 +23,11 @@ class IfevalRow(Record):
     def _without_nulls(
         cls, kwargs: tuple[dict[str, JsonValue], ...]
     ) -> tuple[dict[str, JsonValue], ...]:
-        return tuple(
-            {name: value for name, value in arguments.items() if value is not None}
-            for arguments in kwargs
-        )
+        result: list[dict[str, JsonValue]] = []
+        for arguments in kwargs:
+            result.append({name: value for name, value in arguments.items() if value is not None})
+
+        return tuple(result)
 
     @model_validator(mode="after")
     def _paired(self) -> "IfevalRow":

@@ -34,7 +34,7 @@ from deepsearch_rl.endpoints.remote import (
     shown_address,
 )
 from deepsearch_rl.evaluation.models.controls import ControlAgent, GoldPassages
-from deepsearch_rl.evaluation.models.plan import Evaluation, Run, plan_runs, settings_of
+from deepsearch_rl.evaluation.models.plan import Evaluation, PlannedRun, plan_runs, settings_of
 from deepsearch_rl.evaluation.scoring.f1_row import (
     ControlScore,
     F1TableRow,
@@ -61,8 +61,10 @@ def checkpoint_name(folder: Path) -> str:
     if remote is not None:
         endpoint = resolve_endpoint(remote)
         options = remote.request.of_answers()
-        asked = f", asked with {json.dumps(options, ensure_ascii=False)}" if options else ""
-        return f"{endpoint.model} at {shown_address(endpoint.base_url)}{asked}"
+        name = f"{endpoint.model} at {shown_address(endpoint.base_url)}"
+        if options:
+            name += f", asked with {json.dumps(options, ensure_ascii=False)}"
+        return name
 
     manifest = folder / MANIFEST
     step = read_json(manifest).get("best_step") if manifest.is_file() else None
@@ -85,7 +87,7 @@ def evaluate_model(
     remote = read_remote(folder)
     if remote is None:
         require_backend(setting.serving)
-    # first: its error names the missing environment variable
+    # First, because its error names the missing environment variable
     checkpoint = checkpoint_name(folder)
     settings = [(each, _read_questions(data, each)) for each in settings_of(setting, model)]
     if remote is not None:
@@ -126,9 +128,10 @@ def _require_sampled(
     model: str, remote: RemoteConfig, settings: Sequence[tuple[Evaluation, object]]
 ) -> None:
     """Raise ConfigError for greedy answers of a model whose requests leave the temperature out: they would be none."""
-    sets = [
-        name for each, _ in settings for name, plan in each.evaluate.sets.items() if plan.greedy
-    ]
+    sets: list[str] = []
+    for each, _ in settings:
+        sets += [name for name, plan in each.evaluate.sets.items() if plan.greedy]
+
     if sets and remote.request.temperature == "omit":
         raise ConfigError(
             f"model {model} cannot answer {', '.join(sets)} greedily: its requests leave the temperature out "
@@ -194,12 +197,11 @@ class _Evaluator:
 
         for (corpus, _), sets in sorted(by_server.items(), key=lambda item: item[0]):
             retrieval = setting.retrieval.for_dataset(next(iter(sets)), setting.datasets)
-            controlled = [
-                question
-                for name, of_set in sets.items()
-                if plans[name].controls
-                for question in of_set
-            ]
+            controlled: list[Question] = []
+            for name, of_set in sets.items():
+                if plans[name].controls:
+                    controlled += of_set
+
             chunks = self.data / "chunks" / f"{corpus}.jsonl"
             served = serve_index(self.data / "index" / corpus, chunks, retrieval)
 
@@ -241,7 +243,9 @@ class _Evaluator:
 
         return [row.model_copy(update={"controls": controls}), *rows]
 
-    def _rollouts(self, run: Run, retrieval_url: str, gold: Future[GoldPassages]) -> TrajectoryFile:
+    def _rollouts(
+        self, run: PlannedRun, retrieval_url: str, gold: Future[GoldPassages]
+    ) -> TrajectoryFile:
         """Return every rollout of a run, by id: those in the log, and the missing ones made now."""
         agent = self.setting.agent
         seed = self.setting.seed
@@ -289,7 +293,7 @@ class _Evaluator:
             served_with(tokenizer_folder(self.folder), self.setting.agent.prompt_digests())
         )
 
-    def _row(self, run: Run, rollouts: TrajectoryFile) -> F1TableRow:
+    def _row(self, run: PlannedRun, rollouts: TrajectoryFile) -> F1TableRow:
         generated = any(
             (question.metadata.model_extra or {}).get("generated") is True
             for question in run.questions

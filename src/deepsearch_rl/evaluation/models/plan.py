@@ -168,7 +168,7 @@ def settings_of(setting: Evaluation, model: str) -> Iterator[Evaluation]:
         )
 
 
-class Run(NamedTuple):
+class PlannedRun(NamedTuple):
     """One pass over the questions of a set under one condition."""
 
     dataset: str
@@ -181,14 +181,14 @@ class Run(NamedTuple):
 
 def plan_runs(
     dataset: str, questions: Sequence[Question], plan: SetPlan, temperature: float, variant: str
-) -> Iterator[Run]:
+) -> Iterator[PlannedRun]:
     """Yield the runs over one set, without the gold-passage control where no question's evidence is known."""
     planned = tuple(questions[: plan.questions])
-    yield Run(dataset, "search", temperature, plan.samples, planned, variant)
+    yield PlannedRun(dataset, "search", temperature, plan.samples, planned, variant)
     if plan.greedy:
-        yield Run(dataset, "search", 0.0, 1, planned[: plan.greedy], variant)
+        yield PlannedRun(dataset, "search", 0.0, 1, planned[: plan.greedy], variant)
     controlled = planned[: plan.controls]
     if controlled:
-        yield Run(dataset, "no_search", temperature, 1, controlled, variant)
+        yield PlannedRun(dataset, "no_search", temperature, 1, controlled, variant)
     if any(question.metadata.evidence_list is not None for question in controlled):
-        yield Run(dataset, "gold_passage", temperature, 1, controlled, variant)
+        yield PlannedRun(dataset, "gold_passage", temperature, 1, controlled, variant)

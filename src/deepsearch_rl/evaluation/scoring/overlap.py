@@ -26,7 +26,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 # Sums in another order may differ beyond them, and must not decide between equals
 DIGITS = 12
-SLACK = 1e-9  # A bound this much below the best cannot win, however its sum was rounded
+# A bound this much below the best cannot win, however its sum was rounded
+SLACK = 1e-9
 # Bounds memory: their overlaps with every golden answer are held together
 CANDIDATES_AT_ONCE = 256
 
@@ -61,7 +62,8 @@ class AnswerTexts:
 
 def _features(normal: str) -> frozenset[Feature]:
     if normal in CLOSED_ANSWERS:
-        return frozenset([f"={normal}"])  # no token of another text holds a "="
+        # No token of another text holds a "="
+        return frozenset([f"={normal}"])
 
     tokens = normal.split()
     distinct = frozenset(tokens)

@@ -7,11 +7,12 @@ are known; other keys are ignored. A row without a ``pred`` (it scores as the em
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from deepsearch_rl.core import answers
@@ -95,19 +96,37 @@ def score_predictions(path: Path) -> ScoredFile:
             f"no row of {path} has the key `pred`; name the key that holds the answer so."
         )
 
-    ids = sorted(questions)
-    places = {name: place for place, name in enumerate(ids)}
-    golds = number_golds([questions[name][1] for name in ids])
-    question_N = np.array([places[name] for name, _ in answered])
-    values_NM = score_rows(golds, question_N, [pred for pred, _ in answered.values()])
-    values_NM[np.array([failed for _, failed in answered.values()])] = answers.ZERO
-    count_Q = np.bincount(question_N)
-    metrics = {
-        name: np.bincount(question_N, values_NM[:, column]) / count_Q
-        for column, name in enumerate(answers.METRICS)
-    }
-    scores = QuestionScores(tuple(ids), tuple(questions[name][0] for name in ids), metrics)
+    scores, golds = _score_questions(questions, answered)
     return ScoredFile(path, len(answered), scores, golds, dict(sorted(failures.items())))
+
+
+def _score_questions(
+    questions: Mapping[str, tuple[str, tuple[str, ...]]],
+    answered: Mapping[tuple[str, int], tuple[str, bool]],
+) -> tuple[QuestionScores, GoldenAnswers]:
+    """Return the mean scores of each question's answers, and the golden answers, in the order of the ids."""
+    ids = sorted(questions)
+    place_of: dict[str, int] = {}
+    types: list[str] = []
+    golden_answers_Q: list[tuple[str, ...]] = []
+    for place, question_id in enumerate(ids):
+        kind, golden_answers = questions[question_id]
+        place_of[question_id] = place
+        types.append(kind)
+        golden_answers_Q.append(golden_answers)
+
+    golds = number_golds(golden_answers_Q)
+    question_N = np.array([place_of[question_id] for question_id, _ in answered])
+    preds, is_failed = zip(*answered.values(), strict=True)
+    values_NM = score_rows(golds, question_N, preds)
+    values_NM[np.array(is_failed)] = answers.ZERO
+
+    count_Q = np.bincount(question_N)
+    metrics: dict[str, NDArray[np.float64]] = {}
+    for column, name in enumerate(answers.METRICS):
+        metrics[name] = np.bincount(question_N, values_NM[:, column]) / count_Q
+
+    return QuestionScores(tuple(ids), tuple(types), metrics), golds
 
 
 def _is_of_trajectories(path: Path) -> bool:

@@ -20,8 +20,9 @@ from deepsearch_rl.evaluation.tables.tables import CONTROL_TITLES, F1Table
 
 MARKDOWN = Path(__file__).with_name("f1_table.md")
 _NO_COLUMNS = {"temperature_sent", "asked_again", "pass_at", "constant", "types", "controls"}
+# The key and figures of a row as docs/contracts.md lists them; pass@k and baselines follow under
+# their own names.
 CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in _NO_COLUMNS)
-"""The key and figures of a row as docs/contracts.md lists them; pass@k and baselines follow under their own names."""
 BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "gold_passage_f1")
 _SHARE = pa.Check.in_range(0, 1)
 _COUNT = pa.Check.ge(0)
@@ -43,6 +44,7 @@ def _mean_column() -> pa.Column:
     return pa.Column(float, _COUNT, coerce=True)
 
 
+# One line per row of the F1 table; baselines and failures may stand beside these columns
 F1_TABLE = pa.DataFrameSchema(
     {
         "model": _text_column(),
@@ -88,7 +90,6 @@ F1_TABLE = pa.DataFrameSchema(
         "variant",
     ],
 )
-"""One line per row of the F1 table; baselines and failures may stand beside these columns."""
 
 
 def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> None:
@@ -194,6 +195,7 @@ def interval_text(score: F1Score) -> str:
     return f"{score_text(score.f1)} [{score_text(score.f1_low)}, {score_text(score.f1_high)}]"
 
 
+# Texts of figures, by their names in templates
 FILTERS = {
     "interval": interval_text,
     "p": p_text,
@@ -202,7 +204,6 @@ FILTERS = {
     "score": score_text,
     "signed": signed,
 }
-"""Texts of figures, by their names in templates."""
 
 
 def markdown(table: F1Table) -> str:

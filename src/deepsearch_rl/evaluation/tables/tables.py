@@ -98,12 +98,12 @@ class F1Table(Record):
     @property
     def datasets(self) -> list[str]:
         """Question sets in reading order, the in-domain one first."""
-        return in_order((row.dataset for row in self.rows), DATASET_ORDER)
+        return in_order({row.dataset for row in self.rows}, DATASET_ORDER)
 
     @property
     def models(self) -> list[str]:
         """Models in training order."""
-        return in_order((row.model for row in self.rows), MODEL_ORDER)
+        return in_order({row.model for row in self.rows}, MODEL_ORDER)
 
     @property
     def reading_order(self) -> list[F1TableRow]:
@@ -113,7 +113,10 @@ class F1Table(Record):
     @property
     def own_setting(self) -> F1TableRow:
         """The first main figure in reading order; it names the profile's own setting."""
-        return next((row for row in self.reading_order if not row.kind), self.rows[0])
+        for row in self.reading_order:
+            if not row.kind:
+                return row
+        return self.rows[0]
 
     def rows_of(self, dataset: str) -> list[F1TableRow]:
         """Return the rows of a question set, models in training order."""
@@ -229,10 +232,12 @@ class F1Table(Record):
     @property
     def kept_start_notes(self) -> list[str]:
         """A sentence for every model that :attr:`shown` leaves out."""
-        return [
-            f"`{model}` kept its start: it answers every question exactly as well as `{other}`. It is left out here."
-            for model, other in self.kept_start.items()
-        ]
+        notes: list[str] = []
+        for model, other in self.kept_start.items():
+            equal = f"it answers every question exactly as well as `{other}`"
+            notes.append(f"`{model}` kept its start: {equal}. It is left out here.")
+
+        return notes
 
     @property
     def shown(self) -> "F1Table":
@@ -291,18 +296,17 @@ def build_table(
     comparisons: list[Comparison] = []
 
     for model, other in pairs:
+        # Equal counts: a model may have answered fewer questions of a set
         runs_of_other = {(row.dataset, row.kind, row.n) for row in rows[other]}
 
         for row in rows[model]:
             if row.variant or (row.dataset, row.kind, row.n) not in runs_of_other:
                 continue
 
-            first = score_questions(
-                read_jsonl(folders[model] / row.rollouts_file, Trajectory), row.samples
-            )
-            second = score_questions(
-                read_jsonl(folders[other] / row.rollouts_file, Trajectory), row.samples
-            )
+            first_rollouts = read_jsonl(folders[model] / row.rollouts_file, Trajectory)
+            second_rollouts = read_jsonl(folders[other] / row.rollouts_file, Trajectory)
+            first = score_questions(first_rollouts, row.samples)
+            second = score_questions(second_rollouts, row.samples)
             # Refuses runs over different questions
             whole = _difference(first, second, seed, draws)
 

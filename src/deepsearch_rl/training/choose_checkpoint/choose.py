@@ -38,8 +38,8 @@ from deepsearch_rl.training.runs.model_folder import (
 from deepsearch_rl.trajectories.collecting.collect import collect, read_questions
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 
+# The score's name in log and curve; a curve has names of ``eval_`` in lines of their own
 DEV_F1 = "eval_dev_f1"
-"""The score's name in log and curve; a curve has names of ``eval_`` in lines of their own."""
 
 
 class DevQuestions(Record):
@@ -71,6 +71,7 @@ class DevRollouts:
 
 def read_checkpoints(folder: Path) -> dict[int, Path]:
     """Return the adapters that `sft` wrote, by step, in order; raise ArtifactError if there is none."""
+    # By number: 100 comes after 20
     steps = sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
     if not steps:
         raise ArtifactError(f"{folder} has no checkpoints to choose from; run the stage sft again.")

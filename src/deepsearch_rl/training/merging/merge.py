@@ -168,7 +168,7 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
     prompts = fixed_prompts(start, config.prompts)
     unmerged: Any = PeftModel.from_pretrained(_load(start, config), adapter)
     answers = [
-        Answer(prompt, tokens)
+        AnswerTokens(prompt, tokens)
         for prompt, tokens in zip(
             prompts, greedy_answers(unmerged, prompts, config.max_tokens), strict=True
         )
@@ -178,7 +178,8 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
         base = answer_logprobs(unmerged, answers)
     with atomic_directory(output) as partial:
         if config.backend == "unsloth":
-            del unmerged  # its memory is needed
+            # Its memory is needed
+            del unmerged
             with tempfile.TemporaryDirectory(prefix="deepsearch-") as scratch:
                 local = shutil.copytree(adapter, Path(scratch, "adapter"))
                 # Unsloth loads the base that this file names
@@ -203,7 +204,7 @@ def _load(folder: Path, config: AdapterMergeConfig) -> Any:
     return model.to("cuda") if config.backend == "unsloth" else model
 
 
-class Answer(NamedTuple):
+class AnswerTokens(NamedTuple):
     """A prompt and what a model wrote after it, as token ids."""
 
     prompt: list[int]
@@ -215,12 +216,12 @@ class LogprobsTask(Record):
 
     folder: Path
     config: AdapterMergeConfig
-    answers: list[Answer]
+    answers: list[AnswerTokens]
     output: Path = Field(description="JSON file for the log-probabilities of every answer's tokens")
 
 
 def logprobs_of_new_process(
-    folder: Path, config: AdapterMergeConfig, answers: Sequence[Answer]
+    folder: Path, config: AdapterMergeConfig, answers: Sequence[AnswerTokens]
 ) -> list[list[float]]:
     """Return :func:`answer_logprobs` of a model folder, loaded by plain transformers in a new process.
 
@@ -276,7 +277,7 @@ def greedy_answers(model: Any, prompts: Sequence[list[int]], max_tokens: int) ->
     return answers
 
 
-def answer_logprobs(model: Any, answers: Sequence[Answer]) -> list[list[float]]:
+def answer_logprobs(model: Any, answers: Sequence[AnswerTokens]) -> list[list[float]]:
     """Return the log-probability of every token of the answers, in nats; an answer at a time, so nothing is padded."""
     logprobs: list[list[float]] = []
     for prompt, tokens in answers:

@@ -49,15 +49,19 @@ from deepsearch_rl.corpora.grammar.grammar import (
 )
 
 Turn = dict[str, JsonValue]
+# Key of a turn that the model reads although the assistant says it: nothing is learnt from its
+# tokens
 GIVEN = "given"
-"""Key of a turn that the model reads although the assistant says it: nothing is learnt from its tokens."""
 
-RESULTS = 3  # passages that a search returns
+# Passages that a search returns
+RESULTS = 3
 # Shares of further passages; the rest is about anything
-_SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.5
+_SAME_SUBJECT = 0.3
+_SIMILAR_SUBJECT = 0.5
 # Share of those about similar subjects that state the relation that was searched for
 _SAME_RELATION = 0.8
-_NEW_PARAGRAPH = 0.3  # share of sentences that open one
+# Share of sentences that open one
+_NEW_PARAGRAPH = 0.3
 # Share of results whose first passage is not the one that was searched for
 _SHUFFLED = 0.3
 
@@ -126,7 +130,7 @@ class FactPassage(NamedTuple):
     contents: str
 
 
-class Task(NamedTuple):
+class ChainQuestion(NamedTuple):
     """A question and the relations that lead from ``head`` to its answer."""
 
     grammar: Grammar
@@ -171,20 +175,18 @@ class Articles:
         is that of the facts' relations in the text; None draws it.
         """
         rng = self.rng
-        stated = set[tuple[str, Relation]]()
-        names = list[str]()
-        asked = list[tuple[str, Relation]]()
-        passages = list[FactPassage]()
+        stated: set[tuple[str, Relation]] = set()
+        names: list[str] = []
+        steps: list[tuple[str, Relation]] = []
+        passages: list[FactPassage] = []
 
         for relation in chain:
-            asked.append((subject, relation))
+            steps.append((subject, relation))
             # Also where it is hidden: then no passage states it
             stated.add((subject, relation))
-            passages.append(
-                self._passage(
-                    subject, relation.subject_kind, [] if hidden else [relation], stated, word
-                )
-            )
+            relations = [] if hidden else [relation]
+            passage = self._passage(subject, relation.subject_kind, relations, stated, word)
+            passages.append(passage)
 
             if not hidden:
                 subject = passages[-1].facts[0].object
@@ -192,7 +194,10 @@ class Articles:
                 self.visited.add(subject)
 
         while len(passages) < self.stage.results:
-            draw, (name, relation), also = rng.random(), rng.choice(asked), list[Relation]()
+            # In this order: models are made from these draws
+            draw = rng.random()
+            name, relation = rng.choice(steps)
+            also: list[Relation] = []
             kind = relation.subject_kind
 
             if draw >= _SAME_SUBJECT + _SIMILAR_SUBJECT:
@@ -200,11 +205,8 @@ class Articles:
                 name = draw_name(self.grammar, kind, rng)
             elif draw >= _SAME_SUBJECT:
                 name = draw_similar_name(self.grammar, name, kind, rng)
-                also = (
-                    [relation]
-                    if rng.random() < _SAME_RELATION and (name, relation) not in stated
-                    else []
-                )
+                if rng.random() < _SAME_RELATION and (name, relation) not in stated:
+                    also.append(relation)
 
             passages.append(self._passage(name, kind, also, stated))
 
@@ -221,10 +223,11 @@ class Articles:
         word: str | None = None,
     ) -> FactPassage:
         """Return a passage that states ``relations`` first, and others at random that the result has not ``stated``."""
-        others = [
-            other for other in self.grammar.relations_of(kind) if (subject, other) not in stated
-        ]
-        others = [other for other in others if other not in relations]
+        others: list[Relation] = []
+        for other in self.grammar.relations_of(kind):
+            if (subject, other) not in stated and other not in relations:
+                others.append(other)
+
         count = max(0, self.rng.randint(*self.stage.facts) - len(relations))
         chosen = [*relations, *self.rng.sample(others, min(count, len(others)))]
         stated.update((subject, relation) for relation in chosen)
@@ -241,22 +244,27 @@ class Articles:
 
     def _write(self, facts: Sequence[Fact], word: str | None) -> str:
         rng = self.rng
-        sentences = list[str]()
+        sentences: list[str] = []
 
         for relation, subject, object_ in facts:
-            drawn = relation.second if rng.random() < self.second_words else relation.noun
-            sentences.append(
-                rng.choice(STATEMENTS).format(noun=word or drawn, subject=subject, object=object_)
-            )
-            word = None  # of the first fact alone
+            # Drawn also where a word is given, so that the next draws are the same
+            random_word = relation.second if rng.random() < self.second_words else relation.noun
+            noun = word or random_word
+            # It is that of the first fact alone
+            word = None
+            statement = rng.choice(STATEMENTS)
+            sentences.append(statement.format(noun=noun, subject=subject, object=object_))
 
-        sentences += rng.sample(
-            self.grammar.fillers, max(rng.randint(*self.stage.fillers), 0 if facts else 1)
-        )
+        # A passage without a fact has a sentence at least
+        fillers = max(rng.randint(*self.stage.fillers), 0 if facts else 1)
+        sentences += rng.sample(self.grammar.fillers, fillers)
         rng.shuffle(sentences)
-        return "".join(
-            sentence + ("\n" if rng.random() < _NEW_PARAGRAPH else " ") for sentence in sentences
-        ).strip()
+
+        text = ""
+        for sentence in sentences:
+            text += sentence + ("\n" if rng.random() < _NEW_PARAGRAPH else " ")
+
+        return text.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,17 +284,18 @@ class DocumentGenerator:
 
     def _copy(self, _: CurriculumStage, rng: random.Random) -> list[Turn]:
         grammar = self._grammar(rng)
-        words = [
-            word
-            for relation in grammar.relations.values()
-            for word in (relation.noun, relation.second)
-        ]
-        names = [
-            rng.choice(words)
-            if rng.random() < 0.3
-            else draw_name(grammar, rng.choice(list(grammar.kinds)), rng)
-            for _ in range(rng.randint(2, 12))
-        ]
+        words: list[str] = []
+        for relation in grammar.relations.values():
+            words += [relation.noun, relation.second]
+
+        names: list[str] = []
+        for _ in range(rng.randint(2, 12)):
+            if rng.random() < 0.3:
+                names.append(rng.choice(words))
+            else:
+                kind = rng.choice(list(grammar.kinds))
+                names.append(draw_name(grammar, kind, rng))
+
         return [_user(f"Name {', '.join(names)}."), _answer(", ".join(names))]
 
     def _search(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
@@ -301,32 +310,33 @@ class DocumentGenerator:
         turns = [_user(task.question), _call("", subject, task.chain[0].noun)]
         has_tool = rng.random() < self.config.tool_continuations
 
-        for place, relation in enumerate(
-            task.chain[: rng.randint(1, len(task.chain) - has_tool)], 1
-        ):
-            if needs_second := rng.random() < self.config.second_query:
-                turns += [articles.search(subject, [relation], hidden=True)[0]]
-                turns += [_call(write_note(relation.noun, None), subject, relation.second)]
+        # With the tool, a continuation never ends in an answer
+        hops = rng.randint(1, len(task.chain) - has_tool)
+        for place, relation in enumerate(task.chain[:hops], 1):
+            word = None
+            if rng.random() < self.config.second_query:
+                result, _ = articles.search(subject, [relation], hidden=True)
+                turns.append(result)
+                turns.append(_call(write_note(relation.noun, None), subject, relation.second))
+                word = relation.second
 
-            result, (subject,) = articles.search(
-                subject, [relation], word=relation.second if needs_second else None
-            )
+            result, (subject,) = articles.search(subject, [relation], word=word)
+            turns.append(result)
             note = write_note(relation.noun, subject)
-            is_last = place == len(task.chain)
-            turns += [
-                result,
-                _answer(subject, note) if is_last else _call(note, subject, task.chain[place].noun),
-            ]
+            if place == len(task.chain):
+                turns.append(_answer(subject, note))
+            else:
+                turns.append(_call(note, subject, task.chain[place].noun))
 
         return [self._system(), *turns] if has_tool else turns
 
     def _given(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng)
         result, names = self._articles(task, stage, rng).search(task.head, task.chain)
-        notes = [
-            write_note(relation.noun, name)
-            for relation, name in zip(task.chain, names, strict=True)
-        ]
+        notes: list[str] = []
+        for relation, name in zip(task.chain, names, strict=True):
+            notes.append(write_note(relation.noun, name))
+
         call = _call("", task.question, "") | {GIVEN: True}
         turns = [_user(task.question), call, result, _answer(names[-1], *notes)]
         return self._with_system(turns, self.config.without_system, rng)
@@ -342,7 +352,9 @@ class DocumentGenerator:
         answer = _answer(name or INSUFFICIENT, write_note(noun, name))
         return [self._system(), _user(task.question), _call("", task.head, noun), result, answer]
 
-    def _articles(self, task: Task, stage: CurriculumStage, rng: random.Random) -> Articles:
+    def _articles(
+        self, task: ChainQuestion, stage: CurriculumStage, rng: random.Random
+    ) -> Articles:
         return Articles(task.grammar, stage, self.config.second_words, rng, {task.head})
 
     def _system(self) -> Turn:
@@ -355,7 +367,7 @@ class DocumentGenerator:
     def _grammar(self, rng: random.Random) -> Grammar:
         return IN_DOMAIN if rng.random() < self.config.in_domain else OUT_OF_DOMAIN
 
-    def _task(self, stage: CurriculumStage, rng: random.Random, min_hops: int = 1) -> Task:
+    def _task(self, stage: CurriculumStage, rng: random.Random, min_hops: int = 1) -> ChainQuestion:
         """Draw a question of at least ``min_hops`` hops, in any style; two hops by one noun where there is one."""
         grammar = self._grammar(rng)
         hops = max(min_hops, rng.choices(range(1, len(stage.hops) + 1), stage.hops)[0])
@@ -365,7 +377,9 @@ class DocumentGenerator:
         head = draw_name(grammar, chain[0].subject_kind, rng)
         style = rng.choice(list(STYLES.values()))
         nouns = grammar.nouns([relation.noun for relation in chain], infer=rng.random() < 0.5)
-        return Task(grammar, ask(style, rng.choice(style.questions), nouns, head), head, chain)
+        return ChainQuestion(
+            grammar, ask(style, rng.choice(style.questions), nouns, head), head, chain
+        )
 
 
 def _user(text: str) -> Turn:

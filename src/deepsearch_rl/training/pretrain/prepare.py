@@ -19,7 +19,7 @@ from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.files import atomic_directory
 from deepsearch_rl.core.records import NonEmpty, Record
-from deepsearch_rl.training.pretrain.trainer import PretrainConfig, pretrain
+from deepsearch_rl.training.pretrain.pretraining import PretrainConfig, pretrain
 
 DESCRIPTIONS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 

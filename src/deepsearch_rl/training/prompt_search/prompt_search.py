@@ -144,9 +144,8 @@ def optimize_prompt(
         )
 
     setting = task.setting
-    counts = config.questions
-    train = read_questions(setting.split("train"), counts.train)
-    dev = read_questions(setting.split("dev"), counts.dev)
+    train = read_questions(setting.split("train"), config.questions.train)
+    dev = read_questions(setting.split("dev"), config.questions.dev)
     require_scores(config.rewards, train[0], _NO_THOUGHTS)
     reflector = open_endpoint(config.reflection.endpoint)
 
@@ -187,16 +186,16 @@ def optimize_prompt(
         "reflections": reflect.calls,
         "seed": setting.seed,
     }
-    _write(out, candidates, best, manifest)
+    _write(out, candidates, candidates[best].prompt, manifest)
     return candidates
 
 
 def _write(
-    out: Path, candidates: Sequence[Candidate], best: int, manifest: Mapping[str, object]
+    out: Path, candidates: Sequence[Candidate], prompt: str, manifest: Mapping[str, object]
 ) -> None:
     rows = [candidate.model_dump(mode="json") for candidate in candidates]
     with atomic_directory(out) as partial:
-        (partial / MADE_PROMPT).write_text(f"{candidates[best].prompt}\n", encoding="utf-8")
+        (partial / MADE_PROMPT).write_text(f"{prompt}\n", encoding="utf-8")
         write_json(partial / CANDIDATES, rows)
         write_json(partial / MANIFEST, manifest)
 

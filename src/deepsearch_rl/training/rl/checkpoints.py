@@ -38,16 +38,15 @@ def checkpoints(scratch: Path) -> dict[int, list[Path]]:
     Every engine keeps them below a folder ``checkpoints``, as folders or files that are named by
     the step's number.
     """
-    found: dict[int, list[Path]] = {}
+    paths_of_step: dict[int, list[Path]] = {}
     for path in sorted(scratch.glob("**/checkpoints/*")):
         if path.name.isdigit():
-            found.setdefault(int(path.name), []).append(path)
+            paths_of_step.setdefault(int(path.name), []).append(path)
 
-    return found
+    return paths_of_step
 
 
 def origin(scratch: Path) -> Mapping[str, Any]:
     """Return ``forked_from`` for the manifest of a run that `deepsearch rl fork` began, nothing for any other."""
-    return (
-        {"forked_from": read_json(scratch / FORK_FILE)} if (scratch / FORK_FILE).is_file() else {}
-    )
+    path = scratch / FORK_FILE
+    return {"forked_from": read_json(path)} if path.is_file() else {}

@@ -14,8 +14,8 @@ from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Sampl
 from deepsearch_rl.training.runs.curves import standard_error
 
 _LOG = logging.getLogger(__name__)
+# Share of a dev score's rollouts that infrastructure must have left whole for it to be a score
 MIN_DEV_SHARE = 0.9
-"""Share of a dev score's rollouts that infrastructure must have left whole for it to be a score."""
 
 
 @dataclass(frozen=True, slots=True)

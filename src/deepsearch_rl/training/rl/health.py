@@ -26,10 +26,10 @@ AlarmName = Literal[
     "length_limit",
     "spike",
 ]
+# Steps of a mean
 WINDOW = 5
-"""Steps of a mean."""
+# Times the usual norm of a gradient from which on it is a spike
 SPIKE = 10.0
-"""Times the usual norm of a gradient from which on it is a spike."""
 
 
 class AlarmWatch:
@@ -128,6 +128,8 @@ def _spike(steps: Sequence[TrainingStep]) -> str:
     return f"grad_norm is {norms[-1]:.3g}, usually {usual:.3g}: look at this step's rollouts"
 
 
+# Alarm -> the reason that the training steps of a log, without step 0, give for it; empty where
+# there is none
 ALARMS: Mapping[AlarmName, Callable[[Sequence[TrainingStep]], str]] = {
     "answer_avoidance": _answer_avoidance,
     "search_collapse": _MeanAlarm(
@@ -182,7 +184,6 @@ ALARMS: Mapping[AlarmName, Callable[[Sequence[TrainingStep]], str]] = {
     ).reason,
     "spike": _spike,
 }
-"""Alarm -> the reason that the training steps of a log, without step 0, give for it; empty where there is none."""
 
 
 def gate_warning(pass_1: float, pass_k: float, samples: int, min_f1: float) -> str:

@@ -20,7 +20,8 @@ from deepsearch_rl.core.processes import is_healthy
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.training.runs.finite import NotFiniteError
 
-HEALTH_CHECKS = 3  # of a server under load, two seconds each
+# Of a server under load, two seconds each
+HEALTH_CHECKS = 3
 Phase: TypeAlias = Literal["load", "start", "roll out", "update", "dev", "save"]
 
 

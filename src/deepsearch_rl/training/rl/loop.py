@@ -54,8 +54,8 @@ from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollo
 from deepsearch_rl.training.runs.curves import TrainingStep, standard_error
 from deepsearch_rl.training.runs.finite import NotFiniteError
 
+# File of the scratch folder that says which step's update was not finite, and how often
 BAD_UPDATE = "bad_update.json"
-"""File of the scratch folder that says which step's update was not finite, and how often."""
 
 
 def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Path) -> None:

@@ -35,8 +35,8 @@ from deepsearch_rl.training.rl.trainer import Aggregation, AlgorithmName, KlEsti
 AdvantageKind = Literal["group_std", "group_mean", "leave_one_out", "whitened"]
 RatioLevel = Literal["token", "sequence", "sequence_token"]
 Objective = Literal["clipped", "weighted"]
+# Log-ratios are limited to plus or minus this, in nats, before ``exp``; as in veRL
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are limited to plus or minus this, in nats, before ``exp``; as in veRL."""
 
 
 @dataclass(frozen=True, slots=True)

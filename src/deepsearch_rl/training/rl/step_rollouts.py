@@ -11,7 +11,8 @@ from deepsearch_rl.core.records import SERVER_FAILURES
 from deepsearch_rl.training.rl.trainer import Rollout
 from deepsearch_rl.training.runs.curves import TrainingStep
 
-Groups = list[list[Rollout]]  # Q questions, G rollouts of each
+# Q questions, G rollouts of each
+Groups = list[list[Rollout]]
 
 
 def roll_out_seed(seed: int, draw: int, tries: int = 0) -> int:

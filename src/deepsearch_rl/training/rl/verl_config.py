@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 
 from deepsearch_rl.core.records import NonEmpty, Record
 
+# The agent loop's name in veRL: ``actor_rollout_ref.rollout.agent.default_agent_loop``.
 AGENT_LOOP = "deepsearch"
-"""The agent loop's name in veRL: ``actor_rollout_ref.rollout.agent.default_agent_loop``."""
 
 
 class CriticConfig(Record):

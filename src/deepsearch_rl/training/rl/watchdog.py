@@ -37,6 +37,9 @@ _LIMITS: dict[Phase, str] = {
     "update": "update_s",
     "save": "update_s",
 }
+# What an error means, by a pattern of its text.
+#
+# The first is torch's and CUDA's, the second that of mp_actors, which starts ART's process.
 _CAUSES = {
     "CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED": (
         "The GPU's memory is full: lower rl.max_sequence_tokens, or end what else uses it (`nvidia-smi` shows that)"
@@ -45,10 +48,6 @@ _CAUSES = {
         "The process that trains and serves the policy has ended; where nobody ended it, memory was full"
     ),
 }
-"""What an error means, by a pattern of its text.
-
-The first is torch's and CUDA's, the second that of mp_actors, which starts ART's process.
-"""
 
 
 class WatchdogConfig(Record):
@@ -160,7 +159,8 @@ def _attempt(
 
     if last.is_final:
         error = DeepsearchError(last.error)
-        error.add_note(last.trace)  # for --debug
+        # For --debug
+        error.add_note(last.trace)
         raise error
 
     if last.error:

@@ -30,8 +30,8 @@ from deepsearch_rl.training.rl_process.worker import RUN_FILE, RlRun, rl_run
 from deepsearch_rl.training.runs.curves import ERROR, TrainingStep, curve_path
 
 RUNS = "rl_runs"
+# Fields of section ``rl`` that a checkpoint cannot change
 SAME = ("backend", "lora")
-"""Fields of section ``rl`` that a checkpoint cannot change."""
 
 
 def keep_run(scratch: Path, work: Path, start: str) -> Path:

@@ -24,8 +24,8 @@ from deepsearch_rl.core.files import AppendLog, read_jsonl
 from deepsearch_rl.core.records import NonEmpty, OpenRecord, Record
 
 CURVES = "curves"
+# Ends the name of a metric's standard error
 ERROR = "_se"
-"""Ends the name of a metric's standard error."""
 # Of the normal distribution: 95 % lie within so many standard errors
 Z_95 = 1.96
 _LOG = logging.getLogger(__name__)

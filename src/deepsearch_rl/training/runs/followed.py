@@ -18,10 +18,10 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 
 RUNNER = Path("scripts", "python")
+# Started by this text, in the interpreter that has MLflow: a module that is imported, or started
+# by its name, would be among the stage's deps, and a change of what sends figures would train
+# every model again
 COMMAND = "from deepsearch_rl.cli import main; main()"
-"""Started by this text, in the interpreter that has MLflow: a module that is imported, or started
-by its name, would be among the stage's deps, and a change of what sends figures would train every
-model again."""
 
 
 def followed(main: Callable[..., None]) -> Callable[..., None]:
@@ -47,11 +47,14 @@ def follow_command(profile: Profile, scratch: Scratch) -> list[str]:
         "git.commit": commit,
         "dvc.experiment": os.environ.get("DVC_EXP_NAME", ""),
     }
-    options = [
-        part for name, value in tags.items() if value for part in ("--tag", f"{name}={value}")
-    ]
+    options: list[str] = []
+    for name, value in tags.items():
+        if value:
+            options += ["--tag", f"{name}={value}"]
+
+    # Of <program>-<digest>
+    program = scratch.curve.stem.rpartition("-")[0]
     # Read past profile.value(), which decides what a stage declares: no interpreter changes what is
     # trained.
-    program = scratch.curve.stem.rpartition("-")[0]  # <program>-<digest>
     core = str(profile.values["python"]["core"])
     return [str(RUNNER), core, "-c", COMMAND, "live", profile.name, "--stage", program, *options]

@@ -12,8 +12,9 @@ CONFIG = "config.json"
 MANIFEST = "manifest.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TRAIN_LOG = "train_log.jsonl"
+# In the manifest of SFT's checkpoints: the step with the lowest loss on rows held back; null:
+# none was measured
 LOWEST_LOSS = "lowest_loss_step"
-"""In the manifest of SFT's checkpoints: the step with the lowest loss on rows held back; null: none was measured."""
 
 
 def weight_files(folder: Path) -> list[Path]:

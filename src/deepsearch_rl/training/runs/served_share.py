@@ -6,8 +6,9 @@ engines do by rounding. The direction in which they differ can, because rounding
 
 import torch
 
+# Standard errors by which a served model must be nearer to the start model before it counts as
+# the start model
 MAX_ERRORS = 4.0
-"""Standard errors by which a served model must be nearer to the start model before it counts as the start model."""
 
 
 def is_start_model(share: float, error: float) -> bool:

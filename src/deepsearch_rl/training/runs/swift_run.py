@@ -11,15 +11,12 @@ from deepsearch_rl.core.processes import ProcessGuard, stream_lines
 
 def swift_command(subcommand: str, flags: Mapping[str, object]) -> list[str]:
     """Return the call ``swift <subcommand> --name value ...`` with booleans as ms-swift writes them."""
-    values = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in flags.items()
-    }
-    return [
-        "swift",
-        subcommand,
-        *(part for name, value in values.items() for part in (f"--{name}", value)),
-    ]
+    command = ["swift", subcommand]
+    for name, value in flags.items():
+        text = str(value)
+        command += [f"--{name}", text.lower() if isinstance(value, bool) else text]
+
+    return command
 
 
 def run_swift(
@@ -33,18 +30,20 @@ def run_swift(
     carriage return ends one too.
     """
     program, subcommand, *flags = command
-    module = (
-        ["main", subcommand] if {"NPROC_PER_NODE", "NNODES"} & os.environ.keys() else [subcommand]
-    )
+    is_distributed = {"NPROC_PER_NODE", "NNODES"} & os.environ.keys()
+    module = ["main", subcommand] if is_distributed else [subcommand]
     log_path.parent.mkdir(parents=True, exist_ok=True)
 
     with ProcessGuard() as guard, log_path.open("a", encoding="utf-8") as log:
-        process = guard.start(
-            [sys.executable, "-u", "-m", f"{program}.cli.{module[0]}", *module[1:], *flags]
-        )
-        tail = "\n".join(
-            stream_lines(process, lambda line: (log.write(f"{line}\n"), on_line(line)))
-        )
+        # -u: a step is shown when it is done, not when a buffer is full
+        python = [sys.executable, "-u", "-m"]
+        process = guard.start([*python, f"{program}.cli.{module[0]}", *module[1:], *flags])
+
+        def keep(line: str) -> None:
+            log.write(f"{line}\n")
+            on_line(line)
+
+        tail = "\n".join(stream_lines(process, keep))
 
     if process.returncode != 0:
         raise CommandError(

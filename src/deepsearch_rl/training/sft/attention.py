@@ -3,15 +3,14 @@
 import subprocess
 from pathlib import Path
 
+# What each attention imports. In place of flash_attn, transformers can fetch a built kernel from
+# a hub when it loads the model (package ``kernels``). That does not count: whether there is one
+# for this torch shows only then.
 ATTENTION_PACKAGES = {
     "sdpa": (),
     "flash_attn": ("flash_attn",),
     "flash_attention_3": ("flash_attn_interface",),
 }
-"""What each attention imports. In place of flash_attn, transformers can fetch a built kernel from a
-hub when it loads the model (package ``kernels``). That does not count: whether there is one for
-this torch shows only then.
-"""
 ATTENTION_FIX = "build it there, or set sft.attention to sdpa and sft.packing to false"
 
 

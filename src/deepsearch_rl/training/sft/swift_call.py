@@ -67,7 +67,8 @@ class SftConfig(Record):
         """What training on a GPU imports besides torch."""
         packages = ["swift", *ATTENTION_PACKAGES[self.attention]]
         if self.liger_kernel:
-            packages.append("liger_kernel")
+            # In a list, where `make params` finds the packages that no file imports
+            packages += ["liger_kernel"]
         return packages
 
     @model_validator(mode="after")

@@ -61,7 +61,7 @@ from deepsearch_rl.training.sft.trainer_state import (
     remove_not_finite,
     whole_checkpoints,
 )
-from deepsearch_rl.trajectories.rows.convert import SwiftRow
+from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")

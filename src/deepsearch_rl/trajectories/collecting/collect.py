@@ -176,8 +176,8 @@ def collect(
 
 def shortened(names: Sequence[str]) -> str:
     """Return the first names of a list, and how many follow."""
-    shown = ", ".join(names[:SHOWN_NAMES])
-    return shown if len(names) <= SHOWN_NAMES else f"{shown} and {len(names) - SHOWN_NAMES} more"
+    text = ", ".join(names[:SHOWN_NAMES])
+    return text if len(names) <= SHOWN_NAMES else f"{text} and {len(names) - SHOWN_NAMES} more"
 
 
 class RolloutLog:

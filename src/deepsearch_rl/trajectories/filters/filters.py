@@ -18,8 +18,8 @@ from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.retrieval.ranking.gold import Gold, gold_evidence, without_space
 
 Predicate: TypeAlias = Callable[[Trajectory, Question], bool]
+# The first line of a passage from its title on, in the form of either protocol
 _TITLE_LINE = re.compile(r"^(?:\[\d+\] (.*)|(?:<information>)?Doc \d+\(Title: (.*))$", re.MULTILINE)
-"""The first line of a passage from its title on, in the form of either protocol."""
 
 
 def answered(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001

@@ -43,15 +43,19 @@ from deepsearch_rl.core.records import (
     TokenCounts,
     Trajectory,
 )
-from deepsearch_rl.trajectories.collecting.manifest import require_made_with, require_prompts
+from deepsearch_rl.trajectories.collecting.teacher_manifest import (
+    require_made_with,
+    require_prompts,
+)
 from deepsearch_rl.trajectories.filters.filters import (
     apply_predicates,
     best_per_question,
     find_predicates,
 )
-from deepsearch_rl.trajectories.rows.convert import SwiftRow, row_targets, swift_row
+from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow, row_targets, swift_row
 
-IGNORED = -100  # label of a token without loss
+# Label of a token without loss
+IGNORED = -100
 # ms-swift refuses longer conversations; the limit on rows applies after the proof
 NO_LIMIT = 1 << 24
 PER_QUESTION = "per_question"

@@ -23,7 +23,8 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.corpora.reading.flashrag import numbered_rows
 
-UNKNOWN = "unknown"  # the prompt of results, which do not name theirs
+# The prompt of results, which do not name theirs
+UNKNOWN = "unknown"
 
 
 def _error_text(error: object) -> object:

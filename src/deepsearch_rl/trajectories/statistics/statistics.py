@@ -23,10 +23,11 @@ from deepsearch_rl.retrieval.ranking.gold import Gold, gold_evidence
 from deepsearch_rl.trajectories.filters.filters import evidence_shown, repeated_queries
 from deepsearch_rl.trajectories.statistics.results import UNKNOWN
 
+# Outcomes of answered rollouts; a failed one has its stop reason
 CORRECT = "correct"
 WRONG = "wrong"
-"""Outcomes of answered rollouts; a failed one has its stop reason."""
-TOKENS_BIN = 100  # width of the bins of conversation lengths, in tokens
+# Width of the bins of conversation lengths, in tokens
+TOKENS_BIN = 100
 
 
 class Spread(Record):
@@ -71,11 +72,11 @@ def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
 
     Raise ArtifactError where there are no trajectories, and as :func:`read_distinct`.
     """
-    tally = Tally(
-        gold_by_question(distinct(lambda: numbered_questions(questions), questions))
-        if questions
-        else {}
-    )
+    gold: dict[str, Gold] = {}
+    if questions:
+        gold = gold_by_question(distinct(lambda: numbered_questions(questions), questions))
+
+    tally = Tally(gold)
     for trajectory in read_distinct(path, Trajectory):
         tally.add(trajectory)
     if not tally.outcomes:
@@ -84,10 +85,14 @@ def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
 
 
 def gold_by_question(questions: Iterable[Question]) -> dict[str, Gold]:
-    """The gold evidence of every question that has some, by its id."""
-    return {
-        question.id: gold for question in questions if (gold := gold_evidence(question)) is not None
-    }
+    """Return the gold evidence of every question that has some, by its id."""
+    result: dict[str, Gold] = {}
+    for question in questions:
+        gold = gold_evidence(question)
+        if gold is not None:
+            result[question.id] = gold
+
+    return result
 
 
 def has_turns(trajectory: Trajectory) -> bool:
@@ -143,31 +148,32 @@ class _Group:
             self._counts["rounds"][trajectory.rounds] += 1
             self._counts["tool_calls"][trajectory.tool_calls] += 1
 
+        # The last turn has read all before it: its tokens are those of the conversation
         if trajectory.usage:
             last = trajectory.usage[-1]
-            self._counts["tokens"][
-                (last.prompt_tokens + last.completion_tokens) // TOKENS_BIN * TOKENS_BIN
-            ] += 1
+            tokens = last.prompt_tokens + last.completion_tokens
+            self._counts["tokens"][tokens // TOKENS_BIN * TOKENS_BIN] += 1
 
         for name, value in figures.items():
             if value is not None:
                 n, mean, squares = self._figures.get(name, (0, 0.0, 0.0))
                 new_mean = mean + (value - mean) / (n + 1)
-                self._figures[name] = (
-                    n + 1,
-                    new_mean,
-                    squares + (value - mean) * (value - new_mean),
-                )
+                # Welford's: the deviations from the mean before and after the value
+                new_squares = squares + (value - mean) * (value - new_mean)
+                self._figures[name] = (n + 1, new_mean, new_squares)
 
     def statistics(self) -> GroupStatistics:
         """Return what was counted so far; counts are sorted by what they count."""
+        figures: dict[str, Spread] = {}
+        for name, (n, mean, squares) in self._figures.items():
+            figures[name] = Spread(n=n, mean=mean, std=(squares / n) ** 0.5)
+
         return GroupStatistics(
             rollouts=self._rollouts,
-            figures={
-                name: Spread(n=n, mean=mean, std=(squares / n) ** 0.5)
-                for name, (n, mean, squares) in self._figures.items()
-            },
-            **{name: dict(sorted(counts.items())) for name, counts in self._counts.items()},
+            figures=figures,
+            rounds=dict(sorted(self._counts["rounds"].items())),
+            tool_calls=dict(sorted(self._counts["tool_calls"].items())),
+            tokens=dict(sorted(self._counts["tokens"].items())),
         )
 
 
@@ -178,6 +184,10 @@ def _figures(trajectory: Trajectory, gold: Gold | None) -> dict[str, float | Non
         return dict(score_rollout(trajectory)._asdict())
     evidence_share = evidence_shown(trajectory, gold) if gold else None
     answered = not trajectory.failed and normalise(trajectory.answer) != normalise(INSUFFICIENT)
+    without_evidence = None
+    if evidence_share is not None:
+        without_evidence = float(answered and evidence_share < 1)
+
     return {
         **score_rollout(trajectory)._asdict(),
         "rounds": trajectory.rounds,
@@ -192,7 +202,5 @@ def _figures(trajectory: Trajectory, gold: Gold | None) -> dict[str, float | Non
         "prompt_tokens": trajectory.prompt_tokens if last else None,
         "completion_tokens": trajectory.completion_tokens if last else None,
         "evidence_shown": evidence_share,
-        "answered_without_evidence": None
-        if evidence_share is None
-        else float(answered and evidence_share < 1),
+        "answered_without_evidence": without_evidence,
     }

@@ -15,8 +15,8 @@ from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.trajectories.collecting.collect import TrajectoryFile, collect, read_questions
-from deepsearch_rl.trajectories.collecting.manifest import write_manifest
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
+from deepsearch_rl.trajectories.collecting.teacher_manifest import write_manifest
 from deepsearch_rl.trajectories.synthesis.scripted_config import ScriptedConfig
 from deepsearch_rl.trajectories.synthesis.teachers import open_teacher
 

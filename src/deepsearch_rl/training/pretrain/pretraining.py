@@ -57,7 +57,7 @@ _NEWTON_SCHULZ_STEPS = 5
 _MOMENTUM = 0.95
 
 
-class OptimizerConfig(Record):
+class PretrainOptimizerConfig(Record):
     """How the weights are moved."""
 
     muon_learning_rate: float = Field(gt=0, description="of matrices")
@@ -91,7 +91,7 @@ class PretrainConfig(Record):
     model: ModelConfig
     documents: DocumentConfig
     curriculum: tuple[CurriculumStage, ...] = Field(min_length=1, description="easiest stage first")
-    optimizer: OptimizerConfig
+    optimizer: PretrainOptimizerConfig
 
 
 class PretrainStep(Record):
@@ -116,19 +116,7 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
     model = build_model(config.model, tokenizer, seed).train()
     rates = config.optimizer
     parameters = list(model.named_parameters())
-    matrices: list[torch.nn.Parameter] = []
-    others: list[torch.nn.Parameter] = []
-    for name, weight in parameters:
-        # A row of the embeddings is a word's own: Muon would mix the words
-        is_matrix = weight.ndim == 2 and "embed" not in name
-        (matrices if is_matrix else others).append(weight)
-
-    muon = Muon(matrices)
-    epsilon = rates.adam_epsilon
-    betas = (0.9, 0.98)
-    adam = torch.optim.AdamW(
-        others, rates.adam_learning_rate, betas, epsilon, weight_decay=0.0, fused=True
-    )
+    muon, adam = _optimizers(parameters, rates)
     total = sum(stage.tokens for stage in config.curriculum)
     done = 0
     window: list[Scores] = []
@@ -172,6 +160,28 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
     write_json(folder / MANIFEST, {TRAINED_WITH: trained_with.model_dump()})
 
 
+def _optimizers(
+    parameters: Sequence[tuple[str, torch.nn.Parameter]], rates: PretrainOptimizerConfig
+) -> tuple["Muon", torch.optim.AdamW]:
+    """Return Muon for the matrices, and AdamW for embeddings and norms."""
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, weight in parameters:
+        # A row of the embeddings is a word's own: Muon would mix the words
+        is_matrix = weight.ndim == 2 and "embed" not in name
+        (matrices if is_matrix else others).append(weight)
+
+    adam = torch.optim.AdamW(
+        others,
+        rates.adam_learning_rate,
+        betas=(0.9, 0.98),
+        eps=rates.adam_epsilon,
+        weight_decay=0.0,
+        fused=True,
+    )
+    return Muon(matrices), adam
+
+
 def require_finite_step(
     step: int, loss: float, parameters: Sequence[tuple[str, torch.nn.Parameter]]
 ) -> None:
@@ -194,7 +204,7 @@ class Scores(NamedTuple):
     accuracy: float
 
 
-class Example(NamedTuple):
+class TrainingExample(NamedTuple):
     """One conversation; ``labels_T`` are its tokens where the model must predict them, elsewhere ``IGNORED``."""
 
     tokens_T: Tensor
@@ -203,7 +213,7 @@ class Example(NamedTuple):
 
 def _curriculum(
     config: PretrainConfig, prompt: str, tokenizer: PreTrainedTokenizerFast, seed: int
-) -> Iterator[tuple[int, list[Example]]]:
+) -> Iterator[tuple[int, list[TrainingExample]]]:
     """Yield batches, each with the number of its stage, until every stage has had its tokens."""
     generator = DocumentGenerator(prompt, config.documents)
     document_rng = random.Random(seed)
@@ -220,7 +230,7 @@ def _curriculum(
             left -= sum(len(example.tokens_T) for example in batch)
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Example:
+def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> TrainingExample:
     """Render and tokenise a conversation; assistant turns are trained from their first token to their end token.
 
     Conversations with a system prompt have the search tool. A turn that is ``GIVEN`` is not
@@ -246,12 +256,12 @@ def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Example
         labels.append(token if inside and learn else IGNORED)
         inside = inside and token != end
 
-    return Example(torch.tensor(tokens), torch.tensor(labels))
+    return TrainingExample(torch.tensor(tokens), torch.tensor(labels))
 
 
 def batches(
-    examples: Iterator[Example], batch_tokens: int, pool: int, rng: random.Random
-) -> Iterator[list[Example]]:
+    examples: Iterator[TrainingExample], batch_tokens: int, pool: int, rng: random.Random
+) -> Iterator[list[TrainingExample]]:
     """Yield batches of at most ``batch_tokens`` padded tokens (one example at least).
 
     Every ``pool`` examples are sorted by length and cut into batches, which come in random order:
@@ -260,7 +270,7 @@ def batches(
     """
     while pooled := list(itertools.islice(examples, pool)):
         pooled.sort(key=lambda example: len(example.tokens_T))
-        groups: list[list[Example]] = [[]]
+        groups: list[list[TrainingExample]] = [[]]
         for example in pooled:
             # The longest of a batch comes last, and all others are padded to it
             if groups[-1] and (len(groups[-1]) + 1) * len(example.tokens_T) > batch_tokens:
@@ -272,7 +282,7 @@ def batches(
 
 
 def backward(
-    model: Qwen3ForCausalLM, examples: Sequence[Example], trained_tokens: int
+    model: Qwen3ForCausalLM, examples: Sequence[TrainingExample], trained_tokens: int
 ) -> tuple[float, int]:
     """Add a part's gradients to those of its batch, which trains ``trained_tokens``.
 
@@ -295,7 +305,7 @@ def backward(
 
 
 def backward_in_threads(
-    model: Qwen3ForCausalLM, examples: Sequence[Example], pool: Executor, threads: int
+    model: Qwen3ForCausalLM, examples: Sequence[TrainingExample], pool: Executor, threads: int
 ) -> Scores:
     """Compute a batch's gradients in one or two threads; return the loss and the share of right predictions."""
     trained_tokens = sum(int((example.labels_T != IGNORED).sum()) for example in examples)

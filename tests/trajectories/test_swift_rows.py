@@ -9,7 +9,7 @@ import pytest
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.records import Trajectory
-from deepsearch_rl.trajectories.rows.convert import swift_row
+from deepsearch_rl.trajectories.rows.swift_rows import swift_row
 from deepsearch_rl.trajectories.rows.training_set import TokenProof
 from tests.trajectories.conversations import conversation_of
 

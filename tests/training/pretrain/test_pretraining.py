@@ -9,11 +9,11 @@ from transformers import PreTrainedTokenizerFast
 from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.training.pretrain.documents import GIVEN, Turn
 from deepsearch_rl.training.pretrain.model import build_model
-from deepsearch_rl.training.pretrain.trainer import (
+from deepsearch_rl.training.pretrain.pretraining import (
     IGNORED,
-    Example,
     Muon,
     PretrainConfig,
+    TrainingExample,
     backward_in_threads,
     batches,
     encode,
@@ -33,8 +33,8 @@ TURNS: tuple[Turn, ...] = (
 )
 
 
-def example(tokens: list[int], trained_from: int = 0) -> Example:
-    return Example(
+def example(tokens: list[int], trained_from: int = 0) -> TrainingExample:
+    return TrainingExample(
         torch.tensor(tokens), torch.tensor([IGNORED] * trained_from + tokens[trained_from:])
     )
 
