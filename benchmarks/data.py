@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,20 +31,23 @@ from deepsearch_rl.retrieval.search.manifest import IndexConfig, read_manifest
 DATA = Path("../shared/data")
 WORK = Path("work/benchmarks")
 METADATA = ("source", "published_at", "category", "author", "url")
+
+# The shape of all-MiniLM-L6
 MINILM = {
     "hidden_size": 384,
     "num_hidden_layers": 6,
     "num_attention_heads": 12,
     "intermediate_size": 1536,
 }
-"""The shape of all-MiniLM-L6."""
+
+# How a model of :func:`write_random_model` encodes
 RANDOM_ENCODER = {
     "name": "transformers", "revision": None, "pooling": "mean", "query_prefix": "", "passage_prefix": "",
     "max_tokens": 512, "batch_tokens": 4096, "threads": 1, "device": "cpu", "dtype": "float32",
 }  # fmt: skip
-"""How a model of :func:`write_random_model` encodes."""
+
+# Agents search with a few key words, people ask in nine.
 QUERY_WORDS = (4, 12)
-"""Agents search with a few key words, people ask in nine."""
 
 
 # --- real data
@@ -72,52 +76,86 @@ def read_questions(
 ) -> Iterator[Question]:
     """Yield the questions whose gold evidence is known and wholly in the documents."""
     ids = {document.id for document in documents}
-    for row in (row for name in files for row in gzip_rows(folder / f"{name}.jsonl.gz")):
+    for row in _question_rows(folder, files):
+        metadata: dict[str, Any] = {
+            "question_type": row.get("question_type") or row.get("type") or ""
+        }
         facts = row.get("evidence_list") or ()
         gold = set(row.get("supporting_doc_ids") or ())
         gold |= {fact["doc_id"] for fact in facts}
 
-        if gold and gold <= ids and row.get("gold_in_corpus", "all") == "all":
-            evidence = (
-                {"evidence_list": facts}
-                if facts
-                else {"supporting_doc_ids": row["supporting_doc_ids"]}
-            )
-            yield Question.model_validate(
-                {
-                    "id": row["id"],
-                    "question": row.get("question") or row["query"],
-                    "golden_answers": row.get("golden_answers") or [row["answer"]],
-                    "metadata": {
-                        "question_type": row.get("question_type") or row.get("type") or "",
-                        **evidence,
-                    },
-                }
-            )
+        if not gold or not gold <= ids or row.get("gold_in_corpus", "all") != "all":
+            continue
+        if facts:
+            metadata["evidence_list"] = facts
+        else:
+            metadata["supporting_doc_ids"] = row["supporting_doc_ids"]
+
+        question = {
+            "id": row["id"],
+            "question": row.get("question") or row["query"],
+            "golden_answers": row.get("golden_answers") or [row["answer"]],
+            "metadata": metadata,
+        }
+        yield Question.model_validate(question)
+
+
+def _question_rows(folder: Path, files: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for name in files:
+        yield from gzip_rows(folder / f"{name}.jsonl.gz")
+
+
+def read_steps(folder: Path, files: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Return the steps of MuSiQue's questions, by question: what is asked for, and the document that answers it.
+
+    The answer of step N stands where a later step says #N. Questions of ``train`` have no steps
+    here: their documents are not in the order of the steps.
+    """
+    steps: dict[str, list[tuple[str, str]]] = {}
+    for row in _question_rows(folder, [name for name in files if name != "train"]):
+        texts: list[str] = []
+        answers: list[str] = []
+        for step in row.get("question_decomposition") or ():
+            text = step["question"].replace(" >> ", " ")
+            for number, answer in enumerate(answers, 1):
+                text = text.replace(f"#{number}", answer)
+            texts.append(text)
+            answers.append(step["answer"])
+
+        doc_ids = row.get("supporting_doc_ids") or []
+        if texts and len(texts) == len(doc_ids):
+            steps[row["id"]] = list(zip(texts, doc_ids, strict=True))
+
+    return steps
 
 
 def wiki18_passages(data: Path = DATA, least: int = 1) -> list[str]:
-    """Return the real wiki-18 passages under ``data``, and invented ones, of words with Zipf's frequencies, if few."""
-    texts = [
-        row["contents"]
-        for path in sorted((data / "wiki18").glob("*.jsonl.gz"))
-        for row in gzip_rows(path)
-    ]
-    if len(texts) < least:
-        rng = random.Random(0)
-        words = [
-            "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11)))
-            for _ in range(50_000)
-        ]
-        drawn = rng.choices(
-            words, [1 / rank for rank in range(1, len(words) + 1)], k=102 * (least - len(texts))
-        )
-        invented = [drawn[start : start + 102] for start in range(0, len(drawn), 102)]
-        texts += [
-            f"{' '.join(passage[:2]).title()}\n{' '.join(passage[2:])}" for passage in invented
-        ]
+    """Return the real wiki-18 passages under ``data``, and invented ones if they are fewer than ``least``."""
+    texts: list[str] = []
+    for path in sorted((data / "wiki18").glob("*.jsonl.gz")):
+        for row in gzip_rows(path):
+            texts.append(row["contents"])
 
+    if len(texts) < least:
+        texts += _invented_passages(least - len(texts))
     return texts
+
+
+def _invented_passages(count: int) -> list[str]:
+    """Return passages of a title of 2 words and a text of 100, with Zipf's frequencies."""
+    rng = random.Random(0)
+    words: list[str] = []
+    for _ in range(50_000):
+        words.append("".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 11))))
+
+    frequencies = [1 / rank for rank in range(1, len(words) + 1)]
+    text = rng.choices(words, frequencies, k=102 * count)
+    passages: list[str] = []
+    for start in range(0, len(text), 102):
+        title = " ".join(text[start : start + 2]).title()
+        passages.append(f"{title}\n{' '.join(text[start + 2 : start + 102])}")
+
+    return passages
 
 
 # --- chunks, indexes, queries
@@ -147,14 +185,14 @@ def make_chunk(row: int, contents: str) -> Chunk:
 def draw_queries(texts: list[str], seed: int, count: int) -> list[str]:
     """Return random queries, each a run of 4 to 12 words of a passage."""
     rng = random.Random(seed)
-
-    def draw() -> str:
+    queries: list[str] = []
+    for _ in range(count):
         words = rng.choice(texts).split()
         length = rng.randint(*QUERY_WORDS)
         start = rng.randrange(max(1, len(words) - length))
-        return " ".join(words[start : start + length])
+        queries.append(" ".join(words[start : start + length]))
 
-    return [draw() for _ in range(count)]
+    return queries
 
 
 def params_section(name: str) -> dict[str, Any]:
@@ -240,6 +278,11 @@ def make_trajectory(
         messages.append(Message(role="assistant", tool_calls=(call,)))
         messages.append(Message(role="tool", content=result, tool_call_id=call.id))
 
+    retrievals: list[Retrieval] = []
+    for query, _ in searches:
+        chunk_ids = (f"{query}-0", f"{query}-1", f"{query}-2")
+        retrievals.append(Retrieval(query=query, chunk_ids=chunk_ids))
+
     return Trajectory(
         id=f"{question.id}#{sample}",
         question_id=question.id,
@@ -250,10 +293,7 @@ def make_trajectory(
         prompt=key.prompt,
         temperature=key.temperature,
         messages=(*messages, Message(role="assistant", content=f"<answer>{answer}</answer>")),
-        retrievals=tuple(
-            Retrieval(query=query, chunk_ids=tuple(f"{query}-{rank}" for rank in range(3)))
-            for query, _ in searches
-        ),
+        retrievals=tuple(retrievals),
         answer=answer,
         stop_reason=StopReason.ANSWERED,
         usage=(TokenUsage(prompt_tokens=900, completion_tokens=40),) * (len(searches) + 1),

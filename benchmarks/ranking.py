@@ -4,6 +4,8 @@
     .venv/bin/python -m benchmarks.ranking --sets hotpotqa --questions 200 --tables scores
 
     scores     every retriever on every set; the hybrid by 5-fold cross-validation
+    agent      the same with queries as agents write them: the steps of MuSiQue's questions ("Green performer"), or
+               the pieces of a question; the hybrid learns from whole questions, as an index does, or from such queries
     ablation   the hybrid without one feature in turn, and with the first ones alone
     transfer   weights learnt on one set, tested on another
     speed      CPU milliseconds per query of every retriever, asked in turn
@@ -15,14 +17,14 @@ Dense is TF-IDF + SVD; there are no neural weights.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import data
 from benchmarks.measure import parse_options, publish, timed
@@ -32,13 +34,23 @@ from deepsearch_rl.indexing import learning
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.indexing.learning import Example, fit_weights, score_example
 from deepsearch_rl.measurement.comparison import (
+    Comparison,
     Interval,
+    Scores,
     compare_retrievers,
+    intervals,
     opened_finder,
 )
-from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, HybridRetriever
-from deepsearch_rl.retrieval.ranking.gold import with_gold
-from deepsearch_rl.retrieval.ranking.ranking import LearningConfig
+from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
+from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, Floats, HybridRetriever
+from deepsearch_rl.retrieval.ranking.gold import (
+    Gold,
+    gold_evidence,
+    mean_scores,
+    score_retriever,
+    with_gold,
+)
+from deepsearch_rl.retrieval.ranking.ranking import LearningConfig, ReciprocalRankFusion, Retriever
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.search.searcher import open_index
 
@@ -57,10 +69,14 @@ NAMES = {
     "rrf": "reciprocal ranks of the two",
     "hybrid": "learnt hybrid, cross-validated",
 }
+# Sets whose files have the steps of a question
+STEPPED = ("musique",)
+
 METRICS = ("mrr@10", "map@10", "hits@4", "hits@10", "evidence_recall@10")
 CUTOFFS = (4, 10)
+
+# Resamples of an interval
 DRAWS = 1000
-"""Resamples of an interval."""
 LEARNING = LearningConfig(split="train", questions=5000, ridge=0.001, folds=5)
 Table = tuple[Sequence[str], list[Sequence[object]]]
 
@@ -111,21 +127,27 @@ def index_config(fields: dict[str, float]) -> IndexConfig:
 
 def scores_table(own: Prepared) -> tuple[Table, str]:
     """Return the scores of every retriever on a set, and a note of its size."""
-    plain, fielded = (
-        compare_retrievers(
-            open_index(index), index, own.questions, retrievers, CUTOFFS, LEARNING, 0, DRAWS
-        )
-        for index, retrievers in ((own.plain, ("bm25",)), (own.fielded, tuple(NAMES)))
-    )
+    plain = _compare(own.plain, own.questions, ("bm25",))
+    fielded = _compare(own.fielded, own.questions, tuple(NAMES))
+
     rows: list[Sequence[object]] = [("BM25, title and body", *_cells(plain.scores["bm25"], ".3f"))]
-    rows += [(NAMES[name], *_cells(scores, ".3f")) for name, scores in fielded.scores.items()]
+    for name, scores in fielded.scores.items():
+        rows.append((NAMES[name], *_cells(scores, ".3f")))
     rows.append(("hybrid minus its better half", *_cells(fielded.hybrid_minus_better_half, "+.3f")))
+
     length = fielded.chunk_length
     note = (
         f"{fielded.questions} questions ({', '.join(fielded.gold)}), {fielded.chunks} chunks of {length.words} "
         f"white-space words ({length.characters:.0f} characters) on average, titles included."
     )
     return (("retriever", *METRICS), rows), note
+
+
+def _compare(index: Path, questions: Sequence[Question], retrievers: Sequence[str]) -> Comparison:
+    searcher = open_index(index)
+    return compare_retrievers(
+        searcher, index, questions, retrievers, CUTOFFS, LEARNING, seed=0, draws=DRAWS
+    )
 
 
 def _cells(scores: dict[str, Interval], form: str) -> Iterator[str]:
@@ -136,36 +158,40 @@ def _cells(scores: dict[str, Interval], form: str) -> Iterator[str]:
 
 def ablation(own: Prepared) -> Table:
     """Return the scores of the hybrid with fewer features."""
-    variants = {"all eight": FEATURES}
-    variants |= {
-        f"without {name}": tuple(other for other in FEATURES if other != name) for name in FEATURES
-    }
-    variants |= {
-        "without both source features": tuple(
-            name for name in FEATURES if not name.startswith("source_")
-        ),
-        "without both sentence features": tuple(
-            name for name in FEATURES if "sentence" not in name
-        ),
-        "bm25 and dense alone": ("bm25", "dense"),
-        "without bm25 and dense": tuple(name for name in FEATURES if name not in ("bm25", "dense")),
-    }
-    fitted = zip(FEATURES, fit_weights(own.examples, LEARNING.ridge), strict=True)
-    weights = {f"without {name}": f"{weight:+.2f}" for name, weight in fitted}
-    rows: list[Sequence[object]] = []
+    everything = frozenset(FEATURES)
+    variants = {"all eight": everything}
+    weights: dict[str, str] = {}
+    for name, weight in zip(FEATURES, fit_weights(own.examples, LEARNING.ridge), strict=True):
+        label = f"without {name}"
+        variants[label] = everything - {name}
+        weights[label] = f"{weight:+.2f}"
 
+    halves = frozenset({"bm25", "dense"})
+    variants |= {
+        "without both source features": everything - {"source_passage", "source_sentence"},
+        "without both sentence features": everything - {"sentence", "source_sentence"},
+        "bm25 and dense alone": halves,
+        "without bm25 and dense": everything - halves,
+    }
+
+    rows: list[Sequence[object]] = []
     for label, names in variants.items():
-        mask_F = np.array([name in names for name in FEATURES], dtype=float)
-        masked = [
-            replace(
-                example, candidates=replace(candidates, features_CF=candidates.features_CF * mask_F)
-            )
-            for example in own.examples
-            for candidates in [example.candidates]
-        ]
+        masked = _masked(own.examples, names)
         rows.append((label, weights.get(label, ""), *_held_out(masked)))
 
     return ("features", "weight", *METRICS), rows
+
+
+def _masked(examples: Sequence[Example], names: Collection[str]) -> list[Example]:
+    """Return examples in which the features of other names are 0."""
+    mask_F = np.array([name in names for name in FEATURES], dtype=float)
+    masked: list[Example] = []
+    for example in examples:
+        features_CF = example.candidates.features_CF * mask_F
+        candidates = replace(example.candidates, features_CF=features_CF)
+        masked.append(replace(example, candidates=candidates))
+
+    return masked
 
 
 def _held_out(examples: Sequence[Example]) -> list[str]:
@@ -174,7 +200,101 @@ def _held_out(examples: Sequence[Example]) -> list[str]:
 
 
 def _means(scores: Sequence[dict[str, float]]) -> list[str]:
-    return [f"{fmean(row[metric] for row in scores):.3f}" for metric in METRICS]
+    means = mean_scores(scores)
+    return [f"{means[metric]:.3f}" for metric in METRICS]
+
+
+def agent(own: Prepared, folder: Path) -> Table:
+    """Return the scores for queries as agents write them, means over those of a question, and the hybrid's differences.
+
+    No query is ranked with weights that have learnt from its question.
+    """
+    queries: list[tuple[str, Gold]] = []
+    question_of: list[int] = []
+    for number, own_queries in enumerate(_agent_queries(own, folder)):
+        queries += own_queries
+        question_of += [number] * len(own_queries)
+
+    chunks = open_index(own.fielded).chunks
+    with opened_finder(own.fielded, chunks) as finder:
+        examples = learning.gather(finder, chunks, queries)
+        fusion = ReciprocalRankFusion(finder.bm25, finder.dense, finder.config)
+        rows = {
+            "bm25": score_retriever(finder.bm25, chunks, queries, CUTOFFS),
+            "dense": score_retriever(finder.dense, chunks, queries, CUTOFFS),
+            "rrf": score_retriever(fusion, chunks, queries, CUTOFFS),
+        }
+
+    fold_Q = learning.drawn_folds(len(own.questions), LEARNING.folds, 0)
+    fold_N = fold_Q[question_of]
+    whole = "hybrid, learnt from whole questions"
+    same = "hybrid, learnt from such queries"
+    rows[whole] = _score_by_folds(own.examples, fold_Q, examples, fold_N)
+    rows[same] = learning.score_held_out(examples, LEARNING.ridge, fold_N, CUTOFFS)
+
+    scores = {name: _by_question(values, question_of) for name, values in rows.items()}
+    lines: list[Sequence[object]] = []
+    for name, own_scores in scores.items():
+        lines.append((NAMES.get(name, name), *_cells(intervals(own_scores, 0, DRAWS), ".3f")))
+
+    for name, other in ((whole, "rrf"), (whole, "bm25"), (same, "rrf"), (same, "bm25")):
+        differences = {metric: scores[name][metric] - scores[other][metric] for metric in METRICS}
+        cells = _cells(intervals(differences, 0, DRAWS), "+.3f")
+        lines.append((f"{name}, minus {other}", *cells))
+
+    return (f"{len(queries)} queries", *METRICS), lines
+
+
+def _agent_queries(own: Prepared, folder: Path) -> Iterator[list[tuple[str, Gold]]]:
+    """Yield the queries of every question, each with the evidence that it looks for.
+
+    They are the steps of a question where its set has them, earlier answers filled in; otherwise
+    the pieces between its marks and conjunctions, with the sources that they name.
+    """
+    steps = data.read_steps(folder, SETS[own.name])
+    no_sources = SourceNames.of(())
+
+    for question in own.questions:
+        gold = gold_evidence(question)
+        if question.id in steps:
+            yield [(text, Gold("documents", (doc_id,))) for text, doc_id in steps[question.id]]
+        elif gold is None or own.name in STEPPED:
+            yield []
+        else:
+            yield [(part, gold) for part in split_question(question.question, no_sources).parts]
+
+
+def _score_by_folds(
+    learnt: Sequence[Example],
+    fold_Q: NDArray[np.int64],
+    tested: Sequence[Example],
+    fold_N: NDArray[np.int64],
+) -> list[dict[str, float]]:
+    """Return the scores of N examples, ranked with weights learnt from others of other folds."""
+    weights: dict[int, Floats] = {}
+    for fold in range(LEARNING.folds):
+        others = [example for example, own in zip(learnt, fold_Q, strict=True) if own != fold]
+        weights[fold] = fit_weights(others, LEARNING.ridge)
+
+    scores: list[dict[str, float]] = []
+    for example, fold in zip(tested, fold_N.tolist(), strict=True):
+        scores.append(score_example(example, weights[fold], CUTOFFS))
+
+    return scores
+
+
+def _by_question(rows: Sequence[dict[str, float]], question_of: Sequence[int]) -> Scores:
+    """Return an array of every metric over the questions that have queries."""
+    grouped: dict[int, list[dict[str, float]]] = {}
+    for row, number in zip(rows, question_of, strict=True):
+        grouped.setdefault(number, []).append(row)
+
+    means = [mean_scores(own) for own in grouped.values()]
+    scores: Scores = {}
+    for metric in METRICS:
+        scores[metric] = np.array([row[metric] for row in means])
+
+    return scores
 
 
 def transfer(prepared: Sequence[Prepared]) -> Table:
@@ -185,9 +305,8 @@ def transfer(prepared: Sequence[Prepared]) -> Table:
             scores = _held_out(tested.examples)
         else:
             weights_F = fit_weights(learnt.examples, LEARNING.ridge)
-            scores = _means(
-                [score_example(example, weights_F, CUTOFFS) for example in tested.examples]
-            )
+            rankings = [score_example(example, weights_F, CUTOFFS) for example in tested.examples]
+            scores = _means(rankings)
 
         rows.append((learnt.name, tested.name, *scores))
 
@@ -201,23 +320,24 @@ def speed(prepared: Sequence[Prepared]) -> Table:
         queries = [text for text, _ in with_gold(own.questions)[:200]]
         with opened_finder(own.fielded, open_index(own.fielded).chunks) as finder:
             hybrid = HybridRetriever(finder, np.ones(len(FEATURES)))
-            for name, retriever in (
-                ("bm25", finder.bm25),
-                ("dense", finder.dense),
-                ("hybrid", hybrid),
-            ):
+            retrievers = {"bm25": finder.bm25, "dense": finder.dense, "hybrid": hybrid}
+            for name, retriever in retrievers.items():
+                # The first search maps files and loads libraries.
                 retriever.search(queries[:5], 10)
-                cpu_s, _ = timed(
-                    lambda r=retriever, q=queries: [r.search([query], 10) for query in q]
-                )
+                cpu_s, _ = timed(partial(_search_one_by_one, retriever, queries))
                 rows.append((own.name, name, f"{cpu_s / len(queries) * 1e3:.2f}"))
 
     return ("set", "retriever", "CPU ms per query"), rows
 
 
+def _search_one_by_one(retriever: Retriever, queries: Sequence[str]) -> None:
+    for query in queries:
+        retriever.search([query], 10)
+
+
 def main() -> None:
     """Parse the command line and print the tables that it names."""
-    kinds = ["scores", "ablation", "transfer", "speed"]
+    kinds = ["scores", "agent", "ablation", "transfer", "speed"]
     options = parse_options(
         __doc__,
         sets=(list(SETS), "", SETS),
@@ -231,6 +351,9 @@ def main() -> None:
     for own in prepared if "scores" in options.tables else ():
         table, note = scores_table(own)
         publish(options, f"ranking scores_{own.name}", *table, after=note)
+
+    for own in prepared if "agent" in options.tables else ():
+        publish(options, f"ranking agent_{own.name}", *agent(own, options.data / own.name))
 
     tables = {
         f"ablation_{prepared[0].name}": lambda: ablation(prepared[0]),

@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from deepsearch_rl.cli import main
-from deepsearch_rl.core import files
+from deepsearch_rl.core import files, remembered_digests
 from deepsearch_rl.core.errors import (
     ArtifactError,
     ConfigError,
@@ -708,14 +708,17 @@ def test_an_index_whose_large_chunk_file_did_not_change_is_opened_without_readin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(files, "REMEMBERED_FROM_BYTES", 0)
-    monkeypatch.setattr(files, "SETTLED_NS", 0)
+    monkeypatch.setattr(remembered_digests, "REMEMBERED_FROM_BYTES", 0)
+    monkeypatch.setattr(remembered_digests, "SETTLED_NS", 0)
     chunks, index = tmp_path / "chunks.jsonl", tmp_path / "index"
     write_jsonl(chunks, make_chunks(["Vienna\nA city.", "Philae\nA lander."]))
     build_index(chunks, index, INDEX, seed=0)
     reads: list[Path] = []
-    sha256_file = files.sha256_file
-    monkeypatch.setattr(files, "sha256_file", lambda path: reads.append(path) or sha256_file(path))
+    monkeypatch.setattr(
+        remembered_digests,
+        "sha256_file",
+        lambda path: reads.append(path) or files.sha256_file(path),
+    )
     for _ in range(3):
         open_index(index)
     assert reads == [chunks.resolve()]

@@ -48,7 +48,7 @@ from deepsearch_rl.conversation.chat_messages import (
     spoken_text,
     warn_once,
 )
-from deepsearch_rl.conversation.passages import NO_PASSAGES, Found, format_passages
+from deepsearch_rl.conversation.passages import NO_PASSAGES, PassageText, format_passages
 from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.records import Message, StopReason, TokenUsage, ToolCall
 from deepsearch_rl.endpoints.endpoint import Completion, complete
@@ -166,7 +166,7 @@ class FunctionCalling:
         if not text:
             raise RolloutStopped(StopReason.NO_ANSWER_TAG, "an empty turn")
 
-    def observation(self, passages: Sequence[Found]) -> str:
+    def observation(self, passages: Sequence[PassageText]) -> str:
         """Return what the model reads after a search: passages, best first."""
         return format_passages(passages)
 
@@ -245,7 +245,7 @@ class SearchTags:
         action = _ACTION.search(turn.content)
         return None if action and (turn.tool_calls or action[1] == "answer") else INVALID_ACTION
 
-    def observation(self, passages: Sequence[Found]) -> str:  # noqa: D102
+    def observation(self, passages: Sequence[PassageText]) -> str:  # noqa: D102
         documents: list[str] = []
         for rank, passage in enumerate(passages, 1):
             title, _, text = passage.contents.partition("\n")

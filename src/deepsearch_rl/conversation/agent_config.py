@@ -87,7 +87,8 @@ class AgentConfig(Record):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
-        prompt_path(self.prompt)  # refuses an unknown name
+        # Refuses an unknown name.
+        prompt_path(self.prompt)
         if self.max_tokens >= self.context_tokens:
             raise ValueError(
                 f"max_tokens {self.max_tokens} leaves no room for a prompt in {self.context_tokens}"

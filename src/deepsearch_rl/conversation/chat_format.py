@@ -14,7 +14,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from deepsearch_rl.core.errors import ArtifactError
 
-PROMPT_END_TOKENS = 16  # more than templates write after the last message
+# More than templates write after the last message
+PROMPT_END_TOKENS = 16
 OPEN_TAG = "<tool_call>"
 OPEN_THINK = "<think>"
 CLOSE_THINK = "</think>"
@@ -155,15 +156,13 @@ def assistant_message(
     if not functions or not all(call.closed for call in calls):
         return {"role": "assistant", "content": text}
 
-    tool_calls = [
-        {"id": f"call_{uuid.uuid4().hex[:12]}", "type": "function", "function": function}
-        for function in functions
-    ]
-    return {
-        "role": "assistant",
-        "content": text[: calls[0].start] or None,
-        "tool_calls": tool_calls,
-    }
+    tool_calls: list[dict[str, Any]] = []
+    for function in functions:
+        id_ = f"call_{uuid.uuid4().hex[:12]}"
+        tool_calls.append({"id": id_, "type": "function", "function": function})
+
+    content = text[: calls[0].start] or None
+    return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
 
 def settled_content(text: str, *, in_thought: bool = False, may_call: bool = True) -> str:

@@ -79,8 +79,9 @@ def _variants(tag: str) -> str:
 
 _OPEN_THINK = re.compile(_variants(OPEN_THINK), re.IGNORECASE)
 _CLOSE_THINK = re.compile(_variants(CLOSE_THINK), re.IGNORECASE)
-_OPENING = "|".join(_variants(tag) for tag in (OPEN_THINK, *(pair[0] for pair in OTHER_THOUGHTS)))
-_CLOSING = "|".join(_variants(tag) for tag in (CLOSE_THINK, *(pair[1] for pair in OTHER_THOUGHTS)))
+_OPENING_TAGS, _CLOSING_TAGS = zip((OPEN_THINK, CLOSE_THINK), *OTHER_THOUGHTS, strict=True)
+_OPENING = "|".join(map(_variants, _OPENING_TAGS))
+_CLOSING = "|".join(map(_variants, _CLOSING_TAGS))
 _THINK_TAG = re.compile(f"(?P<opening>{_OPENING})|(?P<closing>{_CLOSING})", re.IGNORECASE)
 _BLANK_LINES = re.compile(r"\A\s*\n")
 _CHANNEL = re.compile(
@@ -151,20 +152,21 @@ def _split_channels(text: str) -> Thought | None:
         return Thought(_thought(bare["thought"]), bare["text"])
     if _CHANNEL_MARK not in text:
         return None
+
     # The prompt opened what stands before the first mark
     thoughts = [text.partition("<|")[0]]
-    said: list[str] = []
+    answers: list[str] = []
     closed = False
 
     for message in _CHANNEL.finditer(text):
         channel = message["header"].split()[:1]
         if channel == ["final"]:
-            said.append(message["text"])
+            answers.append(message["text"])
         elif channel == ["analysis"]:
             thoughts.append(message["text"])
         closed = channel != ["analysis"] or message["ended"] is not None
 
-    return Thought(_thought("\n".join(filter(None, thoughts))), "".join(said), closed)
+    return Thought(_thought("\n".join(filter(None, thoughts))), "".join(answers), closed)
 
 
 def _thought(text: str) -> str | None:
@@ -250,18 +252,17 @@ def chat_messages(
         if message.tool_call_id is not None:
             fields["tool_call_id"] = message.tool_call_id
         if message.tool_calls:
-            fields["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in message.tool_calls
-            ]
+            fields["tool_calls"] = list(map(_chat_call, message.tool_calls))
 
         chat.append(fields)
 
     return chat
+
+
+def _chat_call(call: ToolCall) -> dict[str, JsonValue]:
+    """Return a call as requests carry it."""
+    function: dict[str, JsonValue] = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def search_call(query: str, number: int) -> ToolCall:

@@ -11,7 +11,7 @@ from typing import Protocol
 NO_PASSAGES = "No passages found."
 
 
-class Found(Protocol):
+class PassageText(Protocol):
     """A chunk, or anything else with a title, a newline and a text."""
 
     @property
@@ -20,9 +20,7 @@ class Found(Protocol):
         ...
 
 
-def format_passages(chunks: Iterable[Found]) -> str:
-    """Write chunks, best first, as ``[rank] Title`` and text; a blank line stands between two passages."""
-    return (
-        "\n\n".join(f"[{rank}] {chunk.contents}" for rank, chunk in enumerate(chunks, 1))
-        or NO_PASSAGES
-    )
+def format_passages(passages: Iterable[PassageText]) -> str:
+    """Write passages, best first, as ``[rank] Title`` and text; a blank line stands between two of them."""
+    texts = [f"[{rank}] {passage.contents}" for rank, passage in enumerate(passages, 1)]
+    return "\n\n".join(texts) or NO_PASSAGES

@@ -53,11 +53,12 @@ class PromptDigests(Record):
         """Return the parts that both have and that differ."""
         ours = self.model_dump()
         theirs = other.model_dump()
-        return tuple(
-            part
-            for part in PART_NAMES
-            if part in ours and part in theirs and ours[part] != theirs[part]
-        )
+        parts: list[PromptPart] = []
+        for part in PART_NAMES:
+            if part in ours and part in theirs and ours[part] != theirs[part]:
+                parts.append(part)
+
+        return tuple(parts)
 
 
 class TrainedWith(PromptDigests):

@@ -15,9 +15,14 @@ from deepsearch_rl.core.records import Trajectory
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = string.punctuation.encode()
+
+# Normalised answers that share no token with any other (HotpotQA's rule): they match exactly or not
+# at all.
 CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
-"""Normalised answers that share no token with any other (HotpotQA's rule): they match exactly or not at all."""
-SUCCESS_F1 = 0.8  # A trajectory is a success from this F1 on (the original's filter)
+
+# A trajectory is a success from this F1 on (the original's filter)
+SUCCESS_F1 = 0.8
+
 # The golden answer of a question that the corpus cannot answer
 INSUFFICIENT = "Insufficient information."
 
@@ -77,21 +82,19 @@ def _tokenise(text: str) -> _Tokens:
     return _Tokens(normalised, tokens := normalised.split(), frozenset(tokens))
 
 
+# Golden answers repeat, across samples of a question and across questions; predictions hardly do.
 _tokenise_gold = lru_cache(maxsize=1 << 16)(_tokenise)
-"""Golden answers repeat, across samples of a question and across questions; predictions hardly do."""
 
 
 def score(prediction: str, golds: Sequence[str]) -> AnswerScores:
     """Score one answer against every golden answer; all zero where there is none."""
     answer = _tokenise(prediction)
-    each = [_score_one(answer, _tokenise_gold(gold)) for gold in golds]
-    return (
-        each[0]
-        if len(each) == 1
-        else AnswerScores(*map(max, zip(*each, strict=True)))
-        if each
-        else ZERO
-    )
+    scores = [_score_one(answer, _tokenise_gold(gold)) for gold in golds]
+
+    # Most questions have one golden answer, and then there is nothing to compare.
+    if len(scores) == 1:
+        return scores[0]
+    return AnswerScores(*map(max, zip(*scores, strict=True))) if scores else ZERO
 
 
 def f1(prediction: str, golds: Sequence[str]) -> float:
@@ -112,9 +115,13 @@ def _score_one(answer: _Tokens, gold: _Tokens) -> AnswerScores:
     shared = frozenset[str]() if closed else answer.distinct & gold.distinct
     if not shared:
         return AnswerScores(0.0, 0.0, acc, 0.0, 0.0)
-    common = len(shared)  # tokens in common, each as often as both have it
+
+    # Tokens in common, each as often as both have it. Where one of the texts repeats none, that is
+    # once each, and nothing has to be counted.
+    common = len(shared)
     if len(answer.distinct) < len(answer.tokens) and len(gold.distinct) < len(gold.tokens):
         common = sum(min(answer.tokens.count(token), gold.tokens.count(token)) for token in shared)
+
     precision = common / len(answer.tokens)
     recall = common / len(gold.tokens)
     return AnswerScores(0.0, 2 * precision * recall / (precision + recall), acc, precision, recall)

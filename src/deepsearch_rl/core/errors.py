@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TypeVar
 
 ValueT = TypeVar("ValueT")
+
+# How safetensors and faiss, torch, and numpy say it, in errors without the system's number
 _FULL_DISK = re.compile(
     r"No space left on device|PytorchStreamWriter failed|unexpected pos \d+ vs \d+|\d+ requested and \d+ written"
 )
-"""How safetensors and faiss, torch, and numpy say it, in errors without the system's number."""
 
 
 class DeepsearchError(Exception):
@@ -92,10 +93,8 @@ def full_disk_named(place: Path | str) -> Iterator[None]:
     except DeepsearchError:
         raise
     except Exception as error:
-        if getattr(error, "errno", None) not in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-        ) and not _FULL_DISK.search(str(error)):
+        number = getattr(error, "errno", None)
+        if number not in (errno.ENOSPC, errno.EDQUOT) and not _FULL_DISK.search(str(error)):
             raise
 
         raise ArtifactError(

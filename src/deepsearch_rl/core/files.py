@@ -14,8 +14,6 @@ import logging
 import os
 import platform
 import shutil
-import tempfile
-import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -31,13 +29,17 @@ from deepsearch_rl.core.records import Chunk, Document, Question, Trajectory
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 IdentifiedT = TypeVar("IdentifiedT", Document, Chunk, Question, Trajectory)
+
+# What is read at once to find the end of a log: longer than most lines
 TAIL_BYTES = 65_536
-REMEMBERED_FROM_BYTES = 16 * 2**20
-SETTLED_NS = 2_000_000_000
+
+# Where a process's number says whether it runs: containers may share a name, and have numbers of
+# their own.
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _PLACE = [platform.node(), str(_PID_NAMESPACE.readlink()) if _PID_NAMESPACE.is_symlink() else ""]
 _MACHINE = hashlib.sha256("/".join(_PLACE).encode()).hexdigest()[:8]
-"""Where a process's number says whether it runs: containers may share a name, and have numbers of their own."""
+
+# Threads of one process write the same path, too.
 _WRITES = itertools.count()
 _LOG = logging.getLogger(__name__)
 
@@ -123,20 +125,17 @@ class DistinctIds:
         repeated = set(sorted_N[1:][sorted_N[1:] == sorted_N[:-1]].tolist())
         if not repeated:
             return
-        lines: dict[str, int] = {}
 
+        # Different ids may share a hash, so the texts decide.
+        lines: dict[str, int] = {}
         for number, name in numbered_ids:
             if hash(name) not in repeated:
                 continue
-            first = lines.setdefault(name, number)
 
+            first = lines.setdefault(name, number)
             if first != number:
-                raise RecordError(
-                    path,
-                    number,
-                    "id",
-                    f"{name!r} is the id of line {first}, too; remove one of them",
-                )
+                problem = f"{name!r} is the id of line {first}, too; remove one of them"
+                raise RecordError(path, number, "id", problem)
 
 
 def at_least_one(records: Iterable[ModelT], problem: str) -> Iterator[ModelT]:
@@ -251,20 +250,24 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             earlier.rename(path)
 
     with only_writer(partial):
+        # What a killed process has left
         put_back()
-        for leftover in (partial, earlier):  # of a killed process
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(earlier, ignore_errors=True)
         partial.mkdir()
 
         try:
             yield partial
-            # No power cut leaves a whole folder with files that are not.
+
+            # All bytes are on disk before the name is: after a power cut the folder is complete, or
+            # is not there.
             for path_inside in (*partial.rglob("*"), partial):
                 if not path_inside.is_symlink() and (path_inside.is_file() or path_inside.is_dir()):
                     _flush(path_inside)
 
+            # A rename takes a moment. Removing a large folder takes long, and half of it would be
+            # there meanwhile.
             if path.exists():
-                # Removing it takes long where it is large, and path would be half there meanwhile
                 path.rename(earlier)
 
             partial.replace(path)
@@ -319,48 +322,6 @@ def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's bytes."""
     with path.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
-
-
-def remembered_sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes, read again only where the file has changed since this user last asked.
-
-    A digest is kept in the folder of temporary files, with the file's number, size and times. Small
-    files are always read, and so are those that changed a moment ago: a second change could then
-    leave the same times.
-    """
-    before = path.stat()
-    if before.st_size < REMEMBERED_FROM_BYTES:
-        return sha256_file(path)
-    stamp = [before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns]
-    folder = _digests_folder()
-    if folder is None:
-        return sha256_file(path)
-    record = folder / f"{sha256_json(str(path.resolve()))}.json"
-
-    with contextlib.suppress(OSError, ArtifactError):
-        known = read_json(record)
-        if isinstance(known, dict) and known.get("stamp") == stamp:
-            return str(known.get("sha256"))
-
-    digest = sha256_file(path)
-    after = path.stat()
-    is_settled = time.time_ns() - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_NS
-    if is_settled and (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, before.st_size):
-        with contextlib.suppress(OSError):  # the digest only saves time
-            write_json(record, {"stamp": stamp, "sha256": digest})
-    return digest
-
-
-def _digests_folder() -> Path | None:
-    """Return a folder for temporary files in which nobody but this user can write; None where there is none."""
-    # Not every machine has a folder for temporary files
-    with contextlib.suppress(OSError):
-        folder = Path(tempfile.gettempdir(), f"deepsearch-digests-{os.getuid()}")
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022:
-            return folder
-
-    return None
 
 
 def file_digests(folder: Path) -> dict[str, str]:

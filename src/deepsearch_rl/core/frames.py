@@ -13,9 +13,12 @@ def check_frame(frame: pd.DataFrame, schema: pa.DataFrameSchema, file: str) -> p
         return schema.validate(frame, lazy=True)
     except SchemaErrors as error:
         case = pd.DataFrame(error.failure_cases).to_dict("records")[0]
-        index, column, value, check = (
-            case[name] for name in ("index", "column", "failure_case", "check")
-        )
+        index = case["index"]
+        check = case["check"]
+        column = case["column"]
+        value = case["failure_case"]
+
+        # A missing column has no value, and stands in the value's place.
         if column is None or check in ("column_in_dataframe", "column_in_schema"):
             column = value
             value = ""

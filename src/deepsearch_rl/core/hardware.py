@@ -14,9 +14,12 @@ def require_gpu(purpose: str, packages: Sequence[str] = ()) -> None:
     ``packages`` are import names, looked up only: some fail to import without a GPU; of
     ``"one|other"`` either will do. UnavailableError names everything that is missing.
     """
-    missing = [
-        f"the package {name!r}" for name in packages if not any(map(find_spec, name.split("|")))
-    ]
+    missing: list[str] = []
+    for name in packages:
+        if not any(map(find_spec, name.split("|"))):
+            missing.append(f"the package {name!r}")
+
+    # torch is imported only where it is installed: without it the error should name it.
     if find_spec("torch") is None or not import_module("torch").cuda.is_available():
         missing.append("a CUDA GPU (torch.cuda.is_available() is false)")
     if missing:

@@ -61,20 +61,19 @@ def require_packages(versions: Mapping[str, str]) -> None:
     itself how to install it.
     """
     installed = installed_versions()
-    differences = [
-        f"{name} {installed[name]} (recorded: {version})"
-        for name, version in versions.items()
-        if name in installed and installed[name].partition("+")[0] not in version.split(EITHER)
-    ]
+    differences: list[str] = []
+    for name, version in versions.items():
+        present = installed.get(name)
+        if present is not None and present.partition("+")[0] not in version.split(EITHER):
+            differences.append(f"{name} {present} (recorded: {version})")
 
     if differences:
         environment = Path(sys.prefix)
-        is_gpu = environment.parent.name == ".venvs"
-        make, lock = (
-            ("gpu-environments", "profiles/gpu/requirements/")
-            if is_gpu
-            else ("environment", "uv.lock")
-        )
+        make = "environment"
+        lock = "uv.lock"
+        if environment.parent.name == ".venvs":
+            make = "gpu-environments"
+            lock = "profiles/gpu/requirements/"
         raise UnavailableError(
             f"{environment} has other versions of packages than would be recorded with the stage's result: "
             f"{', '.join(differences)}. `make {make}` installs the versions of {lock}; after an upgrade there, "
@@ -85,7 +84,9 @@ def require_packages(versions: Mapping[str, str]) -> None:
 def installed_versions() -> dict[str, str]:
     """Return the version of every installed distribution, by its canonical name (``pyyaml``, ``ruamel-yaml``)."""
     versions: dict[str, str] = {}
-    for folder in reversed(sys.path):  # the first one on the path is imported
+
+    # The first one on the path is imported, so it is read last.
+    for folder in reversed(sys.path):
         try:
             entries = os.listdir(folder or os.curdir)  # noqa: PTH208 - a third of the time
         except OSError:

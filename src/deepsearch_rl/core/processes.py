@@ -35,17 +35,25 @@ from deepsearch_rl.core.errors import EndpointError, UnavailableError
 
 _LOG = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
+
+# How long a process has between SIGTERM and SIGKILL: more than the retrieval server needs for its
+# last answers
 GRACE_S = 12.0
-"""How long a process has between SIGTERM and SIGKILL; more than the retrieval server needs for its last answers."""
+
 # How often descendants are killed before those that stay are left behind
 KILL_ROUNDS = 3
+
+# How long a supervisor has to end its command and all descendants
 SUPERVISOR_GRACE_S = 2 * GRACE_S * KILL_ROUNDS + GRACE_S
-"""How long a supervisor has to end its command and all descendants."""
+
 # Exit status of a command that its guard ended: that of a process ended by SIGTERM
 CANCELLED_STATUS = 143
+
 # Exit status where there is no such program, as shells have it
 NOT_STARTED_STATUS = 127
-LAST_LINES = 15  # how many lines of a command's output an error shows
+
+# How many lines of a command's output an error shows
+LAST_LINES = 15
 PORTS_TRIED = 20
 _POLL_S = 0.1
 _HEALTH_TIMEOUT_S = 2.0
@@ -299,7 +307,11 @@ def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
     threading.Thread(target=watch_guard, daemon=True).start()
     status = process.wait()
     _end_descendants()
-    return CANCELLED_STATUS if cancelled.is_set() else status if status >= 0 else 128 - status
+    if cancelled.is_set():
+        return CANCELLED_STATUS
+
+    # Python gives a process that a signal ended the signal's number, negative; shells add it to 128.
+    return status if status >= 0 else 128 - status
 
 
 def _end_descendants() -> bool:

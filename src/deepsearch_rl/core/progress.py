@@ -13,7 +13,9 @@ from rich.text import Text
 
 ItemT = TypeVar("ItemT")
 PLAIN_LINE_INTERVAL_S = 10.0
-BAR_INTERVAL_S = 0.05  # an update of a bar costs more than many a unit of work
+
+# An update of a bar costs more than many a unit of work.
+BAR_INTERVAL_S = 0.05
 
 
 class _TerminalBar(Progress):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from pyrate_limiter import Duration, Limiter, Rate, StateBucket, TokenBucket
 
+# A tenth of a minute's requests at once: more would make two bursts in a row exceed the limit of a
+# provider that counts in seconds.
 _BURST_SHARE = 10
 
 

@@ -40,11 +40,9 @@ def _none_where_missing(value: object) -> object:
 
 def _name_as_text(value: object) -> object:
     """Return a whole number, by which some sets name their rows, as text."""
-    return (
-        str(value)
-        if isinstance(value, int) and not isinstance(value, bool)
-        else _empty_where_missing(value)
-    )
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return _empty_where_missing(value)
 
 
 def _require_text(text: str) -> str:
@@ -95,17 +93,11 @@ class ForeignRecord(BaseModel):
 
 def with_title_line(contents: str) -> str:
     """Return contents whose first line is a title: empty where the first line is longer than a title can be."""
-    newline = contents.find("\n")
-    first_line = (
-        contents[: MAX_TITLE_BYTES + 1]
-        if newline < 0
-        else contents[: min(newline, MAX_TITLE_BYTES + 1)]
-    )
-    return (
-        f"\n{contents}"
-        if len(first_line.encode("utf-8", "surrogatepass")) > MAX_TITLE_BYTES
-        else contents
-    )
+    # A look at the beginning is enough: a title too long in characters is too long in bytes.
+    beginning = contents[: MAX_TITLE_BYTES + 1]
+    first_line, _, _ = beginning.partition("\n")
+    is_title = len(first_line.encode("utf-8", "surrogatepass")) <= MAX_TITLE_BYTES
+    return contents if is_title else f"\n{contents}"
 
 
 def _require_words(contents: str) -> str:
@@ -155,14 +147,16 @@ class ChunkMetadata(OpenRecord):
     @classmethod
     def of(cls, document: Document, doc_chunks: int, doc_chunk_id: int) -> "ChunkMetadata":
         """Return the metadata of one of a document's chunks."""
-        taken = {name: document.metadata[name] for name in CHUNK_KEYS if name in document.metadata}
-        rest: dict[str, JsonValue] = {
-            name: value for name, value in document.metadata.items() if name not in taken
-        }
-        if taken:
-            rest[DOCUMENT_METADATA] = taken
-        where = {"doc_id": document.id, "doc_chunks": doc_chunks, "doc_chunk_id": doc_chunk_id}
-        return cls.model_validate({**rest, **where})
+        metadata = dict(document.metadata)
+        moved: dict[str, JsonValue] = {}
+        for name in CHUNK_KEYS:
+            if name in metadata:
+                moved[name] = metadata.pop(name)
+
+        if moved:
+            metadata[DOCUMENT_METADATA] = moved
+        place = {"doc_id": document.id, "doc_chunks": doc_chunks, "doc_chunk_id": doc_chunk_id}
+        return cls.model_validate({**metadata, **place})
 
 
 DOCUMENT_METADATA = "document_metadata"

@@ -85,17 +85,13 @@ def mask_users(text: str) -> str:
 
 def redact(text: str, secrets: Iterable[str | None]) -> str:
     """Return a text with every secret masked, as it is, percent-encoded, decoded or with JSON's escaped slashes."""
-    spellings = {
-        spelling
-        for secret in secrets
-        if secret
-        for spelling in (
-            secret,
-            quote(secret, safe=""),
-            unquote(secret),
-            secret.replace("/", "\\/"),
-        )
-    }
+    spellings = set[str]()
+    for secret in secrets:
+        if secret:
+            escaped = secret.replace("/", "\\/")
+            spellings |= {secret, quote(secret, safe=""), unquote(secret), escaped}
+
+    # The longest first: one secret may be the beginning of another.
     for spelling in sorted(spellings, key=lambda spelling: (-len(spelling), spelling)):
         text = text.replace(spelling, MASK)
     return text

@@ -18,9 +18,14 @@ import tenacity
 
 CallT = TypeVar("CallT", bound=Callable[..., object])
 FIRST_CAPACITY_WAIT_S = 2.0
+
+# Limits are per minute, so that a longer wait gains nothing
 LONGEST_CAPACITY_WAIT_S = 60.0
+
 # A server that asks for waits of milliseconds is not asked for ever
 MAX_CAPACITY_ATTEMPTS = 50
+
+# How providers say that money or a paid quota is out
 _SPENT = re.compile(
     # OpenAI, DeepSeek, Moonshot
     r"insufficient[_ ](user[_ ])?(quota|balance|credits?|funds)"
@@ -32,15 +37,16 @@ _SPENT = re.compile(
     r"|\u4f59\u989d\u4e0d\u8db3|\u6b20\u8d39|arrearage|overdue",
     re.IGNORECASE,
 )
-"""How providers say that money or a paid quota is out."""
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
+
+# A quota that minutes do not fill again
 _DAILY = re.compile(
     r"(per|a|_|-)[ _-]?(day|month)\b|perday|(for|of) the (day|month)|\b(daily|monthly)\b|\b[TR]PD\b",
     re.IGNORECASE,
 )
-"""A quota that minutes do not fill again."""
+
+# A wait that the text itself names; Gemini writes it beside the words of a spent quota
 _PROMISE = re.compile(r"(try|retry)( again)? (in|after) (about )?\d|retrydelay", re.IGNORECASE)
-"""A wait that the text itself names; Gemini writes it beside the words of a spent quota."""
 
 
 def retry(
@@ -60,16 +66,14 @@ def retry(
     """
 
     def wait_s(state: tenacity.RetryCallState) -> float:
-        asked_s = getattr(_error_of(state), "wait_s", None)
-        return min(
-            backoff_s * 2 ** (state.attempt_number - 1) if asked_s is None else asked_s, max_wait_s
-        )
+        server_wait_s = getattr(_error_of(state), "wait_s", None)
+        if server_wait_s is not None:
+            return min(server_wait_s, max_wait_s)
+        return min(backoff_s * 2 ** (state.attempt_number - 1), max_wait_s)
 
     def is_last(state: tenacity.RetryCallState) -> bool:
-        return (
-            state.attempt_number >= attempts
-            or (getattr(_error_of(state), "wait_s", None) or 0.0) > max_wait_s
-        )
+        server_wait_s = getattr(_error_of(state), "wait_s", None) or 0.0
+        return state.attempt_number >= attempts or server_wait_s > max_wait_s
 
     return tenacity.retry(  # pyright: ignore[reportReturnType]
         reraise=True,
@@ -111,12 +115,14 @@ def wait_for_capacity(
     ``total_wait_s``, the error that NoCapacityError was raised from is raised, or else itself.
     ``sleep`` is for coroutines.
     """
-    drawn = tenacity.wait_exponential(FIRST_CAPACITY_WAIT_S / 2, LONGEST_CAPACITY_WAIT_S / 2)
+    half_of_wait = tenacity.wait_exponential(FIRST_CAPACITY_WAIT_S / 2, LONGEST_CAPACITY_WAIT_S / 2)
 
     def wait_s(state: tenacity.RetryCallState) -> float:
-        asked_s = getattr(_error_of(state), "wait_s", None)
-        half_s = drawn(state)
-        return half_s + random.uniform(0.0, half_s) if asked_s is None else asked_s
+        server_wait_s = getattr(_error_of(state), "wait_s", None)
+        if server_wait_s is not None:
+            return server_wait_s
+        half_s = half_of_wait(state)
+        return half_s + random.uniform(0.0, half_s)
 
     def is_last(state: tenacity.RetryCallState) -> bool:
         waits_s = state.idle_for + state.upcoming_sleep
@@ -176,7 +182,9 @@ def _seconds_of(headers: Mapping[str, str]) -> float | None:
     value = headers.get("retry-after", "")
     if value.isdecimal():
         return float(value)
+
+    # HTTP's dates are in GMT, and some servers leave the zone out.
     until = email.utils.parsedate_to_datetime(value)
-    return max(
-        0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - time.time()
-    )
+    if until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)
+    return max(0.0, until.timestamp() - time.time())

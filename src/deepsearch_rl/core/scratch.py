@@ -23,8 +23,11 @@ from deepsearch_rl.core.stage_state import StageState, differences, summary
 
 SCRATCH = "scratch"
 STATE_FILE = "state.json"
+
+# Marks a folder whose inputs changed while it was written: it belongs to no state
 CHANGED_FILE = "changed-while-running"
-"""Marks a folder whose inputs changed while it was written: it belongs to no state."""
+
+# Of a digest in a folder's name: enough that two states of a stage never meet
 DIGITS = 12
 KEPT_DAYS = 14.0
 DAY_S = 86_400.0
@@ -88,10 +91,11 @@ def _say_what_changed(path: Path, state: StageState) -> None:
     """Log one line where an earlier run cannot be resumed, because it had another state."""
     others = [other for other in _neighbours(path) if not (other / CHANGED_FILE).exists()]
     for newest in sorted(others, key=_last_written, reverse=True)[:1]:
+        # Another version may have written it in another form.
         try:
             before = read_record(newest / STATE_FILE, StageState)
         except ArtifactError:
-            return  # written by another version
+            return
 
         changes = summary(differences(before, state))
         _LOG.warning("%s starts anew and does not resume its earlier run: %s", state.stage, changes)

@@ -51,12 +51,19 @@ def read_stage(profile: Profile, name: str, root: Path) -> DeclaredStage:
     """
     template, items = look_up("stage", name, dict(_stages(profile, root)))
     values = {**profile.values, **items}
-    deps = template.get("deps", ())
+    sources: list[str] = []
+    data: list[str] = []
+
+    for dep in template.get("deps", ()):
+        # By the text before values are filled in: a prompt below src/ that params name is data, and
+        # a further one is no other code.
+        paths = sources if dep.startswith(SOURCES) else data
+        paths.append(str(_filled(dep, values)))
+
     return DeclaredStage(
         name=name,
-        sources=tuple(str(_filled(dep, values)) for dep in deps if dep.startswith(SOURCES)),
-        # A prompt below src/ that params name is data, too: a further one is no other code.
-        data=tuple(str(_filled(dep, values)) for dep in deps if not dep.startswith(SOURCES)),
+        sources=tuple(sources),
+        data=tuple(data),
         params=tuple(_params(template, values)),
     )
 
@@ -71,9 +78,11 @@ def require_data(profile: Profile, name: str, paths: Iterable[str], root: Path) 
         return
     stage = read_stage(profile, name, root)
     declared = {Path(path) for path in (*stage.data, *stage.sources)}
-    missing = sorted(
-        path for path in set(paths) if declared.isdisjoint([Path(path), *Path(path).parents])
-    )
+    missing: list[str] = []
+    for path in sorted(set(paths)):
+        # A dep that is a folder stands for all files in it.
+        if declared.isdisjoint([Path(path), *Path(path).parents]):
+            missing.append(path)
 
     if missing:
         raise ConfigError(
@@ -115,8 +124,9 @@ def _stages(
     """Yield every stage's name, with its entry in dvc.yaml and the values that only this stage has."""
     for family, entry in _templates(profile, root).items():
         if "foreach" in entry:
-            each = _filled(entry["foreach"], profile.values)
-            pairs = each.items() if isinstance(each, Mapping) else ((item, item) for item in each)
+            # DVC takes a mapping, whose keys name the stages, or a list of their names.
+            items = _filled(entry["foreach"], profile.values)
+            pairs = items.items() if isinstance(items, Mapping) else zip(items, items, strict=True)
             for key, item in pairs:
                 yield f"{family}@{key}", (entry["do"], {"key": key, "item": item})
         elif "matrix" in entry:

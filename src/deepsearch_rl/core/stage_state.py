@@ -26,10 +26,13 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.core.stage_graph import DeclaredStage, read_stage
 
+# Digests of data by the stamp of their files, so that a large index is read once, not at every start
+# of a stage.
 DIGESTS = Path("work", "digests.json")
-"""Digests of data by the stamp of their files, so that a large index is read once, not at every start of a stage."""
-SHOWN = 4
-"""Differences that a sentence names; the rest is a number."""
+
+# Differences that a sentence names; the rest is a number.
+LISTED_DIFFERENCES = 4
+
 OPERATIONAL = (
     "agent.concurrency",
     "retrieval.startup_timeout_s",
@@ -68,15 +71,14 @@ class StageState(Record):
 
     def resumable(self) -> "StageState":
         """Return the part of the state under which a killed run may be continued."""
-        across = RESUMES_ACROSS.get(self.stage.partition("@")[0], frozenset())
-        params = (
-            {}
-            if "params" in across
-            else {name: self.params[name] for name in self.params if _decides(name)}
-        )
-        return self.model_copy(
-            update={"params": params, "data": {} if "data" in across else self.data}
-        )
+        family = self.stage.partition("@")[0]
+        across = RESUMES_ACROSS.get(family, frozenset())
+        params: dict[str, JsonValue] = {}
+        if "params" not in across:
+            params = {name: value for name, value in self.params.items() if _decides(name)}
+
+        data = {} if "data" in across else self.data
+        return self.model_copy(update={"params": params, "data": data})
 
 
 def read_state(profile: Profile, stage: str, root: Path) -> StageState:
@@ -90,13 +92,18 @@ def read_state(profile: Profile, stage: str, root: Path) -> StageState:
     """
     declared = read_stage(profile, stage, root)
     params = dict(_values(profile, declared, root))
-    named = [params.get(f"{profile.values.get('params')}: {name}") for name in FILES_IN_PARAMS]
+    data = list(declared.data)
+    for name in FILES_IN_PARAMS:
+        path = params.get(f"{profile.values.get('params')}: {name}")
+        if isinstance(path, str):
+            data.append(path)
+
     return StageState(
         stage=stage,
         code=code_digests(declared.sources, root),
         params=params,
         packages=dict(_packages(profile, declared, root)),
-        data=data_digests([*declared.data, *(name for name in named if isinstance(name, str))]),
+        data=data_digests(data),
     )
 
 
@@ -105,14 +112,13 @@ def code_digests(sources: Iterable[str], root: Path) -> dict[str, str]:
     digests: dict[str, str] = {}
     for name in sources:
         source = root / name
-        if source.is_dir():
-            digests |= {
-                f"{name}/{file}": sha256_file(path)
-                for file, path in _files(source)
-                if not _is_left_by_a_tool(path)
-            }
-        else:
+        if not source.is_dir():
             digests[name] = _digest(source)
+            continue
+
+        for file, path in _files(source):
+            if not _is_left_by_a_tool(path):
+                digests[f"{name}/{file}"] = sha256_file(path)
 
     return digests
 
@@ -139,10 +145,12 @@ def data_digests(paths: Iterable[str]) -> dict[str, str]:
 
 def file_stamp(path: Path) -> str:
     """Return a digest of the names, sizes, times and numbers of all files of a path; it reads none of them."""
-    stats = ((name, file.stat()) for name, file in _files(path))
-    return sha256_json(
-        [[name, stat.st_size, stat.st_mtime_ns, stat.st_ino] for name, stat in stats]
-    )
+    stamps: list[list[str | int]] = []
+    for name, file in _files(path):
+        stat = file.stat()
+        stamps.append([name, stat.st_size, stat.st_mtime_ns, stat.st_ino])
+
+    return sha256_json(stamps)
 
 
 def differences(before: StageState, now: StageState) -> list[str]:
@@ -167,8 +175,9 @@ def differences(before: StageState, now: StageState) -> list[str]:
 
 def summary(sentences: list[str]) -> str:
     """Return the first few differences in a line, and the number of the others."""
-    rest = len(sentences) - SHOWN
-    return ", ".join(sentences[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    text = ", ".join(sentences[:LISTED_DIFFERENCES])
+    rest = len(sentences) - LISTED_DIFFERENCES
+    return f"{text} and {rest} more" if rest > 0 else text
 
 
 def _change(old: Mapping[str, str], new: Mapping[str, str], name: str) -> str:

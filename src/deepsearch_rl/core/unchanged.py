@@ -122,9 +122,10 @@ class _Watch:
         return [file_stamp(path) for path in self._paths]
 
     def _differences(self) -> list[str]:
+        # While somebody edits, a file may be half-written, or gone.
         try:
             now = read_state(load_profile(self._params), self._before.stage, self._root)
-        except (DeepsearchError, OSError) as error:  # half-written, or gone
+        except (DeepsearchError, OSError) as error:
             return [f"{self._params} or the graph beside it cannot be read any more ({error})"]
 
         return differences(self._before, now)

@@ -35,12 +35,19 @@ from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
 _LOG = logging.getLogger(__name__)
 
-NO_KEY = "none"  # the key for a server that needs none
+# The key for a server that needs none
+NO_KEY = "none"
+
+# Further attempts of a model call; the client makes them for 408, 409, 429, 5xx, connection errors
+# and time-outs.
 MODEL_RETRIES = 3
-"""Further attempts of a model call; the client makes them for 408, 409, 429, 5xx, connection errors and time-outs."""
 CONNECT_TIMEOUT_S = 10.0
+
+# Wait before a failed generation is asked for again; it doubles with each further attempt.
 FIRST_WAIT_S = 0.5
-"""Wait before a failed generation is asked for again; it doubles with each further attempt."""
+
+# Finish reasons, in lower case, of a turn that the model ended: TGI, Anthropic, Cohere and Gemini
+# have their own.
 ENDED_BY_MODEL = frozenset(
     {
         "stop",
@@ -54,9 +61,9 @@ ENDED_BY_MODEL = frozenset(
         "complete",
     }
 )
-"""Finish reasons, in lower case, of a turn that the model ended (TGI, Anthropic, Cohere and Gemini have their own)."""
+
+# Likewise of a turn that the limit of tokens ended
 ENDED_BY_LIMIT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
-"""Finish reasons, in lower case, of a turn that the limit of tokens ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +169,21 @@ class AssistantMessage(_ServerRecord):
         parts = message.get("content") if isinstance(message, dict) else None
         if not isinstance(parts, list):
             return message
-        thoughts = [
-            part for part in parts if isinstance(part, dict) and part.get("type") == "thinking"
-        ]
-        others = [part for part in parts if part not in thoughts]
+
+        thought = ""
+        others: list[object] = []
+        for part in parts:
+            if isinstance(part, dict) and part.get("type") == "thinking":
+                thought += _text_of(part.get("thinking")) or ""
+            else:
+                others.append(part)
+
+        # What holds anything else stays as it is: the field's own check says what should stand
+        # there.
         text = _text_of(others)
-        thought = "".join(_text_of(part.get("thinking")) or "" for part in thoughts)
-        return (
-            message
-            if text is None
-            else message | {"content": text, "reasoning": message.get("reasoning") or thought}
-        )
+        if text is None:
+            return message
+        return message | {"content": text, "reasoning": message.get("reasoning") or thought}
 
     @property
     def text(self) -> str:
@@ -228,8 +239,12 @@ class Completion(_ServerRecord):
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the turn, where the server names it (vLLM: stop_reason, SGLang: matched_stop)."""
-        reasons = (self.choices[0].stop_reason, self.choices[0].matched_stop)
-        return next((reason for reason in reasons if isinstance(reason, str)), None)
+        # A number is the token that ended the turn.
+        for reason in (self.choices[0].stop_reason, self.choices[0].matched_stop):
+            if isinstance(reason, str):
+                return reason
+
+        return None
 
     def truncated(self, max_tokens: int) -> bool:
         """Return whether the limit of tokens ended the turn.
@@ -287,11 +302,10 @@ def _error_text(error: JsonValue) -> str:
     """Return an error object in one line: the message, and the code where there is one."""
     if not isinstance(error, dict):
         return str(error)
-    message = error.get("message")
+    text = error.get("message")
     code = error.get("code")
-    text = (
-        message if isinstance(message, str) and message else json.dumps(error, ensure_ascii=False)
-    )
+    if not isinstance(text, str) or not text:
+        text = json.dumps(error, ensure_ascii=False)
     return text if code is None else f"{text} (code {code})"
 
 
@@ -299,8 +313,8 @@ def read_completion(response: ChatCompletion) -> Completion:
     """Return the checked fields of a server's response.
 
     Raises:
-        FailedGenerationError: the response reports that the generation failed, which another
-            attempt may mend.
+        FailedGenerationError: the response reports that the generation failed, and another attempt
+            may succeed.
         EndpointError: it is no chat completion, or it reports an error that another attempt would
             repeat.
     """
@@ -374,9 +388,10 @@ async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> Cha
         async for chunk in stream:
             pieces.handle_chunk(chunk)
 
+    # The library asserts that something came.
     try:
         completion = pieces.current_completion_snapshot
-    except AssertionError as error:  # the library's way of saying that nothing came
+    except AssertionError as error:
         raise FailedGenerationError("the provider's stream ended without an answer") from error
 
     if not completion.choices or not completion.choices[0].finish_reason:

@@ -98,18 +98,17 @@ def _resolved(value: str, meaning: str) -> str:
 
 def _place(config: RemoteConfig) -> str:
     """Return where the address comes from."""
-    variable = config.base_url.removeprefix("$")
-    return (
-        f"base_url ({FILE})"
-        if variable == config.base_url
-        else f"the environment variable {variable}"
-    )
+    if config.base_url.startswith("$"):
+        return f"the environment variable {config.base_url[1:]}"
+    return f"base_url ({FILE})"
 
 
 def open_endpoint(config: RemoteConfig) -> Endpoint:
     """Return the endpoint of :func:`resolve_endpoint`; raise EndpointError if nothing answers at its address."""
     endpoint = resolve_endpoint(config)
-    try:  # any answer will do
+
+    # Any answer will do: many servers have no list of models.
+    try:
         httpx.get(f"{endpoint.base_url.rstrip('/')}/models", timeout=20.0)
     except httpx.TransportError as error:
         raise EndpointError(

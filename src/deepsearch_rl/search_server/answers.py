@@ -19,11 +19,14 @@ from deepsearch_rl.core.records import OpenRecord, RequiredText, Text
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import Hit
 
+# Size of all cached answers, whatever their number: long answers must not push the memory up
 MAX_CACHE_BYTES = 32 * 2**20
-"""Size of all cached answers, whatever their number: long answers must not push the memory up."""
+
 # Size of one cached answer: nobody asks for hundreds of passages twice
 MAX_CACHED_BYTES = MAX_CACHE_BYTES // 64
-_PASSAGE_BYTES = 400  # about what a passage takes beside its texts
+
+# About what a passage takes beside its texts: Python's objects around them
+_PASSAGE_BYTES = 400
 
 
 class SearchKey(NamedTuple):
@@ -78,22 +81,23 @@ class Answer:
 
     def as_json(self, with_scores: bool) -> bytes:
         """Return ``[document, ...]``, or ``[{"document": document, "score": score}, ...]``."""
-        items = [passage.document for passage in self.passages]
-        if with_scores:
-            items = [
-                b'{"document":%b,"score":%b}' % (item.document, to_json(item.score))
-                for item in self.passages
-            ]
+        items: list[bytes] = []
+        for passage in self.passages:
+            item = passage.document
+            if with_scores:
+                item = b'{"document":%b,"score":%b}' % (item, to_json(passage.score))
+            items.append(item)
 
         return b"[%b]" % b",".join(items)
 
     @property
     def size_bytes(self) -> int:
         """About what the answer takes in memory."""
-        return sum(
-            _PASSAGE_BYTES + len(passage.contents) + len(passage.document)
-            for passage in self.passages
-        )
+        size_bytes = 0
+        for passage in self.passages:
+            size_bytes += _PASSAGE_BYTES + len(passage.contents) + len(passage.document)
+
+        return size_bytes
 
 
 class AnswerCache:
@@ -137,7 +141,8 @@ def normalise_url(url: str) -> str:
 
 def read_pages(path: Path) -> dict[str, bytes]:
     """Return the pages of a JSON Lines file for ``POST /access``, as JSON, by URL; raise as :func:`read_jsonl`."""
-    return {
-        normalise_url(page.url): to_json(page, inf_nan_mode="null")
-        for page in read_jsonl(path, Page)
-    }
+    pages: dict[str, bytes] = {}
+    for page in read_jsonl(path, Page):
+        pages[normalise_url(page.url)] = to_json(page, inf_nan_mode="null")
+
+    return pages

@@ -31,8 +31,9 @@ from deepsearch_rl.search_server.metrics import Metrics
 from deepsearch_rl.search_server.search_thread import SearchThread
 
 _LOG = logging.getLogger(__name__)
+# Searches past their deadline, each with a thread of its own, from which on no other search is
+# begun: each of them may use a core.
 MAX_HANGING = 4
-"""Searches past their deadline, each with a thread of its own, from which on no other search is begun."""
 
 
 class OverloadedError(EndpointError):
@@ -130,22 +131,31 @@ class SearchQueue:
             SearchTimeoutError: it did not return within ``search_timeout_s``.
         """
         searches = [SearchKey(query, top_k, where) for query in queries]
-        answers = {
-            search: answer for search in searches if (answer := self._cache.get(search)) is not None
-        }
-        missing = dict.fromkeys(search for search in searches if search not in answers)
+        answers: dict[SearchKey, Answer] = {}
+
+        # A dict keeps the order and counts equal queries once.
+        missing: dict[SearchKey, None] = {}
+        for search in searches:
+            answer = self._cache.get(search)
+            if answer is None:
+                missing[search] = None
+            else:
+                answers[search] = answer
+
         self._metrics.cache_hits.inc(len(searches) - len(missing))
         if missing:
             answers.update(await self._search(missing))
         return [answers[search] for search in searches]
 
     async def _search(self, searches: Collection[SearchKey]) -> dict[SearchKey, Answer]:
+        """Return the answers to different queries, none of which is in the cache."""
         new = [search for search in searches if search not in self._in_flight]
         self._admit(len(new))
         self._metrics.cache_misses.inc(len(new))
         self._metrics.coalesced.inc(len(searches) - len(new))
         self._enqueue(new)
         futures = {search: self._in_flight[search].future for search in searches}
+
         # Not awaited one by one: a client that leaves would cancel the others'
         await asyncio.wait(futures.values())
         return {search: future.result() for search, future in futures.items()}
@@ -224,17 +234,17 @@ class SearchQueue:
     def _groups(self, batch: Sequence[SearchKey]) -> Iterator[list[SearchKey]]:
         """Yield the searches of a batch that can run together; one that has hung before is alone."""
         groups: dict[tuple[int, Filter | None], list[SearchKey]] = {}
-        alone: list[SearchKey] = []
+        alone: list[list[SearchKey]] = []
         hanging = frozenset[SearchKey]().union(*self._hanging.values())
 
         for search in batch:
             if search in hanging:
-                alone.append(search)
+                alone.append([search])
             else:
                 groups.setdefault((search.top_k, search.where), []).append(search)
 
-        for group in (*groups.values(), *([search] for search in alone)):
-            # All were, if an endpoint is down
+        for group in (*groups.values(), *alone):
+            # All were answered, if an endpoint is down
             unanswered = [search for search in group if search in self._in_flight]
             if unanswered:
                 yield unanswered
@@ -248,6 +258,8 @@ class SearchQueue:
         await asyncio.wait([future], timeout=self._config.search_timeout_s)
         if future.done():
             return future.result()
+
+        # The thread that hangs is left behind: nothing can end a search from outside.
         self._hanging[thread] = frozenset(group)
         self._thread = SearchThread(self._answer, self._loop)
         thread.stop()
@@ -264,12 +276,16 @@ class SearchQueue:
 
     def _settle(self, outcomes: Mapping[SearchKey, Answer | SearchFailedError]) -> None:
         for search, outcome in outcomes.items():
+            # The server may have stopped before.
             pending = self._in_flight.pop(search, None)
-            if pending is None:  # the server stopped before
+            if pending is None:
                 continue
+
+            # A request counts at most ``max_batch`` of its queries (:meth:`_admit`).
             pending.request.unanswered -= 1
             if pending.request.unanswered < self._config.max_batch:
                 self._pending -= 1
+
             if isinstance(outcome, Answer):
                 self._cache.put(search, outcome)
                 pending.future.set_result(outcome)
@@ -283,16 +299,15 @@ class SearchQueue:
 
     def _fail_all_if_down(self, outcomes: Iterable[Answer | SearchFailedError]) -> None:
         """Answer everything that waits with the error of an endpoint that is down: it would be asked in vain."""
-        for outcome in outcomes:
-            if isinstance(outcome, SearchFailedError) and isinstance(
-                outcome.__cause__, EndpointDownError
-            ):
-                self._metrics.search_failures.inc(len(self._in_flight))
-                self._requests.clear()
-                self._waiting = 0
-                self._arrived.clear()
-                self._fail(list(self._in_flight), outcome)
-                return
+        outage = _outage(outcomes)
+        if outage is None:
+            return
+
+        self._metrics.search_failures.inc(len(self._in_flight))
+        self._requests.clear()
+        self._waiting = 0
+        self._arrived.clear()
+        self._fail(list(self._in_flight), outage)
 
     def _answer(self, searches: Sequence[SearchKey]) -> Outcomes:
         """Return the outcomes of searches with the same top_k and filter.
@@ -313,24 +328,27 @@ class SearchQueue:
                 self._metrics.search_failures.inc(len(searches))
                 return dict.fromkeys(searches, _client_error(error))
 
-            half = len(searches) // 2
-            outcomes = self._answer(searches[:half])
-            rest = searches[half:]
-            failures = [
-                outcome for outcome in outcomes.values() if isinstance(outcome, SearchFailedError)
-            ]
-            down = [
-                failure for failure in failures if isinstance(failure.__cause__, EndpointDownError)
-            ]
-            if down:
-                self._metrics.search_failures.inc(len(rest))
-            return outcomes | (dict.fromkeys(rest, down[0]) if down else self._answer(rest))
+            return self._answer_halves(searches)
 
         self._metrics.search_seconds.observe(time.perf_counter() - started)
         self._metrics.batch_queries.observe(len(searches))
-        return {
-            search: self._outcome(result) for search, result in zip(searches, results, strict=True)
-        }
+        outcomes: Outcomes = {}
+        for search, result in zip(searches, results, strict=True):
+            outcomes[search] = self._outcome(result)
+
+        return outcomes
+
+    def _answer_halves(self, searches: Sequence[SearchKey]) -> Outcomes:
+        """Return the outcomes of searches that failed together, each half searched for alone."""
+        half = len(searches) // 2
+        rest = searches[half:]
+        outcomes = self._answer(searches[:half])
+        outage = _outage(outcomes.values())
+        if outage is None:
+            return outcomes | self._answer(rest)
+
+        self._metrics.search_failures.inc(len(rest))
+        return outcomes | dict.fromkeys(rest, outage)
 
     def _search_each(
         self, queries: Sequence[str], top_k: int, where: Filter | None
@@ -355,6 +373,16 @@ class SearchQueue:
         except Exception as error:  # noqa: BLE001 - of this query alone, such as a score that is no number
             self._metrics.search_failures.inc()
             return _client_error(error)
+
+
+def _outage(outcomes: Iterable[Answer | SearchFailedError]) -> SearchFailedError | None:
+    """Return the first error that says that an endpoint is down."""
+    for outcome in outcomes:
+        is_failure = isinstance(outcome, SearchFailedError)
+        if is_failure and isinstance(outcome.__cause__, EndpointDownError):
+            return outcome
+
+    return None
 
 
 def _client_error(error: BaseException) -> SearchFailedError:

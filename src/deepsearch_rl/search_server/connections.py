@@ -15,16 +15,24 @@ from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _LOG = logging.getLogger(__name__)
+
+# More than the rollouts that run at once in a large training step, each of which holds a connection
 MAX_CONNECTIONS = 2048
-"""More than the rollouts that run at once in a large training step, each of which holds a connection."""
+
+# What the kernel holds of a connection (Linux: twice of it), and so what one reading of all may
+# bring in
 RECEIVE_BYTES = 64 * 2**10
-"""What the kernel holds of a connection (Linux: twice of it), and so what one reading of all may bring in."""
-RESERVED_FILES = 64  # open files that are no connections: the index, the log, the listening socket
+
+# Open files that are no connections: the index, the log, the listening socket
+RESERVED_FILES = 64
+
 MAX_HEAD_BYTES = 64 * 2**10
 HEAD_TIMEOUT_S = 30.0
+
+# How long a refused client may take to read why, because a connection that is closed at once may
+# lose the answer; and how many refused connections may wait for that
 REFUSAL_S = 2.0
-"""How long a refused client may take to read why; a connection that is closed at once may lose the answer."""
-MAX_REFUSALS = 256  # refused connections that wait for that
+MAX_REFUSALS = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,17 @@ from deepsearch_rl.search_server.requests import Guard, is_loopback
 from deepsearch_rl.search_server.service import RetrievalApp, open_engine
 
 _LOG = logging.getLogger(__name__)
-SHUTDOWN_TIMEOUT_S = 10  # how long running requests may take once the server must stop
+
+# How long running requests may take once the server must stop
+SHUTDOWN_TIMEOUT_S = 10
+
 # With Python's 5 ms, every answer from the cache waits so long for the search thread
 SWITCH_INTERVAL_S = 0.0005
 MAX_OPEN_FILES = 65_536
+
+# How long an idle connection is kept: a trainer pauses between rollouts for longer than most
+# servers wait
 KEEP_ALIVE_S = 75
-"""How long an idle connection is kept: a trainer pauses between rollouts for longer than most servers wait."""
 
 
 @contextlib.contextmanager

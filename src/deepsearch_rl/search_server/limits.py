@@ -15,10 +15,12 @@ from collections.abc import AsyncIterator, Iterator
 from starlette.exceptions import HTTPException
 
 RETRY = {"retry-after": "1"}
+
+# Passages of one request, and of one search, where they are as long as usual; and how many there
+# may be however long they are
 MAX_DOCUMENTS = 50_000
-"""Passages of one request, and of one search, where they are as long as usual."""
 USUAL_PASSAGE_BYTES = 2048
-MIN_DOCUMENTS = 64  # of a request, however long the passages are
+MIN_DOCUMENTS = 64
 
 
 def max_documents(passage_bytes: float) -> int:
@@ -69,7 +71,7 @@ class Budget:
             async with asyncio.timeout(timeout_s):
                 await turn
         except BaseException as error:
-            # It was this request's turn when its time was up
+            # It was this request's turn when its time was up: what was taken for it is free again
             if turn.done() and not turn.cancelled():
                 self._taken[is_large] -= part
             else:

@@ -36,15 +36,19 @@ class AnyAccept:
 
 def _accepted(headers: Sequence[str]) -> set[str]:
     """Return the media types of all Accept headers, without those of weight 0; none at all means any."""
-    ranges = [each for each in ",".join(headers).lower().split(",") if each.strip()]
-    kinds: set[str] = set()
+    text = ",".join(headers).lower()
 
-    for each in ranges:
-        kind, *parameters = (part.strip() for part in each.split(";"))
-        if not any(_WEIGHT_ZERO.fullmatch(parameter) for parameter in parameters):
+    # Absent, empty, or nothing but commas
+    if not text.replace(",", "").strip():
+        return {"*/*"}
+
+    kinds: set[str] = set()
+    for media_range in text.split(","):
+        kind, *parameters = map(str.strip, media_range.split(";"))
+        if kind and not any(map(_WEIGHT_ZERO.fullmatch, parameters)):
             kinds.add(kind)
 
-    return kinds if ranges else {"*/*"}
+    return kinds
 
 
 def _accepting(scope: Scope, accept: str) -> Scope:

@@ -23,15 +23,22 @@ from starlette.types import Message, Receive, Scope
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.search_server.limits import HeldBody
 
+# Bytes of one body, and of those of all requests together, read or being answered
 MAX_BODY_BYTES = 4 * 2**20
-MAX_BODIES_BYTES = 64 * 2**20  # of all requests together, read or being answered
-BODY_TIMEOUT_S = 30  # how long a client may take to send a body
+MAX_BODIES_BYTES = 64 * 2**20
+
+# Bytes of the answer to one ``/access``, and of all such answers together
+MAX_PAGES_BYTES = 64 * 2**20
+MAX_HELD_PAGES_BYTES = 2 * MAX_PAGES_BYTES
+
+# How long a client may take to send a body, and to read an answer: what it holds is not free for
+# others
+BODY_TIMEOUT_S = 30
+SEND_TIMEOUT_S = 120
+
 MAX_QUERIES = 10_000
 MAX_QUERY_CHARS = 32_768
 MAX_URLS = 1_000
-MAX_PAGES_BYTES = 64 * 2**20  # size of the answer to one ``/access``
-MAX_HELD_PAGES_BYTES = 2 * MAX_PAGES_BYTES  # of all such answers together
-SEND_TIMEOUT_S = 120  # how long a client may take to read an answer
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 Query = Annotated[str, Field(max_length=MAX_QUERY_CHARS)]

@@ -65,16 +65,13 @@ class CrossEncoder:
         [name, *_] = (model.config and model.config.architectures) or ("model of no named class",)
         if not name.endswith("ForSequenceClassification"):
             raise ArtifactError(f"{folder} is no trained sequence classifier: it holds a {name}.")
-        classifier: Any = model.model
-        base = f"{classifier.base_model_prefix}."
-        head = {
-            weight for weight, _ in classifier.named_parameters() if not weight.startswith(base)
-        }
-        files = [*folder.rglob("*.safetensors"), *folder.rglob("pytorch_model*.bin")]
 
-        if missing := head.difference(
-            *(load_state_dict(str(path), "meta") for path in files)
-        ):  # random weights
+        # transformers fills weights that no file has with random numbers, and only warns.
+        missing = _head_weights(model.model)
+        for path in (*folder.rglob("*.safetensors"), *folder.rglob("pytorch_model*.bin")):
+            missing.difference_update(load_state_dict(str(path), "meta"))
+
+        if missing:
             raise ArtifactError(
                 f"{folder} is no trained sequence classifier: its config names a {name}, and its weights have no "
                 f"{', '.join(sorted(missing))}."
@@ -110,18 +107,25 @@ class CrossEncoder:
         """Return finite scores_N of N pairs, else raise ConfigError; a score depends on nothing but its pair."""
         from torch.nn import Identity  # noqa: PLC0415 - seconds to import, needed with a reranker alone
 
-        positions = {pair: position for position, pair in enumerate(dict.fromkeys(pairs))}
-        if not positions:
+        # Equal pairs are scored once, and a query is cut once, however many passages it meets.
+        positions: dict[Pair, int] = {}
+        queries: dict[str, str] = {}
+        inputs: list[Pair] = []
+
+        for query, passage in pairs:
+            if (query, passage) in positions:
+                continue
+            if query not in queries:
+                queries[query] = self._readable_part(query)
+            positions[query, passage] = len(inputs)
+            inputs.append((queries[query], passage))
+
+        if not inputs:
             return np.zeros(0, dtype=np.float32)
+
         rows = max(1, self._config.batch_tokens // self._config.max_tokens)
-        queries = {
-            query: self._readable_part(query) for query in dict.fromkeys(q for q, _ in pairs)
-        }
         logits_N = self._model.predict(
-            [(queries[query], passage) for query, passage in positions],
-            batch_size=rows,
-            activation_fn=Identity(),
-            show_progress_bar=False,
+            inputs, batch_size=rows, activation_fn=Identity(), show_progress_bar=False
         )
         scores_N = logits_N[:, 1] - logits_N[:, 0] if logits_N.ndim == 2 else logits_N
 
@@ -154,6 +158,12 @@ class CrossEncoder:
         return query[: offsets[-1][1]] if len(offsets) == max_tokens else query
 
 
+def _head_weights(classifier: Any) -> set[str]:
+    """Return the names of a classifier's weights above its encoder, which an encoder's own folder lacks."""
+    base = f"{classifier.base_model_prefix}."
+    return {name for name, _ in classifier.named_parameters() if not name.startswith(base)}
+
+
 @dataclass(frozen=True, slots=True)
 class RerankedSearcher:
     """A searcher whose ``depth`` best hits a cross-encoder puts in order; equal scores keep the first stage's order.
@@ -177,33 +187,47 @@ class RerankedSearcher:
         try:
             hits_Q = self.searcher.search(queries, max(top_k, self.depth), where)
         except QueriesFailedError as error:
-            hits_Q = [
-                [] if isinstance(outcome, EndpointError) else outcome for outcome in error.outcomes
-            ]
-            pairs = zip(error.outcomes, self._rerank(queries, hits_Q, top_k), strict=True)
-            outcomes = [
-                outcome if isinstance(outcome, EndpointError) else hits for outcome, hits in pairs
-            ]
-            raise QueriesFailedError(outcomes) from error
+            raise QueriesFailedError(self._rerank_outcomes(queries, error, top_k)) from error
 
         return self._rerank(queries, hits_Q, top_k)
+
+    def _rerank_outcomes(
+        self, queries: Sequence[str], error: QueriesFailedError, top_k: int
+    ) -> list[list[Hit] | EndpointError]:
+        """Return the outcomes of a search with the hits in the new order; a query that failed has no hits."""
+        hits_Q: list[list[Hit]] = []
+        for outcome in error.outcomes:
+            hits_Q.append([] if isinstance(outcome, EndpointError) else outcome)
+
+        outcomes: list[list[Hit] | EndpointError] = []
+        reranked_Q = self._rerank(queries, hits_Q, top_k)
+        for outcome, hits in zip(error.outcomes, reranked_Q, strict=True):
+            outcomes.append(outcome if isinstance(outcome, EndpointError) else hits)
+
+        return outcomes
 
     def _rerank(
         self, queries: Sequence[str], hits_Q: Sequence[list[Hit]], top_k: int
     ) -> list[list[Hit]]:
-        pairs = [
-            (query, hit.chunk.contents)
-            for query, hits in zip(queries, hits_Q, strict=True)
-            for hit in hits[: self.depth]
-        ]
+        # The pairs of all queries at once, so that a forward pass is full.
+        pairs: list[Pair] = []
+        for query, hits in zip(queries, hits_Q, strict=True):
+            for hit in hits[: self.depth]:
+                pairs.append((query, hit.chunk.contents))
+
         scores = iter(self.reranker.score(pairs).tolist())
         reranked: list[list[Hit]] = []
 
         for hits in hits_Q:
             head = [Hit(hit.row, next(scores), hit.chunk) for hit in hits[: self.depth]]
-            head.sort(key=lambda hit: -hit.score)  # stable
-            rest = enumerate(hits[self.depth :], 1)
-            tail = [Hit(hit.row, head[-1].score - distance, hit.chunk) for distance, hit in rest]
+
+            # Python's sort keeps the first stage's order of equal scores.
+            head.sort(key=lambda hit: -hit.score)
+
+            # Below the lowest score of the head, so that scores fall from hit to hit.
+            tail: list[Hit] = []
+            for distance, hit in enumerate(hits[self.depth :], 1):
+                tail.append(Hit(hit.row, head[-1].score - distance, hit.chunk))
             reranked.append((head + tail)[:top_k])
 
         return reranked

@@ -99,6 +99,7 @@ class RetrievalApp:
         self._documents = Budget(2 * self._max_documents)  # of all requests together
         self._page_bytes = Budget(requests.MAX_HELD_PAGES_BYTES)
         self._queue = SearchQueue(engine.searcher, config, self._metrics, self._max_documents)
+
         # The guard has checked Host and Origin. A search is one request and one answer: sessions
         # cost round trips.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
@@ -153,10 +154,10 @@ class RetrievalApp:
         except HTTPException as error:
             refusal = JSONResponse({"detail": error.detail}, error.status_code, error.headers)
             await refusal(scope, receive, response)
-        except asyncio.CancelledError:  # its time was up when the server stopped
-            await JSONResponse({"detail": "the server is stopping."}, 503, RETRY)(
-                scope, receive, response
-            )
+        except asyncio.CancelledError:
+            # Its time was up when the server stopped.
+            refusal = JSONResponse({"detail": "the server is stopping."}, 503, RETRY)
+            await refusal(scope, receive, response)
             raise
         except Exception:
             _LOG.exception("a request to %s failed", route)
@@ -180,6 +181,8 @@ class RetrievalApp:
 
         if method != allowed:
             raise HTTPException(405, f"this route answers {allowed}.", {"allow": allowed})
+
+        # Counted until the answer is sent, because its parsed queries live as long.
         with self._bodies.body() as held:
             body = await requests.read_body(scope, receive, held) if method == "POST" else b""
             if path == "/retrieve":
@@ -214,7 +217,8 @@ class RetrievalApp:
 
         request = requests.parse_body(requests.AccessRequest, body)
 
-        async with self._page_bytes.part(sum(map(len, self._find_pages(request))), self._wait_s):
+        size_bytes = sum(map(len, self._find_pages(request)))
+        async with self._page_bytes.part(size_bytes, self._wait_s):
             response = await self._access(request)
             async with asyncio.timeout(requests.SEND_TIMEOUT_S):
                 await response(scope, receive, send)
@@ -241,12 +245,11 @@ class RetrievalApp:
         except EndpointError as error:
             # A full queue and an online search's endpoint may be well again soon, an index will
             # not.
-            passes = isinstance(error, OverloadedError | SearchTimeoutError) or isinstance(
-                error.__cause__, EndpointError
-            )
-            raise HTTPException(
-                503 if passes else 500, str(error), RETRY if passes else None
-            ) from error
+            may_pass = isinstance(error, OverloadedError | SearchTimeoutError)
+            may_pass = may_pass or isinstance(error.__cause__, EndpointError)
+            if may_pass:
+                raise HTTPException(503, str(error), RETRY) from error
+            raise HTTPException(500, str(error)) from error
 
         return _results([answer.as_json(body.return_scores) for answer in answers])
 
@@ -313,14 +316,12 @@ class CountedResponse:
             if self.begun:
                 message = {"type": "http.response.body", "body": b""}
             else:
-                self._metrics.count_request(
-                    self._route, message["status"], time.perf_counter() - self._started
-                )
+                elapsed_s = time.perf_counter() - self._started
+                self._metrics.count_request(self._route, message["status"], elapsed_s)
 
         self.begun = True
-        self._ended = message["type"] == "http.response.body" and not message.get(
-            "more_body", False
-        )
+        is_body = message["type"] == "http.response.body"
+        self._ended = is_body and not message.get("more_body", False)
         await self._send(message)
 
 

@@ -16,9 +16,12 @@ from deepsearch_rl.core.files import file_digests, read_json, sha256_json
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."  # PEFT's, before a base's own names
+
+# PEFT's, before a base's own names
+PREFIX = "base_model.model."
+
+# What vLLM takes as --max-lora-rank (``MaxLoRARanks`` in its config/lora.py)
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as --max-lora-rank (``MaxLoRARanks`` in its config/lora.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +38,14 @@ def served_rank(rank: int, name: str) -> int:
 
     Raises ConfigError if there is none.
     """
-    served = next((each for each in SERVED_RANKS if each >= rank), None)
-    if served is None:
-        raise ConfigError(
-            f"{name} is of rank {rank}, and vLLM serves adapters up to rank {SERVED_RANKS[-1]}; train one of a lower "
-            "rank, or evaluate this one merged into its base (unsloth_merge)."
-        )
+    for served in SERVED_RANKS:
+        if served >= rank:
+            return served
 
-    return served
+    raise ConfigError(
+        f"{name} is of rank {rank}, and vLLM serves adapters up to rank {SERVED_RANKS[-1]}; train one of a lower "
+        "rank, or evaluate this one merged into its base (unsloth_merge)."
+    )
 
 
 def read_adapter(folder: Path) -> Adapter | None:
@@ -63,9 +66,9 @@ def read_adapter(folder: Path) -> Adapter | None:
                 f"{path} does not exist; run the stage that makes it, or correct the base's folder."
             )
 
-    adapter = Adapter(
-        folder, base, max([config["r"], *(config.get("rank_pattern") or {}).values()])
-    )
+    # PEFT may give single matrices a rank of their own.
+    ranks = [config["r"], *(config.get("rank_pattern") or {}).values()]
+    adapter = Adapter(folder, base, max(ranks))
     _require_fit(adapter)
     return adapter
 
@@ -85,11 +88,10 @@ def digest_weights(folder: Path) -> str:
 
 def _require_fit(adapter: Adapter) -> None:
     """Compare the shape of every low-rank pair with that of the base's matrix."""
-    base = {
-        name: shape
-        for path in sorted(adapter.base.glob("*.safetensors"))
-        for name, shape in _shapes(path).items()
-    }
+    base: dict[str, list[int]] = {}
+    for path in sorted(adapter.base.glob("*.safetensors")):
+        base |= _shapes(path)
+
     pairs = _shapes(adapter.folder / WEIGHTS)
 
     for name, down in pairs.items():

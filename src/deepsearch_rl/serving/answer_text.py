@@ -44,15 +44,17 @@ class AnswerText:
 
     def _stop(self, before: int) -> bool:
         """Cut the text at the first stop string that ends behind its first ``before`` characters."""
-        found: list[tuple[int, int, str]] = []
+        matches: list[tuple[int, int, str]] = []
         for number, stop in enumerate(self.stops):
             place = self.text.find(stop, max(0, before - len(stop) + 1))
             if place >= 0:
-                found.append((place, number, stop))
+                matches.append((place, number, stop))
 
-        if not found:
+        if not matches:
             return False
-        place, _, self.stop_string = min(found)
+
+        # Of two at the same place, the one that the request names first.
+        place, _, self.stop_string = min(matches)
         self.text = self.text[: place + len(self.stop_string) * self.keep_stop]
         return True
 

@@ -10,7 +10,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
-PART_SEPARATOR = "\n"  # between the text parts of a message, as vLLM joins them
+# Between the text parts of a message, as vLLM joins them
+PART_SEPARATOR = "\n"
+
+# Every token is compared with each of them.
 MAX_STOPS = 16
 
 WITHOUT_EFFECT: Final = frozenset(

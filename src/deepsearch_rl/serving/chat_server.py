@@ -222,10 +222,13 @@ def _text_completion(answer: _Answer, generation: Generation) -> dict[str, Any]:
 
 
 def _token_logprobs(token_ids: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, Any]]:
-    return [
-        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for token, logprob in zip(token_ids, logprobs, strict=True)
-    ]
+    entries: list[dict[str, Any]] = []
+    for token, logprob in zip(token_ids, logprobs, strict=True):
+        # vLLM's spelling with --return-tokens-as-token-ids, so that a trainer reads one form.
+        name = f"token_id:{token}"
+        entries.append({"token": name, "logprob": logprob, "bytes": None, "top_logprobs": []})
+
+    return entries
 
 
 _Step: TypeAlias = tuple[int, float, str]
@@ -260,10 +263,10 @@ async def _stream(
             token, logprob, content = step
             logprobs = _token_logprobs([token], [logprob]) if answer.request.logprobs else None
 
+            # A token may complete no character, and then has nothing to show.
             if content or logprobs:
-                yield _event(
-                    _chunk(answer, {"content": content} if content else {}, logprobs=logprobs)
-                )
+                delta = {"content": content} if content else {}
+                yield _event(_chunk(answer, delta, logprobs=logprobs))
 
         for event in _end_of_stream(answer, result):
             yield event

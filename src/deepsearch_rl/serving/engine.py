@@ -171,6 +171,7 @@ class Engine:
         """Start requests and draw the next token of all that run."""
         self._admit()
         if self._running:
+            # In the order of their places, so that a pass reads the slots as one slice.
             self._table.line_up([request.slot for request in self._running])
             self._running.sort(key=lambda request: self._table.places[request.slot])
             self._step(self._running, [[request.token_ids[-1]] for request in self._running])
@@ -202,8 +203,11 @@ class Engine:
 
     def _drop_cancelled(self) -> None:
         self._backlog = [request for request in self._backlog if not request.result.cancelled()]
-        for request in [request for request in self._running if request.result.cancelled()]:
-            self._release(request)
+
+        # Over a copy, because releasing a request takes it out of the list.
+        for request in list(self._running):
+            if request.result.cancelled():
+                self._release(request)
 
     def _admit(self) -> None:
         """Start requests while there is room; of equal prompts the first goes ahead and the others copy its work."""
@@ -212,7 +216,9 @@ class Engine:
             for request in self._backlog:
                 first.setdefault(tuple(request.prompt), request)
             started = list(first.values())[: self._batch - len(self._running)]
-            rests = []
+
+            # What the slot holds of a prompt already is not computed again.
+            rests: list[list[int]] = []
             for request in started:
                 request.slot, computed = self._table.acquire(request.prompt)
                 rests.append(list(request.prompt[computed:]))
@@ -292,11 +298,16 @@ def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int],
     temperatures_B = torch.tensor([request.sampling.temperature for request in requests])
     scales_B = temperatures_B.where(temperatures_B > 0, 1.0)
     logprobs_BV = torch.log_softmax(logits_BV / scales_B[:, None], dim=-1)
+
+    # A number is drawn at temperature 0, too, so that a generator moves on by one with every token.
     uniform_B = torch.tensor([request.rng.random() for request in requests], dtype=torch.float64)
+
+    # In double precision, because the rounding of a sum over the vocabulary would move its end.
     scaled_BV = logits_BV.double() / temperatures_B.clamp(min=1e-6).double()[:, None]
     cumulative_BV = torch.softmax(scaled_BV, dim=-1).cumsum(dim=-1)
     below_BV = cumulative_BV < (uniform_B * cumulative_BV[:, -1])[:, None]
     drawn_B = below_BV.sum(dim=-1).clamp(max=logits_BV.shape[1] - 1)
+
     tokens_B = torch.where(temperatures_B == 0, logits_BV.argmax(dim=-1), drawn_B)
     return tokens_B.tolist(), logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1).tolist()
 

@@ -129,10 +129,11 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
         arguments += [adapter.folder] if adapter else []
         command = [sys.executable, "-m", "deepsearch_rl.serving.chat_server", *map(str, arguments)]
     else:
-        port = free_port()  # vLLM takes no open socket
-        command = vllm_serve_command(
-            base, settings, port, adapter_flags(adapter) if adapter else ()
-        )
+        # vLLM takes no open socket
+        port = free_port()
+        flags = adapter_flags(adapter) if adapter else ()
+        command = vllm_serve_command(base, settings, port, flags)
+
         # The one installed beside this interpreter
         command[0] = str(Path(sys.executable).with_name("vllm"))
 
@@ -175,7 +176,11 @@ def vllm_serve_command(
     }
     if config.reasoning_parser is not None:
         flags["reasoning-parser"] = config.reasoning_parser
-    switches = ["--enable-auto-tool-choice", "--return-tokens-as-token-ids"]
-    switches += ["--enforce-eager"] if config.enforce_eager else []
-    pairs = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    return ["vllm", "serve", str(folder), *pairs, *switches, *(lora or ["--no-enable-lora"])]
+
+    command = ["vllm", "serve", str(folder)]
+    for name, value in flags.items():
+        command += [f"--{name}", str(value)]
+    command += ["--enable-auto-tool-choice", "--return-tokens-as-token-ids"]
+    if config.enforce_eager:
+        command.append("--enforce-eager")
+    return [*command, *(lora or ["--no-enable-lora"])]

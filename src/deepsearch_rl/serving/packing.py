@@ -129,9 +129,11 @@ class Pass:
         scores = torch.cat(products, -1).add_(self._mask)
         weights = torch.softmax(scores, dim=-1)  # [B, H, G x Q, K]
 
-        blocks = zip(weights.split(self._block, -1), values_BHKD.split(self._block, 2), strict=True)
-        summands = (block_weights @ block_values for block_weights, block_values in blocks)
-        output = functools.reduce(torch.add, summands)
+        # One product over all keys would be added up in an order that depends on how many there
+        # are.
+        weight_blocks = weights.split(self._block, -1)
+        value_blocks = values_BHKD.split(self._block, 2)
+        output = functools.reduce(torch.add, map(torch.matmul, weight_blocks, value_blocks))
 
         output_BHGQD = output.unflatten(2, (-1, self._tokens_BQ.shape[1]))
         return output_BHGQD[self._rows_T, :, :, self._columns_T].flatten(1, 2)[None]
@@ -147,7 +149,9 @@ def _attention_rows(slots_T: np.ndarray, widest: int) -> np.ndarray:
 
     rows: list[tuple[int, int]] = []
     for start, end in zip(starts, ends, strict=True):
-        rows += [(first, min(first + widest, end)) for first in range(start, end, widest)]
+        for first in range(start, end, widest):
+            rows.append((first, min(first + widest, end)))
+
     return np.array(rows)
 
 
@@ -186,14 +190,16 @@ def forward(
     new_tokens: Sequence[Sequence[int]],
 ) -> torch.Tensor:
     """Compute the new tokens of each slot and return the logits after the last one, [B, V]."""
-    counts_B = np.array([len(tokens) for tokens in new_tokens])
+    counts_B = np.array(list(map(len, new_tokens)))
     ends_B = np.cumsum(counts_B)
     begins_B = ends_B - counts_B
 
+    # The new tokens of a slot follow those that are computed already.
     slots_T = np.repeat(np.asarray(slots), counts_B)
     positions_T = np.arange(ends_B[-1]) + np.repeat(table.lengths[slots] - begins_B, counts_B)
-    tokens_T = np.concatenate([np.asarray(tokens) for tokens in new_tokens])
+    tokens_T = np.concatenate(list(map(np.asarray, new_tokens)))
 
+    # A pass reads the keys of all before it, so the prompt of one slot may take several.
     hidden: list[torch.Tensor] = []
     for first in range(0, len(tokens_T), shapes.max_tokens):
         part = slice(first, first + shapes.max_tokens)

@@ -22,8 +22,14 @@ CANDIDATES = (
     # Every product has one size
     Shapes(tokens=64, max_tokens=64, queries=8, max_queries=8, keys=64, block=64),
 )
+
+# Longer than a block of every candidate, so that a product is cut at all of its edges.
 TEXT_TOKENS = 200
 COMPANIONS = 40
+
+# Where each part of the conversation ends. Behind some lengths and at the end, parts are single
+# tokens, as they are while an answer is drawn.
+PART_ENDS = (1, 2, 5, 70, 71, 72, 73, 128, 129, 130, 190, *range(191, TEXT_TOKENS + 1))
 
 
 def choose_shapes(model: PreTrainedModel) -> Shapes:
@@ -46,35 +52,29 @@ def choose_shapes(model: PreTrainedModel) -> Shapes:
 def rounds_alike(model: PreTrainedModel, shapes: Shapes) -> bool:
     """Return whether a conversation has the same bytes computed whole and alone, or in parts and among others."""
     rng = random.Random(0)
-    texts = [
-        [rng.randrange(model.config.vocab_size) for _ in range(TEXT_TOKENS)]
-        for _ in range(COMPANIONS + 1)
-    ]
+    own_text = _random_text(rng, model.config.vocab_size)
+    other_texts = [_random_text(rng, model.config.vocab_size) for _ in range(COMPANIONS)]
     table = SlotTable(model.config, COMPANIONS + 2, TEXT_TOKENS)
     parts_BV = torch.empty(0)
 
     with torch.inference_mode():
-        whole_1V = forward(model, table, shapes, [0], texts[:1])
-        for start, end, companions in _parts():
+        whole_1V = forward(model, table, shapes, [0], [own_text])
+
+        # Slot 1 gets the same conversation in parts, each of which is computed with one companion
+        # fewer.
+        start = 0
+        for number, end in enumerate(PART_ENDS):
+            companions = COMPANIONS - number
             slots = [*range(2, companions + 2), 1]
-            parts_BV = forward(
-                model,
-                table,
-                shapes,
-                slots,
-                [text[start:end] for text in (*texts[1 : companions + 1], texts[0])],
-            )
+            texts = [*other_texts[:companions], own_text]
+            new_tokens = [text[start:end] for text in texts]
+            parts_BV = forward(model, table, shapes, slots, new_tokens)
+            start = end
 
-    stored = (*table.keys, *table.values)
-    return torch.equal(whole_1V[0], parts_BV[-1]) and all(
-        torch.equal(tensor[0], tensor[1]) for tensor in stored
-    )
+    if not torch.equal(whole_1V[0], parts_BV[-1]):
+        return False
+    return all(torch.equal(tensor[0], tensor[1]) for tensor in (*table.keys, *table.values))
 
 
-def _parts() -> list[tuple[int, int, int]]:
-    """Return the first token and the end of every part, and how many companions it has (fewer with every part)."""
-    ends = [1, 2, 5, 70, 71, 72, 73, 128, 129, 130, 190, *range(191, TEXT_TOKENS + 1)]
-    return [
-        (start, end, COMPANIONS - number)
-        for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
-    ]
+def _random_text(rng: random.Random, vocabulary: int) -> list[int]:
+    return [rng.randrange(vocabulary) for _ in range(TEXT_TOKENS)]

@@ -11,8 +11,13 @@ import torch
 from transformers import PretrainedConfig
 
 EMPTY = -1
-BUSY = np.iinfo(np.int64).max  # when a slot was last used whose request still runs
-ALLOCATED_TOKENS = 64  # a slot holds a multiple of this
+
+# When a slot was last used whose request still runs: later than every other, so that it is never
+# the one that was unused for the longest time
+BUSY = np.iinfo(np.int64).max
+
+# A slot holds a multiple of this, the multiple of keys that an attention row is padded to
+ALLOCATED_TOKENS = 64
 
 
 class SlotTable:
@@ -50,9 +55,10 @@ class SlotTable:
         common = np.minimum(prefixes, self.lengths)
         source = int(common.argmax())
         shared = min(int(common[source]), len(prompt) - 1)
-        continues = (
-            self._last_used[source] != BUSY and shared > 0 and shared >= self.lengths[source] - 1
-        )
+
+        # One token less is as good: the last one of a prompt never counts as computed.
+        is_finished = self._last_used[source] != BUSY
+        continues = is_finished and shared > 0 and shared >= self.lengths[source] - 1
         slot = source if continues else int(self._last_used.argmin())
         if slot != source and shared > 0:
             for tensor in (*self.keys, *self.values):
@@ -71,6 +77,8 @@ class SlotTable:
         free = np.setdiff1d(np.arange(len(slots)), places)
         if not len(free):
             return
+
+        # Each slot that lies outside changes places with one that need not be inside.
         before = np.concatenate([outside, free])
         after = np.concatenate([free, outside])
         moved = np.argsort(self.places)[before]

@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
-from deepsearch_rl.core.files import remembered_sha256
 from deepsearch_rl.core.own_code import is_own
 from deepsearch_rl.core.records import Chunk
+from deepsearch_rl.core.remembered_digests import remembered_sha256
 from deepsearch_rl.retrieval.encoding.encoding import open_encoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever

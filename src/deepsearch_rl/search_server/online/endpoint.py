@@ -128,29 +128,25 @@ class OnlineConfig(Record):
 
         if self.body is not None and self.method == "GET":
             raise ValueError("a GET has no body; set method: POST")
-        visible = [self.url, *self.headers.values()]
 
-        for name in (name for text in visible for name in _PLACEHOLDER.findall(text)):
+        # Braces of a body may be its own JSON, so that only url and headers are checked.
+        visible = " ".join([self.url, *self.headers.values()])
+        for name in _PLACEHOLDER.findall(visible):
             if name not in PLACEHOLDERS:
                 raise ValueError(
                     f"unknown placeholder {{{name}}}; there are {{query}}, {{top_k}} and {{key}}"
                 )
 
-        templates = [*visible, repr(self.body)]
-        if not any("{query}" in template for template in templates):
+        templates = f"{visible} {self.body!r}"
+        if "{query}" not in templates:
             raise ValueError("neither url nor body nor headers hold {query}")
-        if any("{key}" in template for template in templates) != (
-            self.api_key_variable is not None
-        ):
+        if ("{key}" in templates) != (self.api_key_variable is not None):
             raise ValueError(
                 "{key} and api_key_variable go together: one is given without the other"
             )
 
-        if (
-            self.api_key_variable
-            and parts.scheme == "http"
-            and parts.hostname not in LOOPBACK_HOSTS
-        ):
+        is_plain = parts.scheme == "http" and parts.hostname not in LOOPBACK_HOSTS
+        if self.api_key_variable and is_plain:
             raise ValueError("a key must not travel over plain http; use https")
 
         return self
@@ -250,14 +246,15 @@ class SearchEndpoint:
 
     def _request(self, values: Mapping[str, str]) -> httpx.Request:
         config = self.config
-        url = _fill(
-            config.url,
-            {name: quote(value, safe="", errors="replace") for name, value in values.items()},
-        )
+        encoded_values: dict[str, str] = {}
+        for name, value in values.items():
+            encoded_values[name] = quote(value, safe="", errors="replace")
+        url = _fill(config.url, encoded_values)
+
         headers = {"accept": "application/json", "accept-encoding": "identity"}
-        headers |= {
-            name.lower(): _fill(template, values) for name, template in config.headers.items()
-        }
+        for name, template in config.headers.items():
+            headers[name.lower()] = _fill(template, values)
+
         content = None
         if config.method == "POST":
             content = orjson.dumps(_fill_body(config.body, values))

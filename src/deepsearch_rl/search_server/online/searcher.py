@@ -97,9 +97,16 @@ class OnlineSearcher:
                 return error
 
         outcomes = list(self._threads.map(outcome, queries))
-        failures = [each for each in outcomes if isinstance(each, EndpointError)]
+        failures: list[EndpointError] = []
+        hits_Q: list[list[Hit]] = []
+        for result in outcomes:
+            if isinstance(result, EndpointError):
+                failures.append(result)
+            else:
+                hits_Q.append(result)
+
         if not failures:
-            return [each for each in outcomes if not isinstance(each, EndpointError)]
+            return hits_Q
         if outages and len(failures) == len(queries):
             raise outages[0]
         if len(queries) == 1:
@@ -113,14 +120,10 @@ class OnlineSearcher:
         if results is None and fields.results_optional:
             return []
         if not isinstance(results, list):
-            path = (
-                "the answer itself"
-                if fields.results is None
-                else f"results path {fields.results!r}"
-            )
-            problem = (
-                "leads nowhere" if results is None else f"is no list but {_KINDS[type(results)]}"
-            )
+            path = f"results path {fields.results!r}" if fields.results else "the answer itself"
+            problem = "leads nowhere"
+            if results is not None:
+                problem = f"is no list but {_KINDS[type(results)]}"
             raise self._endpoint.error(f"{path} {problem}; the answer {_keys_of(answer)}.")
 
         by_contents: dict[str, Hit] = {}
@@ -142,17 +145,18 @@ class OnlineSearcher:
         url = self._text(result, row, "url")
         title = " ".join(self._text(result, row, "title").split()) or url
         contents = f"{title}\n{self._text(result, row, 'text')}"
-        extra = {name: value_at(result, path) for name, path in self.config.fields.metadata.items()}
-        metadata: dict[str, JsonValue] = {
-            name: value for name, value in extra.items() if value is not None
-        }
         id_ = url or _digest(contents)
-        metadata |= {
-            **({"url": url} if url else {}),
-            "doc_id": id_,
-            "doc_chunks": 1,
-            "doc_chunk_id": 0,
-        }
+
+        metadata: dict[str, JsonValue] = {}
+        for name, path in self.config.fields.metadata.items():
+            value = value_at(result, path)
+            if value is not None:
+                metadata[name] = value
+
+        # These win over fields of the answer that have their names.
+        if url:
+            metadata["url"] = url
+        metadata |= {"doc_id": id_, "doc_chunks": 1, "doc_chunk_id": 0}
         return Chunk(id=id_, contents=contents, metadata=ChunkMetadata.model_validate(metadata))
 
     def _text(self, result: JsonValue, row: int, field: ResultField) -> str:
