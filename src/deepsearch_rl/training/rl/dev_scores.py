@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.training.rl.health import gate_warning
 from deepsearch_rl.training.rl.step_rollouts import roll_out_seed, trainable
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Sampling
 from deepsearch_rl.training.runs.curves import standard_error
+from deepsearch_rl.training.runs.dev_f1 import f1_by_question, mean_f1
 
 _LOG = logging.getLogger(__name__)
 MIN_DEV_SHARE = 0.9
@@ -33,7 +33,7 @@ class DevScores:
         sampling = Sampling(gate.samples, self.config.temperature, seed, trained=False)
         f1_QG = await self._f1(self.task.dev[: gate.questions], sampling)
 
-        pass_1 = fmean(map(fmean, f1_QG))
+        pass_1, _ = mean_f1(f1_QG)
         pass_k = fmean(map(max, f1_QG))
         if warning := gate_warning(pass_1, pass_k, gate.samples, gate.min_f1):
             _LOG.warning("rl@%s: %s.", self.task.start_name, warning)
@@ -46,8 +46,8 @@ class DevScores:
         sampling = Sampling(dev.samples, dev.temperature, seed, trained=False)
         f1_QG = await self._f1(self.task.dev[: dev.questions], sampling)
 
-        f1_Q = list(map(fmean, f1_QG))
-        return {"dev_f1": fmean(f1_Q), **standard_error("dev_f1", f1_Q)}
+        mean, f1_Q = mean_f1(f1_QG)
+        return {"dev_f1": mean, **standard_error("dev_f1", f1_Q)}
 
     async def _f1(self, questions: Sequence[Question], sampling: Sampling) -> list[list[float]]:
         """Return the F1 of every rollout that infrastructure left whole, by question.
@@ -66,4 +66,4 @@ class DevScores:
                 "on from the last step."
             )
 
-        return [[score_rollout(rollout.trajectory).f1 for rollout in group] for group in kept]
+        return f1_by_question([[rollout.trajectory for rollout in group] for group in kept])
