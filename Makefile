@@ -92,7 +92,7 @@ ui: environment  ##start Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0
 	@$(BIN)/python -m flows.ui $(if $(HOST),--host $(HOST))
 
 experiments: environment  ##start F1 of a profile's DVC experiments, and the params in which they differ
-	@$(BIN)/python -m scripts.experiments $(PROFILE)
+	@$(BIN)/deepsearch experiments $(PROFILE)
 
 deploy: environment  ##team a Prefect deployment of every profile, with a paused nightly schedule
 	@$(BIN)/python -m flows.worker deploy

@@ -3,8 +3,8 @@
 Whatever runs a profile's graph holds the profile's lock while it works: `make repro`, a flow, a
 worker's run, a make target of several DVC commands, `dvc repro` of the project's environment, and a
 stage by hand. So two runs of one profile take turns, and runs of two profiles do not. Stages that
-need a GPU hold the GPU's lock as well, which all clones on the machine share. The file of a lock
-names its holder.
+need a GPU hold the lock of each visible GPU as well, which all clones and users of the machine
+share. The file of a lock names its holder.
 
 What a run starts belongs to it and waits for nobody: a run writes the locks that it holds into the
 variable ``DEEPSEARCH_LOCKS``, which its processes inherit.
@@ -16,7 +16,6 @@ when its Python starts, also where it then runs another revision of the package.
 import fcntl
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 POLL_S = 0.5
+LOCKS_FOLDER = "/tmp"
+DRIVER_LIST = Path("/proc/driver/nvidia/gpus")
 # ``PID@PATH`` of every lock of a profile that we or a process that started us hold, separated as
 # in ``PATH``
 LOCKS_VARIABLE = "DEEPSEARCH_LOCKS"
@@ -53,10 +54,47 @@ def nothing() -> None:
     """Do nothing; the check of a run that ends by Ctrl-C alone, and the holder where nobody else can be in the way."""
 
 
-def gpu_lock() -> Path:
-    """Path of the lock of the visible GPUs; all clones of this machine share it."""
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(",", "-")
-    return Path(tempfile.gettempdir(), f"deepsearch-gpu-{devices}.lock")
+def gpu_locks() -> list[Path]:
+    """Paths of the locks of the visible GPUs, one for each, in the order in which everybody takes them.
+
+    All clones and users of this machine share them, whatever ``TMPDIR`` says.
+    """
+    return [Path(LOCKS_FOLDER, f"deepsearch-gpu-{device}.lock") for device in visible_devices()]
+
+
+def visible_devices() -> list[str]:
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` shows, sorted, by the names that they have for everybody.
+
+    A number and a UUID of one device are one name. Where the driver's list does not tell what an
+    entry stands for, it is the entry itself; ``all`` where there is no list and no variable.
+    """
+    devices = _devices()
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
+        return sorted(devices) or ["all"]
+
+    names: set[str] = set()
+    for entry in filter(None, (part.strip() for part in variable.split(","))):
+        if entry.isdecimal() and int(entry) < len(devices):
+            names.add(devices[int(entry)])
+            continue
+        # A UUID may be shortened as long as it is unique
+        named = [device for device in devices if device.startswith(entry)]
+        names.add(named[0] if len(named) == 1 else entry.replace("/", "-"))
+
+    return sorted(names)
+
+
+def _devices() -> list[str]:
+    """Return the UUIDs of this machine's GPUs in the order of their buses, as NVIDIA's driver lists them."""
+    uuids: list[str] = []
+    for path in sorted(DRIVER_LIST.glob("*/information")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name == "GPU UUID":
+                uuids.append(value.strip())
+
+    return uuids
 
 
 def run_lock(root: Path, profile: str) -> Path:
@@ -155,9 +193,8 @@ def wait_and_take(
     find_other: FindHolder = nothing,
 ) -> int:
     """Wait for a lock, take it and return its file descriptor; see :func:`held` and :func:`run_held`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     # The file stays open while we wait: that shows others that we know of the lock.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = _open(path)
     said: set[Holder | None] = set()
 
     try:
@@ -169,7 +206,7 @@ def wait_and_take(
                 if not _is_removed(descriptor, path):
                     break
                 os.close(descriptor)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                descriptor = _open(path)
                 continue
 
             other = other or read_holder(path)
@@ -186,6 +223,27 @@ def wait_and_take(
         raise
 
     return descriptor
+
+
+def _open(path: Path) -> int:
+    """Open the file of a lock, or make it so that every user can open it; return its descriptor.
+
+    A file of another user in a folder like ``/tmp`` may be opened, but not with O_CREAT
+    (``fs.protected_regular`` of Linux).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            return os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            pass
+
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:  # another process has just made it
+            continue
+        os.fchmod(descriptor, 0o666)  # whatever our umask is
+        return descriptor
 
 
 def local_time(seconds: float | None = None) -> str:

@@ -50,7 +50,15 @@ from flows.reports import send_reports
 from flows.run_page import key_figures, report_page, run_page
 from flows.schedule import WORKERS, run_graph
 from flows.server import prefect_api, wait_for_prefect
-from flows.stage_run import CACHED, RESTORED, Workplace, run_stage, stream, workplace
+from flows.stage_run import (
+    CACHED,
+    RESTORED,
+    StageFailedError,
+    Workplace,
+    run_stage,
+    stream,
+    workplace,
+)
 
 # Set by a worker for its runs, which Prefect starts in a temporary folder
 PROJECT_VARIABLE = "DEEPSEARCH_PROJECT"
@@ -195,6 +203,11 @@ def project_folder() -> Path:
     return Path(os.environ.get(PROJECT_VARIABLE) or Path.cwd()).resolve()
 
 
+def _is_outside(_task: object, _run: object, state: State[None]) -> bool:
+    """Return whether a stage failed because a server did not answer: a missing key is asked for once."""
+    return isinstance(state.data, StageFailedError) and state.data.is_outside
+
+
 def _reproduce(
     root: Path,
     project: Path,
@@ -217,7 +230,11 @@ def _reproduce(
             stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool
         ) -> PrefectFuture[State[None]]:
             retries = len(RETRY_DELAYS_S) if stage.family in place.config.outside_stages else 0
-            run = reproduce_stage.with_options(retries=retries, retry_delay_seconds=RETRY_DELAYS_S)
+            run = reproduce_stage.with_options(
+                retries=retries,
+                retry_delay_seconds=RETRY_DELAYS_S,
+                retry_condition_fn=_is_outside,
+            )
             return run.submit(stage, place, skip and not force, force, wait_for=upstream)  # pyright: ignore[reportCallIssue]
 
         def outcome(future: PrefectFuture[State[None]]) -> str | None:

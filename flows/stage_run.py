@@ -2,11 +2,12 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from logging import Logger, LoggerAdapter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import Field
@@ -17,8 +18,10 @@ from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.core.redaction import environment_secrets, redact
 from deepsearch_rl.core.retries import retry
+from deepsearch_rl.core.stage_entry import OUTSIDE_STATUS
 from flows.graph import Stage
-from flows.locks import gpu_lock, held
+from flows.locks import gpu_locks, held
+from flows.outcome import OUTCOME_VARIABLE, Outcome, read_outcome
 
 DVC = str(Path(__file__).with_name("dvc"))
 # DVC sets it for the stages of `dvc exp run`
@@ -30,9 +33,6 @@ PUSH_BACKOFF_S = 2.0
 COMPLETED = "Completed"
 CACHED = "Cached"
 RESTORED = "Restored"
-_UNCHANGED = "Data and pipelines are up to date."
-_STAGE_FAILED = "failed to run: "
-_FROM_RUN_CACHE = "is cached - skipping run, checking out outputs"
 AnyLogger = Logger | LoggerAdapter[Any]
 
 
@@ -46,7 +46,16 @@ class FlowConfig(Record):
 
 
 class StageFailedError(DeepsearchError):
-    """A stage ended with a status other than 0."""
+    """A command ended with a status other than 0; ``status`` is that of a stage's own command, None of any other."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether a server that the stage asked did not answer, so that another attempt can help."""
+        return self.status == OUTSIDE_STATUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,42 +97,51 @@ def run_stage(stage: Stage, place: Workplace, force: bool, log: AnyLogger) -> st
     With the remote, what another machine has made of the same inputs is fetched, and what this one
     makes is pushed. Raises StageFailedError with the command, its exit status and its last lines.
     """
-    on_gpu = stage.family in place.config.gpu_stages
-    turn = (
-        held(gpu_lock(), place.holder, "uses the GPU", log.info, place.guard.check_open)
-        if on_gpu
-        else nullcontext()
-    )
-    with turn as lock:
-        lines = _reproduce(stage, place, force, log, () if lock is None else (lock,))
-    if _UNCHANGED in lines:
+    with ExitStack() as turns:
+        locks = [
+            turns.enter_context(
+                held(path, place.holder, "uses the GPU", log.info, place.guard.check_open)
+            )
+            for path in (gpu_locks() if stage.family in place.config.gpu_stages else ())
+        ]
+        outcome = _reproduce(stage, place, force, log, locks)
+    if not outcome.has_run and not outcome.was_restored:
         return CACHED
     if place.remote:
         _push(stage, place, log)
-    return RESTORED if any(line.endswith(_FROM_RUN_CACHE) for line in lines) else COMPLETED
+    return COMPLETED if outcome.has_run else RESTORED
 
 
 def _reproduce(
     stage: Stage, place: Workplace, force: bool, log: AnyLogger, locks: Sequence[int]
-) -> list[str]:
-    """Reproduce a stage and return DVC's last lines; one that cannot be fetched runs here."""
+) -> Outcome:
+    """Reproduce a stage and return what DVC did; one that cannot be fetched runs here."""
     options = ["--force"] if force else []
     if place.remote:
         try:
-            return stream(
-                dvc_command("repro", "--single-item", "--pull", *options, stage.address),
-                place,
-                log,
-                locks,
-            )
+            return _repro(["--pull", *options, stage.address], place, log, locks)
         except StageFailedError as error:
-            if _STAGE_FAILED in str(error):
+            if error.status is not None:
                 raise
             log.warning(
                 "DVC's remote cannot be asked for %s, so it runs here: %s", stage.name, error
             )
 
-    return stream(dvc_command("repro", "--single-item", *options, stage.address), place, log, locks)
+    return _repro([*options, stage.address], place, log, locks)
+
+
+def _repro(
+    arguments: Sequence[str], place: Workplace, log: AnyLogger, locks: Sequence[int]
+) -> Outcome:
+    """Run `dvc repro` for one stage; raise StageFailedError, with the status of the stage's command if that failed."""
+    with TemporaryDirectory(prefix="deepsearch-") as folder:
+        path = Path(folder, "outcome.json")
+        command = dvc_command("repro", "--single-item", *arguments)
+        try:
+            stream(command, place, log, locks, {OUTCOME_VARIABLE: str(path)})
+        except StageFailedError as error:
+            raise StageFailedError(str(error), read_outcome(path).status) from error
+        return read_outcome(path)
 
 
 def _push(stage: Stage, place: Workplace, log: AnyLogger) -> None:
@@ -150,14 +168,18 @@ def dvc_command(*arguments: str) -> list[str]:
 
 
 def stream(
-    command: list[str], place: Workplace, log: AnyLogger, locks: Sequence[int] = ()
-) -> list[str]:
-    """Run a command, log its output as it comes, without keys, and return the last lines.
+    command: list[str],
+    place: Workplace,
+    log: AnyLogger,
+    locks: Sequence[int] = (),
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Run a command with further environment variables, and log its output as it comes, without keys.
 
     The descriptors ``locks``, and those of the run, stay open until the command and all that it
     started have ended. Raises StageFailedError.
     """
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})}
     if place.experiment:
         environment[EXPERIMENT_VARIABLE] = place.experiment
     secrets = environment_secrets(environment)
@@ -172,5 +194,3 @@ def stream(
         raise StageFailedError(
             f"`{call}` ended with status {process.returncode}; its last lines:\n" + "\n".join(tail)
         )
-
-    return tail

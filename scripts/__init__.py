@@ -1,1 +1,1 @@
-"""Programs of the Makefile: environment, dvc.yaml's deps, params files."""
+"""Programs for who changes this project, most of them behind a target of the Makefile."""

@@ -14,7 +14,9 @@ from scripts.markers import with_part
 
 DOCUMENT = Path("docs", "architecture.md")
 NAME = "files"
-PACKAGES = ("scripts", "stages", "flows", "src/deepsearch_rl", "benchmarks")
+PACKAGES = (
+    "scripts", "graph_commands", "stages", "flows", "src/deepsearch_rl", "benchmarks",
+)  # fmt: skip
 # Where the descriptions begin, in characters after the code block's indent
 COLUMN = 33
 

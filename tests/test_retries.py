@@ -61,6 +61,17 @@ def test_an_error_of_another_kind_is_raised_at_once() -> None:
         waits_of([ValueError("other")])
 
 
+@pytest.mark.parametrize("mistake", [TypeError, AttributeError, NameError, ImportError])
+def test_a_mistake_of_the_program_is_raised_at_once_where_every_error_is_repeated(
+    mistake: type[Exception],
+) -> None:
+    failures: list[int] = []
+    policy = retry(3, 0.0, Exception, lambda _, attempt: failures.append(attempt))
+    with pytest.raises(mistake):
+        policy(failing([mistake("x"), mistake("x")]))()
+    assert failures == []
+
+
 def test_every_failure_that_is_followed_by_a_wait_is_told_with_its_number() -> None:
     failures: list[int] = []
     policy = retry(3, 0.0, Busy, lambda _, attempt: failures.append(attempt))

@@ -12,6 +12,9 @@ new state.
 
 After every stage DVC advises `git add`, `autostage` and `dvc push`. A run of the whole graph would
 print that twenty times; here it is left out.
+
+DVC says in sentences alone how a stage ended. Here it is also written to the file that the variable
+``DEEPSEARCH_OUTCOME`` names, as :class:`flows.outcome.Outcome`.
 """
 
 import functools
@@ -27,8 +30,11 @@ from typing import Any
 import dvc.dvcfile
 import dvc.repo.scm_context
 import dvc.rwlock
+import dvc.stage.run
 from dvc.cli import main
 from dvc.lock import LockError
+from dvc.stage.cache import StageCache
+from dvc.stage.exceptions import StageCmdFailedError
 from dvc.ui import ui
 from dvc.utils.serialize import modify_yaml
 
@@ -111,9 +117,58 @@ def leave_out_advice() -> None:
     setattr(ui, "write", write_unless_advice)  # noqa: B010 - a method, which pyright guards
 
 
+@contextmanager
+def outcome_written(path: Path) -> Iterator[None]:
+    """Write how the stages of the block ended: the command of one ran or failed, or its outputs were fetched."""
+    from flows.outcome import Outcome  # noqa: PLC0415 - found only as set below
+
+    outcome = Outcome()
+    run_command = dvc.stage.run.cmd_run
+    restore = StageCache.restore
+
+    def run_noted(*arguments: Any, **options: Any) -> None:
+        nonlocal outcome
+        outcome = outcome.model_copy(update={"has_run": True})
+        run_command(*arguments, **options)
+
+    def restore_noted(*arguments: Any, **options: Any) -> None:
+        nonlocal outcome
+        restore(*arguments, **options)
+        outcome = outcome.model_copy(update={"was_restored": True})
+
+    class NotedCmdFailedError(StageCmdFailedError):
+        def __init__(self, cmd: str, status: int | None = None) -> None:
+            nonlocal outcome
+            super().__init__(cmd, status)
+            outcome = outcome.model_copy(update={"status": status})
+
+    for owner, name, value in (
+        (dvc.stage.run, "cmd_run", run_noted),
+        (dvc.stage.run, "StageCmdFailedError", NotedCmdFailedError),
+        (StageCache, "restore", restore_noted),
+    ):
+        setattr(owner, name, value)
+
+    try:
+        yield
+    finally:
+        path.write_text(outcome.model_dump_json(), encoding="utf-8")
+
+
+def run_and_say() -> int:
+    """Run DVC's command line, and write how it ended where somebody asks; what it starts is not asked."""
+    from flows.outcome import OUTCOME_VARIABLE  # noqa: PLC0415
+
+    path = os.environ.get(OUTCOME_VARIABLE)
+    if not path:
+        return run()
+    with outcome_written(Path(path)):
+        return run()
+
+
 if __name__ == "__main__":
     # last: no folder of the project hides a package
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     leave_out_advice()
     setattr(dvc.dvcfile, "modify_yaml", modify_yaml_at_once)  # noqa: B010 - a module's function, which pyright guards
-    sys.exit(run())
+    sys.exit(run_and_say())

@@ -35,6 +35,7 @@ COMMANDS = {
     "evaluate": "Let a model answer a question set with search, and print its row of the F1 table.",
     "score": "Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.",
     "compare": "First minus second, question by question, with 95 % intervals and permutation p-values.",
+    "experiments": "Show a profile's DVC experiments: F1 on the in-domain set by model, and the params that differ.",
     "explain": "Show where runs lose points, cause by cause, what could be reached, and how a published row differs.",
     "retrieve": "Build, search, serve and measure passage indexes.",
     "rl": "Runs of RL, their checkpoints, and new runs that begin at one of them.",

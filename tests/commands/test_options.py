@@ -237,6 +237,15 @@ COMPARE = Command(
     "deepsearch_rl.commands.score.report_comparison",
     {"--draws": ("50", "3", 50), "--seed": ("7", "2", 7)},
 )
+COMPARE_REPORTS = Command(
+    "compare workspace HEAD",
+    "graph_commands.compare.compare_named",
+    {
+        "--profile": ("smoke", "1.profile", "smoke"),
+        "--store": ("http://127.0.0.1:9", "1.store", "http://127.0.0.1:9"),
+        "--timeout-s": ("7", "1.timeout_s", 7.0),
+    },
+)
 EXPLAIN = Command(
     "explain predictions.jsonl",
     "deepsearch_rl.commands.explain.explain_paths",
@@ -351,6 +360,7 @@ COMMANDS = (
     ASK_ENDPOINT,
     SCORE,
     COMPARE,
+    COMPARE_REPORTS,
     EXPLAIN,
     CONVERT,
     IMPORT,

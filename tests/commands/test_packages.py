@@ -44,6 +44,7 @@ PARTS = {
     "src/deepsearch_rl/training/": "train",
     "src/deepsearch_rl/trajectories/rows/training_set.py": "train",
     "flows/": "orchestrate",
+    "graph_commands/": "orchestrate",
     "stages/": "all",
 }
 """The part of a file: that of the longest beginning of its path."""
@@ -99,7 +100,7 @@ def third_party_imports() -> dict[str, set[str]]:
     """The packages that a file imports, by its path; first-party and standard modules belong to no distribution."""
     distributions = packages_distributions()
     imports = {}
-    for folder in ("src", "stages", "flows"):
+    for folder in ("src", "stages", "flows", "graph_commands"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             modules = (
                 {name.partition(".")[0] for name in imported_names(path)}

@@ -1,13 +1,12 @@
 """The table of experiments, from a real DVC project's."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.experiments import read_results, read_states, render
+from graph_commands.experiments import read_results, read_states, render
 from tests.flows.conftest import MakeProject
 from tests.repository import commit_all, git
 
@@ -79,10 +78,7 @@ def test_experiments_show_f1_and_what_differs_from_their_commit(project: Path) -
 
 
 def test_an_unknown_profile_is_refused(project: Path) -> None:
-    command = [sys.executable, "-m", "scripts.experiments", "tini"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    answer = subprocess.run(
-        command, cwd=project, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [str(Path(sys.executable).with_name("deepsearch")), "experiments", "tini"]
+    answer = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr.startswith("error: ")) == (1, True)
     assert "Did you mean 'tiny'" in answer.stderr

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.processes import ProcessGuard
-from flows.locks import LOCKS_VARIABLE, Holder, current_holder, gpu_lock, held, run_held, run_lock
+from flows import locks
+from flows.locks import (
+    LOCKS_VARIABLE,
+    Holder,
+    current_holder,
+    gpu_locks,
+    held,
+    run_held,
+    run_lock,
+    visible_devices,
+)
 
 HOLD = """
 import sys, time
@@ -105,12 +115,61 @@ def test_the_gpu_is_free_when_the_last_process_on_it_has_ended(tmp_path: Path) -
         assert order.read_text() == "ended\n"
 
 
-def test_clones_share_the_lock_of_the_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    both = gpu_lock()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    assert gpu_lock() != both
-    assert gpu_lock().is_absolute()
+@pytest.fixture
+def three_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's list of three GPUs."""
+    monkeypatch.setattr(locks, "DRIVER_LIST", tmp_path / "gpus")
+    for number, uuid in enumerate(("GPU-cc1", "GPU-aa2", "GPU-aa3")):
+        path = tmp_path / "gpus" / f"0000:0{number}:00.0" / "information"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"Model: \t NVIDIA H100\nIRQ: 1\nGPU UUID: \t {uuid}\nBus Type: PCIe\n")
+
+
+@pytest.mark.usefixtures("three_gpus")
+@pytest.mark.parametrize(
+    ("variable", "devices"),
+    [
+        (None, ["GPU-aa2", "GPU-aa3", "GPU-cc1"]),
+        ("0", ["GPU-cc1"]),
+        ("1,0", ["GPU-aa2", "GPU-cc1"]),
+        ("GPU-c", ["GPU-cc1"]),
+        (" GPU-aa3 , 0", ["GPU-aa3", "GPU-cc1"]),
+        ("GPU-aa", ["GPU-aa"]),
+        ("MIG-1/2", ["MIG-1-2"]),
+        ("7", ["7"]),
+        ("", []),
+    ],
+)
+def test_a_gpu_has_one_lock_however_it_is_named_and_several_are_taken_in_one_order(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, devices: list[str]
+) -> None:
+    if variable is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert visible_devices() == devices
+    monkeypatch.setenv("TMPDIR", "/somewhere/of/mine")
+    names = [f"/tmp/deepsearch-gpu-{device}.lock" for device in devices]
+    assert [str(path) for path in gpu_locks()] == names
+
+
+def test_without_a_driver_the_entries_are_the_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "DRIVER_LIST", tmp_path / "none")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_devices() == ["all"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert visible_devices() == ["0", "1"]
+
+
+def test_every_user_can_open_the_file_of_a_lock(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with held(tmp_path / "gpu.lock", "mine", "uses the GPU", ignore):
+            assert (tmp_path / "gpu.lock").stat().st_mode & 0o777 == 0o666
+    finally:
+        os.umask(before)
 
 
 def test_a_lock_whose_file_was_removed_still_has_one_holder_at_a_time(tmp_path: Path) -> None:

@@ -149,16 +149,29 @@ def test_the_stage_with_the_longest_way_to_the_end_starts_first(make_project: Ma
     assert set((root / "started").read_text().split()[:2]) == {"c", "b"}
 
 
-def test_a_stage_that_asks_others_is_tried_again(
+def test_a_stage_whose_server_did_not_answer_is_tried_again(
     make_project: MakeProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flow_module, "RETRY_DELAYS_S", [0.1])
-    once = "[ -e tried ] || { touch tried; exit 1; }; echo > data.txt"
+    once = "[ -e tried ] || { touch tried; exit 75; }; echo > data.txt"
     make_project(
         {"download": {"cmd": once, "outs": ["data.txt"]}},
         PROFILE.replace("outside_stages: []", "outside_stages: [download]"),
     )
     assert reproduce() == {"download": "Completed"}
+
+
+def test_a_stage_that_fails_for_another_reason_is_not_tried_again(
+    make_project: MakeProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow_module, "RETRY_DELAYS_S", [0.1])
+    root = make_project(
+        {"download": {"cmd": "echo tried >> runs; exit 1", "outs": ["data.txt"]}},
+        PROFILE.replace("outside_stages: []", "outside_stages: [download]"),
+    )
+    with pytest.raises(StageFailedError):
+        reproduce()
+    assert (root / "runs").read_text() == "tried\n"
 
 
 class Webhook(BaseHTTPRequestHandler):

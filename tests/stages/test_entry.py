@@ -8,7 +8,7 @@ import pytest
 
 from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.core import stage_entry as entry
-from deepsearch_rl.core.errors import CheckFailedError
+from deepsearch_rl.core.errors import CheckFailedError, ConfigError, EndpointError
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run
 
@@ -63,6 +63,19 @@ def test_a_finished_stage_notes_its_time_and_memory(
     (noted,) = latest_runs(params_file.parent, "tiny")
     assert noted.stage == "each@sft"
     assert noted.peak_mb > 10
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(EndpointError("gone"), entry.OUTSIDE_STATUS), (ConfigError("set KEY"), "error: set KEY")],
+)
+def test_the_status_says_whether_another_attempt_can_help(
+    error: Exception, status: object, params_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def main(_: Profile) -> None:
+        raise error
+
+    assert run_stage(monkeypatch, main, str(params_file)) == status
 
 
 def test_a_stage_for_each_model_needs_the_models_name(

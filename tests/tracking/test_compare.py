@@ -1,4 +1,4 @@
-"""`scripts.compare_runs` over a real DVC repository and a real MLflow store, which hold the same two reports."""
+"""`deepsearch compare` over a real DVC repository and a real MLflow store, which hold the same two reports."""
 
 import json
 import shutil
@@ -10,10 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from deepsearch_rl.commands.score import compare_command
 from deepsearch_rl.tracking.build_bundle import build_bundle
 from deepsearch_rl.tracking.bundle import Provenance, read_bundle
 from deepsearch_rl.tracking.upload import upload
-from scripts.compare_runs import ReportComparison, compare_runs_command
+from graph_commands.compare import ReportComparison
 from tests.repository import commit_all, git
 from tests.tracking.conftest import CONFIG, PROVENANCE, QUESTIONS, SEED, make_results, new_store
 
@@ -57,7 +58,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compare(project: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
     monkeypatch.chdir(project)
     app = typer.Typer()
-    app.command()(compare_runs_command)
+    app.command()(compare_command)
     return CliRunner().invoke(app, arguments)
 
 

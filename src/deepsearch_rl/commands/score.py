@@ -9,9 +9,12 @@ import typer
 from pydantic import Field
 from typer import Option
 
+from deepsearch_rl.commands.checkout import checkout_module
+from deepsearch_rl.commands.summary import STORE_HELP
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core import answers
-from deepsearch_rl.core.errors import CheckFailedError
+from deepsearch_rl.core.errors import CheckFailedError, ConfigError
+from deepsearch_rl.core.profile import require_profile
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore
 from deepsearch_rl.evaluation.scoring.overlap import ConstantAnswers
@@ -23,9 +26,17 @@ from deepsearch_rl.evaluation.scoring.score import (
 )
 from deepsearch_rl.evaluation.standalone.predictions import ScoredFile, score_predictions
 from deepsearch_rl.evaluation.tables.holm import holm
+from deepsearch_rl.tracking.local_store import local_store
 
 Predictions = Annotated[
     Path, typer.Argument(help="JSON Lines of predictions, or of trajectories.", show_default=False)
+]
+Compared = Annotated[
+    str,
+    typer.Argument(
+        help="Predictions or trajectories in JSON Lines, or the name of a report.",
+        show_default=False,
+    ),
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 Draws = Annotated[int, Option(min=0, help="Bootstrap resamples; 0 leaves the intervals out.")]
@@ -120,20 +131,55 @@ def score_command(
 
 
 def compare_command(
-    first: Predictions,
-    second: Predictions,
+    first: Compared,
+    second: Compared,
+    profile: Annotated[
+        str, Option(help="Of reports: whose report a git revision stands for.")
+    ] = "tiny",
+    store: Annotated[str | None, STORE_HELP] = None,
     as_json: AsJson = False,
     draws: ComparisonDraws = 10_000,
     seed: Seed = 0,
+    timeout_s: Annotated[
+        float, Option(min=1, help="Of reports: seconds for one request to MLflow.")
+    ] = 30,
 ) -> None:
     """First minus second, question by question, with 95 % intervals and permutation p-values.
 
-    The table's p-values are corrected for their number by Holm-Bonferroni; --json has them as they
-    are. Both files must answer the same questions; files as for `deepsearch score`.
+    Two files of predictions must answer the same questions; files as for
+    `deepsearch score`. Two reports are compared in settings, code and data, and in
+    F1 of every model and set. A report is `workspace`, a git revision or a DVC
+    experiment, which come from DVC's cache or remote; or a run of MLflow, by its
+    id, its name or its report's digest. The tables' p-values are corrected for
+    their number by Holm-Bonferroni; --json has them as they are.
 
         deepsearch compare rl.jsonl sft.jsonl
+        deepsearch compare workspace HEAD
+        deepsearch compare HEAD~1 fussy-kiln
+        deepsearch compare HEAD 'gpu 3f2a1c9d0b4e' --profile gpu
     """
-    report = report_comparison(score_predictions(first), score_predictions(second), seed, draws)
+    names = (first, second)
+    files = [name for name in names if _is_file(name)]
+    if not files:
+        reports = checkout_module("graph_commands.compare")
+        require_profile(Path(), profile)
+        source = reports.Source(Path(), profile, store or local_store(Path("mlruns")), timeout_s)
+        comparison = reports.compare_named(names, source, seed, draws)
+        if as_json:
+            typer.echo(comparison.model_dump_json(indent=2))
+        else:
+            reports.print_comparison(comparison)
+        return
+
+    if len(files) == 1:
+        [other] = set(names) - set(files)
+        raise ConfigError(
+            f"{files[0]} is a file of predictions, and {other} is no file: compare two files, or two reports."
+        )
+
+    report = report_comparison(
+        score_predictions(Path(first)), score_predictions(Path(second)), seed, draws
+    )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
         return
@@ -155,6 +201,11 @@ def compare_command(
         ["questions", "n", "metric", "difference", "95 % interval", "p (Holm)"],
         rows,
     )
+
+
+def _is_file(name: str) -> bool:
+    """Return whether a name is meant as a file of predictions, also where there is none."""
+    return Path(name).is_file() or Path(name).suffix in {".jsonl", ".gz"}
 
 
 def report_scores(scored: ScoredFile, seed: int, draws: int) -> ScoreReport:

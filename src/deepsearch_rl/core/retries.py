@@ -25,6 +25,9 @@ LONGEST_CAPACITY_WAIT_S = 60.0
 # A server that asks for waits of milliseconds is not asked for ever
 MAX_CAPACITY_ATTEMPTS = 50
 
+# What a mistake in a program raises; another attempt makes it again
+PROGRAM_ERRORS = (TypeError, AttributeError, NameError, ImportError, AssertionError)
+
 # How providers say that money or a paid quota is out
 _SPENT = re.compile(
     # OpenAI, DeepSeek, Moonshot
@@ -59,10 +62,11 @@ def retry(
 ) -> Callable[[CallT], CallT]:
     """Return a decorator that repeats a function, or a coroutine function, after errors of one kind.
 
-    The wait before the second attempt is ``backoff_s``; it doubles for each further one. An error
-    may carry ``wait_s``, the seconds that a server asks to wait, in its place; it ends the attempts
-    where it is longer than ``max_wait_s``. The last attempt's error is raised as it is.
-    ``on_failure`` is called with the error and the attempt's number, from 1, before each wait.
+    After :data:`PROGRAM_ERRORS` it is not repeated, whatever the kind. The wait before the second
+    attempt is ``backoff_s``; it doubles for each further one. An error may carry ``wait_s``, the
+    seconds that a server asks to wait, in its place; it ends the attempts where it is longer than
+    ``max_wait_s``. The last attempt's error is raised as it is. ``on_failure`` is called with the
+    error and the attempt's number, from 1, before each wait.
     """
 
     def wait_s(state: tenacity.RetryCallState) -> float:
@@ -77,7 +81,9 @@ def retry(
 
     return tenacity.retry(  # pyright: ignore[reportReturnType]
         reraise=True,
-        retry=tenacity.retry_if_exception_type(errors),
+        retry=tenacity.retry_if_exception(
+            lambda error: isinstance(error, errors) and not isinstance(error, PROGRAM_ERRORS)
+        ),
         stop=is_last,
         wait=wait_s,
         before_sleep=lambda state: on_failure(_error_of(state), state.attempt_number),

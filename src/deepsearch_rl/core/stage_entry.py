@@ -33,7 +33,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.core.errors import ConfigError, DeepsearchError, full_disk_named
+from deepsearch_rl.core.errors import (
+    ConfigError,
+    DeepsearchError,
+    EndpointError,
+    full_disk_named,
+)
 from deepsearch_rl.core.installed import require_recorded
 from deepsearch_rl.core.own_code import require_deps
 from deepsearch_rl.core.profile import Profile, load_profile
@@ -45,12 +50,16 @@ ROOT = Path(__file__).resolve().parents[3]
 """The folder of the project whose sources run."""
 TIMINGS = Path("work", "timings.jsonl")
 """One line per finished stage run, for `deepsearch summary`; a measurement, so no artifact and not tracked."""
+OUTSIDE_STATUS = 75
+"""EX_TEMPFAIL of sysexits.h: a server did not answer, so another attempt can help."""
 RESUME_VARIABLE = "DEEPSEARCH_RESUME"
 """``0`` has a stage begin with an empty scratch folder; ``stages/environment.py`` sets it for ``dvc repro --force``."""
 
 
 def run(main: Callable[..., None]) -> None:
-    """Run a stage from its command line; errors end it with status 1 and one paragraph on stderr.
+    """Run a stage from its command line; errors end it with one paragraph on stderr.
+
+    The status is then 1, or :data:`OUTSIDE_STATUS` where a server did not answer.
 
     The parameters of ``main`` are some of profile, item and scratch.
     """
@@ -80,7 +89,10 @@ def run(main: Callable[..., None]) -> None:
     except (DeepsearchError, OSError) as error:
         if arguments.debug:
             traceback.print_exc()
-        sys.exit(f"error: {error}")
+        if not isinstance(error, EndpointError):
+            sys.exit(f"error: {error}")
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(OUTSIDE_STATUS)
 
 
 def _run(

@@ -12,7 +12,6 @@ left out of ``ifeval_prompts.yaml``.
 import asyncio
 import json
 import logging
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +35,7 @@ from deepsearch_rl.core.errors import (
     RecordError,
 )
 from deepsearch_rl.core.files import atomic_directory, write_json, write_jsonl
+from deepsearch_rl.core.global_random import seeded_global_random
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.corpora.reading.flashrag import numbered_rows
@@ -228,7 +228,10 @@ def evaluate_ifeval(
     CheckFailedError where a checker failed, EndpointError where the model's endpoint did.
     """
     prompts = sorted(prompts, key=lambda prompt: prompt.key)
-    responses = _score_all(prompts, asyncio.run(_ask_all(prompts, endpoint, config)), seed)
+    texts = asyncio.run(_ask_all(prompts, endpoint, config))
+    # A checker draws what its prompt leaves open
+    with seeded_global_random(seed):
+        responses = _score_all(prompts, texts, seed)
     lengths = [len(prompt.instruction_id_list) for prompt in prompts]
 
     # A prompt's share of its instructions counts as often as it has instructions
@@ -322,8 +325,6 @@ async def _ask_all(
 def _score_all(
     prompts: Sequence[IfevalPrompt], texts: Sequence[str], seed: int
 ) -> list[IfevalResponse]:
-    # A checker draws what its prompt leaves open, from Python's own generator
-    random.seed(seed)
     DetectorFactory.seed = seed
     responses: list[IfevalResponse] = []
     failures: dict[int, Exception] = {}

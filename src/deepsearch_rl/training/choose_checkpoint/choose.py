@@ -9,14 +9,12 @@ import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Literal
 
 from pydantic import Field
 
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.conversation.trained_with import require_trained_with
-from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import (
     atomic_directory,
@@ -25,10 +23,11 @@ from deepsearch_rl.core.files import (
     write_json,
     write_jsonl,
 )
-from deepsearch_rl.core.records import NonEmpty, Question, Record
+from deepsearch_rl.core.records import NonEmpty, Question, Record, Trajectory
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.training.runs.curves import TrainingStep, record_step
+from deepsearch_rl.training.runs.dev_f1 import f1_by_question, mean_f1
 from deepsearch_rl.training.runs.model_folder import (
     ADAPTER_FILES,
     LOWEST_LOSS,
@@ -168,7 +167,7 @@ def _dev_f1(
     adapter: Path,
     scratch: Path,
 ) -> float:
-    """Return the mean F1 of an adapter's rollouts; a failed one scores 0."""
+    """Return the mean F1 of an adapter's rollouts (:mod:`deepsearch_rl.training.runs.dev_f1`)."""
     plan = rollouts.plan
     agent = rollouts.setting.agent
     seed = rollouts.setting.seed
@@ -182,4 +181,8 @@ def _dev_f1(
         )
         answers = collect(questions, plan.samples, agents, log, agent.concurrency, label, out)
 
-    return fmean(score_rollout(trajectory).f1 for trajectory in answers.without_server_failures())
+    by_question: dict[str, list[Trajectory]] = {}
+    for trajectory in answers.without_server_failures():
+        by_question.setdefault(trajectory.question_id, []).append(trajectory)
+    mean, _ = mean_f1(f1_by_question([*by_question.values()]))
+    return mean

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.errors import EndpointError
-from deepsearch_rl.core.records import Question
+from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.training.rl.health import gate_warning
 from deepsearch_rl.training.rl.step_rollouts import roll_out_seed, trainable
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Sampling
 from deepsearch_rl.training.runs.curves import standard_error
+from deepsearch_rl.training.runs.dev_f1 import f1_by_question, mean_f1
 
 _LOG = logging.getLogger(__name__)
 # Share of a dev score's rollouts that infrastructure must have left whole for it to be a score
@@ -33,7 +33,7 @@ class DevScores:
         sampling = Sampling(gate.samples, self.config.temperature, seed, trained=False)
         f1_QG = await self._f1(self.task.dev[: gate.questions], sampling)
 
-        pass_1 = fmean(map(fmean, f1_QG))
+        pass_1, _ = mean_f1(f1_QG)
         pass_k = fmean(map(max, f1_QG))
         warning = gate_warning(pass_1, pass_k, gate.samples, gate.min_f1)
         if warning:
@@ -47,8 +47,8 @@ class DevScores:
         sampling = Sampling(dev.samples, dev.temperature, seed, trained=False)
         f1_QG = await self._f1(self.task.dev[: dev.questions], sampling)
 
-        f1_Q = list(map(fmean, f1_QG))
-        return {"dev_f1": fmean(f1_Q), **standard_error("dev_f1", f1_Q)}
+        mean, f1_Q = mean_f1(f1_QG)
+        return {"dev_f1": mean, **standard_error("dev_f1", f1_Q)}
 
     async def _f1(self, questions: Sequence[Question], sampling: Sampling) -> list[list[float]]:
         """Return the F1 of every rollout that infrastructure left whole, by question.
@@ -67,8 +67,8 @@ class DevScores:
                 "on from the last step."
             )
 
-        f1_QG: list[list[float]] = []
+        trajectories_QG: list[list[Trajectory]] = []
         for group in usable_QG:
-            f1_QG.append([score_rollout(rollout.trajectory).f1 for rollout in group])
+            trajectories_QG.append([rollout.trajectory for rollout in group])
 
-        return f1_QG
+        return f1_by_question(trajectories_QG)

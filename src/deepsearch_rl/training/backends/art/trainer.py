@@ -7,16 +7,14 @@ tokenises and packs the conversations and keeps a folder per step. Advantages ar
 
 import asyncio
 import contextlib
-import io
 import logging
-import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import art
 import torch
@@ -38,6 +36,7 @@ from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.conversation.agent_config import SEARCH_TAGS
 from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.global_random import seeded_global_random
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
@@ -74,6 +73,25 @@ NO_ADVANTAGE = 1e-6
 """Rollouts with at most this advantage are not trained on: equal rewards differ from their mean by rounding."""
 
 
+def _note(*texts: object) -> None:
+    """Take what ART prints of every step; the loop's log holds more."""
+    _LOG.debug("%s", " ".join(map(str, texts)))
+
+
+setattr(local_backend, "print", _note)  # noqa: B010 - hides Python's print from this module of ART alone
+
+
+@contextlib.contextmanager
+def _used_by_art(module: ModuleType, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Have a module of ART call another function in a block; ART has no argument for that."""
+    own = getattr(module, name)
+    setattr(module, name, function)
+    try:
+        yield
+    finally:
+        setattr(module, name, own)
+
+
 class ServiceBackend(LocalBackend):
     """``art.LocalBackend`` that is given its services (ART 0.5.18 imports Megatron before it makes one).
 
@@ -88,6 +106,8 @@ class ServiceBackend(LocalBackend):
         self._tokenize = tokenized_row if in_tags else tokenize.tokenize_trajectory
         self._loss = config.loss
         self._max_tokens = config.max_sequence_tokens
+        self.draws = ""
+        """Seed of what the next update draws."""
         self.overlong = 0
         """Rollouts of the last update that were longer than what is trained on."""
         self._packed_sequence_length_requires_chunk_alignment = False
@@ -107,17 +127,19 @@ class ServiceBackend(LocalBackend):
             tokenizer: Any, groups: Any, no_logprobs: bool, _: bool, **rest: Any
         ) -> list[TokenizedResult]:
             rest["drop_zero_advantage_trajectories"] = False
-            with patch.object(tokenize, "tokenize_trajectory", self._tokenize):
-                groups_rows = tokenize_trajectory_groups(
-                    tokenizer, groups, no_logprobs, False, **rest
+            with _used_by_art(tokenize, "tokenize_trajectory", self._tokenize):
+                rows = list(
+                    tokenize_trajectory_groups(tokenizer, groups, no_logprobs, False, **rest)
                 )
-                rows = list(groups_rows)
+
             fitting = [row for row in rows if len(row.token_ids) <= self._max_tokens]
             self.overlong = len(rows) - len(fitting)
             results.extend(with_advantages(fitting, self._loss))
             return results
 
-        with patch.object(local_backend, tokenize_trajectory_groups.__name__, tokenized):
+        # ART draws ids and orders from the module's generator
+        replaced = _used_by_art(local_backend, tokenize_trajectory_groups.__name__, tokenized)
+        with replaced, seeded_global_random(self.draws):
             packed = super()._get_packed_tensors(*arguments, **named)
         if packed is not None and not self._loss.unit_advantages:
             packed["advantages"] *= fmean(abs(row.advantage) for row in results)
@@ -270,15 +292,12 @@ class ArtTrainer:
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
         """Have ART train on the captured rollouts; return those of its metrics that :data:`METRICS` names."""
-        # ART draws ids and orders from the module's generator
-        random.seed(f"{self._task.seed}/{self._step}")
         groups = [
             art.TrajectoryGroup([art_trajectory(*pair) for pair in in_order(rollouts_G, rewards_G)])
             for rollouts_G, rewards_G in zip(rollouts_QG, rewards_QG, strict=True)
         ]
-        # ART prints a line per step; the loop's log holds more
-        with contextlib.redirect_stdout(io.StringIO()):
-            result = await self._backend.train(self._model, groups, **train_arguments(self._config))
+        self._backend.draws = f"{self._task.seed}/{self._step}"
+        result = await self._backend.train(self._model, groups, **train_arguments(self._config))
         metrics = {
             name: float(result.metrics[key])
             for key, name in METRICS.items()

@@ -1,17 +1,14 @@
-"""What differs between two reports: settings, code, data, and F1 question by question.
-
-    python -m scripts.compare_runs FIRST SECOND [--profile tiny] [--store URI] [--json]
+"""`deepsearch compare` of two reports: what differs in settings, code and data, and F1 question by question.
 
 A report is what the stage `track` makes of it (:mod:`deepsearch_rl.tracking.bundle`). It is read
 from DVC, for a git revision or the workspace, or from its run in an MLflow store.
 """
 
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import typer
@@ -20,14 +17,11 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.scm import resolve_rev
 from pydantic import Field, RootModel
-from typer import Option
 
-from deepsearch_rl.commands.score import AsJson, ComparisonDraws, Seed
-from deepsearch_rl.commands.summary import STORE_HELP
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, DeepsearchError
+from deepsearch_rl.core.errors import ArtifactError, CheckFailedError
 from deepsearch_rl.core.files import read_record
-from deepsearch_rl.core.profile import dvc_file, require_profile
+from deepsearch_rl.core.profile import dvc_file
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
 from deepsearch_rl.evaluation.scoring.score import (
@@ -38,14 +32,9 @@ from deepsearch_rl.evaluation.scoring.score import (
 from deepsearch_rl.evaluation.tables.holm import holm
 from deepsearch_rl.evaluation.tables.tables import Figures
 from deepsearch_rl.tracking.bundle import BUNDLE, FILES, PARAMS, QUESTION_F1, Bundle
-from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.store import connected, public_uri
 from deepsearch_rl.tracking.upload import DIGEST_TAG, PARENT_TAG, REPORT
 
-Name = Annotated[
-    str,
-    typer.Argument(help="Git revision, DVC experiment, `workspace`, or a report's run in MLflow."),
-]
 DIGEST_SHOWN = 12
 WORKSPACE = "workspace"
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -275,34 +264,8 @@ def _read_report(folder: Path) -> TrackedF1:
     )
 
 
-def compare_runs_command(
-    first: Name,
-    second: Name,
-    profile: Annotated[str, Option(help="Whose report a git revision stands for.")] = "tiny",
-    store: Annotated[str | None, STORE_HELP] = None,
-    as_json: AsJson = False,
-    draws: ComparisonDraws = 10_000,
-    seed: Seed = 0,
-    timeout_s: Annotated[float, Option(min=1, help="Seconds for one request to MLflow.")] = 30,
-) -> None:
-    """Show what differs between two reports: settings, code, data, and F1 of every model and set.
-
-    F1 is compared question by question, first minus second, with 95 % intervals and permutation
-    p-values, corrected for their number by Holm-Bonferroni; --json has them as they are. A report
-    of git comes from DVC's cache or remote. A run of MLflow is named by its id, its name or its
-    report's digest.
-
-        python -m scripts.compare_runs HEAD HEAD~1
-        python -m scripts.compare_runs workspace fussy-kiln
-        python -m scripts.compare_runs HEAD 'gpu 3f2a1c9d0b4e' --profile gpu
-    """
-    require_profile(Path(), profile)
-    source = ReportSource(Path(), profile, store or local_store(Path("mlruns")), timeout_s)
-    comparison = compare_named((first, second), source, seed, draws)
-    if as_json:
-        typer.echo(comparison.model_dump_json(indent=2))
-        return
-
+def print_comparison(comparison: ReportComparison) -> None:
+    """Print the tables of a comparison; p-values are corrected for their number."""
     first_name, second_name = comparison.names
     header = ["", f"first: {first_name}", f"second: {second_name}"]
     print_table("", header, [["code", *comparison.code]])
@@ -358,10 +321,3 @@ def _f1_cells(row: F1Difference, corrected: float | None) -> list[str]:
     p_value = "-" if corrected is None else f"{corrected:.4f}"
     count = str(row.shared) if row.shared == row.questions else f"{row.shared} of {row.questions}"
     return [row.model, row.run, *f1, difference, interval, p_value, count]
-
-
-if __name__ == "__main__":
-    try:
-        typer.run(compare_runs_command)
-    except DeepsearchError as error:
-        sys.exit(f"error: {error}")

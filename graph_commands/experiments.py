@@ -1,16 +1,12 @@
-"""Print a profile's experiments: F1 on the in-domain set by model, and the params that differ from their commit's.
-
-    python -m scripts.experiments [PROFILE]          (`make experiments PROFILE=smoke`)
+"""`deepsearch experiments`: a profile's experiments, their F1 by model, and the params that differ from their commit's.
 
 `dvc exp show` has a column for every metric and param of every profile, and reads every commit to
 list all experiments; this command reads those that have any. Its table is at most 119 characters
 wide.
 """
 
-import argparse
 import io
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from deepsearch_rl.core.errors import ConfigError, DeepsearchError
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile
 
 MAX_WIDTH = 119
@@ -122,22 +118,9 @@ def render(results: Iterable[ExperimentResult], models: Iterable[str], width: in
     return "\n".join(line.rstrip() for line in text.get().splitlines())
 
 
-def main() -> None:
-    """Command line; an error ends it with status 1 and one paragraph."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("profile", nargs="?", default="tiny", help="tiny, or a folder of profiles/")
-    profile: str = parser.parse_args().profile
-
-    try:
-        models = find_profile(Path(), profile).value("models")
-        width = min(shutil.get_terminal_size((MAX_WIDTH, 24)).columns, MAX_WIDTH)
-        table = render(read_results(read_states(Path()), profile), models, width)
-        sys.stdout.write(f"F1 on the in-domain set, profile {profile}\n{table}\n")
-    except DeepsearchError as error:
-        sys.exit(f"error: {error}")
-
-
-if __name__ == "__main__":
-    main()
+def show_experiments(profile: str) -> str:
+    """Return the table of a profile's experiments; raises as :func:`find_profile` and :func:`read_states`."""
+    models = find_profile(Path(), profile).value("models")
+    width = min(shutil.get_terminal_size((MAX_WIDTH, 24)).columns, MAX_WIDTH)
+    table = render(read_results(read_states(Path()), profile), models, width)
+    return f"F1 on the in-domain set, profile {profile}\n{table}"
