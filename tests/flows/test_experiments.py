@@ -78,11 +78,12 @@ def test_experiments_show_f1_and_what_differs_from_their_commit(project: Path) -
     ]
 
 
-def test_an_unknown_profile_is_refused(project: Path) -> None:
+def test_an_unknown_profile_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(PARAMS)
     command = [sys.executable, "-m", "scripts.experiments", "tini"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     answer = subprocess.run(
-        command, cwd=project, env=environment, capture_output=True, text=True, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert (answer.returncode, answer.stderr.startswith("error: ")) == (1, True)
     assert "Did you mean 'tiny'" in answer.stderr
