@@ -672,7 +672,7 @@ def test_an_index_whose_large_chunk_file_did_not_change_is_opened_without_readin
 
 
 def test_a_repeated_id_is_found_among_many_in_a_few_bytes_each(tmp_path: Path) -> None:
-    lines = 30_000
+    lines = 150_000
     path = tmp_path / "documents.jsonl"
     texts = [f'{{"id": "d{number}", "contents": "t"}}\n' for number in range(lines)]
     path.write_text("".join(texts))
