@@ -31,7 +31,7 @@ from deepsearch_rl.conversation import chat_messages
 from deepsearch_rl.core import files, processes
 from deepsearch_rl.core.answers import f1
 from deepsearch_rl.core.files import write_jsonl
-from deepsearch_rl.core.processes import free_port, running_server
+from deepsearch_rl.core.processes import running_server
 from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.records import StopReason
 from deepsearch_rl.corpora.download.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
@@ -53,6 +53,7 @@ from deepsearch_rl.search_server.rerank import CrossEncoder
 from deepsearch_rl.search_server.service import RetrievalApp
 from tests.agent.conftest import ANSWER, Answer, response
 from tests.chunks import make_chunks
+from tests.ports import free_port
 from tests.public_reports.conftest import LimitClock
 from tests.public_reports.test_agent import reply
 from tests.public_reports.test_server import (
