@@ -67,6 +67,7 @@ from tests.retrieval.server.searchers import (
     open_searcher,
     service_config,
 )
+from tests.search_servers import serve_index_here
 from tests.settings import INDEX, RETRIEVAL
 
 BM25 = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})
@@ -454,7 +455,7 @@ def test_an_index_of_long_passages_is_asked_for_fewer_at_once(tmp_path: Path) ->
     write_jsonl(tmp_path / "chunks.jsonl", make_chunks(texts))
     config = INDEX.model_copy(update={"encoder": None})
     build_index(tmp_path / "chunks.jsonl", tmp_path / "index", config, seed=0)
-    with serve_index(tmp_path / "index", tmp_path / "chunks.jsonl", RETRIEVAL) as url:
+    with serve_index_here(tmp_path / "index", tmp_path / "chunks.jsonl", RETRIEVAL) as url:
 
         def ask(top_k: int) -> httpx.Response:
             body = {"queries": [f"common {number}" for number in range(70)], "topk": top_k}
