@@ -1,6 +1,7 @@
 """Fixtures of an engine and a chat server over an untrained policy."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,29 @@ from deepsearch_rl.serving.engine import Engine
 from tests.policies import CONTEXT_TOKENS
 
 
-@pytest.fixture
-def engine(policy_folder: Path) -> Iterator[Engine]:
-    served = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32).eval()
+@contextmanager
+def running_engine(folder: Path) -> Iterator[Engine]:
+    """An engine over a whole model."""
+    served = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     engine = Engine(served, slots=16, context_tokens=CONTEXT_TOKENS)
     yield engine
     engine.close()
 
 
+@contextmanager
+def serve_here(engine: Engine, folder: Path) -> Iterator[Endpoint]:
+    """A chat server of this process, with a folder's tokenizer and template."""
+    with serve_in_thread(chat_app(engine, load_chat_format(folder), lambda: "policy")) as port:
+        yield Endpoint(f"http://{LOOPBACK}:{port}/v1", "policy")
+
+
+@pytest.fixture
+def engine(policy_folder: Path) -> Iterator[Engine]:
+    with running_engine(policy_folder) as engine:
+        yield engine
+
+
 @pytest.fixture
 def endpoint(engine: Engine, policy_folder: Path) -> Iterator[Endpoint]:
-    with serve_in_thread(
-        chat_app(engine, load_chat_format(policy_folder), lambda: "policy")
-    ) as port:
-        yield Endpoint(f"http://{LOOPBACK}:{port}/v1", "policy")
+    with serve_here(engine, policy_folder) as endpoint:
+        yield endpoint

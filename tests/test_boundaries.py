@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 import pytest
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 
 from deepsearch_rl.commands.doctor import Requirements
 from deepsearch_rl.commands.summary import TIMINGS, latest_runs
@@ -31,7 +30,6 @@ from deepsearch_rl.explain.causes.records import ExplainReport
 from deepsearch_rl.retrieval.search.manifest import read_manifest
 from deepsearch_rl.retrieval.search.rows import read_chunks
 from deepsearch_rl.search_server.answers import read_pages
-from deepsearch_rl.search_server.requests import AccessRequest, RetrieveRequest, parse_body
 from deepsearch_rl.trajectories.collecting.collect import read_times
 from deepsearch_rl.trajectories.exchange import SCHEMAS
 from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow
@@ -289,24 +287,6 @@ def test_a_document_that_is_no_json_is_named_by_file(
     path.write_bytes(content)
     with pytest.raises(ArtifactError, match=re.escape(str(path))):
         document.read(path)
-
-
-@pytest.mark.parametrize(
-    ("model", "body", "field"),
-    [
-        (RetrieveRequest, b'{"queries": [7]}', "queries.0"),
-        (RetrieveRequest, b'{"queries": ["a"], "topk": 0}', "topk"),
-        (RetrieveRequest, b"{}", "queries"),
-        (RetrieveRequest, b"{", "body"),
-        (AccessRequest, b'{"urls": "u"}', "urls"),
-    ],
-)
-def test_a_request_that_does_not_fit_is_answered_with_its_field(
-    model: type[BaseModel], body: bytes, field: str
-) -> None:
-    with pytest.raises(HTTPException, match=f"^422: {field}: ") as caught:
-        parse_body(model, body)
-    assert caught.value.status_code == 422
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from deepsearch_rl.core.processes import (
     running_server,
     stream_lines,
 )
+from tests import ports
 
 # A shell that starts a server in a session of its own, which ignores SIGHUP, notes both pids and
 # waits.
@@ -160,7 +161,7 @@ def test_nothing_starts_after_the_guard_was_closed() -> None:
 
 
 def test_a_server_answers_within_the_block_and_is_gone_after_it(tmp_path: Path) -> None:
-    port = free_port()
+    port = ports.free_port()
     url = f"http://{LOOPBACK}:{port}"
     with running_server(
         "the server", [*SERVE, "--directory", str(tmp_path), str(port)], url, "/", 30
@@ -174,7 +175,7 @@ def test_a_server_that_ends_while_it_starts_is_named_with_its_exit_code_and_last
     command = ["sh", "-c", "for i in $(seq 99); do echo line $i; done; exit 7"]
     with (
         pytest.raises(EndpointError, match="the server ended with exit code 7") as caught,
-        running_server("the server", command, f"http://{LOOPBACK}:{free_port()}", "/", 30),
+        running_server("the server", command, f"http://{LOOPBACK}:{ports.free_port()}", "/", 30),
     ):
         pass
     assert "line 99" in str(caught.value)
@@ -182,7 +183,7 @@ def test_a_server_that_ends_while_it_starts_is_named_with_its_exit_code_and_last
 
 
 def test_a_server_that_does_not_answer_in_time_is_named_with_its_address() -> None:
-    url = f"http://{LOOPBACK}:{free_port()}"
+    url = f"http://{LOOPBACK}:{ports.free_port()}"
     with (
         pytest.raises(
             EndpointError, match=rf"the server did not answer at {url} within 2 s[\s\S]*waiting"
@@ -236,7 +237,7 @@ def test_the_log_of_a_server_that_failed_is_kept_and_named(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     lines = "for i in $(seq 40); do echo line $i; done; exit 3"
-    url = f"http://{LOOPBACK}:{free_port()}"
+    url = f"http://{LOOPBACK}:{ports.free_port()}"
     with (
         pytest.raises(EndpointError) as failed,
         running_server("the server", ["sh", "-c", lines], url, "/", 30),
@@ -247,7 +248,7 @@ def test_the_log_of_a_server_that_failed_is_kept_and_named(
     assert log.read_text().splitlines()[0] == "line 1"
     with running_server(
         "the server",
-        [*SERVE, "--directory", str(tmp_path), str(port := free_port())],
+        [*SERVE, "--directory", str(tmp_path), str(port := ports.free_port())],
         f"http://{LOOPBACK}:{port}",
         "/",
         30,

@@ -158,6 +158,14 @@ def test_a_prompt_that_params_name_is_data_and_one_that_the_graph_does_not_name_
         require_data(profile, "evaluate@base", ["tiny", "src/prompts/tiny.txt"], Path())
 
 
+def test_params_without_a_graph_beside_them_have_that_of_the_project() -> None:
+    copy = Path("work", "cut", "params.yaml")
+    copy.parent.mkdir(parents=True)
+    copy.write_text(PARAMS.replace("models/tiny/base", "models/tiny/cut"))
+    declared = read_stage(load_profile(copy), "evaluate@base", Path())
+    assert (declared.sources, declared.data) == (("src/agent.py",), ("models/tiny/cut",))
+
+
 def test_a_number_is_the_same_however_it_is_written() -> None:
     before = state_of("rl@sft")
     edit("params.yaml", "1.0e-3", "1e-3")()  # a text for YAML 1.1

@@ -10,8 +10,9 @@ from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.corpora.download.download import DownloadConfig, download
 from deepsearch_rl.indexing.build import IndexSection, build_index
-from deepsearch_rl.search_server.launch import RetrievalConfig, serve_index
+from deepsearch_rl.search_server.launch import RetrievalConfig
 from tests.conftest import ROOT
+from tests.search_servers import serve_index_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, smoke: Profile) -> World:
 
 @pytest.fixture(scope="session")
 def world_server(world: World, smoke: Profile) -> Iterator[str]:
-    """The base URL of a real retrieval server over the world."""
-    with serve_index(world.index, world.chunks, smoke.section("retrieval", RetrievalConfig)) as url:
+    """The base URL of a retrieval server over the world."""
+    config = smoke.section("retrieval", RetrievalConfig)
+    with serve_index_here(world.index, world.chunks, config) as url:
         yield url

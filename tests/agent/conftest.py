@@ -14,12 +14,19 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 
+from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.conversation.agent_config import AgentConfig
+from deepsearch_rl.core.records import Question, Trajectory
+from deepsearch_rl.endpoints import endpoint as endpoint_module
 from deepsearch_rl.endpoints.endpoint import Endpoint
 from tests.search_servers import in_thread, serve_app
 from tests.settings import AGENT
 
 KEY = "sk-very-secret-key"
+QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
+ANSWER = "<answer> Mary Moss</answer>"
+Send = Callable[[BaseHTTPRequestHandler], None]
+Answer = Callable[..., Trajectory]
 
 
 @dataclass
@@ -49,11 +56,8 @@ class ChatServer:
 
     def fails(self, status: int, message: str, *, body: str | None = None) -> None:
         """Add an error reply that asks for an immediate retry."""
-        self.script.append(
-            lambda handler: _reply(
-                handler, status, body or json.dumps({"error": {"message": message}})
-            )
-        )
+        retry = {"retry-after-ms": "1"}
+        self.script.append(response(body or {"error": {"message": message}}, status, **retry))
 
     def hangs(self) -> None:
         """Add a reply that does not come before the test is over."""
@@ -71,13 +75,22 @@ def _call(call: str | tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _reply(handler: BaseHTTPRequestHandler, status: int, body: str) -> None:
-    handler.send_response(status)
-    handler.send_header("content-type", "application/json")
-    handler.send_header("content-length", str(len(body.encode())))
-    handler.send_header("retry-after-ms", "1")
-    handler.end_headers()
-    handler.wfile.write(body.encode())
+def response(
+    body: object, status: int = 200, kind: str = "application/json", **headers: str
+) -> Send:
+    """Make what sends a whole response: bytes and text as they are, anything else as JSON."""
+    text = body if isinstance(body, (str, bytes)) else json.dumps(body)
+    content = text.encode() if isinstance(text, str) else text
+    fields = {"content-type": kind, "content-length": str(len(content)), **headers}
+
+    def send(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in fields.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return send
 
 
 def completion(
@@ -126,10 +139,11 @@ def chat_server() -> Iterator[ChatServer]:
             body = self.rfile.read(int(self.headers["content-length"]))
             state.requests.append(json.loads(body))
             if state.reply is not None:
-                _reply(self, 200, state.reply(state.requests[-1]))
+                response(state.reply(state.requests[-1]))(self)
                 return
             step = state.script[min(len(state.requests), len(state.script)) - 1]
-            _reply(self, 200, step) if isinstance(step, str) else step(self)
+            send = response(step) if isinstance(step, str) else step
+            send(self)
 
         def log_message(self, *_: object) -> None:
             """Stay quiet."""
@@ -204,3 +218,46 @@ def agent_config() -> Callable[..., AgentConfig]:
         return AgentConfig(**(values | changes))
 
     return make
+
+
+@pytest.fixture
+def answer(
+    chat_server: ChatServer,
+    searches: Searches,
+    agent_config: Callable[..., AgentConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Answer:
+    """Runs one rollout against the scripted servers, without waits between attempts.
+
+    ``endpoint`` and ``url`` take the place of the two servers, ``logprobs`` and ``seed`` are the
+    agent's; everything else is of its section.
+    """
+    monkeypatch.setattr(endpoint_module, "FIRST_WAIT_S", 0.001)
+
+    def run(
+        *,
+        endpoint: Endpoint | None = None,
+        url: str = searches.url,
+        question: Question = QUESTION,
+        sample: int = 0,
+        logprobs: bool = False,
+        seed: int | None = None,
+        **changes: Any,
+    ) -> Trajectory:
+        agent = SearchAgent(
+            agent_config(**changes),
+            endpoint or chat_server.endpoint,
+            url,
+            0.7,
+            backoff_s=0.001,
+            logprobs=logprobs,
+            seed=seed,
+        )
+
+        async def rollout() -> Trajectory:
+            async with agent:
+                return await agent.answer(question, sample)
+
+        return asyncio.run(rollout())
+
+    return run

@@ -1,10 +1,9 @@
 """What an endpoint can send instead of a completion: each ends in a stop reason, none in an exception."""
 
-import asyncio
 import json
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -12,74 +11,29 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent
 
-from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.core.records import Question, StopReason, Trajectory
-from deepsearch_rl.endpoints import endpoint as endpoint_module
-from tests.agent.conftest import KEY
+from deepsearch_rl.core.records import StopReason, Trajectory
+from tests.agent.conftest import ANSWER, KEY, Answer, Send, response
+from tests.agent.conftest import completion as completion_body
 from tests.search_servers import serve_app
-
-QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
-ANSWER = "<answer> Mary Moss</answer>"
-Send = Callable[[BaseHTTPRequestHandler], None]
 
 
 @pytest.fixture
-def rollout(
-    chat_server: Any,
-    searches: Any,
-    agent_config: Callable[..., AgentConfig],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., Trajectory]:
-    """Runs one rollout, without the client's pauses between attempts, and checks that it can be stored."""
-    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)
+def rollout(answer: Answer) -> Answer:
+    """Runs one rollout and checks that it can be stored."""
 
-    async def run(config: AgentConfig) -> Trajectory:
-        async with SearchAgent(config, chat_server.endpoint, searches.url, 0.7) as agent:
-            return await agent.answer(QUESTION, 0)
-
-    def make(**changes: Any) -> Trajectory:
-        trajectory = asyncio.run(run(agent_config(**changes)))
+    def run(**changes: Any) -> Trajectory:
+        trajectory = answer(**changes)
         stored = trajectory.model_dump_json()
         assert Trajectory.model_validate_json(stored) == trajectory
         assert KEY not in stored
         return trajectory
 
-    return make
-
-
-def body(content: bytes, kind: str = "application/json", status: int = 200, **headers: str) -> Send:
-    """Sends a whole response."""
-
-    def send(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        for name, value in {
-            "content-type": kind,
-            "content-length": str(len(content)),
-            **headers,
-        }.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-        handler.wfile.write(content)
-
-    return send
+    return run
 
 
 def completion(**changes: Any) -> Send:
     """Sends a completion with some of its fields replaced."""
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": ANSWER},
-        "finish_reason": "stop",
-    }
-    whole = {
-        "id": "c",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "m",
-        "choices": [choice],
-    }
-    return body(json.dumps(whole | changes).encode())
+    return response(json.loads(completion_body(ANSWER)) | changes)
 
 
 def said(**message: Any) -> Send:
@@ -122,23 +76,21 @@ STREAM = (
     b'data: {"choices": [{"delta": {"content": "<ans' + b"\xff\xfe" + b'"}}]}\n\ndata: [DONE]\n\n'
 )
 GARBAGE: dict[str, Send] = {
-    "no JSON": body(f"<html>{KEY}</html>".encode(), "text/html"),
-    "no JSON, said to be": body(KEY.encode()),
-    "truncated JSON": body(b'{"choices": [{"message": {"content": "<answer>'),
-    "an empty body": body(b""),
-    "a number": body(b"7"),
-    "null": body(b"null"),
-    "an array": body(b"[]"),
-    "deeply nested": body(b"[" * 100_000),
-    "a stream of events": body(STREAM, "text/event-stream"),
-    "a stream said to be JSON": body(STREAM),
-    "random bytes": body(bytes(range(256)) * 64, "application/octet-stream"),
-    "invalid UTF-8": body(
+    "no JSON": response(f"<html>{KEY}</html>", kind="text/html"),
+    "no JSON, said to be": response(KEY.encode()),
+    "truncated JSON": response(b'{"choices": [{"message": {"content": "<answer>'),
+    "an empty body": response(b""),
+    "a number": response(b"7"),
+    "null": response(b"null"),
+    "an array": response(b"[]"),
+    "deeply nested": response(b"[" * 100_000),
+    "a stream of events": response(STREAM, kind="text/event-stream"),
+    "a stream said to be JSON": response(STREAM),
+    "random bytes": response(bytes(range(256)) * 64, kind="application/octet-stream"),
+    "invalid UTF-8": response(
         b'{"choices": [{"message": {"role": "assistant", "content": "\xc3\x28"}}'
     ),
-    "an error under status 200": body(
-        json.dumps({"error": {"message": f"bad key {KEY}"}}).encode()
-    ),
+    "an error under status 200": response({"error": {"message": f"bad key {KEY}"}}),
     "no choices": completion(choices=[]),
     "choices that are null": completion(choices=None),
     "choices of text": completion(choices="none"),
@@ -165,10 +117,10 @@ GARBAGE: dict[str, Send] = {
     "negative usage": completion(
         usage={"prompt_tokens": -1, "completion_tokens": -1, "total_tokens": -2}
     ),
-    "a redirect to itself": body(b"", status=307, location="/v1/chat/completions"),
-    "a redirect to nowhere": body(b"", status=302),
-    "an unknown status": body(KEY.encode(), "text/plain", 799),
-    "teapot": body(KEY.encode(), "text/plain", 418),
+    "a redirect to itself": response(b"", status=307, location="/v1/chat/completions"),
+    "a redirect to nowhere": response(b"", status=302),
+    "an unknown status": response(KEY, 799, "text/plain"),
+    "teapot": response(KEY, 418, "text/plain"),
     "a body cut off": cut_off,
     "a connection reset": reset,
     "no HTTP at all": no_http,
@@ -177,7 +129,7 @@ GARBAGE: dict[str, Send] = {
 
 @pytest.mark.parametrize("send", GARBAGE.values(), ids=GARBAGE.keys())
 def test_what_is_no_completion_is_a_model_error_that_says_what_came(
-    chat_server: Any, rollout: Callable[..., Trajectory], send: Send
+    chat_server: Any, rollout: Answer, send: Send
 ) -> None:
     chat_server.script.append(send)
     trajectory = rollout()
@@ -186,9 +138,7 @@ def test_what_is_no_completion_is_a_model_error_that_says_what_came(
     assert [message.role for message in trajectory.messages] == ["system", "user"]
 
 
-def test_a_failure_after_a_search_keeps_what_came_before(
-    chat_server: Any, rollout: Callable[..., Trajectory]
-) -> None:
+def test_a_failure_after_a_search_keeps_what_came_before(chat_server: Any, rollout: Answer) -> None:
     chat_server.says("", "Silent Harbor")
     chat_server.script.append(reset)
     trajectory = rollout()
@@ -224,7 +174,7 @@ UNPARSABLE: dict[str, Send] = {
 
 @pytest.mark.parametrize("send", UNPARSABLE.values(), ids=UNPARSABLE.keys())
 def test_a_call_that_is_no_search_is_unparsable_and_kept_as_written(
-    chat_server: Any, searches: Any, rollout: Callable[..., Trajectory], send: Send
+    chat_server: Any, searches: Any, rollout: Answer, send: Send
 ) -> None:
     chat_server.script.append(send)
     trajectory = rollout()
@@ -234,15 +184,13 @@ def test_a_call_that_is_no_search_is_unparsable_and_kept_as_written(
     assert searches.queries == []
 
 
-def test_an_argument_that_does_not_fit_is_named(
-    chat_server: Any, rollout: Callable[..., Trajectory]
-) -> None:
+def test_an_argument_that_does_not_fit_is_named(chat_server: Any, rollout: Answer) -> None:
     chat_server.script.append(called({"name": "retrieve", "arguments": '{"query": 7}'}))
     assert "query: " in (rollout().error or "")
 
 
 def test_a_call_that_is_written_as_text_is_unparsable(
-    chat_server: Any, searches: Any, rollout: Callable[..., Trajectory]
+    chat_server: Any, searches: Any, rollout: Answer
 ) -> None:
     chat_server.says('<tool_call>\n{"name": "retrieve", "arguments": \n</tool_call>')
     trajectory = rollout()
@@ -250,9 +198,7 @@ def test_a_call_that_is_written_as_text_is_unparsable(
     assert searches.queries == []
 
 
-def test_a_body_that_never_ends_is_the_servers_failure(
-    chat_server: Any, rollout: Callable[..., Trajectory]
-) -> None:
+def test_a_body_that_never_ends_is_the_servers_failure(chat_server: Any, rollout: Answer) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.send_header("content-type", "application/json")
@@ -266,7 +212,7 @@ def test_a_body_that_never_ends_is_the_servers_failure(
 
 
 def test_an_answer_behind_ten_megabytes_of_thought_is_still_an_answer(
-    chat_server: Any, rollout: Callable[..., Trajectory]
+    chat_server: Any, rollout: Answer
 ) -> None:
     chat_server.says("x" * 10_000_000 + ANSWER)
     assert rollout().answer == "Mary Moss"
@@ -283,7 +229,7 @@ def test_an_answer_behind_ten_megabytes_of_thought_is_still_an_answer(
     ],
 )
 def test_unicode_in_an_answer_stays_as_it_is(
-    chat_server: Any, rollout: Callable[..., Trajectory], content: str, expected: str
+    chat_server: Any, rollout: Answer, content: str, expected: str
 ) -> None:
     chat_server.says(content)
     trajectory = rollout()
@@ -318,15 +264,10 @@ def bad_searches() -> Iterator[str]:
     "query", ["nothing", "no list", "no id", "wrong types", "another key", "unknown"]
 )
 def test_a_search_result_that_names_no_chunks_is_a_tool_error_and_never_an_empty_result(
-    chat_server: Any, bad_searches: str, agent_config: Callable[..., AgentConfig], query: str
+    chat_server: Any, bad_searches: str, answer: Answer, query: str
 ) -> None:
     chat_server.says("", query)
-    trajectory = asyncio.run(_answer_with(chat_server, bad_searches, agent_config()))
+    trajectory = answer(url=bad_searches)
     assert trajectory.stop_reason is StopReason.TOOL_ERROR
     assert trajectory.retrievals == ()
     assert all(message.role != "tool" for message in trajectory.messages)
-
-
-async def _answer_with(chat_server: Any, url: str, config: AgentConfig) -> Trajectory:
-    async with SearchAgent(config, chat_server.endpoint, url, 0.7, backoff_s=0.001) as agent:
-        return await agent.answer(QUESTION, 0)

@@ -16,46 +16,16 @@ from deepsearch_rl.agent.steps import NO_ROOM_LEFT
 from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.errors import EndpointError, UnknownNameError
-from deepsearch_rl.core.records import Question, Retrieval, StopReason, Trajectory
-from deepsearch_rl.endpoints import endpoint as endpoint_module
+from deepsearch_rl.core.records import Retrieval, StopReason, Trajectory
 from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.presets import load_preset
-from tests.agent.conftest import completion
-
-QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
-ANSWER = "<answer> Mary Moss</answer>"
-
-
-@pytest.fixture
-def answer(
-    chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig]
-) -> Callable[..., Trajectory]:
-    """Runs one rollout against the scripted servers."""
-
-    def run(
-        *, logprobs: bool = False, seed: int | None = None, sample: int = 2, **changes: Any
-    ) -> Trajectory:
-        config = agent_config(**changes)
-        return asyncio.run(
-            _answer(
-                chat_server.endpoint, searches.url, config, sample, logprobs=logprobs, seed=seed
-            )
-        )
-
-    return run
-
-
-async def _answer(
-    endpoint: Endpoint, url: str, config: AgentConfig, sample: int = 2, **options: Any
-) -> Trajectory:
-    async with SearchAgent(config, endpoint, url, 0.7, backoff_s=0.001, **options) as agent:
-        return await agent.answer(QUESTION, sample)
+from tests.agent.conftest import ANSWER, QUESTION, completion, response
 
 
 def test_an_answered_question_is_recorded_with_every_message_search_and_token(chat_server, answer):
     chat_server.says("", "director of Silent Harbor", tokens=(100, 10))
     chat_server.says(ANSWER, tokens=(150, 5))
-    trajectory = answer()
+    trajectory = answer(sample=2)
     assert (trajectory.id, trajectory.model, trajectory.stop_reason) == (
         "q1#2",
         "scripted-model",
@@ -219,18 +189,6 @@ def test_searching_on_when_asked_to_answer_for_want_of_room_ends_in_the_token_bu
     assert len(trajectory.retrievals) == 1
 
 
-def test_a_server_whose_own_count_exceeds_ours_is_asked_again_without_the_last_passages(
-    chat_server, answer
-):
-    chat_server.says("", "one")
-    chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
-    chat_server.says(ANSWER)
-    trajectory = answer()
-    assert trajectory.stop_reason is StopReason.ANSWERED
-    assert trajectory.messages[-2].content == NO_ROOM_LEFT
-    assert trajectory.retrievals[0].chunk_ids == ()
-
-
 def test_reasoning_that_is_not_sent_again_takes_no_room(chat_server, answer):
     thought = "Well. " * 400
     chat_server.says("", "one", tokens=(300, 640), reasoning=thought)
@@ -263,20 +221,6 @@ def test_an_answer_cut_by_the_token_limit_ends_in_the_token_budget(chat_server, 
     assert answer().stop_reason is StopReason.TOKEN_BUDGET
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "This model's maximum context length is 1024 tokens.",
-        "the prompt has 1000 tokens and max_tokens is 96, which does not fit the context of 1024 tokens",
-    ],
-)
-def test_a_server_that_refuses_a_prompt_as_too_long_ends_in_the_token_budget(
-    chat_server, answer, message
-):
-    chat_server.fails(400, message)
-    assert answer().stop_reason is StopReason.TOKEN_BUDGET
-
-
 def test_a_model_server_that_hangs_until_the_deadline_has_failed(chat_server, answer):
     chat_server.hangs()
     trajectory = answer(timeout_s=0.3)
@@ -289,12 +233,8 @@ def writes_for(seconds: float, body: str) -> Callable[[Any], None]:
 
     def send(handler: Any) -> None:
         time.sleep(seconds)
-        handler.send_response(200)
-        handler.send_header("content-type", "application/json")
-        handler.send_header("content-length", str(len(body)))
-        handler.end_headers()
         with contextlib.suppress(OSError):  # the agent may be gone
-            handler.wfile.write(body.encode())
+            response(body)(handler)
 
     return send
 
@@ -388,32 +328,25 @@ def test_a_refused_key_is_not_retried_and_never_quoted(chat_server, answer):
     )
 
 
-def test_user_and_password_of_an_address_are_never_quoted(chat_server, searches, agent_config):
+def test_user_and_password_of_an_address_are_never_quoted(chat_server, answer):
     address = chat_server.url.replace("http://", "http://me:top%20secret@")
     basic = base64.b64encode(b"me:top secret").decode()
     chat_server.fails(401, f"Refused: Basic {basic}, {address}")
     endpoint = Endpoint(address, "m")
-    trajectory = asyncio.run(_answer(endpoint, searches.url, agent_config()))
+    trajectory = answer(endpoint=endpoint)
     assert trajectory.error is not None
     assert "Refused: Basic ***, http://***@127.0.0.1" in trajectory.error
     assert "secret" not in repr(endpoint)
 
 
-def test_an_unreachable_model_server_is_a_model_error(searches, agent_config, monkeypatch):
-    # The client waits for seconds between its attempts
-    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)
-    endpoint = Endpoint("http://127.0.0.1:9/v1", "m")
-    assert (
-        asyncio.run(_answer(endpoint, searches.url, agent_config())).stop_reason
-        is StopReason.MODEL_ERROR
-    )
+def test_an_unreachable_model_server_is_a_model_error(answer):
+    trajectory = answer(endpoint=Endpoint("http://127.0.0.1:9/v1", "m"))
+    assert trajectory.stop_reason is StopReason.MODEL_ERROR
 
 
-def test_an_unreachable_retrieval_server_stops_the_agent_before_any_question(
-    chat_server, agent_config
-):
+def test_an_unreachable_retrieval_server_stops_the_agent_before_any_question(answer):
     with pytest.raises(EndpointError, match="retrieval server"):
-        asyncio.run(_answer(chat_server.endpoint, "http://127.0.0.1:9", agent_config()))
+        answer(url="http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize(

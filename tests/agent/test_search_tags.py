@@ -1,6 +1,6 @@
 """Search-R1's tag protocol through the same rollout function as native calls."""
 
-import asyncio
+from functools import partial
 
 import pytest
 
@@ -8,7 +8,8 @@ from deepsearch_rl.agent.protocols import INVALID_ACTION, RolloutPolicy
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.core.records import Question, StopReason, Trajectory
+from deepsearch_rl.core.records import Question, StopReason
+from tests.agent.conftest import Answer
 
 QUESTION = Question(
     id="q1", question="Where was the director of Silent Harbor born?", golden_answers=("Stoke",)
@@ -17,16 +18,9 @@ INFORMATION = "\n\n<information>Doc 1(Title: About {0}) Part 0.\nDoc 2(Title: Ab
 
 
 @pytest.fixture
-def answer(chat_server, searches, agent_config):
-    def run(**changes) -> Trajectory:
-        async def once() -> Trajectory:
-            config = agent_config(protocol="search_tags", prompt="search_tags", **changes)
-            async with SearchAgent(config, chat_server.endpoint, searches.url, 0.7) as agent:
-                return await agent.answer(QUESTION, 0)
-
-        return asyncio.run(once())
-
-    return run
+def answer(answer: Answer) -> Answer:
+    """Runs one rollout by the tags."""
+    return partial(answer, protocol="search_tags", prompt="search_tags", question=QUESTION)
 
 
 def test_a_rollout_is_one_user_message_and_one_text_that_grows(chat_server, answer):

@@ -62,25 +62,25 @@ def test_a_folder_is_made_and_written_where_git_sees_it_or_with_local_where_it_d
     )
 
 
-@pytest.mark.usefixtures("project")
-def test_a_kind_that_dvc_does_not_have_is_named_with_those_that_it_has() -> None:
+def test_a_kind_that_dvc_does_not_have_is_named_with_those_that_it_has(project: Path) -> None:
+    before = (project / ".dvc" / "config").read_text()
     error = set_remote("s4://bucket/deepsearch")
     assert isinstance(error, UnknownNameError)
     for name in ("'s4'", "gs", "s3", "ssh"):
         assert name in str(error)
-    assert show() == ""
+    assert (project / ".dvc" / "config").read_text() == before
 
 
-@pytest.mark.usefixtures("project")
 def test_a_missing_plugin_is_named_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
+    project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = (project / ".dvc" / "config").read_text()
     monkeypatch.setattr(remote, "installed_version", lambda name: "" if name == "dvc-gs" else "1")
     error = set_remote("gs://bucket/deepsearch")
     assert isinstance(error, UnavailableError)
     assert "dvc-gs" in str(error)
     assert "`make environment EXTRAS='--extra gs'`" in str(error)
-    assert show() == ""
+    assert (project / ".dvc" / "config").read_text() == before
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,15 @@ def test_the_limit_of_tokens_is_the_agents_whatever_the_sampler_wrote(open_episo
     assert sum(episode.row.mask) == 24
 
 
+def test_an_episode_whose_question_does_not_fit_ends_before_its_first_turn(
+    open_episode: Opener,
+) -> None:
+    episode = open_episode(context_tokens=100)
+    assert episode.outcome is not None
+    assert episode.outcome.stop_reason is StopReason.TOKEN_BUDGET
+    assert (episode.max_tokens, episode.rows) == (0, ())
+
+
 def test_an_episode_takes_no_turn_after_its_end(open_episode: Opener) -> None:
     episode = step(open_episode(), ANSWER)
     with pytest.raises(ValueError, match="over"):

@@ -112,10 +112,17 @@ def make_project(
     """Make a git and DVC project of the given stages in a folder that becomes the working directory."""
 
     def make(stages: dict[str, object], params: str = PROFILE) -> Path:
-        shutil.copytree(empty_project, tmp_path, dirs_exist_ok=True)
-        (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
-        (tmp_path / "params.yaml").write_text(params)
         monkeypatch.chdir(tmp_path)
-        return tmp_path
+        return fill_project(empty_project, tmp_path, stages, params)
 
     return make
+
+
+def fill_project(
+    empty_project: Path, folder: Path, stages: dict[str, object], params: str = PROFILE
+) -> Path:
+    """Make a project of the given stages in a folder that exists or not."""
+    shutil.copytree(empty_project, folder, dirs_exist_ok=True)
+    (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    (folder / "params.yaml").write_text(params)
+    return folder

@@ -72,7 +72,19 @@ def test_after_a_failure_nothing_starts_and_the_error_has_the_stages_status_and_
     assert not (project / "after.txt").exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+# By day as it is most often: Ctrl-C at a terminal, and a cancelled flow run
+@pytest.mark.parametrize(
+    ("way", "how"),
+    [
+        ("make repro", signal.SIGINT),
+        ("flow", signal.SIGTERM),
+        pytest.param("make repro", signal.SIGTERM, marks=pytest.mark.nightly),
+        pytest.param("make repro", signal.SIGKILL, marks=pytest.mark.nightly),
+        pytest.param("flow", signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param("flow", signal.SIGKILL, marks=pytest.mark.nightly),
+    ],
+    indirect=["way"],
+)
 def test_cancelling_leaves_no_process(
     make_project: MakeProject, root: Path, way: str, how: signal.Signals
 ) -> None:

@@ -77,8 +77,9 @@ def test_experiments_show_f1_and_what_differs_from_their_commit(project: Path) -
     ]
 
 
-def test_an_unknown_profile_is_refused(project: Path) -> None:
+def test_an_unknown_profile_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(PARAMS)
     command = [str(Path(sys.executable).with_name("deepsearch")), "experiments", "tini"]
-    answer = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr.startswith("error: ")) == (1, True)
     assert "Did you mean 'tiny'" in answer.stderr

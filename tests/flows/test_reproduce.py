@@ -209,7 +209,12 @@ def test_a_block_that_the_environment_names_is_told_how_a_run_ended(
     ("first", "second", "name"),
     [
         ("flows.repro", "flows.reproduce", "make repro PROFILE=tiny"),
-        ("flows.reproduce", "flows.repro", "the flow run tiny · forced"),
+        pytest.param(
+            "flows.reproduce",
+            "flows.repro",
+            "the flow run tiny · forced",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_flow_and_make_repro_wait_for_each_other_and_say_for_whom(

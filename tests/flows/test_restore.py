@@ -1,5 +1,6 @@
 """`make restore` on two machines with different results of the same params: a real project of DVC, and a clone."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from deepsearch_rl.core.errors import ConfigError
 from flows.restore import restore, save_workspace
-from tests.flows.conftest import PROFILE, MakeProject, dvc_status
+from tests.flows.conftest import PROFILE, dvc_status, fill_project
 from tests.repository import commit_all, git
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -43,31 +44,40 @@ def run_log(folder: Path) -> list[str]:
     return (folder / "ran.log").read_text().split()
 
 
-@pytest.fixture
-def project(make_project: MakeProject, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The machine "one", with its results committed."""
-    for name, value in {"NAME": "a", "EMAIL": "a@b.c"}.items():
-        monkeypatch.setenv(f"GIT_AUTHOR_{name}", value)
-        monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
-    folder = make_project(STAGES, f"{PROFILE}number: 8\n")
-    (folder / "code.py").write_text("")
-    (folder / "machine").write_text("one\n")
-    (folder / ".gitignore").write_text("/work/\n/base\n/rl\n/ran.log\n/machine\n/storage\n")
-    dvc(folder, "repro")
-    commit_all(folder, "the results of machine one")
+@pytest.fixture(scope="module")
+def machines(empty_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the machine "one", whose results are committed, and a clone, "two", with results of its own."""
+    folder = tmp_path_factory.mktemp("machines")
+    one = fill_project(empty_project, folder / "one", STAGES, f"{PROFILE}number: 8\n")
+    (one / "code.py").write_text("")
+    (one / "machine").write_text("one\n")
+    (one / ".gitignore").write_text("/work/\n/base\n/rl\n/ran.log\n/machine\n/storage\n")
+    dvc(one, "repro")
+    commit_all(one, "the results of machine one")
+
+    two = folder / "two"
+    git(one, "clone", "--quiet", str(one), str(two))
+    (two / "machine").write_text("two\n")
+    dvc(two, "repro")
     return folder
 
 
 @pytest.fixture
-def other_machine(
-    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    """A clone on the machine "two", with results of its own."""
-    folder = tmp_path_factory.mktemp("two") / "project"
-    git(project, "clone", "--quiet", str(project), str(folder))
-    (folder / "machine").write_text("two\n")
+def project(machines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the machine "one"."""
+    for name, value in {"NAME": "a", "EMAIL": "a@b.c"}.items():
+        monkeypatch.setenv(f"GIT_AUTHOR_{name}", value)
+        monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
+    shutil.copytree(machines, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path / "one")
+    return tmp_path / "one"
+
+
+@pytest.fixture
+def other_machine(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The copy of the machine "two"."""
+    folder = project.parent / "two"
     monkeypatch.chdir(folder)
-    dvc(folder, "repro")
     assert (folder / "rl").read_text() == "two\n8\n"
     return folder
 

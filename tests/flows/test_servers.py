@@ -33,18 +33,9 @@ def test_a_host_that_other_machines_reach_needs_a_login(
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_prefects_page_asks_the_address_that_it_came_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    monkeypatch.delenv("PREFECT_UI_API_URL", raising=False)
-    monkeypatch.setattr(server, "ROOT", tmp_path)
-    page = f"http://{LOOPBACK}:{free_port()}"
-    with (
-        temporary_settings({PREFECT_API_URL: f"{page}/api", PREFECT_HOME: tmp_path}),
-        prefect_api(),
-    ):
-        api = httpx.get(f"{page}/ui-settings").json()["api_url"]
+def test_prefects_page_asks_the_address_that_it_came_from(prefect_server: str) -> None:
+    page = prefect_server.removesuffix("/api")
+    api = httpx.get(f"{page}/ui-settings").json()["api_url"]
     forwarded = "http://laptop:14200"
     assert (urljoin(page, api), urljoin(forwarded, api)) == (f"{page}/api", f"{forwarded}/api")
 

@@ -92,13 +92,14 @@ def go(project: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
+    # By day every first and every second one is in a pair
     [
-        (REPRO, REPRO),
+        pytest.param(REPRO, REPRO, marks=pytest.mark.nightly),
         (REPRO, ["hooked", *FOREIGN]),
-        (["hooked", *FOREIGN], REPRO),
+        pytest.param(["hooked", *FOREIGN], REPRO, marks=pytest.mark.nightly),
         (FOREIGN, REPRO),
-        (FOREIGN, ["hooked", *FOREIGN]),
-        (UNRECOGNISED, REPRO),
+        pytest.param(FOREIGN, ["hooked", *FOREIGN], marks=pytest.mark.nightly),
+        pytest.param(UNRECOGNISED, REPRO, marks=pytest.mark.nightly),
         (UNRECOGNISED, [sys.executable, "ROOT/flows/dvc", "repro", "--single-item", "write"]),
         (REPRO, [sys.executable, "-m", "flows.in_turn", "tiny", "make rft", *REPRO]),
     ],

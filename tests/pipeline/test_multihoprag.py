@@ -150,6 +150,7 @@ def test_an_api_model_gets_its_row_and_another_name_a_new_one(
     assert not any(KEY.encode() in path.read_bytes() for path in made if path.is_file())
 
 
+@pytest.mark.nightly
 def test_an_optimised_prompt_gets_a_row_beside_the_first_one(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothin
     assert [finding for finding in findings if finding.is_survivor] == []
 
 
+@pytest.mark.nightly
 def test_a_killed_stage_resumes_with_the_code_that_it_was_killed_in_and_with_no_other(
     finished: Path,
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_killed_stage_resumes_with_the_code_that_it_was_killed_in_and_with_no_
     assert [finding for finding in findings if finding.is_survivor] == []
 
 
+@pytest.mark.nightly
 def test_the_result_of_a_stage_that_was_edited_while_it_ran_is_nowhere(finished: Path) -> None:
     findings = list(edits(FinishedGraph(finished), "synthesize", seed=1, way="dvc repro"))
     assert len(findings) == 2

@@ -1,24 +1,18 @@
 """Replies of model servers that public reports quote, each with its source (repository#number)."""
 
-import asyncio
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
-from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_messages import OTHER_THOUGHTS
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
-from deepsearch_rl.core.records import Question, StopReason, Trajectory
-from deepsearch_rl.endpoints import endpoint as endpoint_module
+from deepsearch_rl.core.records import StopReason
 from deepsearch_rl.endpoints.model_failures import MALFORMED_CALL, TOO_LONG, Wording, failure_in
 from deepsearch_rl.evaluation.ifeval.ifeval import (
     IfevalConfig,
@@ -28,29 +22,9 @@ from deepsearch_rl.evaluation.ifeval.ifeval import (
 )
 from deepsearch_rl.training.rewards.rewards import PolicyText, ThinkLength, reward_parts
 from deepsearch_rl.trajectories.exchange import export_rows
+from tests.agent.conftest import ANSWER, QUESTION, Answer, response
 
-QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
-ANSWER = "<answer> Mary Moss</answer>"
-Answer = Callable[..., Trajectory]
 POLICY = PolicyText(len, ThinkLength(min_tokens=1, full_score_tokens=10, max_tokens=100))
-
-
-@pytest.fixture
-def answer(
-    chat_server: Any,
-    searches: Any,
-    agent_config: Callable[..., AgentConfig],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Answer:
-    """Runs one rollout against the scripted servers, without waits between attempts."""
-    monkeypatch.setattr(endpoint_module, "FIRST_WAIT_S", 0.001)
-
-    async def run(config: AgentConfig) -> Trajectory:
-        agent = SearchAgent(config, chat_server.endpoint, searches.url, 0.7, backoff_s=0.001)
-        async with agent:
-            return await agent.answer(QUESTION, 0)
-
-    return lambda **changes: asyncio.run(run(agent_config(**changes)))
 
 
 def reply(choice: object, **fields: object) -> str:
@@ -137,19 +111,6 @@ FAILED_GENERATIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "body", [body for body, _ in FAILED_GENERATIONS.values()], ids=FAILED_GENERATIONS
-)
-def test_a_generation_that_failed_under_status_200_is_asked_for_again(
-    chat_server: Any, answer: Answer, body: str
-) -> None:
-    chat_server.script.append(body)
-    chat_server.says(ANSWER)
-    trajectory = answer()
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, "Mary Moss")
-    assert len(chat_server.requests) == 2
-
-
 @pytest.mark.parametrize(("body", "reason"), FAILED_GENERATIONS.values(), ids=FAILED_GENERATIONS)
 def test_a_generation_that_keeps_failing_is_the_servers_failure_with_its_reason(
     chat_server: Any, answer: Answer, body: str, reason: str
@@ -159,6 +120,16 @@ def test_a_generation_that_keeps_failing_is_the_servers_failure_with_its_reason(
     assert trajectory.stop_reason is StopReason.MODEL_ERROR
     assert trajectory.error == f"the provider failed under status 200: {reason}"
     assert len(chat_server.requests) == 4
+
+
+def test_a_generation_that_failed_once_under_status_200_is_asked_for_again(
+    chat_server: Any, answer: Answer
+) -> None:
+    chat_server.script.append(reply(said("", "stop"), usage=USAGE))
+    chat_server.says(ANSWER)
+    trajectory = answer()
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, "Mary Moss")
+    assert len(chat_server.requests) == 2
 
 
 @pytest.mark.parametrize("ending", ["stop", "eos_token", "stop_sequence", "end_turn", "STOP", None])
@@ -189,21 +160,6 @@ def test_a_turn_of_a_single_end_token_is_the_models_own(chat_server: Any, answer
     chat_server.script.append(reply(said("", "stop"), usage=usage))
     assert answer().stop_reason is StopReason.NO_ANSWER_TAG
     assert len(chat_server.requests) == 1
-
-
-def refuses(status: int, body: object) -> Callable[[BaseHTTPRequestHandler], None]:
-    """Send an error with any JSON body."""
-    content = json.dumps(body).encode()
-
-    def send(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        handler.send_header("content-type", "application/json")
-        handler.send_header("content-length", str(len(content)))
-        handler.send_header("retry-after-ms", "1")
-        handler.end_headers()
-        handler.wfile.write(content)
-
-    return send
 
 
 WRITTEN = 'web_search{"query": "SPFMV"}</function>'
@@ -295,7 +251,7 @@ MALFORMED_CALLS = {
 def test_a_malformed_call_that_the_provider_refuses_is_the_models_own_and_final(
     chat_server: Any, answer: Answer, status: int, body: object
 ) -> None:
-    chat_server.script.append(refuses(status, body))
+    chat_server.script.append(response(body, status))
     chat_server.says(ANSWER)  # what another attempt would draw
     trajectory = answer()
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.TOOL_CALL_UNPARSABLE, "")
@@ -305,7 +261,7 @@ def test_a_malformed_call_that_the_provider_refuses_is_the_models_own_and_final(
 def test_a_refused_call_is_kept_where_the_provider_quotes_it(
     chat_server: Any, answer: Answer
 ) -> None:
-    chat_server.script.append(refuses(400, {"error": GROQ}))
+    chat_server.script.append(response({"error": GROQ}, 400))
     trajectory = answer()
     assert (trajectory.messages[-1].role, trajectory.messages[-1].content) == ("assistant", WRITTEN)
     assert trajectory.rounds == 1
@@ -482,18 +438,23 @@ def test_a_prompt_that_does_not_fit_gives_way_to_a_shorter_one_by_whatever_wordi
     chat_server: Any, answer: Answer, status: int, body: object
 ) -> None:
     chat_server.says("", "one")
-    chat_server.script.append(refuses(status, body))
+    chat_server.script.append(response(body, status))
     chat_server.says(ANSWER)
     trajectory = answer()
     assert trajectory.stop_reason is StopReason.ANSWERED
     assert trajectory.messages[-2].content == NO_ROOM_LEFT
+    assert trajectory.retrievals[0].chunk_ids == ()
 
 
-@pytest.mark.parametrize(("status", "body"), TOO_LONG_REPLIES.values(), ids=TOO_LONG_REPLIES)
+@pytest.mark.parametrize(
+    "of",
+    ["our own server", "OpenAI's code alone, zed#60525", "MiniMax under status 200, MiniMax-01#15"],
+)
 def test_a_prompt_that_never_fits_ends_in_the_token_budget(
-    chat_server: Any, answer: Answer, status: int, body: object
+    chat_server: Any, answer: Answer, of: str
 ) -> None:
-    chat_server.script.append(refuses(status, body))
+    status, body = TOO_LONG_REPLIES[of]
+    chat_server.script.append(response(body, status))
     assert answer().stop_reason is StopReason.TOKEN_BUDGET
     assert len(chat_server.requests) == 2
 
@@ -573,20 +534,15 @@ def test_an_answer_inside_a_thought_that_was_never_closed_is_none(
 
 
 def test_where_the_prompt_opens_the_thought_a_text_without_its_end_is_all_thought(
-    chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig]
+    chat_server: Any, answer: Answer
 ) -> None:
     endpoint = replace(chat_server.endpoint, begins_in_thought=True)
-
-    async def run() -> Trajectory:
-        async with SearchAgent(agent_config(), endpoint, searches.url, 0.7) as agent:
-            return await agent.answer(QUESTION, 0)
-
     chat_server.says(HALF, finish_reason="length")
-    cut = asyncio.run(run())
+    cut = answer(endpoint=endpoint)
     assert (cut.stop_reason, cut.answer) == (StopReason.TOKEN_BUDGET, "")
     chat_server.script[:] = []
     chat_server.says(f"{HALF}</think>{ANSWER}")
-    assert asyncio.run(run()).answer == "Mary Moss"
+    assert answer(endpoint=endpoint).answer == "Mary Moss"
 
 
 @pytest.mark.parametrize(("opening", "closing"), OTHER_THOUGHTS)

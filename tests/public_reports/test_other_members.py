@@ -26,20 +26,17 @@ import pytest
 import requests
 from pydantic import ValidationError
 
-from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
 from deepsearch_rl.conversation import chat_messages
-from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core import files, processes, remembered_digests
 from deepsearch_rl.core.answers import f1
 from deepsearch_rl.core.files import write_jsonl
-from deepsearch_rl.core.processes import free_port, running_server
-from deepsearch_rl.core.rate_limits import RateLimits, rate_limits
-from deepsearch_rl.core.records import StopReason, Trajectory
+from deepsearch_rl.core.processes import running_server
+from deepsearch_rl.core.rate_limits import rate_limits
+from deepsearch_rl.core.records import StopReason
 from deepsearch_rl.corpora.download.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.corpora.reading.flashrag import read_questions
 from deepsearch_rl.corpora.reading.titles import title_key
-from deepsearch_rl.endpoints import endpoint as endpoint_module
 from deepsearch_rl.endpoints.remote import read_remote, resolve_endpoint
 from deepsearch_rl.endpoints.request_options import RequestOptions
 from deepsearch_rl.engines.encoders.remote.encoder import RemoteEncoder
@@ -54,8 +51,11 @@ from deepsearch_rl.search_server.online.searcher import OnlineSearcher
 from deepsearch_rl.search_server.requests import Guard
 from deepsearch_rl.search_server.rerank import CrossEncoder
 from deepsearch_rl.search_server.service import RetrievalApp
+from tests.agent.conftest import ANSWER, Answer, response
 from tests.chunks import make_chunks
-from tests.public_reports.test_agent import ANSWER, QUESTION, reply
+from tests.ports import free_port
+from tests.public_reports.conftest import LimitClock
+from tests.public_reports.test_agent import reply
 from tests.public_reports.test_server import (
     EncodingSearcher,
     ask_each,
@@ -162,8 +162,13 @@ def timeout_s(request: pytest.FixtureRequest) -> float:
     return 1.5 if "hangs" in request.node.callspec.id else 30.0
 
 
-# Line 24. What the server does, how many of 64 queries fail, how many requests they may cost
+# What the server does, how many of 64 queries fail, how many requests they may cost
 EMBEDDINGS: dict[str, tuple[Behaviour, int, int]] = {
+    "is down": (lambda _: (503, {"error": "x"}, {}), 64, 2),  # one attempt and one probe
+    "refuses everything": (lambda _: (400, {"error": "x"}, {}), 64, 2),
+    "a wrong key": (lambda _: (401, {"error": "x"}, {}), 64, 1),
+    "refuses a text": (unless_poisoned(vectors, (400, {"error": "x"}, {})), 1, 20),
+    "fails at a text": (unless_poisoned(vectors, (500, {"error": "x"}, {})), 1, 20),
     "hangs": (hangs, 64, 1),
     "loses every connection": (lambda _: None, 64, 2),
     "a page of HTML": (lambda _: (200, b"<html>", {}), 64, 1),
@@ -210,6 +215,9 @@ def results(texts: list[str]) -> Reply:
 
 
 ENDPOINTS: dict[str, tuple[Behaviour, int, int]] = {
+    "refuses every query": (lambda _: (400, b"refused", {}), 64, 64),
+    "refuses one query": (unless_poisoned(results, (400, b"refused", {})), 1, 64),
+    "a wrong key": (lambda _: (401, b"refused", {}), 64, 4),
     "hangs": (hangs, 64, 10),
     "loses every connection": (lambda _: None, 64, 10),
     "fails always": (lambda _: (500, {}, {}), 64, 10),
@@ -260,7 +268,6 @@ def test_a_query_that_a_search_endpoint_fails_at_takes_no_other_with_it(
     assert len(server.asked) <= requests
 
 
-# Line 26
 @pytest.mark.parametrize(
     "query",
     [
@@ -292,49 +299,12 @@ def test_a_reranker_reads_no_more_of_a_query_than_fits_a_pair(tmp_path: Path, qu
     np.testing.assert_allclose(scores, expected, atol=1e-4)
 
 
-# Line 28
-@pytest.mark.parametrize(
-    ("accept", "content_type"),
-    [
-        (["TEXT/EVENT-STREAM"], "text/event-stream"),
-        (["text/event-stream ; charset=utf-8"], "text/event-stream"),
-        (["application/json;q=0, text/event-stream"], "text/event-stream"),
-        (["*/*;q=0.0, text/event-stream"], "text/event-stream"),
-        (["text/html", "text/event-stream"], "text/event-stream"),
-        (["text/event-stream", "application/json"], "application/json"),
-        (["text/event-stream, application/json;q=0.1"], "application/json"),
-        (["application/*;q=0.5"], "application/json"),
-        ([""], "application/json"),
-        ([", ,"], "application/json"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("method", ["tools/list", "initialize", "no/such"])
-def test_every_way_to_say_what_an_mcp_client_accepts_is_read(
-    accept: list[str], content_type: str, method: str
-) -> None:
-    app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=True))
-    client_info = {"clientInfo": {"name": "c", "version": "1"}, "capabilities": {}}
-    params = {"protocolVersion": "2025-06-18", **client_info} if method == "initialize" else {}
-    body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
-    with serve_app(app) as url, httpx.Client() as client:
-        del client.headers["accept"]
-        headers = [("Content-Type", "application/json"), *(("Accept", each) for each in accept)]
-        answer = client.post(f"{url}/mcp", content=json.dumps(body), headers=headers)
-    assert answer.headers["content-type"].startswith(content_type)
-    text = answer.text
-    if content_type == "text/event-stream":
-        text = text.removeprefix("event: message\ndata: ")
-    assert json.loads(text)["id"] == 7
-
-
 @pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", "abc123", "F52BF8E", ""])
 def test_an_encoders_revision_that_can_move_is_refused(tmp_path: Path, revision: str) -> None:
     with pytest.raises(ValidationError, match="is no commit"):
         transformers_config(tmp_path, revision=revision)
 
 
-# Line 30
 SERVER = """
 import http.server, os, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -399,7 +369,6 @@ def test_a_writer_in_another_container_of_the_same_name_keeps_its_file(tmp_path:
     assert sorted(tmp_path.iterdir()) == [others, path]
 
 
-# Line 8
 RAW_CALL = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "one"}}\n</tool_call>'
 TURNS: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "a newline before the call": ({"content": "I search.\n"}, "I search.", None),
@@ -448,8 +417,7 @@ TURNS: dict[str, tuple[dict[str, Any], str, str | None]] = {
 @pytest.mark.parametrize(("message", "content", "reasoning"), TURNS.values(), ids=TURNS)
 def test_a_turn_is_sent_back_as_it_was_sampled(
     chat_server: Any,
-    searches: Any,
-    agent_config: Callable[..., AgentConfig],
+    answer: Answer,
     message: dict[str, Any],
     content: str,
     reasoning: str | None,
@@ -463,12 +431,7 @@ def test_a_turn_is_sent_back_as_it_was_sampled(
     )
     chat_server.says(ANSWER)
 
-    async def run() -> Trajectory:
-        config = agent_config(history_reasoning=True)
-        async with SearchAgent(config, chat_server.endpoint, searches.url, 0.7) as agent:
-            return await agent.answer(QUESTION, 0)
-
-    trajectory = asyncio.run(run())
+    trajectory = answer(history_reasoning=True)
     sent, result = chat_server.requests[1]["messages"][2:4]
     assert (sent["content"], sent.get("reasoning")) == (content, reasoning)
     assert sent["reasoning_content"] == reasoning if reasoning else "reasoning_content" not in sent
@@ -476,7 +439,6 @@ def test_a_turn_is_sent_back_as_it_was_sampled(
     assert result["content"] == trajectory.messages[3].content
 
 
-# Line 2
 FINAL = f"<|channel|>final<|message|>{ANSWER}"
 HALF = "Perhaps <answer>no</answer>"
 CHANNELS: dict[str, tuple[str, bool]] = {
@@ -506,91 +468,62 @@ CHANNELS: dict[str, tuple[str, bool]] = {
 }
 
 
-def answers(chat_server: Any, searches: Any, config: AgentConfig, **changes: object) -> Trajectory:
-    async def run() -> Trajectory:
-        endpoint = dataclasses.replace(chat_server.endpoint, **changes)
-        async with SearchAgent(config, endpoint, searches.url, 0.7) as agent:
-            return await agent.answer(QUESTION, 0)
-
-    return asyncio.run(run())
-
-
 @pytest.mark.parametrize(("text", "is_answer"), CHANNELS.values(), ids=CHANNELS)
 def test_channels_and_varied_tags_hold_thoughts_and_answers_as_others_do(
     chat_server: Any,
-    searches: Any,
-    agent_config: Callable[..., AgentConfig],
+    answer: Answer,
     text: str,
     is_answer: bool,
 ) -> None:
     chat_server.says(text)
-    trajectory = answers(chat_server, searches, agent_config())
+    trajectory = answer()
     assert trajectory.answer == ("Mary Moss" if is_answer else "")
 
 
 def test_a_call_in_channels_that_the_server_left_in_the_text_is_unparsable(
-    chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig]
+    chat_server: Any, answer: Answer
 ) -> None:
     chat_server.says(
         '<|channel|>commentary to=functions.retrieve <|constrain|>json<|message|>{"query": "x"}<|call|>'
     )
-    trajectory = answers(chat_server, searches, agent_config())
+    trajectory = answer()
     assert trajectory.stop_reason is StopReason.TOOL_CALL_UNPARSABLE
 
 
-def test_no_channel_is_sent_back(
-    chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig]
-) -> None:
+def test_no_channel_is_sent_back(chat_server: Any, answer: Answer) -> None:
     """The model's own template refuses a content with such marks."""
     chat_server.says(f"<|channel|>analysis<|message|>Look.<|end|><|start|>assistant{FINAL}", "one")
     chat_server.says(ANSWER)
-    answers(chat_server, searches, agent_config(history_reasoning=True))
+    answer(history_reasoning=True)
     sent = chat_server.requests[1]["messages"][2]
     assert (sent["content"], sent["reasoning"]) == (ANSWER, "Look.")
 
 
 def test_an_endpoint_whose_prompts_open_the_thought_is_described_and_asked_for_where_it_shows(
     chat_server: Any,
-    searches: Any,
-    agent_config: Callable[..., AgentConfig],
+    answer: Answer,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chat_messages.warn_once.cache_clear()
     chat_server.says(f"{HALF}</think>{ANSWER}")
-    assert answers(chat_server, searches, agent_config()).answer == "Mary Moss"
+    assert answer().answer == "Mary Moss"
     assert "begins_in_thought: true" in caplog.text
     monkeypatch.setenv("KEY", "k")
     described = {"base_url": chat_server.url, "model": "m", "api_key_variable": "KEY"}
-    for begins, answer in ((False, "no"), (True, "")):
+    for begins, expected in ((False, "no"), (True, "")):
         request = {"request": {"begins_in_thought": begins}}
         (tmp_path / "endpoint.json").write_text(json.dumps(described | request))
         remote = read_remote(tmp_path)
         assert remote is not None
-        endpoint = resolve_endpoint(remote)
+        begins_in_thought = resolve_endpoint(remote).begins_in_thought
+        asked = dataclasses.replace(chat_server.endpoint, begins_in_thought=begins_in_thought)
         chat_server.script[:] = []
         chat_server.says(HALF)  # cut in its thought
-        thought = answers(
-            chat_server,
-            searches,
-            agent_config(),
-            begins_in_thought=endpoint.begins_in_thought,
-        )
-        assert thought.answer == answer
+        thought = answer(endpoint=asked)
+        assert thought.answer == expected
     assert remote.of_answers()["request"] == {"begins_in_thought": True}
-
-
-# Line 4
-def refuses(status: int, body: str) -> Callable[[BaseHTTPRequestHandler], None]:
-    def send(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        handler.send_header("content-length", str(len(body)))
-        handler.send_header("retry-after-ms", "1")
-        handler.end_headers()
-        handler.wfile.write(body.encode())
-
-    return send
 
 
 @pytest.mark.parametrize(
@@ -607,18 +540,15 @@ def refuses(status: int, body: str) -> Callable[[BaseHTTPRequestHandler], None]:
 )
 def test_a_refusal_without_a_word_is_about_the_length_where_a_shorter_prompt_was_answered(
     chat_server: Any,
-    searches: Any,
-    agent_config: Callable[..., AgentConfig],
-    monkeypatch: pytest.MonkeyPatch,
+    answer: Answer,
     status: int,
     body: str,
 ) -> None:
-    monkeypatch.setattr(endpoint_module, "FIRST_WAIT_S", 0.001)
     chat_server.says("", "one")
     attempts = 4 if status == 400 else 1
-    chat_server.script += [refuses(status, body)] * attempts
+    chat_server.script += [response(body, status)] * attempts
     chat_server.says(ANSWER)
-    trajectory = answers(chat_server, searches, agent_config())
+    trajectory = answer()
     assert trajectory.stop_reason is StopReason.ANSWERED
     assert trajectory.messages[-2].content == NO_ROOM_LEFT
     assert len(chat_server.requests) == attempts + 2
@@ -626,34 +556,30 @@ def test_a_refusal_without_a_word_is_about_the_length_where_a_shorter_prompt_was
 
 def test_a_wordless_refusal_that_passes_or_comes_first_is_the_servers(
     chat_server: Any,
-    searches: Any,
-    agent_config: Callable[..., AgentConfig],
-    monkeypatch: pytest.MonkeyPatch,
+    answer: Answer,
 ) -> None:  # earendil-works/pi#8682, earendil-works/pi#9482
-    monkeypatch.setattr(endpoint_module, "FIRST_WAIT_S", 0.001)
     chat_server.says("", "one")
-    chat_server.script.append(refuses(400, ""))
+    chat_server.script.append(response("", 400))
     chat_server.says(ANSWER)
-    trajectory = answers(chat_server, searches, agent_config())
+    trajectory = answer()
     assert trajectory.stop_reason is StopReason.ANSWERED
     assert NO_ROOM_LEFT not in trajectory.messages[-2].content
-    chat_server.script[:] = [refuses(400, "")]
+    chat_server.script[:] = [response("", 400)]
     chat_server.requests.clear()
-    first = answers(chat_server, searches, agent_config())
+    first = answer()
     assert first.stop_reason is StopReason.MODEL_ERROR
     assert len(chat_server.requests) == 4
 
 
 def test_a_limit_of_tokens_in_a_minute_is_no_prompt_that_is_too_large(
-    chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig]
+    chat_server: Any, answer: Answer
 ) -> None:
     body = '{"error": {"message": "Request too large on tokens per minute (TPM): Limit 10000"}}'
-    chat_server.script.append(refuses(413, body))
-    trajectory = answers(chat_server, searches, agent_config())
+    chat_server.script.append(response(body, 413))
+    trajectory = answer()
     assert trajectory.stop_reason is StopReason.MODEL_ERROR
 
 
-# Line 23
 def connect(url: str) -> socket.socket:
     host, _, port = url.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), timeout=20)
@@ -775,16 +701,6 @@ def test_no_process_has_more_connections_than_it_may_have_open_files() -> None:
     assert ConnectionLimit.of_files(16).connections == 1
 
 
-# Line 6
-async def goes_at_once(limits: RateLimits, tokens: int) -> bool:
-    try:
-        async with asyncio.timeout(0.2):
-            await limits.wait(tokens)
-    except TimeoutError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize(
     ("requests_", "last"),
     [
@@ -802,46 +718,47 @@ async def goes_at_once(limits: RateLimits, tokens: int) -> bool:
     ids=str,
 )
 def test_the_tokens_of_a_reply_correct_what_its_request_took(
-    request: pytest.FixtureRequest, requests_: list[tuple[int, int | None]], last: bool
+    request: pytest.FixtureRequest,
+    limit_clock: LimitClock,
+    requests_: list[tuple[int, int | None]],
+    last: bool,
 ) -> None:
     limits = rate_limits(request.node.name, None, 6000)
 
+    async def goes_at_once(tokens: int) -> bool:
+        before_s = limit_clock.waited_s
+        await limits.wait(tokens)
+        return limit_clock.waited_s == before_s
+
     async def scenario() -> bool:
         for estimated, used in requests_:
-            assert await goes_at_once(limits, estimated)
+            assert await goes_at_once(estimated)
             if used is not None:
                 limits.correct(estimated, used)
-        return await goes_at_once(limits, 5000)
+        return await goes_at_once(5000)
 
     assert asyncio.run(scenario()) is last
 
 
-@pytest.mark.parametrize(("used", "in_time"), [((20, 5), True), ((0, 0), False)])
+@pytest.mark.parametrize(("used", "is_late"), [((20, 5), False), ((0, 0), True)])
 def test_the_usage_of_a_chat_completion_is_counted_in_place_of_the_estimate(
     chat_server: Any,
-    searches: Any,
-    agent_config: Callable[..., AgentConfig],
+    answer: Answer,
     used: tuple[int, int],
-    in_time: bool,
+    limit_clock: LimitClock,
+    is_late: bool,
 ) -> None:
     options = RequestOptions(tokens_per_minute=1500)
-    config = agent_config(max_tokens=1000, context_tokens=4000)
+    endpoint = dataclasses.replace(chat_server.endpoint, options=options)
     for query in ("one", "two"):
         chat_server.says("", query, tokens=used)
     chat_server.says(ANSWER, tokens=used)
 
-    async def run() -> bool:
-        endpoint = dataclasses.replace(chat_server.endpoint, options=options)
-        async with SearchAgent(config, endpoint, searches.url, 0.7) as agent:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(5):
-                    return (await agent.answer(QUESTION, 0)).answer == "Mary Moss"
-        return False
-
-    assert asyncio.run(run()) is in_time
+    assert answer(endpoint=endpoint, max_tokens=1000, context_tokens=4000).answer == "Mary Moss"
+    assert (limit_clock.waited_s > 5) is is_late
 
 
-# Lines 17 and 18, with rows of the real sets in the layouts of their official files
+# Rows of the real sets in the layouts of their official files
 def real_rows(path: Path, count: int) -> list[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         rows = (json.loads(line) for line in lines)
@@ -971,7 +888,6 @@ def test_real_questions_come_back_from_search_r1s_parquet_as_they_were(
     ]
 
 
-# Line 19
 LANGUAGES = [
     ("القاهرة\nالقاهرة هي عاصمة جمهورية مصر العربية.", "ما هي عاصمة مصر", "القاهرة"),  # noqa: RUF001
     ("台北\n臺北市是中華民國的首都。", "中華民國的首都", "臺北市"),

@@ -3,11 +3,10 @@
 import asyncio
 import itertools
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -19,6 +18,7 @@ from deepsearch_rl.core.errors import EndpointDownError
 from deepsearch_rl.core.files import sha256_json, write_json
 from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.retries import is_quota_spent
+from deepsearch_rl.endpoints import pacing
 from deepsearch_rl.endpoints.endpoint import Completion, Endpoint, complete, open_client
 from deepsearch_rl.endpoints.pacing import pausable
 from deepsearch_rl.endpoints.remote import RemoteConfig
@@ -27,9 +27,10 @@ from deepsearch_rl.engines.encoders.remote.encoder import RemoteEncoder
 from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name
 from deepsearch_rl.retrieval.encoding.configs import RemoteEncoderConfig as EmbeddingsConfig
 from deepsearch_rl.serving.answer_text import AnswerText
-from tests.agent.conftest import ChatServer, completion
+from tests.agent.conftest import ChatServer, completion, response
 from tests.model_servers import endpoint, engine
 from tests.policies import policy_folder
+from tests.public_reports.conftest import LimitClock
 
 __all__ = ["endpoint", "engine", "policy_folder"]
 
@@ -435,14 +436,7 @@ def streams(chat: ChatServer, chunks: list[dict[str, Any]]) -> None:
         body += f"data: {json.dumps(head | {'choices': [choice]})}\n\n"
     body += "data: [DONE]\n\n"
 
-    def write(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)
-        handler.send_header("content-type", "text/event-stream")
-        handler.send_header("content-length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body.encode())
-
-    chat.script.append(write)
+    chat.script.append(response(body, kind="text/event-stream"))
 
 
 def test_a_streamed_call_and_thought_are_put_together_and_a_cut_stream_is_asked_for_again(
@@ -544,7 +538,6 @@ def test_a_429_without_a_wait_is_waited_for_by_minutes_and_costs_a_question_no_t
     chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """explodinggradients/ragas#1519."""
-    monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.2)
     full = json.dumps(
         {
             "error": {
@@ -555,35 +548,35 @@ def test_a_429_without_a_wait_is_waited_for_by_minutes_and_costs_a_question_no_t
         }
     )
     for _ in range(3):
-        chat_server.script.append(lambda handler: reply_plainly(handler, 429, full))
+        chat_server.script.append(response(full, 429))
     chat_server.says("yes")
+    waits_s: list[float] = []
 
     async def within_a_deadline() -> list[Completion]:
-        async with asyncio.timeout(0.5) as deadline:
+        async with asyncio.timeout(60) as deadline:
+
+            async def sleep(seconds: float) -> None:
+                assert deadline.when() is None  # it stands still
+                waits_s.append(seconds)
+
+            # Of this module alone: servers in other threads sleep too
+            own_asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
+            monkeypatch.setattr(pacing, "asyncio", own_asyncio)
             with pausable(deadline):
                 return await answer_of(Endpoint(chat_server.url, "m"))
 
-    started = time.monotonic()
     [completion] = asyncio.run(within_a_deadline())
     assert completion.message.text == "yes"
-    assert time.monotonic() - started > 0.2 / 2 + 0.4 / 2 + 0.8 / 2
-
-
-def reply_plainly(handler: BaseHTTPRequestHandler, status: int, body: str) -> None:
-    handler.send_response(status)
-    handler.send_header("content-type", "application/json")
-    handler.send_header("content-length", str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body.encode())
+    assert [
+        longest / 2 <= wait_s <= longest for wait_s, longest in zip(waits_s, (2, 4, 8), strict=True)
+    ] == [True] * 3
 
 
 def test_the_waits_of_a_full_server_end_with_its_error(
     chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.05)
-    chat_server.script.append(
-        lambda handler: reply_plainly(handler, 429, '{"error": {"message": "full"}}')
-    )
+    chat_server.script.append(response('{"error": {"message": "full"}}', 429))
     with pytest.raises(openai.RateLimitError, match="full"):
         asyncio.run(
             answer_of(Endpoint(chat_server.url, "m", options=RequestOptions(rate_limit_wait_s=0.2)))
@@ -638,7 +631,7 @@ SPENT = {
 
 @pytest.mark.parametrize("body", SPENT.values(), ids=SPENT)
 def test_an_account_without_money_is_not_waited_for(chat_server: ChatServer, body: object) -> None:
-    chat_server.script.append(lambda handler: reply_plainly(handler, 429, json.dumps(body)))
+    chat_server.script.append(response(body, 429))
     with pytest.raises(openai.RateLimitError):
         asyncio.run(answer_of(Endpoint(chat_server.url, "m")))
     assert len(chat_server.requests) == 1
@@ -648,7 +641,7 @@ def test_an_account_without_money_is_not_waited_for(chat_server: ChatServer, bod
 def test_an_embeddings_endpoint_without_money_is_not_waited_for(
     chat_server: ChatServer, body: object
 ) -> None:
-    chat_server.script.append(lambda handler: reply_plainly(handler, 429, json.dumps(body)))
+    chat_server.script.append(response(body, 429))
     with pytest.raises(EndpointDownError, match="answered 429"):
         embeddings_of(chat_server).encode(["a"], "query")
     assert len(chat_server.requests) == 1
@@ -678,21 +671,20 @@ def test_an_embeddings_endpoint_that_takes_no_more_requests_is_waited_for(
 ) -> None:
     monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.01)
     for _ in range(5):  # more than its attempts
-        chat_server.script.append(
-            lambda handler: reply_plainly(handler, 429, '{"error": {"message": "slow down"}}')
-        )
+        chat_server.script.append(response('{"error": {"message": "slow down"}}', 429))
     chat_server.script.append('{"data": [{"index": 0, "embedding": [1.0]}]}')
     assert embeddings_of(chat_server).encode(["a"], "query").tolist() == [[1.0]]
 
 
-def test_embeddings_requests_of_a_process_share_a_limit(chat_server: ChatServer) -> None:
+def test_embeddings_requests_of_a_process_share_a_limit(
+    chat_server: ChatServer, limit_clock: LimitClock
+) -> None:
     chat_server.reply = lambda _: '{"data": [{"index": 0, "embedding": [1.0]}]}'
-    started = time.monotonic()
     for _ in range(2):
         embeddings_of(chat_server, requests_per_minute=120, concurrency=8).encode(
             ["a"] * 7, "passage"
         )
-    assert time.monotonic() - started > 0.8
+    assert limit_clock.waited_s > 0.8
 
 
 @pytest.mark.parametrize(
@@ -722,21 +714,23 @@ def test_a_limit_of_a_minute_is_waited_for_whatever_its_words(text: str) -> None
     ],
 )
 def test_all_callers_of_a_process_share_the_limits_of_a_model(
-    chat_server: ChatServer, limit: dict[str, int], calls: int, least_s: float
+    chat_server: ChatServer,
+    limit_clock: LimitClock,
+    limit: dict[str, int],
+    calls: int,
+    least_s: float,
 ) -> None:
     chat_server.reply = lambda _: completion("yes", tokens=(10, 295))
     endpoint = Endpoint(chat_server.url, "m", options=RequestOptions.model_validate(limit))
-    started = time.monotonic()
     for count in (calls // 2, calls // 2):  # two clients, one after the other
         assert len(asyncio.run(answer_of(endpoint, count=count, max_tokens=295))) == count
-    assert time.monotonic() - started > least_s
+    assert limit_clock.waited_s > least_s
 
 
-def test_searches_of_a_process_share_a_limit_in_threads() -> None:
+def test_searches_of_a_process_share_a_limit_in_threads(limit_clock: LimitClock) -> None:
     limits = rate_limits("a search endpoint", 600)
     assert limits is rate_limits("a search endpoint", 600)
     assert limits is not rate_limits("another", 600)
-    started = time.monotonic()
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: limits.wait_in_thread(), range(60 + 4)))
-    assert time.monotonic() - started > 0.25
+    assert limit_clock.waited_s > 0.25

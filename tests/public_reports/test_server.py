@@ -13,7 +13,7 @@ import tracemalloc
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,10 @@ from deepsearch_rl.retrieval.search.searcher import (
     SearchesChunks,
     open_index,
 )
-from deepsearch_rl.search_server.batching import SearchFailedError, SearchQueue
+from deepsearch_rl.search_server.batching import SearchQueue
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.search_server.limits import Budget
 from deepsearch_rl.search_server.metrics import Metrics
-from deepsearch_rl.search_server.online.endpoint import OnlineConfig, SearchEndpoint
-from deepsearch_rl.search_server.online.searcher import OnlineSearcher
 from deepsearch_rl.search_server.requests import MAX_BODIES_BYTES, MAX_BODY_BYTES, Guard
 from deepsearch_rl.search_server.rerank import RerankedSearcher
 from deepsearch_rl.search_server.service import RetrievalApp
@@ -69,7 +67,7 @@ from tests.retrieval.server.searchers import (
     open_searcher,
     service_config,
 )
-from tests.search_servers import in_thread
+from tests.search_servers import serve_index_here
 from tests.settings import INDEX, RETRIEVAL
 
 BM25 = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})
@@ -174,29 +172,6 @@ def embeddings_config(server: ThreadingHTTPServer, **settings: float) -> RemoteC
     )
 
 
-def embeddings_server(refused: str | None, status: int) -> tuple[ThreadingHTTPServer, list[int]]:
-    """A server that refuses every request with the word ``refused`` in it (None: every request), and its requests."""
-    requests: list[int] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
-            requests.append(len(texts))
-            fails = refused is None or refused in texts
-            vectors = [{"index": row, "embedding": [1.0, 0.0]} for row in range(len(texts))]
-            body = json.dumps({"error": {"message": "no"}} if fails else {"data": vectors}).encode()
-            self.send_response(status if fails else 200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Silence."""
-
-    return ThreadingHTTPServer(("127.0.0.1", 0), Handler), requests
-
-
 @dataclass
 class EncodingSearcher:
     """Finds one chunk for a query that its encoder can read."""
@@ -225,59 +200,6 @@ async def ask_each(searcher: SearchesChunks, **settings: object) -> list[object]
         return await asyncio.gather(
             *(queue.search([query], 1) for query in QUERIES), return_exceptions=True
         )
-
-
-@pytest.mark.parametrize(
-    ("refused", "status", "requests", "failures"),
-    [
-        (None, 503, 2, 64),  # down: one attempt and one probe
-        (None, 400, 2, 64),  # refuses everything
-        (None, 401, 1, 64),  # the key is wrong
-        ("q9", 400, 20, 1),
-        ("q9", 500, 20, 1),  # fails at a text that it cannot read
-    ],
-)
-def test_a_failing_embeddings_server_is_asked_a_few_times_for_a_whole_batch(
-    refused: str | None, status: int, requests: int, failures: int
-) -> None:
-    server, sizes = embeddings_server(refused, status)
-    with in_thread(server):
-        config = embeddings_config(server, timeout_s=10)
-        answers = asyncio.run(ask_each(EncodingSearcher(RemoteEncoder(config))))
-    assert sum(isinstance(answer, SearchFailedError) for answer in answers) == failures
-    assert len(sizes) <= requests
-
-
-@pytest.mark.parametrize(
-    ("refused", "status", "requests", "failures"),
-    [("q9", 400, 64, 1), (None, 400, 64, 64), (None, 401, 4, 64)],
-)
-def test_a_query_that_a_paid_endpoint_refuses_costs_no_second_request_for_the_others(
-    refused: str | None, status: int, requests: int, failures: int
-) -> None:
-    asked: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.params["q"])
-        if refused in (None, asked[-1]):
-            return httpx.Response(status, text="refused")
-        return httpx.Response(200, json=[{"text": f"about {asked[-1]}"}])
-
-    endpoint = SearchEndpoint(
-        OnlineConfig.model_validate(
-            {
-                "name": "web",
-                "url": "https://a.example/?q={query}",
-                "fields": {"results": None, "text": "text"},
-                "max_concurrency": 1,
-            }
-        )
-    )
-    endpoint._transport = httpx.MockTransport(answer)
-    answers = asyncio.run(ask_each(OnlineSearcher(endpoint)))
-    assert sum(isinstance(answer, SearchFailedError) for answer in answers) == failures
-    assert len(asked) <= requests
-    assert len(set(asked)) == len(asked)
 
 
 def test_a_reranker_orders_the_hits_of_the_queries_that_did_not_fail() -> None:
@@ -533,7 +455,7 @@ def test_an_index_of_long_passages_is_asked_for_fewer_at_once(tmp_path: Path) ->
     write_jsonl(tmp_path / "chunks.jsonl", make_chunks(texts))
     config = INDEX.model_copy(update={"encoder": None})
     build_index(tmp_path / "chunks.jsonl", tmp_path / "index", config, seed=0)
-    with serve_index(tmp_path / "index", tmp_path / "chunks.jsonl", RETRIEVAL) as url:
+    with serve_index_here(tmp_path / "index", tmp_path / "chunks.jsonl", RETRIEVAL) as url:
 
         def ask(top_k: int) -> httpx.Response:
             body = {"queries": [f"common {number}" for number in range(70)], "topk": top_k}
@@ -657,40 +579,62 @@ def test_a_corpus_of_which_one_half_is_built_is_measured_by_that_half(tmp_path: 
     }
 
 
+EVENTS = "text/event-stream"
+MCP_PARAMS: dict[str, dict[str, Any]] = {
+    "tools/call": {"name": "retrieve", "arguments": {"query": "two\u2028lines"}},
+    "tools/list": {},
+    "initialize": {
+        "protocolVersion": "2025-06-18",
+        "clientInfo": {"name": "c", "version": "1"},
+        "capabilities": {},
+    },
+    "no/such": {},
+}
+
+
 @pytest.mark.parametrize(
     ("accept", "content_type"),
     [
-        ("text/event-stream", "text/event-stream"),  # python-sdk#2349
-        ("text/event-stream;q=0.9", "text/event-stream"),
-        ("text/*", "text/event-stream"),
-        ("application/json", "application/json"),
-        ("application/json, text/event-stream", "application/json"),
-        ("*/*", "application/json"),
-        (None, "application/json"),
+        ([EVENTS], EVENTS),  # python-sdk#2349
+        ([f"{EVENTS};q=0.9"], EVENTS),
+        (["text/*"], EVENTS),
+        (["TEXT/EVENT-STREAM"], EVENTS),
+        ([f"{EVENTS} ; charset=utf-8"], EVENTS),
+        ([f"application/json;q=0, {EVENTS}"], EVENTS),
+        ([f"*/*;q=0.0, {EVENTS}"], EVENTS),
+        (["text/html", EVENTS], EVENTS),
+        (["application/json"], "application/json"),
+        ([f"application/json, {EVENTS}"], "application/json"),
+        ([EVENTS, "application/json"], "application/json"),
+        ([f"{EVENTS}, application/json;q=0.1"], "application/json"),
+        (["application/*;q=0.5"], "application/json"),
+        (["*/*"], "application/json"),
+        ([""], "application/json"),
+        ([", ,"], "application/json"),
+        ([], "application/json"),
     ],
+    ids=str,
 )
-def test_an_mcp_client_is_answered_in_what_it_accepts(
-    accept: str | None, content_type: str
-) -> None:
+def test_an_mcp_client_is_answered_in_what_it_accepts(accept: list[str], content_type: str) -> None:
     app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=False))
-    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
-    body = {**call, "params": {"name": "retrieve", "arguments": {"query": "two\u2028lines"}}}
+    headers = [("Content-Type", "application/json"), *(("Accept", each) for each in accept)]
+    results: dict[str, Any] = {}
     with TestClient(app) as client:
         client.headers.pop("accept")
-        answer = client.post(
-            "/mcp", json=body, headers={} if accept is None else {"Accept": accept}
-        )
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith(content_type)
-    text = answer.text
-    if content_type == "text/event-stream":
-        assert text.startswith("event: message\ndata: ")
-        assert text.endswith("\n\n")
-        text = text.split("data: ", 1)[1]
-    assert (
-        json.loads(text)["result"]["structuredContent"]["result"][0]["chunk_id"]
-        == "two\u2028lines/3/"
-    )
+        for method, params in MCP_PARAMS.items():
+            body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
+            answer = client.post("/mcp", content=json.dumps(body), headers=headers)
+            assert answer.headers["content-type"].startswith(content_type)
+            text = answer.text
+            if content_type == EVENTS:
+                assert text.startswith("event: message\ndata: ")
+                assert text.endswith("\n\n")
+                text = text.split("data: ", 1)[1]
+            results[method] = json.loads(text)
+
+    assert {result["id"] for result in results.values()} == {7}
+    [chunk] = results["tools/call"]["result"]["structuredContent"]["result"][:1]
+    assert chunk["chunk_id"] == "two\u2028lines/3/"
 
 
 def test_a_client_that_accepts_neither_json_nor_events_is_refused() -> None:

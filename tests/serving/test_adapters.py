@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_json, write_json
 from deepsearch_rl.core.profile import load_profile
+from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.serving.adapters import CONFIG, Adapter, read_adapter
 from deepsearch_rl.serving.launch import (
     ServingConfig,
@@ -22,6 +23,7 @@ from deepsearch_rl.serving.launch import (
     vllm_serve_command,
 )
 from tests.conftest import ROOT
+from tests.model_servers import running_engine, serve_here
 from tests.policies import CONTEXT_TOKENS
 
 CPU = {
@@ -52,14 +54,17 @@ def adapter(policy_folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "adapter"
 
 
-def tokens_of(folder: Path) -> list[str]:
-    """What the served folder writes greedily, token by token."""
-    with serve_model(folder, ServingConfig.model_validate(CPU)) as endpoint:
-        body = {**REQUEST, "model": endpoint.model}
-        answer: Any = httpx.post(
-            f"{endpoint.base_url}/chat/completions", json=body, timeout=60
-        ).json()
+def tokens_of(endpoint: Endpoint) -> list[str]:
+    """What a server's model writes greedily, token by token."""
+    body = {**REQUEST, "model": endpoint.model}
+    answer: Any = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, timeout=60).json()
     return [token["token"] for token in answer["choices"][0]["logprobs"]["content"]]
+
+
+def tokens_here(folder: Path) -> list[str]:
+    """What a whole model writes, served in this process."""
+    with running_engine(folder) as engine, serve_here(engine, folder) as endpoint:
+        return tokens_of(endpoint)
 
 
 @pytest.mark.slow
@@ -70,7 +75,9 @@ def test_an_adapter_writes_what_the_merged_model_writes(
     base: Any = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
     adapted: Any = peft.PeftModel.from_pretrained(base, str(adapter))
     adapted.merge_and_unload().save_pretrained(str(merged))
-    assert tokens_of(adapter) == tokens_of(merged) != tokens_of(policy_folder)
+    with serve_model(adapter, ServingConfig.model_validate(CPU)) as endpoint:
+        written = tokens_of(endpoint)
+    assert written == tokens_here(merged) != tokens_here(policy_folder)
 
 
 def test_an_adapter_names_its_base_and_vllm_is_started_for_its_rank(

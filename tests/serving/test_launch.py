@@ -50,6 +50,13 @@ def test_a_server_that_dies_at_start_leaves_its_last_words(tmp_path: Path) -> No
         pass
 
 
+def test_other_settings_are_other_answers_and_more_time_to_start_is_not() -> None:
+    digest = config().digest_of_answers()
+    assert config(cpu=CPU | {"start_timeout_s": 90}).digest_of_answers() == digest
+    assert config(cpu=CPU | {"slots": 9}).digest_of_answers() != digest
+    assert config("vllm").digest_of_answers() != digest
+
+
 def test_a_backend_without_its_section_is_a_config_error(policy_folder: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"serving\.vllm"),

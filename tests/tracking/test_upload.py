@@ -66,9 +66,17 @@ def table(store: str, run: Run, name: str, folder: Path) -> dict[str, tuple[obje
     return dict(zip(found["columns"], zip(*found["data"], strict=True), strict=True))
 
 
-def test_a_report_is_one_run_with_a_run_per_model_under_it(store: str, tmp_path: Path) -> None:
-    bundle, report = built(tmp_path, 8)
+@pytest.fixture(scope="module")
+def report(store: str, tmp_path_factory: pytest.TempPathFactory) -> TrackedReport:
+    """A report that was sent to the store."""
+    bundle, report = built(tmp_path_factory.mktemp("report"), 8)
     assert upload(bundle, store, TIMEOUT_S)
+    return report
+
+
+def test_a_report_is_one_run_with_a_run_per_model_under_it(
+    store: str, report: TrackedReport
+) -> None:
     runs = runs_of(store, report)
     parent = runs.pop("report")
     assert set(runs) == set(MODELS)
@@ -136,10 +144,8 @@ def test_runs_are_named_by_what_differs_and_a_second_report_of_the_same_settings
 
 
 def test_tables_hold_the_whole_report_and_each_models_rows_and_predictions(
-    store: str, tmp_path: Path
+    store: str, report: TrackedReport, tmp_path: Path
 ) -> None:
-    bundle, report = built(tmp_path, 9)
-    upload(bundle, store, TIMEOUT_S)
     runs = runs_of(store, report)
     parent = runs.pop("report")
     whole = table(store, parent, "f1_table.json", tmp_path)
@@ -177,10 +183,8 @@ def test_tables_hold_the_whole_report_and_each_models_rows_and_predictions(
 
 
 def test_a_reports_run_opens_with_a_link_to_its_page_and_the_f1_table(
-    store: str, tmp_path: Path
+    store: str, report: TrackedReport
 ) -> None:
-    bundle, report = built(tmp_path, 3)
-    upload(bundle, store, TIMEOUT_S)
     run = runs_of(store, report)["report"]
     link, title, table, *_ = run.data.tags["mlflow.note.content"].split("\n\n")
     page = (
@@ -199,10 +203,8 @@ def test_a_description_that_would_be_too_long_ends_with_a_whole_paragraph() -> N
 
 
 def test_a_models_run_has_its_traces_with_searches_model_calls_and_tokens(
-    store: str, tmp_path: Path
+    store: str, report: TrackedReport
 ) -> None:
-    bundle, report = built(tmp_path, 10)
-    upload(bundle, store, TIMEOUT_S)
     traces = traces_of(store, runs_of(store, report)["sft"])
     # A quarter of twelve, of the sampled and of the greedy run
     assert len(traces) == 2 * 3
@@ -227,10 +229,8 @@ def test_a_models_run_has_its_traces_with_searches_model_calls_and_tokens(
 
 
 def test_logged_models_say_where_the_weights_are_and_what_they_scored_on_which_data(
-    store: str, tmp_path: Path
+    store: str, report: TrackedReport
 ) -> None:
-    bundle, report = built(tmp_path, 11)
-    upload(bundle, store, TIMEOUT_S)
     run = runs_of(store, report)["sft"]
     client = MlflowClient(tracking_uri=store)
     (model,) = client.search_logged_models(
@@ -273,13 +273,11 @@ def test_the_best_model_is_a_version_of_the_profiles_model_and_best_is_the_highe
 
 
 def test_sending_a_report_again_adds_nothing_wherever_it_comes_from(
-    store: str, tmp_path: Path
+    store: str, report: TrackedReport, tmp_path: Path
 ) -> None:
-    bundle, report = built(tmp_path / "here", 7)
-    assert upload(bundle, store, TIMEOUT_S)
     elsewhere = PROVENANCE.model_copy(update={"tags": {"git.commit": "def"}})
     again = build_bundle(
-        make_results(tmp_path / "there", 7), elsewhere, CONFIG, SEED, tmp_path / "elsewhere"
+        make_results(tmp_path / "there", 8), elsewhere, CONFIG, SEED, tmp_path / "elsewhere"
     )
     assert again.digest == report.digest
     assert not upload(tmp_path / "elsewhere", store, TIMEOUT_S)

@@ -15,6 +15,7 @@ from deepsearch_rl.core.files import read_json, read_jsonl, sha256_file, write_j
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.tracking.curves import read_runs
+from deepsearch_rl.training.choose_checkpoint import choose
 from deepsearch_rl.training.choose_checkpoint.choose import (
     DevQuestions,
     DevRollouts,
@@ -25,6 +26,7 @@ from deepsearch_rl.training.runs.curves import TrainingStep, curve_path, recorde
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.policies import CONTEXT_TOKENS
+from tests.search_servers import serve_index_here
 from tests.settings import AGENT, RETRIEVAL
 from tests.worlds import World
 
@@ -38,6 +40,7 @@ CPU = {
 @pytest.fixture
 def rollouts(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> DevRollouts:
     monkeypatch.setenv("DEV_TEST_KEY", KEY)
+    monkeypatch.setattr(choose, "serve_index", serve_index_here)
     questions = [
         Question(id=f"q{n}", question=f"Who is {n}?", golden_answers=(f"person {n}",))
         for n in range(6)

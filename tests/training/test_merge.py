@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from deepsearch_rl.core.errors import (
     UnavailableError,
 )
 from deepsearch_rl.core.files import file_digests, sha256_file
+from deepsearch_rl.training.merging import merge
 from deepsearch_rl.training.merging.merge import (
     AdapterMergeConfig,
     AnswerTokens,
@@ -41,7 +43,7 @@ PEFT_MERGE = AdapterMergeConfig(
     prompts=4,
     max_tokens=8,
     tolerance=1e-4,
-    check_timeout_s=60,
+    check_timeout_s=240,
 )
 SWIFT_MERGE = MergeConfig(
     device="cpu", dtype="float32", model_type="qwen3", template="qwen3_nothinking"
@@ -85,6 +87,19 @@ def merged_folder(
     return folder
 
 
+@pytest.fixture
+def checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The merged model is loaded in this process, for tests of anything but the process."""
+
+    def logprobs(
+        folder: Path, config: AdapterMergeConfig, answers: Sequence[Answer]
+    ) -> list[list[float]]:
+        assert config.dtype == "float32"
+        return answer_logprobs(AutoModelForCausalLM.from_pretrained(folder), answers)
+
+    monkeypatch.setattr(merge, "logprobs_of_new_process", logprobs)
+
+
 def test_the_merged_model_writes_what_base_and_adapter_write_and_not_what_the_base_writes(
     policy_folder: Path, adapter_folder: Path, merged_folder: Path
 ) -> None:
@@ -101,6 +116,7 @@ def test_the_merged_model_writes_what_base_and_adapter_write_and_not_what_the_ba
     assert written(merged) == written(adapted) != writes_base
 
 
+@pytest.mark.usefixtures("checked_here")
 def test_a_merge_that_loses_the_adapter_fails_and_keeps_nothing(
     policy_folder: Path, adapter_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +171,7 @@ def test_a_merged_folder_serves_as_its_base_does_and_uses_the_cache(
     assert (merged["use_cache"], merged["dtype"]) == (True, "float32")
 
 
+@pytest.mark.usefixtures("checked_here")
 def test_two_merges_give_the_same_bytes(
     start: Path, adapter_folder: Path, merged_folder: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from deepsearch_rl.core.files import read_json, write_json, write_jsonl
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, Question
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.serving.launch import ServingConfig
+from deepsearch_rl.training.prompt_search import prompt_search
 from deepsearch_rl.training.prompt_search.prompt_search import (
     CANDIDATES,
     MANIFEST,
@@ -22,6 +23,7 @@ from deepsearch_rl.training.prompt_search.prompt_search import (
 )
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
+from tests.search_servers import serve_index_here
 from tests.settings import AGENT, INDEX, RETRIEVAL
 
 TOWNS = {
@@ -74,6 +76,7 @@ def script() -> Reply:
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PromptTask:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROMPT_TEST_KEY", KEY)
+    monkeypatch.setattr(prompt_search, "serve_index", serve_index_here)
     texts = {
         f"d{number}": f"{person} was born in {town}."
         for number, (person, town) in enumerate(TOWNS.items())

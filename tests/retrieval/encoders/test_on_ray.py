@@ -99,8 +99,9 @@ def test_a_ray_of_its_own_is_stopped_and_the_workers_error_is_told(
 
 def test_a_cluster_that_does_not_answer_is_named(ray: Any, tmp_path: Path) -> None:
     encoder = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=100, max_terms=100)
-    prepare_encoder(CHUNKS, encoder, tmp_path / "learnt", seed=0)
-    job = EncodingJob(encoder, tmp_path / "learnt", CHUNKS, on_a_cluster("auto"))
+    chunks = CHUNKS[:100]
+    prepare_encoder(chunks, encoder, tmp_path / "learnt", seed=0)
+    job = EncodingJob(encoder, tmp_path / "learnt", chunks, on_a_cluster("auto"))
     with pytest.raises(UnavailableError, match="the Ray cluster at auto cannot be reached"):
         encoding.encode_to_file(job, "digest", tmp_path / "out.npy", tmp_path / "work")
     assert not ray.is_initialized()

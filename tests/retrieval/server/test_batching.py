@@ -11,6 +11,7 @@ from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointEr
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.search_server.answers import Answer
 from deepsearch_rl.search_server.batching import (
+    MAX_HANGING,
     Metrics,
     OverloadedError,
     SearchFailedError,
@@ -287,6 +288,16 @@ async def test_a_searcher_that_answers_too_few_queries_fails_them_and_not_the_se
         with pytest.raises(SearchFailedError):
             await driver.ask("forgotten")
         assert await driver.ask("a") == ["a"]
+
+
+async def test_beside_as_many_hanging_searches_as_allowed_none_is_begun() -> None:
+    searcher = GatedSearcher()
+    async with driving(searcher, search_timeout_s=0.05, cache_entries=0) as driver:
+        for number in range(MAX_HANGING + 1):
+            with pytest.raises(SearchFailedError):
+                await driver.ask(f"hangs {number}")
+        assert searcher.batches == [[f"hangs {number}"] for number in range(MAX_HANGING)]
+        searcher.gate.set()
 
 
 async def test_whoever_still_waits_when_the_server_stops_is_told() -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
@@ -17,27 +19,31 @@ ROUTES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    """A client of a server that wants a token."""
+    guard = Guard(b"sesame", loopback=False)
+    with TestClient(RetrievalApp(engine(open_searcher()), service_config(), guard)) as client:
+        yield client
+
+
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 @pytest.mark.parametrize(
     "header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sesame"}]
 )
-def test_every_route_wants_the_token(method: object, path: object, header: object) -> None:
-    with TestClient(
-        RetrievalApp(engine(open_searcher()), service_config(), Guard(b"sesame", loopback=False))
-    ) as client:
-        answer = client.request(method, path, headers=header)
+def test_every_route_wants_the_token(
+    client: TestClient, method: str, path: str, header: dict[str, str]
+) -> None:
+    answer = client.request(method, path, headers=header)
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
     assert "sesame" not in answer.text
 
 
-def test_the_token_opens_and_health_needs_none() -> None:
-    with TestClient(
-        RetrievalApp(engine(open_searcher()), service_config(), Guard(b"sesame", loopback=False))
-    ) as client:
-        assert client.get("/healthz").json() == {"status": "ok"}
-        answer = client.post(
-            "/retrieve", json={"queries": ["a"]}, headers={"Authorization": "bearer sesame"}
-        )
+def test_the_token_opens_and_health_needs_none(client: TestClient) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    answer = client.post(
+        "/retrieve", json={"queries": ["a"]}, headers={"Authorization": "bearer sesame"}
+    )
     assert answer.status_code == 200
 
 

@@ -46,6 +46,13 @@ def serving(
         yield client
 
 
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    """A client of a server without pages."""
+    with serving(open_searcher(), pages=None) as client:
+        yield client
+
+
 def test_scored_results_have_search_r1s_shape(server_url: str) -> None:
     status, body = post(
         f"{server_url}/retrieve",
@@ -111,10 +118,9 @@ def test_no_queries_give_no_results(server_url: str) -> None:
     ],
 )
 def test_a_request_that_does_not_fit_is_answered_422_and_names_the_field(
-    body: object, field: str
+    client: TestClient, body: object, field: str
 ) -> None:
-    with serving(open_searcher()) as client:
-        answer = client.post("/retrieve", json=body)
+    answer = client.post("/retrieve", json=body)
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith(f"{field}: ")
 
@@ -131,34 +137,34 @@ def test_a_request_that_does_not_fit_is_answered_422_and_names_the_field(
         b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"_meta": {"a": NaN}}}',
     ],
 )
-def test_a_body_that_is_not_json_is_the_clients_fault(path: str, body: bytes) -> None:
-    with serving(open_searcher(), pages=None) as client:
-        answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+def test_a_body_that_is_not_json_is_the_clients_fault(
+    client: TestClient, path: str, body: bytes
+) -> None:
+    answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == {"/retrieve": 422, "/access": 404}.get(path, 400)
 
 
-def test_a_lone_surrogate_in_a_query_is_refused() -> None:
-    with serving(open_searcher()) as client:
-        answer = client.post("/retrieve", content=b'{"queries": ["\\ud800"]}')
+def test_a_lone_surrogate_in_a_query_is_refused(client: TestClient) -> None:
+    answer = client.post("/retrieve", content=b'{"queries": ["\\ud800"]}')
     assert answer.status_code == 422
 
 
 @pytest.mark.parametrize("path", ["/retrieve", "/mcp"])
-def test_a_body_that_is_too_long_is_answered_413_whether_it_says_so_or_not(path: str) -> None:
+def test_a_body_that_is_too_long_is_answered_413_whether_it_says_so_or_not(
+    client: TestClient, path: str
+) -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(MAX_BODY_BYTES // 65536 + 1):
             yield b" " * 65536
 
-    with serving(open_searcher()) as client:
-        answers = [
-            client.post(path, content=content) for content in (b" " * (MAX_BODY_BYTES + 1), parts())
-        ]
+    answers = [
+        client.post(path, content=content) for content in (b" " * (MAX_BODY_BYTES + 1), parts())
+    ]
     assert [answer.status_code for answer in answers] == [413, 413]
 
 
-def test_another_content_type_is_answered_415() -> None:
-    with serving(open_searcher()) as client:
-        answer = client.post("/retrieve", content=b"{}", headers={"Content-Type": "text/plain"})
+def test_another_content_type_is_answered_415(client: TestClient) -> None:
+    answer = client.post("/retrieve", content=b"{}", headers={"Content-Type": "text/plain"})
     assert answer.status_code == 415
 
 
@@ -166,16 +172,14 @@ def test_another_content_type_is_answered_415() -> None:
     ("method", "path", "allowed"), [("GET", "/retrieve", "POST"), ("POST", "/healthz", "GET")]
 )
 def test_another_method_is_answered_405_with_the_right_one(
-    method: str, path: str, allowed: str
+    client: TestClient, method: str, path: str, allowed: str
 ) -> None:
-    with serving(open_searcher()) as client:
-        answer = client.request(method, path)
+    answer = client.request(method, path)
     assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
 
 
-def test_an_unknown_route_is_answered_404_with_those_that_exist() -> None:
-    with serving(open_searcher()) as client:
-        answer = client.get("/search")
+def test_an_unknown_route_is_answered_404_with_those_that_exist(client: TestClient) -> None:
+    answer = client.get("/search")
     assert answer.status_code == 404
     assert "/retrieve" in answer.json()["detail"]
 
@@ -250,14 +254,12 @@ def test_fastapi_and_the_short_cut_before_it_answer_alike() -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/healthz/", "/metrics"])
-def test_a_head_request_is_answered_like_a_get_request(path: str) -> None:
-    with serving(open_searcher()) as client:
-        assert client.head(path).status_code == client.get(path).status_code == 200
+def test_a_head_request_is_answered_like_a_get_request(client: TestClient, path: str) -> None:
+    assert client.head(path).status_code == client.get(path).status_code == 200
 
 
-def test_access_without_pages_is_answered_404_with_the_reason() -> None:
-    with serving(open_searcher()) as client:
-        answer = client.post("/access", json={"urls": ["https://example.org"]})
+def test_access_without_pages_is_answered_404_with_the_reason(client: TestClient) -> None:
+    answer = client.post("/access", json={"urls": ["https://example.org"]})
     assert answer.status_code == 404
     assert "no pages" in answer.json()["detail"]
 
@@ -268,12 +270,11 @@ def test_a_pages_file_without_contents_names_file_line_and_field(tmp_path: Path)
         read_pages(tmp_path / "pages.jsonl")
 
 
-def test_a_search_that_fails_is_answered_500_and_the_next_one_works() -> None:
-    with serving(open_searcher()) as client:
-        failed = client.post("/retrieve", json={"queries": ["broken"]})
-        assert failed.status_code == 500
-        assert "secret" not in failed.json()["detail"]
-        assert client.post("/retrieve", json={"queries": ["a"]}).status_code == 200
+def test_a_search_that_fails_is_answered_500_and_the_next_one_works(client: TestClient) -> None:
+    failed = client.post("/retrieve", json={"queries": ["broken"]})
+    assert failed.status_code == 500
+    assert "secret" not in failed.json()["detail"]
+    assert client.post("/retrieve", json={"queries": ["a"]}).status_code == 200
 
 
 def test_a_fault_of_the_server_is_answered_500_in_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,13 @@ from deepsearch_rl.corpora.grammar.grammar import GRAMMARS, name_words
 from deepsearch_rl.training.pretrain.model import FORMAT_TOKENS, SPECIAL_TOKENS
 
 
-def test_every_name_word_of_both_worlds_is_one_token_after_a_space(
+def test_every_name_word_and_every_inferred_noun_of_both_worlds_is_one_token_after_a_space(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     words = [word for grammar in GRAMMARS.values() for word in name_words(grammar)]
     assert len(words) > 400
+    for grammar in GRAMMARS.values():
+        words += [word for noun in grammar.inferences for word in noun.split()]
     assert [word for word in words if len(tokenizer.encode(f" {word}")) != 1] == []
 
 

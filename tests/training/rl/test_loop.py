@@ -136,9 +136,10 @@ def test_a_damaged_best_checkpoint_ends_a_resumed_run_before_its_next_step(
 
 
 def test_the_earliest_of_equally_good_checkpoints_is_published_with_its_manifest(
-    train: Train, tmp_path: Path
+    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = train()
+    assert "rl@base: the start is weak" in caplog.text
     manifest = json.loads((tmp_path / "adapter" / "manifest.json").read_text())
     assert (manifest["steps"], manifest["best_step"], manifest["best_dev_f1"]) == (3, 2, 1.0)
     assert (manifest["device"], manifest["dtype"], manifest["alarms"]) == ("none", "int", [])
