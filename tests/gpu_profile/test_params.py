@@ -37,6 +37,7 @@ PROFILES = {
     "multihoprag": ROOT / "profiles/multihoprag/params.yaml",
     "single_gpu": ROOT / "profiles/single_gpu/params.yaml",
     "thinking": ROOT / "profiles/thinking/params.yaml",
+    "search_r1": ROOT / "profiles/search_r1/params.yaml",
 }
 GPU_PROFILES = [
     name
@@ -173,10 +174,10 @@ def test_rl_sees_no_question_more_often_than_its_epochs_say(profile: str) -> Non
     if download["source"] == "world":
         questions = download["world"]["questions"]["train"]
     else:
-        questions = (
-            read_published().train_questions
-            - download["folder"]["questions"][config.dataset][0]["splits"]["dev"]
-        )
+        sources = download["folder"]["questions"][config.dataset]
+        counts = [source["splits"]["train"] for source in sources]
+        rest = read_published().train_questions - sources[0]["splits"]["dev"]
+        questions = sum(rest if count is None else count for count in counts)
     for start in config.starts:
         assert config.steps[start] * config.groups_per_step <= config.epochs * questions
 

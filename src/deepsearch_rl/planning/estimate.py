@@ -328,14 +328,16 @@ class _Sizes:
         sources = look_up(
             "question set of download.folder", dataset, download["folder"]["questions"]
         )
-        source = look_up(
-            "split", split, {name: source for source in sources for name in source["splits"]}
-        )
-        cut = sum(count for count in source["splits"].values() if count)
-        count = (
-            source["splits"][split] or self.file.sizes.questions.get(source["format"], cut) - cut
-        )
+        of_split = [source for source in sources if split in source["splits"]]
+        look_up("split", split, {name: source for source in sources for name in source["splits"]})
+        count = sum(self._split_size(source, split) for source in of_split)
         return min(count, at_most or count)
+
+    def _split_size(self, source: Mapping[str, Any], split: str) -> int:
+        """Return the questions that one file gives a split."""
+        cut = sum(count for count in source["splits"].values() if count)
+        rest = self.file.sizes.questions.get(source["format"], cut) - cut
+        return source["splits"][split] or rest
 
     def _passages(self) -> dict[str, int]:
         """Return the number of passages of every corpus."""
