@@ -20,6 +20,8 @@ from deepsearch_rl.search_server.requests import is_loopback
 from deepsearch_rl.trajectories.synthesis.scripted_config import SCRIPTED
 
 GIB = 2**30
+OFFLOADED_BYTES: Mapping[str, float] = {"param_offload": 4.0, "optimizer_offload": 8.0}
+"""Bytes per trained parameter that veRL keeps in main memory between their uses."""
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")
 
 
@@ -184,6 +186,20 @@ class _Sizes:
         )
         work = {"pretrain_token_s": tokens, "download_gb_s": 2 * self._billions}
         yield self._stage("prepare_model", work, disk_gib=self._weights_gib * self._of("copies"))
+        if self._is_wanted("sft") or "sft" in starts:
+            yield from self._tuning(teacher, sft)
+        for start in starts:
+            yield self._rl(start)
+        for start in starts:
+            if self._is_wanted(f"rl_merged/{start}"):
+                yield self._merges(f"unsloth_merge@{start}", "adapter_merge_s")
+
+    def _is_wanted(self, folder: str) -> bool:
+        """Return whether a model of the profile is that of a folder below its models."""
+        return str(self.profile.models / folder) in self.profile.value("models").values()
+
+    def _tuning(self, teacher: Mapping[str, Any], sft: Mapping[str, Any]) -> Iterator[StageWork]:
+        """Yield the stages between the base model and the fine-tuned one."""
         rollouts = (
             self._questions(teacher["dataset"], teacher["split"], teacher["questions"])
             * teacher["samples"]
@@ -201,10 +217,6 @@ class _Sizes:
         yield self._trains("sft", work, self._update_gib(sft["max_length"]))
         yield self._chooses(sft["kept_checkpoints"])
         yield self._merges("merge", "merge_s")
-        for start in starts:
-            yield self._rl(start)
-        for start in starts:
-            yield self._merges(f"unsloth_merge@{start}", "adapter_merge_s")
 
     def _chooses(self, checkpoints: int) -> StageWork:
         choice = self.profile.value("choose_checkpoint")
@@ -223,6 +235,9 @@ class _Sizes:
         tokens = trained * rl["update_epochs"] * self._of("trained_share") * self._of("row_tokens")
         rollouts = trained * (1 + rl["max_refills"])  # at most
         checks = (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
+        if rl["backend"]["engine"] == "verl":
+            return self._verl(start, rl, rollouts + checks, tokens)
+
         checks += gate["questions"] * gate["samples"]
         sampler_gib = (
             rl["sampler"]["gpu_memory_utilization"]
@@ -239,6 +254,57 @@ class _Sizes:
         }
         return self._trains(
             f"rl@{start}", work, max(update_gib, self._weights_gib + sampler_gib), rollouts + checks
+        )
+
+    def _verl(self, start: str, rl: Mapping[str, Any], rollouts: float, tokens: float) -> StageWork:
+        """Return the work of veRL's trainer, which shares model and rollouts among its GPUs.
+
+        ``gpu_gib`` is of one GPU: the larger one of the sampler, and of what FSDP leaves there
+        (ZeRO, arXiv 1910.02054: weights, gradients and two moments in float32, whole or sharded).
+        """
+        verl = rl["backend"]["verl"]
+        gpus = verl.get("nodes", 1) * verl["gpus_per_node"]
+        policy_and_critic = 2 if verl.get("critic") else 1
+        work = {
+            "serve_start_s": 1,
+            _rollout_slope(rl["sampler"]): rollouts * self._size / gpus,
+            "rl_token_s": tokens * self._size * policy_and_critic / gpus,
+            "rl_step_s": rl["steps"][start],
+        }
+
+        billions = self._billions if rl["lora"] is None else 0.0
+        offloaded = [name for name in ("param_offload", "optimizer_offload") if verl.get(name)]
+        # What is trained rests on the GPU, but for the parts that come from main memory in their turn
+        resting = 16.0 - sum(OFFLOADED_BYTES[name] for name in offloaded)
+        state_gib = policy_and_critic * billions * 1e9 * resting / gpus / GIB
+        working_gib = billions * 1e9 * max(OFFLOADED_BYTES[name] for name in OFFLOADED_BYTES) / gpus
+        update_gib = (
+            state_gib
+            + working_gib / GIB * bool(offloaded)
+            # The frozen weights: those under an adapter, and the reference of the KL
+            + self._weights_gib / gpus
+            + rl["max_batch_tokens"] * self._of("gpu_token_gib")
+        )
+        sampler = rl["sampler"]
+        share = sampler["gpu_memory_utilization"] * self.profile.value("requires")["gpu_memory_gib"]
+        resting_sampler_gib = 0.0 if sampler["sleep"] else share
+        gpu_gib = max(
+            update_gib + resting_sampler_gib,
+            share,
+            self._weights_gib / verl.get("tensor_parallel", 1),
+        )
+        host_gib = policy_and_critic * billions * 16e9 / GIB if offloaded else 0.0
+        host_gib += self._weights_gib + self._of("training_gib")
+        # A checkpoint of every step that dev scores, with the optimizer's moments
+        saved = rl["steps"][start] // rl["dev"]["every"]
+        disk_gib = saved * policy_and_critic * billions * 12e9 / GIB
+        return self._stage(
+            f"rl@{start}",
+            work,
+            int(rollouts),
+            disk_gib=disk_gib,
+            host_gib=host_gib,
+            gpu_gib=gpu_gib,
         )
 
     def _update_gib(self, tokens: int) -> float:
