@@ -52,8 +52,9 @@ from deepsearch_rl.retrieval.vectors.config import (
     IvfPqRefineConfig,
     VectorsConfig,
 )
-from deepsearch_rl.retrieval.vectors.dense import ApproximateIndex, read_faiss
+from deepsearch_rl.retrieval.vectors.dense import ApproximateIndex
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file
+from deepsearch_rl.retrieval.vectors.imported import read_faiss
 
 TOP_K = 5
 BATCHES = (1, 64)

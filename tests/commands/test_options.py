@@ -108,6 +108,32 @@ BUILD = Command(
         "--seed": ("7", "3", 7),
     },
 )
+IMPORT_INDEX = Command(
+    f"retrieve import {ROOT / 'params.yaml'} --corpus corpus.jsonl --out index --encoder e",
+    "deepsearch_rl.indexing.build.build_index",
+    {
+        "--corpus": ("other.jsonl", "0", Path("other.jsonl")),
+        "--out": ("other", "1", Path("other")),
+        "--encoder": ("org/encoder", "2.encoder.model", "org/encoder"),
+        "--revision": ("f52bf8e", "2.encoder.revision", "f52bf8e"),
+        "--query-prefix": ("query:", "2.encoder.query_prefix", "query:"),
+        "--passage-prefix": ("passage:", "2.encoder.passage_prefix", "passage:"),
+        "--pooling": ("cls", "2.encoder.pooling", "cls"),
+        "--max-tokens": ("99", "2.encoder.max_tokens", 99),
+        "--device": ("cuda", "2.encoder.dtype", "float16"),
+        "--nprobe": ("3", "2.vectors.nprobe", 3),
+        "--ef-search": ("5", "2.vectors.ef_search", 5),
+    },
+)
+IMPORT_LUCENE = Command(
+    "retrieve import lucene --corpus corpus.jsonl --out index",
+    IMPORT_INDEX.function,
+    {
+        "--k1": ("1.5", "2.bm25.k1", 1.5),
+        "--b": ("0.75", "2.bm25.b", 0.75),
+        "--heap-mb": ("99", "2.bm25.heap_mb", 99),
+    },
+)
 SERVE = Command(
     "retrieve serve --index index",
     "deepsearch_rl.search_server.launch.open_listener",
@@ -347,6 +373,8 @@ COMMANDS = (
     PLAN,
     EVALUATE,
     BUILD,
+    IMPORT_INDEX,
+    IMPORT_LUCENE,
     SERVE,
     SERVE_ONLINE,
     SEARCH,
@@ -407,6 +435,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / profile).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / profile).write_bytes((ROOT / profile).read_bytes())
     question = {"id": "q", "question": "Who?", "golden_answers": ["Ada"]}
+    (tmp_path / "lucene").mkdir()
+    (tmp_path / "lucene" / "segments_1").touch()
     (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n")
     (tmp_path / "two.jsonl").write_text(
         json.dumps(question) + "\n" + json.dumps(question | {"id": "r"}) + "\n"

@@ -167,6 +167,33 @@ def test_checkpoints_that_sft_leaves_to_choose_from_take_disk() -> None:
     assert sft_gib() - fewer == pytest.approx(adapter_bytes * copies / 2**30, rel=0.01)
 
 
+def test_verl_shares_rollouts_updates_and_memory_among_its_gpus() -> None:
+    def rl_of(**overrides: object) -> tuple[float, float, float]:
+        plan = make_plan(profile("search_r1", **overrides), {})
+        (work,) = (work for work in plan.stages if work.stage == "rl@base")
+        return work.seconds(plan.slopes), work.gpu_gib, work.host_gib
+
+    eight_s, eight_gib, eight_host_gib = rl_of()
+    sixteen_s, sixteen_gib, _ = rl_of(rl__backend__verl__nodes=2)
+    assert 0.5 < sixteen_s / eight_s < 0.6
+    assert sixteen_gib <= eight_gib
+    # 3 thousand million parameters of 12 bytes more each, on eight GPUs
+    updating = {"rl__sampler__gpu_memory_utilization": 0.0}
+    _, offloaded_gib, _ = rl_of(**updating)
+    _, whole_gib, whole_host_gib = rl_of(
+        **updating,
+        rl__backend__verl__param_offload=False,
+        rl__backend__verl__optimizer_offload=False,
+    )
+    assert whole_gib - offloaded_gib == pytest.approx(3e9 * (12 - 8) / 8 / 2**30)
+    assert eight_host_gib - whole_host_gib == pytest.approx(3e9 * 16 / 2**30)
+
+
+def test_a_profile_without_sft_plans_none() -> None:
+    stages = set(seconds(make_plan(profile("search_r1"), {})))
+    assert stages & {"synthesize", "filter", "sft", "merge", "unsloth_merge@base"} == set()
+
+
 def test_a_half_of_an_index_that_is_not_built_takes_no_disk_and_no_encoding() -> None:
     def index_of(**changes: object) -> StageWork:
         return next(

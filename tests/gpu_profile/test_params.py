@@ -18,8 +18,10 @@ from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.endpoints.remote import read_remote
 from deepsearch_rl.evaluation.models.plan import Evaluation
+from deepsearch_rl.indexing.build import IndexSection
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.training.backends.art.trainer import train_arguments
+from deepsearch_rl.training.backends.verl.overrides import require_honoured
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig
 from deepsearch_rl.training.rl.trainer import RlConfig
 from deepsearch_rl.training.sft.swift_call import SftConfig
@@ -37,6 +39,7 @@ PROFILES = {
     "multihoprag": ROOT / "profiles/multihoprag/params.yaml",
     "single_gpu": ROOT / "profiles/single_gpu/params.yaml",
     "thinking": ROOT / "profiles/thinking/params.yaml",
+    "search_r1": ROOT / "profiles/search_r1/params.yaml",
 }
 GPU_PROFILES = [
     name
@@ -44,6 +47,8 @@ GPU_PROFILES = [
     if load_profile(path).value("requires")["gpu_memory_gib"]
 ]
 
+SEARCH_R1_SETS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
+OPTION = re.compile(r"-S (?:'([^']+)'|([^\s`']+))")
 ALIKE = (
     "filter",
     "sft",
@@ -173,10 +178,10 @@ def test_rl_sees_no_question_more_often_than_its_epochs_say(profile: str) -> Non
     if download["source"] == "world":
         questions = download["world"]["questions"]["train"]
     else:
-        questions = (
-            read_published().train_questions
-            - download["folder"]["questions"][config.dataset][0]["splits"]["dev"]
-        )
+        sources = download["folder"]["questions"][config.dataset]
+        counts = [source["splits"]["train"] for source in sources]
+        rest = read_published().train_questions - sources[0]["splits"]["dev"]
+        questions = sum(rest if count is None else count for count in counts)
     for start in config.starts:
         assert config.steps[start] * config.groups_per_step <= config.epochs * questions
 
@@ -230,6 +235,40 @@ def test_the_options_in_the_thinking_profiles_readme_fit_the_stages(tmp_path: Pa
         assert (rl.rewards == {"f1": 2.0, "short_think": 0.5, "answer_format": 0.5}) is (
             options[: len(short)] == short
         )
+
+
+def test_the_search_r1_profile_keeps_the_published_settings_and_verl_honours_them() -> None:
+    """The figures are those of the paper and of its repository's train_grpo.sh."""
+    params = load_profile(PROFILES["search_r1"])
+    config = params.section("rl", RlConfig)
+    verl = require_honoured(config)
+    assert (config.groups_per_step, config.group_size, config.minibatches) == (512, 5, 2)
+    assert (config.learning_rate, config.optimizer.warmup_steps) == (1e-6, round(0.285 * 500))
+    assert (config.loss.kl_loss, config.loss.epsilon, config.rewards) == (
+        0.001,
+        0.2,
+        {"exact_match": 1.0},
+    )
+    assert (config.lora, verl.critic, config.temperature) == (None, None, 1.0)
+    agent = params.section("agent", AgentConfig)
+    assert (agent.max_tokens, agent.max_observation_tokens, agent.max_searches) == (500, 500, 4)
+    assert params.value("retrieval")["top_k"] == 3
+    assert list(params.value("evaluate")["sets"]) == [*SEARCH_R1_SETS]
+
+
+def test_the_options_in_the_search_r1_profiles_readme_fit_the_stages(tmp_path: Path) -> None:
+    readme = (PROFILES["search_r1"].parent / "README.md").read_text()
+    lines = [line for line in readme.splitlines() if " -S " in line]
+    assert len(lines) == 3
+    for line in lines:
+        changed = tmp_path / "params.yaml"
+        changed.write_text(PROFILES["search_r1"].read_text())
+        options = [quoted or plain for quoted, plain in OPTION.findall(line)]
+        apply_overrides(str(changed), options)
+        params = load_profile(changed)
+        require_honoured(params.section("rl", RlConfig))
+        params.section("index", IndexSection)
+        params.section("prepare_model", PrepareModelConfig)
 
 
 @pytest.mark.parametrize("profile", GPU_PROFILES)

@@ -92,7 +92,7 @@ def checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The merged model is loaded in this process, for tests of anything but the process."""
 
     def logprobs(
-        folder: Path, config: AdapterMergeConfig, answers: Sequence[Answer]
+        folder: Path, config: AdapterMergeConfig, answers: Sequence[AnswerTokens]
     ) -> list[list[float]]:
         assert config.dtype == "float32"
         return answer_logprobs(AutoModelForCausalLM.from_pretrained(folder), answers)

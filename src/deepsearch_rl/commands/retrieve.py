@@ -36,12 +36,23 @@ app = typer.Typer(
         deepsearch retrieve search --index index --retriever hybrid --json "comet" | jq .[0].id
         deepsearch retrieve serve --index index --port 8000
         deepsearch retrieve eval --index index --questions questions.jsonl
+
+    An index of another project (FAISS, .npy, Lucene) is taken over by `retrieve import`.
     """,
 )
 _PRESET = load_preset("retrieve")
 _INDEX = _PRESET.value("index")
 _ENCODER = _INDEX["encoder"]
 _SEED = _PRESET.value("seed")
+# Those of the options of `build` that say how the vectors of a foreign index were made
+_ENCODER_FIELDS = (
+    "revision",
+    "query_prefix",
+    "passage_prefix",
+    "pooling",
+    "max_tokens",
+    "device",
+)
 
 
 @app.command("build")
@@ -104,6 +115,71 @@ def _print_build(out: Path, index: "IndexManifest", has_questions: bool) -> None
         typer.echo(f"the hybrid ranks by {weights.ranking}; {measure}: {', '.join(scores)}")
     elif has_questions:
         typer.echo("the hybrid has learnt nothing: there are too few questions with gold evidence.")
+
+
+@app.command("import")
+@field_options("encoder", {name: options.BUILD_FIELDS[name] for name in _ENCODER_FIELDS})
+def import_command(
+    source: Annotated[
+        Path, typer.Argument(help="A .npy or FAISS file, or the folder of a Lucene index.")
+    ],
+    corpus: Annotated[Path, Option(help="The passages of the index, JSON Lines, in its order.")],
+    out: Annotated[Path, Option(help="Index folder to write; an index that is there is replaced.")],
+    encoder: Annotated[
+        str | None,
+        Option(
+            help="Of the vectors: a folder that sentence-transformers can read, or with --revision the name of a "
+            "hub's repository.",
+            show_default="none, for Lucene",
+        ),
+    ] = None,
+    nprobe: Annotated[
+        int | None, Option(help="IVF: cells visited.", min=1, show_default="the file's")
+    ] = None,
+    ef_search: Annotated[
+        int | None, Option(help="HNSW: vectors in view.", min=1, show_default="the file's")
+    ] = None,
+    k1: Annotated[
+        float, Option(help="Lucene: how slowly repeated terms saturate.", min=0.01)
+    ] = 0.9,
+    b: Annotated[
+        float, Option(help="Lucene: how strongly long passages are discounted.", min=0, max=1)
+    ] = 0.4,
+    heap_mb: Annotated[int, Option(help="Lucene: memory for Java, MiB.", min=64)] = 1024,
+    *,
+    fields: Fields,
+) -> None:
+    """Take over an index of another project as it is: its file is linked or copied, and searched unchanged.
+
+    Read are vectors (.npy), FAISS indexes of any kind that compare by inner product (Search-R1's
+    e5_Flat.index, HNSW, IVF, product codes), and Lucene's or Anserini's with the fields `id` and
+    `contents`. Row N of vectors is line N of the corpus. Rows, dimension and, where whole vectors
+    are there, three of them are compared with corpus and encoder.
+
+        deepsearch retrieve import e5_Flat.index --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2
+        deepsearch retrieve import vectors.npy --corpus corpus.jsonl --out index --encoder models/e5-base-v2
+        deepsearch retrieve import lucene-index --corpus wiki-18.jsonl --out wiki-bm25
+    """
+    from deepsearch_rl.indexing.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
+    from deepsearch_rl.indexing.importing import imported_config, is_lucene  # noqa: PLC0415
+    from deepsearch_rl.retrieval.search.bm25_configs import LuceneConfig  # noqa: PLC0415
+    from deepsearch_rl.retrieval.vectors.config import FaissConfig  # noqa: PLC0415
+
+    if encoder is None and not is_lucene(source):
+        raise ConfigError("say which encoder the vectors are of: --encoder FOLDER.")
+
+    settings = _PRESET
+    if encoder is not None:
+        settings = _build_settings(encoder, 1, "flat", fields, half=False, weights=None)
+
+    lucene = LuceneConfig(engine="lucene", k1=k1, b=b, heap_mb=heap_mb)
+    effort = FaissConfig(kind="faiss", nprobe=nprobe, ef_search=ef_search)
+    described = settings.section("index", IndexSection).of("").model_copy(update={"bm25": lucene})
+    config = imported_config(source, described, effort)
+
+    index = build_index(corpus, out, config, _PRESET.value("seed"), imported=source)
+    half = f"{index.dimension}-d vectors" if index.dimension else "Lucene's BM25"
+    typer.echo(f"{out}: {index.rows} passages, {half} of {source}")
 
 
 @app.command("convert")

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, full_disk_named, look_up
 from deepsearch_rl.core.files import atomic_directory, only_writer, sha256_file
 from deepsearch_rl.core.records import IndexHalf, Question
+from deepsearch_rl.indexing.importing import imported_config, write_imported
 from deepsearch_rl.indexing.learning import learn_fusion
 from deepsearch_rl.retrieval.encoding.encoding import (
     EncodingJob,
@@ -36,11 +37,13 @@ from deepsearch_rl.retrieval.search.quality import QualityConfig
 from deepsearch_rl.retrieval.search.rows import ChunkStore, write_rows
 from deepsearch_rl.retrieval.search.searcher import open_finder
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
-from deepsearch_rl.retrieval.vectors.config import VectorsConfig
+from deepsearch_rl.retrieval.vectors.config import FaissConfig, VectorsConfig
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 from deepsearch_rl.retrieval.vectors.gpu import require_device
 
 LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
+AS_THE_FILE_SAYS = FaissConfig(kind="faiss", nprobe=None, ef_search=None)
+"""The effort of searches in an imported FAISS index where nothing names another."""
 
 
 class IndexSection(IndexConfig):
@@ -51,6 +54,10 @@ class IndexSection(IndexConfig):
     corpus_vectors: dict[str, VectorsConfig]
     corpus_only: dict[str, IndexHalf] = Field(
         default_factory=dict, description="corpora of which one half alone is built"
+    )
+    imported: dict[str, Path] = Field(
+        default_factory=dict,
+        description="prebuilt indexes by corpus: a .npy or FAISS file, a folder of Lucene's",
     )
     quality: QualityConfig
 
@@ -101,14 +108,17 @@ def build_indexes(
             f"{chunks_root} holds no chunk files; run the chunk stage first (`dvc repro`)."
         )
 
-    for name in (*section.corpus_vectors, *section.corpus_only):
+    for name in (*section.corpus_vectors, *section.corpus_only, *section.imported):
         look_up("corpus", name, corpora)
     for name in corpora:
         _require_device(section.of(name))
     for name, path in corpora.items():
-        build_index(
-            path, index_root / name, section.of(name), seed, work / name, questions.get(name, ())
-        )
+        known = questions.get(name, ())
+        config = section.of(name)
+        source = section.imported.get(name)
+        if source is not None:
+            config = imported_config(source, config, AS_THE_FILE_SAYS)
+        build_index(path, index_root / name, config, seed, work / name, known, source)
 
 
 def build_index(
@@ -118,13 +128,15 @@ def build_index(
     seed: int,
     work: Path | None = None,
     questions: Sequence[Question] = (),
+    imported: Path | None = None,
 ) -> IndexManifest:
     """Index a chunk file, or a corpus in FlashRAG's layout, into ``index_dir``, replacing an index there.
 
     Searching will read the passages from ``chunks_path``. ``index_dir`` appears, or changes, in one
     moment at the end. ``work``, by default a hidden folder beside it, keeps the progress of
     encoding until then. The hybrid learns from those of ``questions`` that have gold evidence;
-    ``seed`` is for random samples.
+    ``seed`` is for random samples. ``imported`` is a prebuilt index, which becomes this one's; then
+    ``config`` is that of :func:`~deepsearch_rl.indexing.importing.imported_config`.
 
     Raises:
         ArtifactError: the chunk file is missing, empty, or changed meanwhile; or the disk is full.
@@ -160,7 +172,7 @@ def build_index(
 
     with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
         with atomic_directory(index_dir) as folder:
-            built = _write_parts(folder, chunks_path, config, seed, work, questions)
+            built = _write_parts(folder, chunks_path, config, seed, work, questions, imported)
 
             # Relative, so that a folder with chunks and index can be moved as one.
             relative_path = os.path.relpath(chunks_path.resolve(), index_dir)
@@ -203,6 +215,7 @@ def _write_parts(
     seed: int,
     work: Path,
     questions: Sequence[Question],
+    imported: Path | None,
 ) -> IndexManifest:
     """Write every file but the manifest, and return that, with the chunk file's path as it is given here."""
     if not chunks_path.is_file():
@@ -215,9 +228,13 @@ def _write_parts(
         raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
     chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
 
-    if config.bm25 is not None:
-        bm25_engine(config.bm25).build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
-    dimension = _write_vectors(folder, chunks, config, sha256, seed, work)
+    if imported is not None:
+        dimension = write_imported(imported, folder, chunks, config)
+    else:
+        if config.bm25 is not None:
+            bm25_engine(config.bm25).build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+        dimension = _write_vectors(folder, chunks, config, sha256, seed, work)
+
     weights = _learn_weights(folder, chunks, config, seed, questions)
 
     # The offsets of rows would point into the middle of other lines.

@@ -20,6 +20,8 @@ from deepsearch_rl.search_server.requests import is_loopback
 from deepsearch_rl.trajectories.synthesis.scripted_config import SCRIPTED
 
 GIB = 2**30
+OFFLOADED_BYTES: Mapping[str, float] = {"param_offload": 4.0, "optimizer_offload": 8.0}
+"""Bytes per trained parameter that veRL keeps in main memory between their uses."""
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")
 
 
@@ -189,6 +191,20 @@ class _Sizes:
         work = {"pretrain_token_s": tokens, "download_gb_s": 2 * self._billions}
         yield self._stage("prepare_model", work, disk_gib=self._weights_gib * self._of("copies"))
 
+        if self._is_wanted("sft") or "sft" in starts:
+            yield from self._tuning(teacher, sft)
+        for start in starts:
+            yield self._rl(start)
+        for start in starts:
+            if self._is_wanted(f"rl_merged/{start}"):
+                yield self._merges(f"unsloth_merge@{start}", "adapter_merge_s")
+
+    def _is_wanted(self, folder: str) -> bool:
+        """Return whether a model of the profile is that of a folder below its models."""
+        return str(self.profile.models / folder) in self.profile.value("models").values()
+
+    def _tuning(self, teacher: Mapping[str, Any], sft: Mapping[str, Any]) -> Iterator[StageWork]:
+        """Yield the stages between the base model and the fine-tuned one."""
         questions = self._questions(teacher["dataset"], teacher["split"], teacher["questions"])
         rollouts = questions * teacher["samples"]
         if teacher["teacher"].rstrip("/") == SCRIPTED:
@@ -208,10 +224,6 @@ class _Sizes:
         )
         yield self._chooses(sft["kept_checkpoints"])
         yield self._merges("merge", "merge_s")
-        for start in starts:
-            yield self._rl(start)
-        for start in starts:
-            yield self._merges(f"unsloth_merge@{start}", "adapter_merge_s")
 
     def _chooses(self, checkpoints: int) -> StageWork:
         choice = self.profile.value("choose_checkpoint")
@@ -231,6 +243,9 @@ class _Sizes:
         # An upper bound: a step is refilled only as long as groups with equal rewards leave it short
         rollouts = trained * (1 + rl["max_refills"])
         checks = (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
+        if rl["backend"]["engine"] == "verl":
+            return self._verl(start, rl, rollouts + checks, tokens)
+
         checks += gate["questions"] * gate["samples"]
 
         gpu_gib = self.profile.value("requires")["gpu_memory_gib"]
@@ -248,6 +263,57 @@ class _Sizes:
         }
         return self._trains(
             f"rl@{start}", work, max(update_gib, self._weights_gib + sampler_gib), rollouts + checks
+        )
+
+    def _verl(self, start: str, rl: Mapping[str, Any], rollouts: float, tokens: float) -> StageWork:
+        """Return the work of veRL's trainer, which shares model and rollouts among its GPUs.
+
+        ``gpu_gib`` is of one GPU: the larger one of the sampler, and of what FSDP leaves there
+        (ZeRO, arXiv 1910.02054: weights, gradients and two moments in float32, whole or sharded).
+        """
+        verl = rl["backend"]["verl"]
+        gpus = verl.get("nodes", 1) * verl["gpus_per_node"]
+        policy_and_critic = 2 if verl.get("critic") else 1
+        work = {
+            "serve_start_s": 1,
+            _rollout_slope(rl["sampler"]): rollouts * self._size / gpus,
+            "rl_token_s": tokens * self._size * policy_and_critic / gpus,
+            "rl_step_s": rl["steps"][start],
+        }
+
+        billions = self._billions if rl["lora"] is None else 0.0
+        offloaded = [name for name in ("param_offload", "optimizer_offload") if verl.get(name)]
+        # What is trained rests on the GPU, but for the parts that come from main memory in their turn
+        resting = 16.0 - sum(OFFLOADED_BYTES[name] for name in offloaded)
+        state_gib = policy_and_critic * billions * 1e9 * resting / gpus / GIB
+        working_gib = billions * 1e9 * max(OFFLOADED_BYTES[name] for name in OFFLOADED_BYTES) / gpus
+        update_gib = (
+            state_gib
+            + working_gib / GIB * bool(offloaded)
+            # The frozen weights: those under an adapter, and the reference of the KL
+            + self._weights_gib / gpus
+            + rl["max_batch_tokens"] * self._of("gpu_token_gib")
+        )
+        sampler = rl["sampler"]
+        share = sampler["gpu_memory_utilization"] * self.profile.value("requires")["gpu_memory_gib"]
+        resting_sampler_gib = 0.0 if sampler["sleep"] else share
+        gpu_gib = max(
+            update_gib + resting_sampler_gib,
+            share,
+            self._weights_gib / verl.get("tensor_parallel", 1),
+        )
+        host_gib = policy_and_critic * billions * 16e9 / GIB if offloaded else 0.0
+        host_gib += self._weights_gib + self._of("training_gib")
+        # A checkpoint of every step that dev scores, with the optimizer's moments
+        saved = rl["steps"][start] // rl["dev"]["every"]
+        disk_gib = saved * policy_and_critic * billions * 12e9 / GIB
+        return self._stage(
+            f"rl@{start}",
+            work,
+            int(rollouts),
+            disk_gib=disk_gib,
+            host_gib=host_gib,
+            gpu_gib=gpu_gib,
         )
 
     def _update_gib(self, tokens: int) -> float:
@@ -341,18 +407,20 @@ class _Sizes:
 
         question_sets = download["folder"]["questions"]
         sources = look_up("question set of download.folder", dataset, question_sets)
-        source_of: dict[str, Any] = {}
+        sizes: dict[str, int] = {}
+        # Several files may give a split their questions
         for source in sources:
-            source_of |= dict.fromkeys(source["splits"], source)
+            for name in source["splits"]:
+                sizes[name] = sizes.get(name, 0) + self._split_size(source, name)
 
-        source = look_up("split", split, source_of)
-        count = source["splits"][split]
-        # A split without a number has what the others of its file leave
-        if not count:
-            others = sum(filter(None, source["splits"].values()))
-            count = self.file.sizes.questions.get(source["format"], others) - others
-
+        count = look_up("split", split, sizes)
         return min(count, at_most or count)
+
+    def _split_size(self, source: Mapping[str, Any], split: str) -> int:
+        """Return the questions that one file gives a split."""
+        cut = sum(count for count in source["splits"].values() if count)
+        rest = self.file.sizes.questions.get(source["format"], cut) - cut
+        return source["splits"][split] or rest
 
     def _passages(self) -> dict[str, int]:
         """Return the number of passages of every corpus."""

@@ -6,7 +6,7 @@ Whatever the source, the result is the same: ``corpora/<corpus>.jsonl`` of Docum
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -41,6 +41,9 @@ class QuestionSource(CorpusSource):
     )
     splits: dict[str, Annotated[int, Field(ge=1)] | None] = Field(
         description="split -> number of questions, cut one after the other; null, in the last place, takes the rest"
+    )
+    id_prefix: str = Field(
+        default="", description="before each id, so that those of several sources differ"
     )
 
 
@@ -149,31 +152,45 @@ def _own_records(kind: str, name: str, path: Path, record: type[RecordT]) -> Ite
 
 
 def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Question]]]:
-    """Return the questions by question set and split; raise ConfigError where splits do not fit the files."""
+    """Return the questions by question set and split, those of several sources one after the other.
+
+    Raise ConfigError where splits do not fit the files.
+    """
     sets: dict[str, dict[str, list[Question]]] = {name: {} for name in config.questions}
     for name, sources in config.questions.items():
         for source in sources:
             for split, questions in _read_splits(config.root, source):
-                if split in sets[name]:
-                    raise ConfigError(
-                        f"download.folder.questions.{name}: two sources give the split {split!r}."
-                    )
+                sets[name].setdefault(split, []).extend(questions)
 
-                sets[name][split] = questions
+        for split, questions in sets[name].items():
+            if repeated := _repeated_id(questions):
+                raise ConfigError(
+                    f"download.folder.questions.{name}: two sources of the split {split!r} have the id {repeated!r}; "
+                    "give each an id_prefix of its own."
+                )
 
     return sets
+
+
+def _repeated_id(questions: Sequence[Question]) -> str | None:
+    ids = sorted(question.id for question in questions)
+    return next((first for first, second in itertools.pairwise(ids) if first == second), None)
 
 
 def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list[Question]]]:
     path = root / source.path
     questions = list(_read("question format", source, root, QUESTION_FORMATS, Question))
 
-    for first, second in itertools.pairwise(sorted(question.id for question in questions)):
-        if first == second:
-            raise ArtifactError(
-                f"{path}: two questions have the id {first!r}; ids must differ within a file."
-            )
+    if repeated := _repeated_id(questions):
+        raise ArtifactError(
+            f"{path}: two questions have the id {repeated!r}; ids must differ within a file."
+        )
 
+    if source.id_prefix:
+        questions = [
+            question.model_copy(update={"id": source.id_prefix + question.id})
+            for question in questions
+        ]
     if source.shuffle_seed is not None:
         random.Random(source.shuffle_seed).shuffle(questions)
 

@@ -27,6 +27,7 @@ from deepsearch_rl.evaluation.tables.published import PublishedRow
 # A tenth of the draws of a whole set, since there are many types
 TYPE_DRAWS = 10
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
+DATASET_ORDER += ("nq", "triviaqa", "popqa", "bamboogle")
 MODEL_ORDER = ("base", "sft", "rl", "sft_rl")
 CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
 DifferenceT = TypeVar("DifferenceT", bound="Difference")

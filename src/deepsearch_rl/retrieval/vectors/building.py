@@ -36,6 +36,11 @@ def build_vector_index(vectors: Path, folder: Path, config: VectorsConfig, seed:
             full.
     """
     require_device(config)
+    if config.kind == "faiss":
+        raise ConfigError(
+            "vectors of kind faiss were built elsewhere: import them (`deepsearch retrieve import`, index.imported), "
+            "or choose a kind that is built."
+        )
     file = open_vector_file(vectors)
     folder.mkdir(parents=True, exist_ok=True)
 

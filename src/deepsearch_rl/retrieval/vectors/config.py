@@ -111,7 +111,17 @@ class HnswConfig(Record):
     )
 
 
+class FaissConfig(Record):
+    """A FAISS index of any kind that was built elsewhere; it is imported, never built."""
+
+    kind: Literal["faiss"]
+    nprobe: int | None = Field(ge=1, description="cells visited per query; null: as the file says")
+    ef_search: int | None = Field(
+        ge=1, description="vectors of a graph kept in view; null: as the file says"
+    )
+
+
 VectorsConfig = Annotated[
-    FlatConfig | IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig | HnswConfig,
+    FlatConfig | IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig | HnswConfig | FaissConfig,
     Field(discriminator="kind"),
 ]

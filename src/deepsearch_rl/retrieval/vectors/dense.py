@@ -36,9 +36,14 @@ from deepsearch_rl.retrieval.vectors.config import (
 )
 from deepsearch_rl.retrieval.vectors.flat import FlatIndex, VectorFile, open_vector_file
 from deepsearch_rl.retrieval.vectors.gpu import copy_to_gpu, require_device
-
-# Hits beyond top_k that FAISS is asked for: it cuts equal scores in any order, ours is by row
-TIE_SLACK = 16
+from deepsearch_rl.retrieval.vectors.imported import (
+    TIE_SLACK,
+    ImportedIndex,
+    faiss_rankings,
+    read_faiss,
+    read_imported,
+    row_selection,
+)
 
 
 class VectorIndex(Protocol):
@@ -81,27 +86,16 @@ class ApproximateIndex:
         depth = min(top_k + TIE_SLACK, self.index.ntotal)
         fits_gpu = allowed_N is None and depth <= GPU_CANDIDATES
         index = self.gpu_index if self.gpu_index is not None and fits_gpu else self.index
-        scores_QC, rows_QC = index.search(
-            queries_QD, depth, params=self._parameters(depth, allowed_N)
-        )
-
-        # FAISS pads with row -1, and a zero query has equal scores everywhere.
-        hits_QC = (rows_QC >= 0) & queries_QD.any(axis=1, keepdims=True)
-        rankings: list[Ranking] = []
-        for scores_C, rows_C, hits_C in zip(scores_QC, rows_QC, hits_QC, strict=True):
-            rankings.append(rank(rows_C[hits_C], scores_C[hits_C], top_k))
-
-        return rankings
+        parameters = self._parameters(depth, allowed_N)
+        return faiss_rankings(index, queries_QD, top_k, depth, parameters)
 
     def _parameters(self, depth: int, allowed_N: Mask | None) -> faiss.SearchParameters:
         share = 1.0
-        selection = {}
+        selection = row_selection(allowed_N)
         rows = self.index.ntotal
 
         if allowed_N is not None:
             share = max(int(allowed_N.sum()), 1) / rows
-            bits = np.packbits(allowed_N, bitorder="little")
-            selection["sel"] = faiss.IDSelectorBitmap(bits)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
         if isinstance(self.config, HnswConfig):
             effort = min(math.ceil(max(self.config.ef_search, depth) / share), rows)
@@ -154,16 +148,6 @@ class RefinedIndex:
         return [np.sort(ranking.rows_K) for ranking in rankings]
 
 
-def read_faiss(path: Path) -> faiss.Index:
-    """Memory-map a FAISS index; raise ArtifactError where the file is missing or damaged."""
-    try:
-        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-    except RuntimeError as error:
-        raise ArtifactError(
-            f"the vectors in {path} cannot be read; build the index again."
-        ) from error
-
-
 def open_vector_index(folder: Path, config: VectorsConfig) -> VectorIndex:
     """Open the index that was built into ``folder`` with ``config``; fields of the search alone may differ.
 
@@ -182,6 +166,9 @@ def open_vector_index(folder: Path, config: VectorsConfig) -> VectorIndex:
     if isinstance(config, PqConfig) and (folder / INDEX_FILE).is_file():
         with (folder / INDEX_FILE).open("rb") as codes:
             os.posix_fadvise(codes.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+    if config.kind == "faiss":
+        return ImportedIndex(read_imported(folder / INDEX_FILE), config)
 
     index = read_faiss(folder / INDEX_FILE)
     on_gpu = isinstance(config, IvfConfig) and config.search_device == "cuda"

