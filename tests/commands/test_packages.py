@@ -24,8 +24,9 @@ PARTS = {
     "src/deepsearch_rl/evaluation/ifeval": "train",
     "src/deepsearch_rl/evaluation/report/": "train",
     "src/deepsearch_rl/corpora/chunking/chonkie_spans.py": "chonkie",
-    "src/deepsearch_rl/explain/figure.py": "train",
-    "src/deepsearch_rl/explain/page.py": "train",
+    "src/deepsearch_rl/corpora/documents/": "documents",
+    "src/deepsearch_rl/explain/causes/figure.py": "train",
+    "src/deepsearch_rl/explain/standalone/page.py": "train",
     "src/deepsearch_rl/conversation/chat_format.py": "train",
     "src/deepsearch_rl/engines/": "retrieval",
     "src/deepsearch_rl/retrieval/encoding/model_folder.py": "encoders",
@@ -53,6 +54,7 @@ NEEDS = {
     "ray": "retrieval",
     "pyserini": "retrieval",
     "chonkie": "retrieval",
+    "documents": "retrieval",
     "orchestrate": "all",
 }
 """Parts that build on another; all build on the base."""
@@ -148,7 +150,7 @@ def test_base_and_retrieval_ask_for_no_torch_and_pin_no_version_of_it() -> None:
 def test_the_graph_needs_every_part_but_further_backends_and_what_servers_and_remotes_need() -> (
     None
 ):
-    further = {"onnx", "ray", "pyserini", "chonkie", "s3", "gs", "ssh", "postgres"}
+    further = {"onnx", "ray", "pyserini", "chonkie", "documents", "s3", "gs", "ssh", "postgres"}
     names = {
         package.name
         for part, packages in read_parts().items()
