@@ -95,15 +95,18 @@ def _read_html(path: Path) -> TitledText:
         raise _not_installed("trafilatura", path) from error
 
     # Bytes, because the page itself names its encoding
-    result = trafilatura.bare_extraction(
-        path.read_bytes(), include_comments=False, include_tables=True, with_metadata=True
+    page = trafilatura.load_html(path.read_bytes())
+    metadata = None if page is None else trafilatura.extract_metadata(page)
+    text = page is not None and trafilatura.extract(
+        page, include_comments=False, include_tables=True
     )
-    if result is None:
+    if not text:
         raise UnreadableError("no article was found in the page")
-    title = result.title or ""
-    text = result.text or ""
+    title = (metadata.title if metadata else None) or ""
+
     first_line, _, rest = text.partition("\n")
-    return TitledText(title, rest if title and first_line.strip() == title.strip() else text)
+    is_repeated = bool(title) and first_line.strip("# ").strip() == title.strip()
+    return TitledText(title, rest if is_repeated else text)
 
 
 def _read_pdf(path: Path) -> TitledText:
