@@ -32,6 +32,7 @@ PARTS = {
     "src/deepsearch_rl/retrieval/encoding/model_folder.py": "encoders",
     "src/deepsearch_rl/indexing/": "retrieval",
     "src/deepsearch_rl/measurement/": "retrieval",
+    "src/deepsearch_rl/question_writing/": "retrieval",
     "src/deepsearch_rl/retrieval/": "retrieval",
     "src/deepsearch_rl/search_server/": "retrieval",
     "src/deepsearch_rl/retrieval/encoding/encoding.py": "ray",
