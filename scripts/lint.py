@@ -41,6 +41,7 @@ LAYERS = (
     ("corpora",),
     ("retrieval", "engines"),
     ("indexing", "measurement"),
+    ("question_writing",),
     ("search_server",),
     ("agent",),
     ("serving",),

@@ -26,6 +26,7 @@ DISTRIBUTIONS = {
     "Stemmer": "pystemmer",
     "agents": "openai-agents",
     "art": "openpipe-art",
+    "docx": "python-docx",
     "faiss": "faiss-cpu",
     "jnius": "pyjnius",
     "jnius_config": "pyjnius",

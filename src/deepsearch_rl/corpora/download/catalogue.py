@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from deepsearch_rl.core.records import Document, Question
+from deepsearch_rl.corpora.documents.folder import DocumentFolder
 from deepsearch_rl.corpora.download import flashrag_sets, graphrag_bench, multihoprag
 from deepsearch_rl.corpora.reading import flashrag
 
@@ -16,6 +17,7 @@ CORPUS_FORMATS: Mapping[str, Callable[[Path], Iterable[Document]]] = {
     "musique_paragraphs": flashrag_sets.read_musique_paragraphs,
     "hotpotqa_paragraphs": flashrag_sets.read_hotpotqa_paragraphs,
     "2wikimultihopqa_paragraphs": flashrag_sets.read_hotpotqa_paragraphs,
+    "documents": DocumentFolder,
 }
 QUESTION_FORMATS: Mapping[str, Callable[[Path], Iterable[Question]]] = {
     "flashrag": flashrag.read_questions,

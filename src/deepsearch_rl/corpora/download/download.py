@@ -13,15 +13,18 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
-from deepsearch_rl.core.files import at_least_one, write_jsonl
+from deepsearch_rl.core.files import at_least_one, write_json, write_jsonl
 from deepsearch_rl.core.own_code import is_own, load_own
 from deepsearch_rl.core.records import Document, Question, Record
+from deepsearch_rl.corpora.documents.folder import DocumentFolder
 from deepsearch_rl.corpora.download.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.corpora.download.hub import HubConfig, fetch
 from deepsearch_rl.corpora.world.questions import WorldConfig, generate
 
 SectionT = TypeVar("SectionT", bound=Record)
 RecordT = TypeVar("RecordT", Document, Question)
+DOCUMENTS = "documents"
+"""The format of a folder of documents, and the corpus that the source of this name makes."""
 
 
 class CorpusSource(Record):
@@ -60,8 +63,12 @@ class FolderConfig(Record):
 class DownloadConfig(Record):
     """Where corpora and questions come from; only the sections of the chosen source are needed."""
 
-    source: Literal["world", "folder", "hub"] = Field(
-        description="generated, files at hand, or fetched to the folder"
+    source: Literal["world", "folder", "hub", "documents"] = Field(
+        description="generated, files at hand, fetched to the folder, or documents of any kind"
+    )
+    path: Path | None = Field(
+        default=None,
+        description="documents: the folder that holds them; DVC compares its files",
     )
     world: WorldConfig | None = None
     folder: FolderConfig | None = None
@@ -71,8 +78,12 @@ class DownloadConfig(Record):
 def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) -> dict[str, int]:
     """Write every corpus and question set of the source; return the number of records per file written.
 
+    Beside a corpus of documents stands ``<corpus>.unreadable.json``: path and reason of every file that
+    could not be read.
+
     Raises:
         ConfigError: a section that the source needs is missing, or values do not fit together.
+        UnavailableError: a package that reads a kind of document is not installed.
         ArtifactError: a corpus or a question set is missing or empty.
         RecordError: a line of a source does not fit; names file, line and field.
         EndpointError, CheckFailedError: the hub did not answer, or not with the expected files.
@@ -81,12 +92,28 @@ def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) 
         world = generate(_section(config.world, "world", config.source), seed)
         return _write(corpora, world.corpora) | _write(questions, _by_split(world.questions))
 
-    folder = _section(config.folder, "folder", config.source)
+    if config.source == "documents":
+        folder = _folder_of_documents(config)
+    else:
+        folder = _section(config.folder, "folder", config.source)
     if config.source == "hub":
         fetch(_section(config.hub, "hub", config.source), folder.root)
     return _write(corpora, open_corpora(folder)) | _write(
         questions, _by_split(read_question_sets(folder))
     )
+
+
+def _folder_of_documents(config: DownloadConfig) -> FolderConfig:
+    """Return the folder ``path`` as the corpus ``documents``, with the question sets of the section ``folder``."""
+    if config.path is None:
+        raise ConfigError(
+            "download.source is 'documents', so download.path must name their folder."
+        )
+
+    corpora = {DOCUMENTS: CorpusSource(format=DOCUMENTS, path=config.path.absolute())}
+    if config.folder is None:
+        return FolderConfig(root=config.path, corpora=corpora, questions={})
+    return config.folder.model_copy(update={"corpora": config.folder.corpora | corpora})
 
 
 def _section(section: SectionT | None, name: str, source: str) -> SectionT:
@@ -108,10 +135,13 @@ def _by_split(
 
 def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> dict[str, int]:
     counts: dict[str, int] = {}
+    folder.mkdir(parents=True, exist_ok=True)
     for name, records in records_by_name.items():
         path = folder / f"{name}.jsonl"
         problem = f"{path} was not written: its source holds no record."
         counts[name] = write_jsonl(path, at_least_one(records, problem))
+        if isinstance(records, DocumentFolder):
+            write_json(folder / f"{name}.unreadable.json", records.unreadable)
 
     return counts
 

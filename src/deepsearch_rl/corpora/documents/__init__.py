@@ -1,0 +1,1 @@
+"""Your own documents: text, Markdown, HTML, PDF and Word files as a corpus."""

@@ -1,0 +1,223 @@
+"""The audit that rejects: every draft passes all checks, or is counted under the first that it fails.
+
+The checks go from the cheap to those that ask a model. docs/own_data.md has each with its rule.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pydantic import Field
+
+from deepsearch_rl.core.answers import CLOSED_ANSWERS, SUCCESS_F1, f1, normalise
+from deepsearch_rl.core.records import Record
+from deepsearch_rl.question_writing.drafts import Draft, prompt_file, shown_passages
+from deepsearch_rl.question_writing.model_calls import LoggedModel
+from deepsearch_rl.retrieval.ranking.gold import without_space
+from deepsearch_rl.retrieval.search.searcher import SearchesChunks
+
+
+class Reason(StrEnum):
+    """Why a draft is rejected, in the order of the checks."""
+
+    EVIDENCE_MISSING = "evidence_missing"
+    NOT_VERBATIM = "not_verbatim"
+    ANSWER_NOT_IN_EVIDENCE = "answer_not_in_evidence"
+    TOO_LONG = "too_long"
+    NEAR_DUPLICATE = "near_duplicate"
+    NOT_FINDABLE = "not_findable"
+    KNOWN_WITHOUT_PASSAGES = "known_without_passages"
+    ONE_PASSAGE_IS_ENOUGH = "one_passage_is_enough"
+    NOT_ANSWERED = "not_answered"
+    ANSWERABLE = "answerable"
+
+
+class AuditConfig(Record):
+    """What a question has to pass."""
+
+    answer_words: int = Field(ge=1, description="words of an answer at most")
+    similarity: float = Field(
+        gt=0, le=1, description="share of common words from which two questions are the same"
+    )
+    findable_in: int = Field(
+        ge=1, description="passages in which a query has to find every piece of evidence"
+    )
+    samples: int = Field(ge=1, description="answers per check that asks a model")
+    agreeing: int = Field(
+        ge=1, description="of them that have to be right before a question counts as answered"
+    )
+
+
+@dataclass(slots=True)
+class Auditor:
+    """Checks drafts; those that pass are kept in mind, so that a later copy of one is rejected."""
+
+    config: AuditConfig
+    searcher: SearchesChunks
+    model: LoggedModel
+    _kept: list[frozenset[str]] = field(default_factory=list)
+
+    def check(self, drafts: Sequence[Draft]) -> list[Reason | None]:
+        """Return why each draft is rejected, None where it is kept; drafts of one call are asked about together."""
+        reasons: list[Reason | None] = [self._by_text(draft) for draft in drafts]
+        words = [frozenset(normalise(draft.question).split()) for draft in drafts]
+        self._reject_copies(words, reasons)
+        self._find_evidence(drafts, reasons)
+        self._ask(drafts, reasons)
+        self._kept.extend(words[place] for place in _passing(reasons))
+        return reasons
+
+    def _reject_copies(self, words: Sequence[frozenset[str]], reasons: list[Reason | None]) -> None:
+        """Reject questions that say what a kept one says, or an earlier one of the same call."""
+        others = list(self._kept)
+        for place in _passing(reasons):
+            if any(_similarity(words[place], other) >= self.config.similarity for other in others):
+                reasons[place] = Reason.NEAR_DUPLICATE
+            else:
+                others.append(words[place])
+
+    def _by_text(self, draft: Draft) -> Reason | None:
+        """Return what the texts alone say."""
+        if len(draft.answer.split()) > self.config.answer_words:
+            return Reason.TOO_LONG
+        if draft.is_unanswerable:
+            return None
+
+        quoted = {chunk.id for chunk, sentence in draft.proofs if sentence}
+        if quoted != {chunk.id for chunk in draft.bundle.chunks}:
+            return Reason.EVIDENCE_MISSING
+        for chunk, sentence in draft.proofs:
+            if without_space(sentence) not in without_space(chunk.contents):
+                return Reason.NOT_VERBATIM
+
+        # What two passages say together stands in neither: which of two, how long between them
+        is_derived = draft.type in ("comparison", "temporal")
+        answer = normalise(draft.answer)
+        if answer in CLOSED_ANSWERS or is_derived:
+            return None
+        evidence = " ".join(f"{chunk.title} {sentence}" for chunk, sentence in draft.proofs)
+        is_there = bool(answer) and f" {answer} " in f" {normalise(evidence)} "
+        return None if is_there else Reason.ANSWER_NOT_IN_EVIDENCE
+
+    def _find_evidence(self, drafts: Sequence[Draft], reasons: list[Reason | None]) -> None:
+        """Reject drafts with a passage that neither the question, nor a link, nor a title finds."""
+        waiting = [place for place in _passing(reasons) if not drafts[place].is_unanswerable]
+        queries: dict[str, set[str]] = {}
+        for place in waiting:
+            for query in _queries(drafts[place]):
+                queries[query] = set()
+
+        names = list(queries)
+        depth = self.config.findable_in
+        for query, hits in zip(names, self.searcher.search(names, depth), strict=True):
+            queries[query] = {hit.chunk.id for hit in hits}
+
+        for place in waiting:
+            draft = drafts[place]
+            found = set[str]().union(*(queries[query] for query in _queries(draft)))
+            if not {chunk.id for chunk, _ in draft.proofs} <= found:
+                reasons[place] = Reason.NOT_FINDABLE
+
+    def _ask(self, drafts: Sequence[Draft], reasons: list[Reason | None]) -> None:
+        """Reject what a model answers with too little, or does not answer with everything."""
+        self._reject_answered(drafts, reasons, Reason.KNOWN_WITHOUT_PASSAGES)
+        self._reject_answered(drafts, reasons, Reason.ONE_PASSAGE_IS_ENOUGH)
+
+        places = _passing(reasons)
+        prompts = [self._with_passages(drafts[place]) for place in places]
+        for place, count in zip(places, self._right(drafts, places, prompts), strict=True):
+            if count < self.config.agreeing:
+                is_unanswerable = drafts[place].is_unanswerable
+                reasons[place] = Reason.ANSWERABLE if is_unanswerable else Reason.NOT_ANSWERED
+
+    def _reject_answered(
+        self, drafts: Sequence[Draft], reasons: list[Reason | None], reason: Reason
+    ) -> None:
+        """Reject what is answered from memory, or from one passage of several."""
+        places: list[int] = []
+        prompts: list[str] = []
+        for place in _passing(reasons):
+            draft = drafts[place]
+            if draft.is_unanswerable:
+                continue
+            if reason is Reason.KNOWN_WITHOUT_PASSAGES:
+                places.append(place)
+                prompts.append(prompt_file("recall").substitute(question=draft.question))
+            elif len(draft.bundle.chunks) > 1:
+                for chunk in draft.bundle.chunks:
+                    places.append(place)
+                    prompts.append(_answer_prompt(draft, [chunk.contents]))
+
+        for place, count in zip(places, self._right(drafts, places, prompts), strict=True):
+            if count >= self.config.agreeing:
+                reasons[place] = reason
+
+    def _with_passages(self, draft: Draft) -> str:
+        """Return the question with its passages; one that has no answer also with those that its text finds."""
+        if not draft.is_unanswerable:
+            return prompt_file("answer").substitute(
+                passages=shown_passages(draft.bundle.chunks), question=draft.question
+            )
+
+        [hits] = self.searcher.search([draft.question], 10)
+        found = [hit.chunk for hit in hits]
+        own = [
+            chunk for chunk in draft.bundle.chunks if chunk.id not in {each.id for each in found}
+        ]
+        return prompt_file("answer").substitute(
+            passages=shown_passages([*own, *found]), question=draft.question
+        )
+
+    def _right(
+        self, drafts: Sequence[Draft], places: Sequence[int], prompts: Sequence[str]
+    ) -> list[int]:
+        """Return how many of the answers to each prompt are right."""
+        samples = range(self.config.samples)
+        asked = [(prompt, sample) for prompt in prompts for sample in samples]
+        replies = self.model.ask_all(asked)
+        counts: list[int] = []
+        for number, place in enumerate(places):
+            answers = replies[number * len(samples) : (number + 1) * len(samples)]
+            gold = [drafts[place].golden_answer]
+            counts.append(sum(f1(answer, gold) >= SUCCESS_F1 for answer in answers))
+
+        return counts
+
+
+def _passing(reasons: Sequence[Reason | None]) -> list[int]:
+    return [place for place, reason in enumerate(reasons) if reason is None]
+
+
+def _answer_prompt(draft: Draft, passages: Sequence[str]) -> str:
+    return prompt_file("answer").substitute(passages="\n\n".join(passages), question=draft.question)
+
+
+def _queries(draft: Draft) -> list[str]:
+    """Return what somebody could search for: the question, the terms that link its passages, their titles."""
+    titles = [chunk.title for chunk, _ in draft.proofs]
+    return list(dict.fromkeys([draft.question, *draft.bundle.terms, *titles]))
+
+
+def _similarity(words: frozenset[str], other: frozenset[str]) -> float:
+    """Return the share of words that two questions have in common, of those of either."""
+    return len(words & other) / max(1, len(words | other))
+
+
+class Funnel(Record):
+    """``audit.json``: how many drafts there were, and why they were rejected."""
+
+    bundles: int = Field(ge=0, description="passages, pairs and chains that the writer got")
+    unreadable_replies: int = Field(ge=0)
+    drafts: int = Field(ge=0)
+    rejected: dict[Reason, int]
+    kept: int = Field(ge=0)
+    kept_by_type: dict[str, int]
+    kept_by_split: dict[str, int]
+    tokens: int = Field(ge=0, description="of all prompts and replies")
+    stopped_by: str = Field(description="enough, budget, or passages: what ended the writing")
+
+    @classmethod
+    def of(cls, reasons: Counter[Reason], **counts: object) -> "Funnel":
+        """Return the funnel with every reason, in the order of the checks."""
+        return cls.model_validate({"rejected": {each: reasons[each] for each in Reason}, **counts})

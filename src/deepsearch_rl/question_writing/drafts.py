@@ -1,0 +1,114 @@
+"""What a model writes about some passages: questions with their answers and the sentences that prove them."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from pydantic import Field, ValidationError
+
+from deepsearch_rl.core.answers import INSUFFICIENT
+from deepsearch_rl.core.records import Chunk, ForeignRecord, Text
+from deepsearch_rl.question_writing.links import Bundle
+
+PROMPTS = Path(__file__).with_name("prompts")
+UNANSWERABLE = "unanswerable"
+TYPES = {
+    "single": ("single",),
+    "pair": ("bridge", "comparison", "temporal", UNANSWERABLE),
+    "chain": ("bridge",),
+}
+"""Types of question by the kind of bundle."""
+
+
+class ProofRow(ForeignRecord):
+    """A sentence of a passage, counted from 1."""
+
+    passage: int
+    sentence: Text
+
+
+class QuestionRow(ForeignRecord):
+    """A question as the model writes it."""
+
+    type: Text
+    question: Text
+    answer: Text
+    evidence: tuple[ProofRow, ...] = ()
+
+
+class ReplyRow(ForeignRecord):
+    """The model's reply."""
+
+    questions: tuple[QuestionRow, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A question that nobody has checked yet, and the passages that it was written about."""
+
+    bundle: Bundle
+    type: str
+    question: str
+    answer: str
+    proofs: tuple[tuple[Chunk, str], ...]
+    """Each sentence with the passage that it is quoted from."""
+
+    @property
+    def is_unanswerable(self) -> bool:
+        """Whether the right answer is that there is none."""
+        return self.type == UNANSWERABLE
+
+    @property
+    def golden_answer(self) -> str:
+        """The answer as it is scored."""
+        return INSUFFICIENT if self.is_unanswerable else self.answer
+
+
+def prompt_file(name: str) -> Template:
+    """Return a prompt of this folder, ``write``, ``answer`` or ``recall``."""
+    return Template((PROMPTS / f"{name}.txt").read_text(encoding="utf-8"))
+
+
+def writing_prompt(bundle: Bundle) -> str:
+    """Return what the writer is asked about some passages."""
+    kinds = tomllib.loads((PROMPTS / "kinds.toml").read_text(encoding="utf-8"))
+    return prompt_file("write").substitute(
+        kinds=kinds[bundle.kind].strip(), passages=shown_passages(bundle.chunks)
+    )
+
+
+def shown_passages(chunks: Sequence[Chunk]) -> str:
+    """Return passages with their numbers, from 1."""
+    return "\n\n".join(f"[{number}] {chunk.contents}" for number, chunk in enumerate(chunks, 1))
+
+
+def read_drafts(reply: str, bundle: Bundle) -> list[Draft]:
+    """Return the questions of a reply; none where it holds no JSON object of the asked form.
+
+    A question of a type that was not asked for, or whose proof names a passage that was not shown,
+    makes the reply unreadable: nobody knows what else is wrong in it.
+    """
+    start = reply.find("{")
+    end = reply.rfind("}") + 1
+    try:
+        rows = ReplyRow.model_validate(json.loads(reply[start:end])).questions
+    except (ValueError, ValidationError):
+        return []
+
+    drafts: list[Draft] = []
+    for row in rows:
+        numbers = [proof.passage for proof in row.evidence]
+        is_complete = bool(row.question.strip()) and bool(row.answer.strip())
+        is_shown = all(1 <= number <= len(bundle.chunks) for number in numbers)
+        if row.type not in TYPES[bundle.kind] or not is_complete or not is_shown:
+            return []
+
+        proofs = tuple(
+            (bundle.chunks[proof.passage - 1], proof.sentence.strip()) for proof in row.evidence
+        )
+        drafts.append(Draft(bundle, row.type, row.question.strip(), row.answer.strip(), proofs))
+
+    return drafts

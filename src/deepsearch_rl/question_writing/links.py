@@ -1,0 +1,182 @@
+"""Passages that belong together because they share a rare term, and the splits of their documents.
+
+A term is a name (a run of words with capitals, not the first word of a sentence alone) or a word
+with digits in it. It is rare where between two documents and :data:`MOST_DOCUMENTS` use it. Two
+passages of different documents that share one are a pair; a pair and a third passage that shares
+another term with the second are a chain.
+
+Documents are split before any question is written. Those that share rare terms go to one split
+together, as far as a group stays below :data:`LARGEST_GROUP` of all documents; passages are
+combined within a split alone.
+"""
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from deepsearch_rl.core.records import Chunk
+
+MOST_DOCUMENTS = 6  # that a rare term is in
+LARGEST_GROUP = 0.1  # share of all documents that may hang together in a split
+_CAPITAL = "[A-Z\u00c0-\u00de\u0391-\u03a9\u0410-\u042f][\\w'\u2019-]*"
+"""A word with a Latin, Greek or Cyrillic capital."""
+_NAME = re.compile(rf"\b{_CAPITAL}(?: (?:(?:of|the|de|van|von|and) )?{_CAPITAL})*")
+_CODE = re.compile(r"\b(?=\w*\d)(?=\w*[^\W\d_])\w{3,}\b")
+_SENTENCE_START = re.compile(r"(?:^|[.!?:\n]\s*)$")
+SHORTEST = 4  # characters of a term
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Passages to write questions about, in the order of the chain; ``terms`` link each to the next."""
+
+    chunks: tuple[Chunk, ...]
+    terms: tuple[str, ...]
+    split: str
+
+    @property
+    def kind(self) -> str:
+        """``single``, ``pair`` or ``chain``."""
+        return ("single", "pair", "chain")[len(self.chunks) - 1]
+
+
+def terms_of(text: str) -> set[str]:
+    """Return the names and codes of a text, in lower case."""
+    terms: set[str] = set()
+    for match in _NAME.finditer(text):
+        name = match[0]
+        starts = _SENTENCE_START.search(text[max(0, match.start() - 3) : match.start()])
+        # A sentence's first word has a capital whatever it is
+        if starts and " " not in name:
+            continue
+        if len(name) >= SHORTEST:
+            terms.add(name.lower())
+
+    terms.update(match[0].lower() for match in _CODE.finditer(text))
+    return terms
+
+
+def rare_terms(chunks: Iterable[Chunk]) -> dict[str, list[Chunk]]:
+    """Return every rare term with the passages that use it, in their order."""
+    passages: dict[str, list[Chunk]] = defaultdict(list)
+    documents: dict[str, set[str]] = defaultdict(set)
+    for chunk in chunks:
+        for term in terms_of(chunk.contents):
+            passages[term].append(chunk)
+            documents[term].add(chunk.metadata.doc_id)
+
+    return {
+        term: passages[term]
+        for term in sorted(passages)
+        if 2 <= len(documents[term]) <= MOST_DOCUMENTS
+    }
+
+
+def split_documents(
+    documents: Sequence[str],
+    rare: Mapping[str, Sequence[Chunk]],
+    shares: Mapping[str, float],
+    rng: random.Random,
+) -> dict[str, str]:
+    """Return the split of every document; groups that share rare terms stay together.
+
+    ``shares`` are of the documents, by split, and add up to 1. The rarest terms bind first.
+    """
+    groups = _Groups(documents, max(2, round(LARGEST_GROUP * len(documents))))
+    by_rarity = sorted(rare, key=lambda term: (len(_documents_of(rare[term])), term))
+    for term in by_rarity:
+        first, *others = _documents_of(rare[term])
+        for other in others:
+            groups.join(first, other)
+
+    shuffled = groups.all()
+    rng.shuffle(shuffled)
+    shuffled.sort(key=len, reverse=True)
+    room = {name: share * len(documents) for name, share in shares.items()}
+    split_of: dict[str, str] = {}
+
+    for group in shuffled:
+        # The split that is furthest from full takes the next group
+        split = max(room, key=lambda name: (room[name], name))
+        room[split] -= len(group)
+        split_of.update(dict.fromkeys(group, split))
+
+    return split_of
+
+
+def _documents_of(chunks: Iterable[Chunk]) -> list[str]:
+    return list(dict.fromkeys(chunk.metadata.doc_id for chunk in chunks))
+
+
+class _Groups:
+    """Groups of documents that are joined as long as they stay small."""
+
+    def __init__(self, documents: Iterable[str], largest: int) -> None:
+        self._group_of = {name: [name] for name in documents}
+        self._largest = largest
+
+    def join(self, first: str, second: str) -> None:
+        """Put the groups of two documents together, unless they would be too large."""
+        one = self._group_of[first]
+        other = self._group_of[second]
+        if one is other or len(one) + len(other) > self._largest:
+            return
+        one.extend(other)
+        self._group_of.update(dict.fromkeys(other, one))
+
+    def all(self) -> list[list[str]]:
+        """Return the groups, in the order of their first documents."""
+        return list({id(group): group for group in self._group_of.values()}.values())
+
+
+def bundles(
+    chunks: Sequence[Chunk],
+    rare: Mapping[str, Sequence[Chunk]],
+    split_of: Mapping[str, str],
+    rng: random.Random,
+) -> Iterator[Bundle]:
+    """Yield chains, pairs and singles in turn, in random order, each within one split and none twice."""
+    pairs = list(_pairs(rare, split_of))
+    rng.shuffle(pairs)
+    singles = [Bundle((chunk,), (), split_of[chunk.metadata.doc_id]) for chunk in chunks]
+    rng.shuffle(singles)
+    chains = _chains(pairs)
+
+    kinds: list[Iterator[Bundle]] = [iter(pairs), chains, iter(singles)]
+    while kinds:
+        for kind in list(kinds):
+            bundle = next(kind, None)
+            if bundle is None:
+                kinds.remove(kind)
+            else:
+                yield bundle
+
+
+def _pairs(rare: Mapping[str, Sequence[Chunk]], split_of: Mapping[str, str]) -> Iterator[Bundle]:
+    seen: set[frozenset[str]] = set()
+    for term, passages in rare.items():
+        for place, first in enumerate(passages):
+            for second in passages[place + 1 :]:
+                key = frozenset((first.id, second.id))
+                split = split_of[first.metadata.doc_id]
+                is_new = key not in seen and first.metadata.doc_id != second.metadata.doc_id
+                if is_new and split == split_of[second.metadata.doc_id]:
+                    seen.add(key)
+                    yield Bundle((first, second), (term,), split)
+
+
+def _chains(pairs: Sequence[Bundle]) -> Iterator[Bundle]:
+    """Yield three passages of three documents for each pair that another pair goes on from."""
+    from_chunk: dict[str, list[Bundle]] = defaultdict(list)
+    for pair in pairs:
+        from_chunk[pair.chunks[0].id].append(pair)
+
+    for pair in pairs:
+        documents = {chunk.metadata.doc_id for chunk in pair.chunks}
+        for following in from_chunk[pair.chunks[1].id]:
+            last = following.chunks[1]
+            if last.metadata.doc_id not in documents and following.terms != pair.terms:
+                yield Bundle((*pair.chunks, last), (*pair.terms, *following.terms), pair.split)
+                break

@@ -1,0 +1,123 @@
+"""Calls of a model behind an endpoint: every reply is kept, and the tokens of all are counted.
+
+A reply stands in the log under the digest of its request, so that a run that was stopped, or has a
+larger budget, pays for no call twice.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import openai
+from pydantic import Field
+
+from deepsearch_rl.core.errors import EndpointError
+from deepsearch_rl.core.files import AppendLog, read_jsonl, sha256_json
+from deepsearch_rl.core.records import NonEmpty, Record
+from deepsearch_rl.endpoints.endpoint import Endpoint, complete, open_client
+from deepsearch_rl.endpoints.remote import RemoteConfig
+from deepsearch_rl.endpoints.request_options import remedy
+
+CHARACTERS_PER_TOKEN = 3
+"""Where a server counts no tokens; few tokenizers need more for a text."""
+
+
+class ModelConfig(Record):
+    """A model and how it is asked."""
+
+    endpoint: RemoteConfig
+    temperature: float = Field(ge=0)
+    max_tokens: int = Field(ge=1, description="of a reply, its thoughts counted")
+    timeout_s: float = Field(gt=0, description="seconds per reply")
+    concurrency: int = Field(ge=1, description="requests at once")
+
+
+class Call(Record):
+    """A reply, its tokens, and the digest of what was asked."""
+
+    asked: NonEmpty
+    text: str
+    tokens: int = Field(ge=0, description="of prompt and reply together")
+
+
+class LoggedModel:
+    """A model whose replies are kept in a log."""
+
+    def __init__(self, config: ModelConfig, endpoint: Endpoint, log: AppendLog) -> None:
+        self._config = config
+        self._endpoint = endpoint
+        self._log = log
+        self._known = {call.asked: call for call in read_jsonl(log.path, Call)}
+        self._counted: set[str] = set()
+        self.tokens = 0
+
+    def ask_all(self, prompts: Sequence[tuple[str, int]]) -> list[str]:
+        """Return a reply to every prompt and sample, in their order; known ones are not asked again.
+
+        Raise EndpointError where the model fails; finished replies are in the log.
+        """
+        missing = {self._digest(*each): each for each in prompts}
+        missing = {name: each for name, each in missing.items() if name not in self._known}
+        if missing:
+            asyncio.run(self._ask_missing(missing))
+
+        texts: list[str] = []
+        for each in prompts:
+            call = self._known[self._digest(*each)]
+            texts.append(call.text)
+            # Of this run, also where an earlier one has paid
+            if call.asked not in self._counted:
+                self._counted.add(call.asked)
+                self.tokens += call.tokens
+
+        return texts
+
+    def _digest(self, prompt: str, sample: int) -> str:
+        config = self._config
+        settings = [self._endpoint.model, config.temperature, config.max_tokens]
+        return sha256_json([*settings, config.endpoint.request.of_answers(), prompt, sample])
+
+    async def _ask_missing(self, missing: dict[str, tuple[str, int]]) -> None:
+        room = asyncio.Semaphore(self._config.concurrency)
+        async with open_client(self._endpoint, self._config.timeout_s) as client:
+
+            async def ask(name: str, prompt: str, sample: int) -> None:
+                async with room:
+                    call = await self._ask(client, name, prompt, sample)
+                self._known[name] = call
+                self._log.append(call)
+
+            tasks = [ask(name, prompt, sample) for name, (prompt, sample) in missing.items()]
+            # All of them end before an error is raised: they are paid for
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _ask(self, client: openai.AsyncOpenAI, name: str, prompt: str, sample: int) -> Call:
+        messages: Any = [{"role": "user", "content": prompt}]
+        try:
+            completion = await complete(
+                client,
+                self._endpoint.options,
+                model=self._endpoint.model,
+                messages=messages,
+                max_tokens=self._config.max_tokens,
+                temperature=self._config.temperature,
+                seed=sample,
+            )
+        except (openai.APIError, EndpointError) as error:
+            raise EndpointError(
+                f"the model that writes questions failed: {self._endpoint.redact(str(error))}; {remedy(str(error))} "
+                "and run the stage again, which goes on from here."
+            ) from error
+
+        text = completion.message.text
+        usage = completion.usage
+        tokens = (
+            usage.prompt_tokens + usage.completion_tokens
+            if usage
+            else (len(prompt) + len(text)) // CHARACTERS_PER_TOKEN
+        )
+        return Call(asked=name, text=text, tokens=tokens)

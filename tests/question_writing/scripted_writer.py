@@ -1,0 +1,156 @@
+"""A writer that makes good questions and known shares of every bad kind, behind a chat endpoint.
+
+It reads the passages of a prompt as a model would. A good question leaves a name out of a sentence;
+one of a pair or a chain says where to look with sentences of the other passages. It answers what it
+wrote: right where all needed sentences are shown, unless the planted fault says otherwise.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepsearch_rl.core.answers import INSUFFICIENT
+from deepsearch_rl.question_writing.links import terms_of
+from tests.evaluation.chat import says
+
+FAULTS = (
+    "evidence_missing",
+    "not_verbatim",
+    "answer_not_in_evidence",
+    "too_long",
+    "near_duplicate",
+    "not_findable",
+    "known_without_passages",
+    "one_passage_is_enough",
+    "not_answered",
+    "answerable",
+)
+_PASSAGE = re.compile(r"^\[(\d+)\] ", re.MULTILINE)
+_NAME = re.compile(r"\b[A-Z][\w'-]+(?: [A-Z][\w'-]+)*")
+
+
+@dataclass
+class Planted:
+    """A question that was written: its fault, its answer, and the sentences that an answer needs."""
+
+    fault: str
+    answer: str
+    needed: tuple[str, ...]
+
+
+@dataclass
+class ScriptedWriter:
+    """``share`` of the questions have a fault; ``planted`` holds all of them by their text."""
+
+    share: float
+    planted: dict[str, Planted] = field(default_factory=dict)
+    last_good: str = ""
+
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer a request of the writing or of the audit."""
+        prompt = body["messages"][0]["content"]
+        if prompt.startswith("Write questions"):
+            return says(self._write(prompt))
+        question = prompt.partition("Question: ")[2].partition("\n\nAnswer ")[0]
+        return says(self._answer(question, prompt))
+
+    def _answer(self, question: str, prompt: str) -> str:
+        planted = self.planted[question]
+        if "from memory" in prompt:
+            return planted.answer if planted.fault == "known_without_passages" else INSUFFICIENT
+        if planted.fault == "not_answered":
+            return INSUFFICIENT
+        if planted.fault == "answerable":
+            return "Port Vale"
+        passages = prompt.partition("Question: ")[0]
+        shown = [sentence in passages for sentence in planted.needed]
+        is_known = any(shown) if planted.fault == "one_passage_is_enough" else all(shown)
+        return planted.answer if is_known and planted.needed else INSUFFICIENT
+
+    def _write(self, prompt: str) -> str:
+        listed = prompt.partition("stands alone")[2].partition("Reply with JSON")[0]
+        texts = _PASSAGE.split(listed)[2::2]
+        passages = [
+            [line for line in text.strip().splitlines()[1:] if line] or [text.strip()]
+            for text in texts
+        ]
+        sentences = [
+            [each for line in lines for each in re.split(r"(?<=[.!?]) ", line) if each]
+            for lines in passages
+        ]
+        draw = int(hashlib.sha256(prompt.encode()).hexdigest(), 16)
+        fault = FAULTS[draw // 1000 % len(FAULTS)] if draw % 1000 < self.share * 1000 else ""
+        # What has a title is found by it
+        if fault == "not_findable" and not texts[0].startswith("\n"):
+            fault = "too_long"
+        row = self._question(sentences, fault, draw)
+        return f"Here it is:\n{json.dumps({'questions': [row] if row else []})}"
+
+    def _question(self, sentences: list[list[str]], fault: str, draw: int) -> dict[str, Any] | None:
+        is_single = len(sentences) == 1
+        if fault in ("evidence_missing", "one_passage_is_enough", "answerable") and is_single:
+            fault = "not_verbatim"
+        if fault in ("not_findable",) and not is_single:
+            fault = "too_long"
+        if fault == "answerable" and len(sentences) != 2:
+            fault = "not_answered"
+
+        chosen = self._linking(sentences, draw)
+        name = _asked_name(chosen)
+        if name is None:
+            return None
+        blank = chosen[-1].replace(name, "____")
+        question = f"{' '.join(chosen[:-1])} Who or what is ____ here: {blank}".strip()
+        answer = name
+        evidence = [{"passage": n, "sentence": text} for n, text in enumerate(chosen, 1)]
+        kind = "single" if is_single else "bridge"
+
+        match fault:
+            case "evidence_missing":
+                evidence = evidence[1:]
+            case "not_verbatim":
+                evidence[0]["sentence"] = f"{chosen[0].rstrip('.')} indeed."
+            case "answer_not_in_evidence":
+                answer = "Nobody Anywhere"
+            case "too_long":
+                answer = " ".join([name, *chosen[-1].split(), *chosen[0].split(), "and so on"] * 2)
+            case "near_duplicate" if self.last_good:
+                question = f"{self.last_good} Please?"
+            case "not_findable":
+                question = f"Whose was it, number {draw % 10**9}?"
+            case "answerable":
+                kind = "unanswerable"
+            case _:
+                pass
+
+        if fault == "near_duplicate" and not self.last_good:
+            fault = ""
+        if not fault:
+            self.last_good = question
+        self.planted[question] = Planted(fault, answer, tuple(chosen))
+        return {"type": kind, "question": question, "answer": answer, "evidence": evidence}
+
+    def _linking(self, sentences: list[list[str]], draw: int) -> list[str]:
+        """Return a sentence of each passage, those that share a name with the next passage where there are any."""
+        chosen: list[str] = []
+        for place, of_passage in enumerate(sentences):
+            following = sentences[place + 1] if place + 1 < len(sentences) else []
+            terms = terms_of(" ".join(following))
+            linking = [each for each in of_passage if terms_of(f"x {each}") & terms]
+            if place + 1 == len(sentences):
+                linking = [each for each in of_passage if _asked_name([*chosen, each])]
+            options = linking or of_passage
+            chosen.append(options[draw % len(options)])
+
+        return chosen
+
+
+def _asked_name(chosen: list[str]) -> str | None:
+    """Return a name of the last sentence that no other sentence has."""
+    others = " ".join(chosen[:-1])
+    for match in reversed(list(_NAME.finditer(chosen[-1]))):
+        if match[0] not in others and match.start() > 0:
+            return match[0]
+    return None
