@@ -144,6 +144,19 @@ def test_a_command_whose_supervisor_is_killed_ends_with_the_guard(tmp_path: Path
     assert gone(tmp_path / "shell.pid")
 
 
+def test_a_command_whose_guard_cannot_be_watched_is_ended() -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    supervisor = [sys.executable, "-m", "deepsearch_rl.core.processes", str(nothing)]
+    # The guard is the standard input, and this supervisor has none
+    without_guard = ["sh", "-c", 'exec "$@" <&-', "sh", *supervisor, "sleep", "600"]
+    answer = subprocess.run(
+        without_guard, pass_fds=[nothing], capture_output=True, timeout=60, check=False
+    )
+    os.close(nothing)
+    assert answer.returncode == CANCELLED_STATUS
+    assert b"watch_guard" in answer.stderr
+
+
 @pytest.mark.nightly
 def test_a_command_that_ignores_sigterm_is_killed() -> None:
     with ProcessGuard() as guard:

@@ -56,6 +56,7 @@ NOT_STARTED_STATUS = 127
 LAST_LINES = 15
 PORTS_TRIED = 20
 _POLL_S = 0.1
+_WATCH_S = 1.0
 _HEALTH_TIMEOUT_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -304,10 +305,17 @@ def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
 
     for descriptor in descriptors:
         os.close(descriptor)
-    threading.Thread(target=watch_guard, daemon=True).start()
-    status = process.wait()
+    watch = threading.Thread(target=watch_guard, daemon=True)
+    watch.start()
+    status: int | None = None
+
+    # A command whose guard nobody watches would outlive it, so a watch that fails ends the command
+    while status is None and watch.is_alive():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(_WATCH_S)
+
     _end_descendants()
-    if cancelled.is_set():
+    if status is None or cancelled.is_set():
         return CANCELLED_STATUS
 
     # Python gives a process that a signal ended the signal's number, negative; shells add it to 128.
