@@ -63,6 +63,7 @@ def test_the_resolver_sees_what_is_asked() -> None:
     assert asked_by(f"{code}print(json.dumps({{'asked': asked}}))")["asked"] == ["example.invalid"]
 
 
+@pytest.mark.nightly
 def test_importing_every_module_asks_nobody() -> None:
     """ART's LiteLLM would fetch a list of prices, and Unsloth send statistics."""
     found = asked_by(IMPORT_ALL)

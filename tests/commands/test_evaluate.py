@@ -20,9 +20,11 @@ from deepsearch_rl.core.errors import (
 )
 from deepsearch_rl.core.files import read_json, read_jsonl
 from deepsearch_rl.core.records import Trajectory
+from deepsearch_rl.evaluation.models import evaluate_model
 from deepsearch_rl.serving import launch
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.policies import policy_folder
+from tests.search_servers import serve_index_here
 
 __all__ = ["policy_folder"]
 
@@ -31,8 +33,9 @@ TOWNS = {"Ada Holt": "Stoke", "Ben Ide": "Burslem", "Cy Jones": "Hanley", "Dee K
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A question set with its corpus; the command works in a folder of its own."""
+    """A question set with its corpus; the command works in a folder of its own, and searches in this process."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(evaluate_model, "serve_index", serve_index_here)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     root = tmp_path / "set"

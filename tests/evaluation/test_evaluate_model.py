@@ -404,7 +404,9 @@ def test_the_same_weights_under_another_name_are_asked_again(
             backend="cpu", cpu=CpuConfig(slots=8, context_tokens=512, start_timeout_s=120)
         ),
     )
-    agent = plan.agent.model_copy(update={"context_tokens": 512})
+    # A model on a busy machine needs its time
+    patient = {"context_tokens": 512, "timeout_s": 120, "call_timeout_s": 120}
+    agent = plan.agent.model_copy(update=patient)
     for name in ("first", "second"):
         evaluate_model(
             name,

@@ -4,7 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -119,7 +119,7 @@ def make_project(
 
 
 def fill_project(
-    empty_project: Path, folder: Path, stages: dict[str, object], params: str = PROFILE
+    empty_project: Path, folder: Path, stages: Mapping[str, object], params: str = PROFILE
 ) -> Path:
     """Make a project of the given stages in a folder that exists or not."""
     shutil.copytree(empty_project, folder, dirs_exist_ok=True)

@@ -12,6 +12,7 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Trajectory
 from stages import synthesize
 from tests.policies import CONTEXT_TOKENS, policy_folder
+from tests.search_servers import serve_index_here
 from tests.settings import new_scratch
 from tests.worlds import World
 
@@ -29,6 +30,9 @@ def profile(
 ):
     """The smoke profile with an untrained model as its own teacher, in a folder with the stage's inputs."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "deepsearch_rl.trajectories.synthesis.synthesize.serve_index", serve_index_here
+    )
     data = world.index.parents[1]
     for name in ("questions", "index", "chunks"):
         (tmp_path / "data" / "smoke").mkdir(parents=True, exist_ok=True)
