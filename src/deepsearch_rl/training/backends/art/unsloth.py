@@ -23,8 +23,8 @@ from art.unsloth.service import UnslothService
 
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
-from deepsearch_rl.training.backends.art.policy import clipped, mean_kl
 from deepsearch_rl.training.backends.art.service import memory_named
+from deepsearch_rl.training.backends.art.token_figures import clipped, mean_kl
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
 from deepsearch_rl.training.rl.agreement import agreement
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS
