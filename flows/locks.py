@@ -158,7 +158,7 @@ def wait_and_take(
     path.parent.mkdir(parents=True, exist_ok=True)
     # The file stays open while we wait: that shows others that we know of the lock.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    said: set[Holder | None] = set()
+    known_holders: set[Holder | None] = set()
 
     try:
         while True:
@@ -173,9 +173,9 @@ def wait_and_take(
                 continue
 
             other = other or read_holder(path)
-            if other not in said:
+            if other not in known_holders:
                 say(waiting_sentence(other, purpose))
-                said.add(other)
+                known_holders.add(other)
 
             check()
             time.sleep(POLL_S)

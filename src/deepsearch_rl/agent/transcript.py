@@ -161,7 +161,7 @@ class Transcript:
         return range(start, len(self.messages))
 
     def forget_passages(self) -> None:
-        """Record the last turn's searches as such whose passages were not shown."""
+        """Note that the passages of the last turn's searches were not shown."""
         unread = self.retrievals[self._first_retrieval :]
         self.retrievals[self._first_retrieval :] = map(_without_chunks, unread)
 

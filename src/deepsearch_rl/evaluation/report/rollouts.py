@@ -33,12 +33,11 @@ from deepsearch_rl.trajectories.statistics.statistics import (
     outcome,
 )
 
+# Rollouts of every outcome to show at least, where a run has as many: the rare failures are those
+# that a reader looks for
 OF_EACH_OUTCOME = 5
-"""Rollouts of every outcome to show at least, where a run has as many: readers look for the rare failures."""
-
-
+# Questions to show, at most, of each type that turned right, or wrong, between two models
 OF_EACH_TURN = 5
-"""Questions to show, at most, of each type that turned right, or wrong, between two models."""
 
 
 class RunRollouts(NamedTuple):

@@ -131,7 +131,7 @@ PREDICATES: Mapping[str, Predicate] = {
 
 
 def find_predicates(names: Sequence[str]) -> dict[str, Predicate]:
-    """Return the predicates of these names, in this order; raise UnknownNameError where there is none of a name."""
+    """Return the predicates of these names, in this order; raise UnknownNameError for any other name."""
     return {name: look_up("filter predicate", name, PREDICATES) for name in names}
 
 
