@@ -100,7 +100,6 @@ def _dvc(*arguments: str, folder: str = ".") -> None:
     )
 
     if result.returncode:
-        # The first one is the cause; those after it say what followed from it
         problem = result.stderr
         for line in result.stderr.splitlines():
             if line.startswith("ERROR: "):

@@ -144,5 +144,5 @@ def _open(params: str, model: str, retrieval_url: str) -> BlockingEnvironment:
     connect = partial(
         open_environment, Path(params), model=Path(model), retrieval_url=retrieval_url
     )
-    # Never closed: veRL tells no agent loop that a worker ends
+    # Never closed: it ends with the worker's process
     return BlockingEnvironment(connect).__enter__()
