@@ -29,7 +29,8 @@ from art.unsloth.train import _calculate_logprobs, calculate_attn_bias
 from benchmarks.measure import median_seconds, parse_options
 from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.training.backends.art.policy import Policy, Rows
+from deepsearch_rl.training.backends.art.policy import Policy
+from deepsearch_rl.training.backends.art.step_rows import Rows
 from deepsearch_rl.training.pretrain.model import ModelConfig, build_model, world_tokenizer
 from deepsearch_rl.training.rl.trainer import RlConfig
 

@@ -203,11 +203,10 @@ def check_experiment_is_new(project: Path, folder: Path, profile: str, name: str
 
         text = _git(project, "show", f"{commit}:{path}").stdout
         before = flatten(yaml.load(text, yaml.CSafeLoader) or {})
-        others = [
-            f"{key}={before.get(key)}"
-            for key in sorted({*before, *values})
-            if before.get(key) != values.get(key)
-        ]
+        others: list[str] = []
+        for key in sorted({*before, *values}):
+            if before.get(key) != values.get(key):
+                others.append(f"{key}={before.get(key)}")
 
         if others:
             raise ConfigError(

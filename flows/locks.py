@@ -195,7 +195,7 @@ def wait_and_take(
     """Wait for a lock, take it and return its file descriptor; see :func:`held` and :func:`run_held`."""
     # The file stays open while we wait: that shows others that we know of the lock.
     descriptor = _open(path)
-    said: set[Holder | None] = set()
+    known_holders: set[Holder | None] = set()
 
     try:
         while True:
@@ -210,9 +210,9 @@ def wait_and_take(
                 continue
 
             other = other or read_holder(path)
-            if other not in said:
+            if other not in known_holders:
                 say(waiting_sentence(other, purpose))
-                said.add(other)
+                known_holders.add(other)
 
             check()
             time.sleep(POLL_S)

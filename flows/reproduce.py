@@ -129,19 +129,16 @@ def reproduce(
     """
     project = project_folder()
     logger = get_run_logger()
-
     if experiment:
         check_experiment_name(experiment)
         # An experiment never touches the files that somebody works on
         revision = revision or "HEAD"
-
     # Two runs of one profile on one machine would share its GPU's memory and, in one folder, write
     # the same outputs.
     find_other = functools.partial(find_foreign_run, project, profile)
     with ExitStack() as turns:
-        locks = turns.enter_context(
-            run_held(project, profile, _holder(), logger.warning, find_other=find_other)
-        )
+        turn = run_held(project, profile, _holder(), logger.warning, find_other=find_other)
+        locks = turns.enter_context(turn)
         run_file = project / "work" / profile / "flow.run"
         _close_dead_run(run_file)
         root = open_checkout(project, profile, revision, params or {}, logger.warning)

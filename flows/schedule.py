@@ -75,7 +75,8 @@ def run_graph(
 
 
 def _next_of(finished: "SimpleQueue[str]") -> str:
-    """Wait for a stage to finish; in short waits, for a library's signal handler may leave a long one asleep."""
+    """Wait for a stage to finish, and return its name."""
     while True:
+        # In short waits: after a signal that a library handles, a long one may stay asleep
         with suppress(Empty):
             return finished.get(timeout=0.5)

@@ -60,11 +60,12 @@ WantedBy=default.target
 
 def pools(root: Path) -> dict[str, str]:
     """Return the work pool of every profile of the project at ``root``."""
-    requirements = {
-        name: find_profile(root, name).section("requires", Requirements)
-        for name in profile_names(root)
-    }
-    return {name: "gpu" if needs.gpu_memory_gib else "cpu" for name, needs in requirements.items()}
+    pool_of: dict[str, str] = {}
+    for name in profile_names(root):
+        needs = find_profile(root, name).section("requires", Requirements)
+        pool_of[name] = "gpu" if needs.gpu_memory_gib else "cpu"
+
+    return pool_of
 
 
 def deploy(root: Path) -> Mapping[str, str]:
@@ -92,13 +93,14 @@ def deploy(root: Path) -> Mapping[str, str]:
             name = f"{FLOW.name}/{profile}"
             schedules: list[Any] = [Cron(NIGHTLY, timezone="UTC", active=False, slug="nightly")]
 
+            # Those of the server win: somebody may have switched one on, or made another
             with suppress(ObjectNotFound):
-                fields = DeploymentScheduleCreate.model_fields.keys()
+                fields = set(DeploymentScheduleCreate.model_fields)
                 present = client.read_deployment_by_name(name).schedules
-                schedules = [
-                    DeploymentScheduleCreate(**each.model_dump(include=set(fields)))
-                    for each in present
-                ]
+                schedules = []
+                for schedule in present:
+                    values = schedule.model_dump(include=fields)
+                    schedules.append(DeploymentScheduleCreate(**values))
 
             deployment = FLOW.to_deployment(
                 profile,

@@ -314,10 +314,11 @@ def _short(digest: str | None) -> str | None:
 
 def _f1_cells(row: F1Difference, corrected: float | None) -> list[str]:
     """Return the cells of a line; ``n`` says how many questions both reports hold, if not all."""
-    f1 = ["-" if value is None else f"{value:.3f}" for value in (row.first, row.second)]
+    first = "-" if row.first is None else f"{row.first:.3f}"
+    second = "-" if row.second is None else f"{row.second:.3f}"
     paired = row.difference
     interval = f"[{paired.low:+.3f}, {paired.high:+.3f}]" if paired else "-"
     difference = f"{paired.mean:+.3f}" if paired else "-"
     p_value = "-" if corrected is None else f"{corrected:.4f}"
     count = str(row.shared) if row.shared == row.questions else f"{row.shared} of {row.questions}"
-    return [row.model, row.run, *f1, difference, interval, p_value, count]
+    return [row.model, row.run, first, second, difference, interval, p_value, count]

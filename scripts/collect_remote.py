@@ -67,7 +67,9 @@ def _with_files(recorded: set[str], local: HashFileDB, remote: HashFileDB) -> It
                 f"{place.oid_to_path(digest)} is damaged, so nothing was removed: {error}"
             ) from error
 
-        yield from (str(entry.value) for _, _, entry in tree if entry)
+        for _, _, entry in tree:
+            if entry:
+                yield str(entry.value)
 
 
 def main() -> None:

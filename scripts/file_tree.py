@@ -31,8 +31,10 @@ def main() -> None:
 
 def tree(root: Path) -> str:
     """Return the tree of a checkout, between blank lines."""
-    lines = [line for package in PACKAGES for line in _package_lines(root, package)]
-    return "\n".join(["", *lines, "", ""])
+    lines = [""]
+    for package in PACKAGES:
+        lines += _package_lines(root, package)
+    return "\n".join([*lines, "", ""])
 
 
 def _package_lines(root: Path, package: str) -> Iterator[str]:
@@ -46,10 +48,9 @@ def _inner_lines(folder: Path, depth: int) -> Iterator[str]:
         if module.name != "__init__.py":
             yield _line(module.name, describe(module), depth)
 
-    for inner in sorted(
-        path for path in folder.iterdir() if path.is_dir() and any(path.rglob("*.py"))
-    ):
-        if inner.name != "__pycache__":
+    for inner in sorted(filter(Path.is_dir, folder.iterdir())):
+        # A folder without code holds templates, texts or other data
+        if inner.name != "__pycache__" and any(inner.rglob("*.py")):
             yield _line(f"{inner.name}/", describe(inner / "__init__.py"), depth)
             yield from _inner_lines(inner, depth + 1)
 

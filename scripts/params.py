@@ -2,7 +2,7 @@
 
     python -m scripts.params [--force]
 
-A params.yaml holds every section and field, for DVC reads no other file; its comments are the
+A params.yaml holds every section and field, because DVC reads no other file; its comments are the
 preset's, or those of profile.yaml where that has one. The digest in its header tells values that
 were edited in it by hand, or by ``dvc exp run -S``, from those that were generated: they are not
 overwritten without ``--force``.

@@ -38,7 +38,7 @@ def variables(path: str) -> dict[str, str]:
 
 
 def read_variables(path: str) -> tuple[dict[str, str], list[str]]:
-    """Return the variables of a file, and a sentence for each line that is none; nothing without the file.
+    """Return the variables of a file, and a sentence for each line that cannot be read; nothing without the file.
 
     A line is ``NAME=value``, also after ``export``. The value may be quoted. A comment begins with
     ``#``, at the beginning of a line or after a space.

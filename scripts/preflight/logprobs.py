@@ -9,8 +9,10 @@ def mean_difference(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[f
 
     Both hold one sequence per answer; answers of unequal length raise ValueError.
     """
-    return fmean(
-        abs(own - other)
-        for own_T, other_T in zip(ours, theirs, strict=True)
-        for own, other in zip(own_T, other_T, strict=True)
-    )
+    differences: list[float] = []
+    for own_T, other_T in zip(ours, theirs, strict=True):
+        for own, other in zip(own_T, other_T, strict=True):
+            differences.append(abs(own - other))
+
+    # Over tokens, so that a long answer counts as much as its tokens
+    return fmean(differences)

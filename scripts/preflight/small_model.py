@@ -88,19 +88,23 @@ def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int
     """Train on the teacher's conversations until the model writes calls like them."""
     device = model.device
     parameters = list(model.train().named_parameters())
-    examples = [
-        encode(
-            tokenizer,
-            chat_messages(with_text(trajectory.messages) if number % 2 else trajectory.messages),
-        )
-        for number, trajectory in enumerate(trajectories)
-    ]
-    examples = [
-        TrainingExample(tokens.to(device), labels.to(device)) for tokens, labels in examples
-    ]
+    examples: list[TrainingExample] = []
+    for number, trajectory in enumerate(trajectories):
+        # Every second one with a text before its calls, so that the model learns both
+        messages = with_text(trajectory.messages) if number % 2 else trajectory.messages
+        tokens, labels = encode(tokenizer, chat_messages(messages))
+        examples.append(TrainingExample(tokens.to(device), labels.to(device)))
+
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, weight in parameters:
+        # Matrices outside of the layers are those of words
+        is_matrix = weight.ndim == 2 and "layers" in name
+        (matrices if is_matrix else others).append(weight)
+
+    # On the device, where Muon makes its momenta
     with torch.device(device):
-        muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "layers" in name)
-    others = [weight for name, weight in parameters if weight.ndim != 2 or "layers" not in name]
+        muon = Muon(matrices)
     adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
     rng = random.Random(0)
 
@@ -119,10 +123,13 @@ def with_text(messages: Sequence[Message]) -> list[Message]:
 
     What stands between a text and its call is where parsers and templates differ.
     """
-    return [
-        message.model_copy(update={"content": TEXT_BEFORE_CALL}) if message.tool_calls else message
-        for message in messages
-    ]
+    result: list[Message] = []
+    for message in messages:
+        if message.tool_calls:
+            message = message.model_copy(update={"content": TEXT_BEFORE_CALL})
+        result.append(message)
+
+    return result
 
 
 def _forever(examples: list[TrainingExample], rng: random.Random) -> Iterator[TrainingExample]:

@@ -123,6 +123,7 @@ async def run_rollout(
                     agent,
                     question.question,
                     context=transcript,
+                    # The limit of turns is RolloutSteps', which knows what the model was told
                     max_turns=None,
                     run_config=run_config,
                 )
@@ -158,7 +159,8 @@ def _failed_call(
 ) -> tuple[StopReason, str]:
     """Return what a model call's last error means; a turn that the server wrote into it belongs to the transcript."""
     answered_before = transcript.is_answered
-    if turn := failed_generation(error):
+    turn = failed_generation(error)
+    if turn:
         transcript.messages.append(Message(role="assistant", content=replace_lone_surrogates(turn)))
     text = str(error) if isinstance(error, EndpointError) else f"{type(error).__name__}: {error}"
     return model_failure(error, answered_before=answered_before), text
@@ -202,6 +204,7 @@ class SearchAgent:
 
     async def __aenter__(self) -> Self:
         timeout_s = self.config.call_timeout_s
+        # Where the session cannot be opened, the client must not stay open
         async with AsyncExitStack() as opening:
             if isinstance(self.model, Endpoint):
                 self._client = await opening.enter_async_context(open_client(self.model, timeout_s))

@@ -134,6 +134,7 @@ class SearchTool:
             limit = self.config.max_observation_tokens
             tokens_of = transcript.prompt_count.of
             text = self.protocol.observation(passages)
+            # Whole passages are left out, from the worst one on
             while limit is not None and len(passages) > 1 and tokens_of(len(text)) > limit:
                 passages = passages[:-1]
                 text = self.protocol.observation(passages)

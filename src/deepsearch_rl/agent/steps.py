@@ -107,7 +107,7 @@ class RolloutSteps:
             )
             raise RolloutStopped(StopReason.TOKEN_BUDGET, f"{detail} {config.context_tokens}")
 
-        # The server decides where this is a guess
+        # Where this is a guess, the server decides whether the prompt fits
         return max(config.answer_tokens, min(room, config.max_tokens))
 
     def _tell_to_answer(self, *, drop_passages: bool) -> None:
@@ -137,8 +137,10 @@ class RolloutSteps:
         for call in reply.turn.tool_calls:
             parse_search(call)
         if reply.turn.tool_calls:
-            if reason := self.transcript.told_to_answer:
+            reason = self.transcript.told_to_answer
+            if reason is not None:
                 raise RolloutStopped(reason, "searched on when told to answer")
+            # Before the search: its passages would be read by nobody
             self._require_another_turn()
 
     def _require_another_turn(self) -> None:

@@ -60,9 +60,10 @@ class PromptCount:
 
     def of(self, characters: int) -> int:
         """Return the tokens of a text of so many characters."""
-        per_character = (
-            self.tokens / max(1, self.characters) if self.counted else GUESSED_TOKENS_PER_CHARACTER
-        )
+        per_character = GUESSED_TOKENS_PER_CHARACTER
+        if self.counted:
+            per_character = self.tokens / max(1, self.characters)
+        # Rounded up: an estimate that is too small costs a failed call
         return math.ceil(characters * per_character)
 
 
@@ -131,7 +132,7 @@ class Transcript:
         self.messages.append(Message(role="tool", content=text))
 
     def keep(self, call: ToolCall, text: str, retrieval: Retrieval | None) -> None:
-        """Hold what the model reads, a notice if without a search, until all calls of the turn have ended."""
+        """Hold what the model reads next until all calls of the turn have ended; None: a notice, without a search."""
         self._waiting[call.id] = text, retrieval
 
     def settle(self) -> None:
@@ -160,7 +161,7 @@ class Transcript:
         return range(start, len(self.messages))
 
     def forget_passages(self) -> None:
-        """Record the last turn's searches as such whose passages were not shown."""
+        """Note that the passages of the last turn's searches were not shown."""
         unread = self.retrievals[self._first_retrieval :]
         self.retrievals[self._first_retrieval :] = map(_without_chunks, unread)
 
@@ -183,9 +184,19 @@ class Transcript:
             if retrieval is not None:
                 self.retrievals.append(_without_chunks(retrieval))
 
+        names: dict[str, str] = {}
+        number = 0
+        for message in self.messages:
+            for call in message.tool_calls:
+                number += 1
+                names[call.id] = f"call_{number}"
+
+        # A text that ends a rollout in another way is no answer, whatever tags it holds
+        answer = ""
+        if reason is StopReason.ANSWERED:
+            answer = extract_answer(spoken_text(self.messages[-1]))
+
         question = self.question
-        calls = [call.id for message in self.messages for call in message.tool_calls]
-        names = {id_: f"call_{number}" for number, id_ in enumerate(calls, 1)}
         return Trajectory(
             id=f"{question.id}#{sample}",
             question_id=question.id,
@@ -196,9 +207,7 @@ class Transcript:
             **asdict(key),
             messages=tuple(_with_call_ids(message, names) for message in self.messages),
             retrievals=tuple(self.retrievals),
-            answer=extract_answer(spoken_text(self.messages[-1]))
-            if reason is StopReason.ANSWERED
-            else "",
+            answer=answer,
             stop_reason=reason,
             error=error and replace_lone_surrogates(error),
             usage=tuple(self.usage),

@@ -48,19 +48,20 @@ def field_options(
             fields = {option.field: arguments.pop(name) for name, option in options.items()}
             command(**arguments, fields=fields)
 
-        parameters = list(inspect.signature(command).parameters.values())
-        place = [parameter.name for parameter in parameters].index("fields")
-        parameters[place : place + 1] = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=functools.reduce(
-                    operator.getitem, option.field.split("."), load_preset(preset).values
-                ),
-                annotation=option.annotation,
+        values = load_preset(preset).values
+        field_parameters: list[inspect.Parameter] = []
+        for name, option in options.items():
+            default = functools.reduce(operator.getitem, option.field.split("."), values)
+            parameter = inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option.annotation
             )
-            for name, option in options.items()
-        ]
+            field_parameters.append(parameter)
+
+        # In the place of `fields`, because --help shows options in the order of the signature
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command).parameters.values():
+            parameters += field_parameters if parameter.name == "fields" else [parameter]
+
         with_fields.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return with_fields
 
@@ -69,9 +70,8 @@ def field_options(
 
 def with_options(settings: Profile, options: Mapping[str, object]) -> Profile:
     """Return settings with the options that were given: those that are None leave a field as it is."""
-    return settings.with_overrides(
-        {field: value for field, value in options.items() if value is not None}
-    )
+    changes = {field: value for field, value in options.items() if value is not None}
+    return settings.with_overrides(changes)
 
 
 def named_numbers(option: str, texts: Iterable[str], form: str) -> dict[str, float]:

@@ -210,7 +210,7 @@ def _missing_for_profile(
 
 def missing_in_environments(root: Path, profile: Profile) -> Iterator[MissingRequirement]:
     """Yield what a profile's backends need besides packages that every environment has."""
-    # A graph of one's own
+    # A project with another graph has other sections
     if not {"sft", "index", "rl", "ifeval"} <= profile.values.keys():
         return
     python = profile.mapping("python", str)

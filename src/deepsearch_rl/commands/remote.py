@@ -79,6 +79,7 @@ def set_command(
 def _write_file() -> None:
     """Push a file, always the same, from a DVC project with this one's remote."""
     with TemporaryDirectory() as folder:
+        # The settings alone: the cache beside them may take a disk
         shutil.copytree(
             ".dvc",
             Path(folder, ".dvc"),
@@ -99,7 +100,9 @@ def _dvc(*arguments: str, folder: str = ".") -> None:
     )
 
     if result.returncode:
-        errors = [
-            line[7:] for line in result.stderr.splitlines() if line.startswith("ERROR: ")
-        ] or [result.stderr]
-        raise CommandError(redact(errors[0], environment_secrets(os.environ)))
+        problem = result.stderr
+        for line in result.stderr.splitlines():
+            if line.startswith("ERROR: "):
+                problem = line.removeprefix("ERROR: ")
+                break
+        raise CommandError(redact(problem, environment_secrets(os.environ)))

@@ -33,10 +33,11 @@ def results_of_other_versions(root: Path, profile: Profile) -> list[str]:
         if differences:
             groups[differences].append(name)
 
-    return [
-        f"{', '.join(_short(names, stages))}: {differences}"
-        for differences, names in groups.items()
-    ]
+    sentences: list[str] = []
+    for differences, names in groups.items():
+        sentences.append(f"{', '.join(_short(names, stages))}: {differences}")
+
+    return sentences
 
 
 def _differences(

@@ -38,6 +38,7 @@ class BlockingEnvironment:
         opened = self._loop.create_future()
         self._session = asyncio.run_coroutine_threadsafe(self._hold(opened), self._loop)
 
+        # Whatever ends the opening, Ctrl-C included, the thread must not outlive it
         try:
             self.environment = self._run(_result(opened))
         except BaseException:
@@ -67,10 +68,9 @@ class BlockingEnvironment:
         logprobs_of_turns = [None] * len(turns) if logprobs is None else logprobs
 
         async def step_all() -> list[Step]:
-            steps = [
-                episode.step(turn, logprobs=values)
-                for episode, turn, values in zip(episodes, turns, logprobs_of_turns, strict=True)
-            ]
+            steps: list[Coroutine[Any, Any, Step]] = []
+            for episode, turn, values in zip(episodes, turns, logprobs_of_turns, strict=True):
+                steps.append(episode.step(turn, logprobs=values))
             return await asyncio.gather(*steps)
 
         return self._run(step_all())

@@ -23,11 +23,7 @@ def spare_loopback(environment: MutableMapping[str, str] | None = None) -> None:
     their settings only from an environment without such variables.
     """
     environment = os.environ if environment is None else environment
-    if not any(
-        value and name.lower().endswith("_proxy")
-        for name, value in environment.items()
-        if not _is_list(name)
-    ):
+    if not any(environment[name] for name in filter(_is_proxy, environment)):
         return
 
     # Where both are set, libraries read one or the other; a new one in lower case would hide the
@@ -41,9 +37,19 @@ def with_loopback(hosts: str) -> str:
     """Return a comma-separated list of hosts with this machine's addresses at its end."""
     if hosts.strip() == EVERY_HOST:
         return hosts
+
+    # The user's own text stays as it is
+    parts = [hosts] if hosts.strip(" ,") else []
     present = {host.strip().lower() for host in hosts.split(",")}
-    missing = [host for host in LOOPBACK_HOSTS if host not in present]
-    return ",".join([*([hosts] if hosts.strip(" ,") else []), *missing])
+    for host in LOOPBACK_HOSTS:
+        if host not in present:
+            parts.append(host)
+
+    return ",".join(parts)
+
+
+def _is_proxy(name: str) -> bool:
+    return name.lower().endswith("_proxy") and not _is_list(name)
 
 
 def _is_list(name: str) -> bool:

@@ -190,6 +190,7 @@ def _write_events(path: Path, steps: Iterable[CurveLine]) -> None:
         writer.write(event.SerializeToString())
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Where it ends is how much of the content it has
     with path.open("ab") as file:
         file.write(content.getvalue()[file.tell() :])
 
@@ -229,8 +230,9 @@ def _send_run(
 
     run_id = targets[0].info.run_id
     client.log_batch(run_id, tags=_alarm_tags(run, sent))
-    for some in batches(_metrics(run, sent), BATCH * 10):
-        client.log_batch(run_id, metrics=some)
+    # Ten times as many as of other things, which is what MLflow takes of metrics
+    for batch in batches(_metrics(run, sent), BATCH * 10):
+        client.log_batch(run_id, metrics=batch)
 
     if status == "RUNNING":
         client.update_run(run_id, status)

@@ -33,8 +33,8 @@ _NO_QUOTES = str.maketrans("", "", "'\"`")
 def run_name(subject: str, tags: Mapping[str, str]) -> str:
     """Return the name of the run of a report (``tiny``), of a model (``tiny/sft``) or of a stage (``tiny/rl@sft``).
 
-    It has at most 216 characters; MLflow's database takes 250. It has no quotes, for a search takes
-    no escapes.
+    It has at most 216 characters; MLflow's database takes 250. It has no quotes, because MLflow's
+    searches know no escapes.
     """
     commit = tags.get(COMMIT_TAG, "unknown")
     parts = [

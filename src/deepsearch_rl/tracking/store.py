@@ -36,7 +36,8 @@ def public_uri(uri: str) -> str:
 
     Raise ConfigError where the address cannot be read.
     """
-    if database := database_file(uri):
+    database = database_file(uri)
+    if database:
         return str(database)
     parts = split_address(uri)
 
@@ -61,13 +62,14 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
     place = public_uri(uri)
     database = database_file(uri)
     address = urlsplit(uri)
-    parts = [address.username, address.password, *(value for _, value in parse_qsl(address.query))]
+    # A query may hold a token; which of its values does, nobody knows
+    parts = [address.username, address.password]
+    parts += [value for _, value in parse_qsl(address.query)]
     secrets = list(filter(None, parts))
-    alone = (
-        held(database, timeout_s, f"the MLflow store {place}")
-        if database
-        else contextlib.nullcontext()
-    )
+    # A server has locks of its own
+    alone = contextlib.nullcontext()
+    if database:
+        alone = held(database, timeout_s, f"the MLflow store {place}")
 
     try:
         with alone, _bounded(timeout_s):
@@ -77,11 +79,9 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
     except DeepsearchError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever an answer, a driver or a full disk breaks in MLflow
-        problem = (
-            error.message
-            if isinstance(error, MlflowException)
-            else f"{type(error).__name__}: {error}"
-        )
+        problem = f"{type(error).__name__}: {error}"
+        if isinstance(error, MlflowException):
+            problem = error.message
         refused = EndpointError(f"MLflow at {place} refused the report: {redact(problem, secrets)}")
         # A traceback would show the address
         raise refused from None if secrets else error
@@ -128,8 +128,8 @@ def _require_active(experiment: Experiment, uri: str) -> str:
 def batches(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
     """Yield consecutive lists of at most ``size`` items."""
     rest = iter(items)
-    while some := list(islice(rest, size)):
-        yield some
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ vf: Any = importlib.import_module("verifiers.v1")
 runtimes: Any = importlib.import_module("verifiers.v1.runtimes")
 # The id of taskset and harness; verifiers imports a plugin by a name without dots
 PLUGIN = "deepsearch_search"
+# So that such an import finds this module, in which the classes are defined once
 sys.modules[PLUGIN] = sys.modules[__name__]
 # The field of a trace's ``info`` with the parts of the reward, the figures and the trajectory
 RESULT = "deepsearch"
@@ -108,6 +109,7 @@ class SearchHarness(vf.Harness[vf.HarnessConfig]):
         training = profile.section("rl", RlConfig)
         rewards = reward_setting(training, load_chat_format(Path(data.model)))
         question = Question.model_validate_json(data.question)
+        # A trainer that says nothing samples as the project's own RL does
         temperature = ctx.sampling.temperature
         temperature = training.temperature if temperature is None else temperature
         server = Endpoint(endpoint, ctx.model, secret)
@@ -116,6 +118,7 @@ class SearchHarness(vf.Harness[vf.HarnessConfig]):
         async with SearchAgent(agent, server, data.retrieval_url, temperature) as search_agent:
             trajectory = await search_agent.answer(question, 0)
 
+        # As a program that failed: its reward of zero would say nothing of the model
         if trajectory.stop_reason in SERVER_FAILURES:
             problem = f"{trajectory.stop_reason}: {trajectory.error}"
             return runtimes.ProgramResult(1, "", problem)

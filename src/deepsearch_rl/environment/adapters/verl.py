@@ -67,16 +67,16 @@ class SearchAgentLoop:
 
         while episode.outcome is None:
             sampling = sampling_params | {"max_tokens": episode.max_tokens} | self._stops(episode)
-            turn = await self._timed(
-                "generate_sequences",
-                self._server.generate(
-                    request_id=request_id, prompt_ids=episode.prompt_ids, sampling_params=sampling
-                ),
+            # One request id for all turns: veRL sends them to one server, which has their prefix cached
+            generation = self._server.generate(
+                request_id=request_id, prompt_ids=episode.prompt_ids, sampling_params=sampling
             )
+            turn = await self._timed("generate_sequences", generation)
             if turn.stop_reason == "aborted" or not turn.token_ids:
                 raise EndpointError(f"veRL's rollout server gave up a turn of {question.id}.")
 
-            versions += [turn.extra_fields.get(f"{end}_global_steps") for end in ("min", "max")]
+            versions.append(turn.extra_fields.get("min_global_steps"))
+            versions.append(turn.extra_fields.get("max_global_steps"))
             step = episode.step(turn.token_ids, logprobs=turn.log_probs or None)
             await self._timed("tool_calls", self._environment.begin(step))
 
@@ -144,4 +144,5 @@ def _open(params: str, model: str, retrieval_url: str) -> BlockingEnvironment:
     connect = partial(
         open_environment, Path(params), model=Path(model), retrieval_url=retrieval_url
     )
+    # Never closed: it ends with the worker's process
     return BlockingEnvironment(connect).__enter__()

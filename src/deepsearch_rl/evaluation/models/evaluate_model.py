@@ -127,7 +127,7 @@ def evaluate_model(
 def _require_sampled(
     model: str, remote: RemoteConfig, settings: Sequence[tuple[Evaluation, object]]
 ) -> None:
-    """Raise ConfigError for greedy answers of a model whose requests leave the temperature out: they would be none."""
+    """Raise ConfigError for greedy answers of a model whose requests leave the temperature out."""
     sets: list[str] = []
     for each, _ in settings:
         sets += [name for name, plan in each.evaluate.sets.items() if plan.greedy]

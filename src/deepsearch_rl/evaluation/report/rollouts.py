@@ -33,12 +33,11 @@ from deepsearch_rl.trajectories.statistics.statistics import (
     outcome,
 )
 
+# Rollouts of every outcome to show at least, where a run has as many: the rare failures are those
+# that a reader looks for
 OF_EACH_OUTCOME = 5
-"""Rollouts of every outcome to show at least, where a run has as many: readers look for the rare failures."""
-
-
+# Questions to show, at most, of each type that turned right, or wrong, between two models
 OF_EACH_TURN = 5
-"""Questions to show, at most, of each type that turned right, or wrong, between two models."""
 
 
 class RunRollouts(NamedTuple):
@@ -88,10 +87,11 @@ class ShownRollout(Record):
 
 def read_questions(paths: Mapping[str, Path]) -> dict[str, dict[str, Question]]:
     """Return the questions of every set, by id."""
-    return {
-        name: {question.id: question for question in read_distinct(path, Question)}
-        for name, path in paths.items()
-    }
+    questions: dict[str, dict[str, Question]] = {}
+    for name, path in paths.items():
+        questions[name] = {question.id: question for question in read_distinct(path, Question)}
+
+    return questions
 
 
 def turned_questions(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], set[str]]:
@@ -99,14 +99,15 @@ def turned_questions(comparisons: Iterable[Comparison]) -> dict[tuple[str, str],
 
     They are the first :data:`OF_EACH_TURN` of each type of question and direction.
     """
-    shown: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    ids_of_run: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for entry in comparisons:
         for change in entry.types.values():
             ids = {*change.gained[:OF_EACH_TURN], *change.lost[:OF_EACH_TURN]}
+            # Of both models, so that their answers can be read side by side
             for model in (entry.model, entry.other):
-                shown[model, entry.run_name] |= ids
+                ids_of_run[model, entry.run_name] |= ids
 
-    return dict(shown)
+    return dict(ids_of_run)
 
 
 def read_runs(
@@ -126,9 +127,9 @@ def read_runs(
     for row in rows:
         path = folders[row.model] / row.rollouts_file
         tally = Tally(gold.get(row.dataset, {}))
-        outcomes = list[str]()
+        outcomes: list[str] = []
         ids = turned.get((row.model, row.run_name), frozenset[str]()) if count else ()
-        places = set[int]()
+        places: set[int] = set()
 
         for rollout in read_distinct(path, Trajectory):
             tally.add(rollout)
@@ -136,10 +137,14 @@ def read_runs(
                 places.add(len(outcomes))
             outcomes.append(outcome(rollout))
 
+        # Read again: which to show is known at the end, and all of them do not fit into memory
         positions = positions_to_show(outcomes, count) | places
-        rollouts = enumerate(read_jsonl(path, Trajectory)) if positions else ()
-        samples = tuple(rollout for position, rollout in rollouts if position in positions)
-        yield RunRollouts(row, tally.statistics(), samples)
+        samples: list[Trajectory] = []
+        for position, rollout in enumerate(read_jsonl(path, Trajectory) if positions else ()):
+            if position in positions:
+                samples.append(rollout)
+
+        yield RunRollouts(row, tally.statistics(), tuple(samples))
 
 
 def positions_to_show(outcomes: Sequence[str], count: int) -> frozenset[int]:
@@ -171,39 +176,56 @@ def shown_rollouts(
     runs: Iterable[RunRollouts], questions: Mapping[str, Mapping[str, Question]]
 ) -> Iterator[ShownRollout]:
     """Yield the rollouts to show, run by run; ``questions`` are the questions by set and id."""
-    for row, rollout in ((run.row, rollout) for run in runs for rollout in run.samples):
-        question = questions.get(row.dataset, {}).get(rollout.question_id)
-        gold = gold_evidence(question) if question else None
-        evidence = question.metadata.evidence_list if question else None
-        yield ShownRollout(
-            **rollout.model_dump(include={"id", "question", "answer"}),
-            model=row.model,
-            dataset=row.run_name,
-            outcome=outcome(rollout),
-            type=rollout.question_type,
-            golden=rollout.golden_answers,
-            f1=round(score_rollout(rollout).f1, 3),
-            error=rollout.error or "",
-            facts=tuple(piece.fact for piece in evidence or () if piece.fact.strip()),
-            titles=_spelled(gold.items, rollout) if gold and gold.kind == "titles" else (),
-            messages=tuple(
-                ShownMessage(
-                    role=message.role,
-                    text=message.content,
-                    reasoning=message.reasoning or "",
-                    queries=tuple(map(_query, message.tool_calls)),
-                )
-                for message in rollout.messages
-            ),
+    for run in runs:
+        questions_of_set = questions.get(run.row.dataset, {})
+        for rollout in run.samples:
+            yield _shown_rollout(run.row, rollout, questions_of_set.get(rollout.question_id))
+
+
+def _shown_rollout(row: F1TableRow, rollout: Trajectory, question: Question | None) -> ShownRollout:
+    facts: list[str] = []
+    titles: tuple[tuple[str, ...], ...] = ()
+    if question is not None:
+        for evidence in question.metadata.evidence_list or ():
+            if evidence.fact.strip():
+                facts.append(evidence.fact)
+        gold = gold_evidence(question)
+        if gold is not None and gold.kind == "titles":
+            titles = _spelled(gold.items, rollout)
+
+    messages: list[ShownMessage] = []
+    for message in rollout.messages:
+        shown_message = ShownMessage(
+            role=message.role,
+            text=message.content,
+            reasoning=message.reasoning or "",
+            queries=tuple(map(_query, message.tool_calls)),
         )
+        messages.append(shown_message)
+
+    return ShownRollout(
+        id=rollout.id,
+        question=rollout.question,
+        answer=rollout.answer,
+        model=row.model,
+        dataset=row.run_name,
+        outcome=outcome(rollout),
+        type=rollout.question_type,
+        golden=rollout.golden_answers,
+        f1=round(score_rollout(rollout).f1, 3),
+        error=rollout.error or "",
+        facts=tuple(facts),
+        titles=titles,
+        messages=tuple(messages),
+    )
 
 
 def _spelled(titles: Iterable[str], rollout: Trajectory) -> tuple[tuple[str, ...], ...]:
     """Return each title with the other spellings of it in the rollout's passages, because the page knows no rule."""
     texts = [message.content for message in rollout.messages if message.role == "tool"]
     spellings: defaultdict[str, set[str]] = defaultdict(set)
-    for shown in shown_titles("\n".join(texts)):
-        spellings[title_key(shown)].add(shown)
+    for title in shown_titles("\n".join(texts)):
+        spellings[title_key(title)].add(title)
     return tuple((title, *sorted(spellings[title_key(title)] - {title})) for title in titles)
 
 
@@ -225,14 +247,16 @@ def pack(rollouts: Sequence[ShownRollout]) -> str:
     passages: dict[str, int] = {}
     rows = [rollout.model_dump(mode="json", exclude_defaults=True) for rollout in rollouts]
 
-    for message in (message for row in rows for message in row["messages"]):
-        # An empty line stands between passages, under either protocol
-        if message["role"] == "tool":
-            message["text"] = [
-                passages.setdefault(part, len(passages)) for part in message["text"].split("\n\n")
-            ]
+    for row in rows:
+        for message in row["messages"]:
+            if message["role"] != "tool":
+                continue
+            # An empty line stands between passages, under either protocol
+            parts = message["text"].split("\n\n")
+            message["text"] = [passages.setdefault(part, len(passages)) for part in parts]
 
     content = json.dumps(
         {"passages": list(passages), "rollouts": rows}, ensure_ascii=False, separators=(",", ":")
     )
+    # Without the time of day, which gzip would write into its header
     return base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode("ascii")

@@ -203,29 +203,34 @@ class F1TableRow(F1Score, RowKey):
 
     def setting_from(self, own: "F1TableRow") -> str:
         """Return how the setting differs from that of ``own``, e.g. ``top 5, retriever bm25``; empty if it does not."""
-        chunks = f"{self.chunk_size}-token chunks" if self.chunk_size else "passages as they come"
-        changes = (
-            (self.prompt != own.prompt, f"prompt “{self.prompt}”"),
-            (self.top_k != own.top_k, f"top {self.top_k}"),
-            (self.chunk_size != own.chunk_size, chunks),
-            (self.retriever != own.retriever, f"retriever {self.retriever or 'not known'}"),
-            (self.corpus != own.corpus, f"corpus {self.corpus}"),
-        )
-        return ", ".join(text for changed, text in changes if changed)
+        changes: list[str] = []
+        if self.prompt != own.prompt:
+            changes.append(f"prompt “{self.prompt}”")
+        if self.top_k != own.top_k:
+            changes.append(f"top {self.top_k}")
+        if self.chunk_size != own.chunk_size:
+            chunks = f"{self.chunk_size}-token chunks"
+            changes.append(chunks if self.chunk_size else "passages as they come")
+        if self.retriever != own.retriever:
+            changes.append(f"retriever {self.retriever or 'not known'}")
+        if self.corpus != own.corpus:
+            changes.append(f"corpus {self.corpus}")
+
+        return ", ".join(changes)
 
     def changes_from(self, own: "F1TableRow") -> str:
         """Return how a variant differs from the profile's ``own`` row, e.g. ``top 5, 400-token chunks``."""
-        changes = (
-            (True, self.setting_from(own)),
-            (self.n != own.n, f"{self.n} questions"),
-            (
-                self.samples != own.samples,
-                f"{self.samples} {'answer' if self.samples == 1 else 'answers'} each",
-            ),
-        )
-        return ", ".join(text for changed, text in changes if changed and text) or (
-            "the same setting"
-        )
+        changes: list[str] = []
+        setting = self.setting_from(own)
+        if setting:
+            changes.append(setting)
+        if self.n != own.n:
+            changes.append(f"{self.n} questions")
+        if self.samples != own.samples:
+            answers = "answer" if self.samples == 1 else "answers"
+            changes.append(f"{self.samples} {answers} each")
+
+        return ", ".join(changes) or "the same setting"
 
 
 class ModelEvaluation(Record):

@@ -39,7 +39,7 @@ class Prediction(ForeignRow):
 
     @property
     def failure(self) -> str | None:
-        """Why there is no answer: a stop reason, or ``failed`` where the file does not know more; None where one is."""
+        """Why there is no answer: a stop reason, or ``failed`` where the file says no more; None: there is one."""
         if self.error is not None:
             return StopReason.MODEL_ERROR.value
         if self.failed:

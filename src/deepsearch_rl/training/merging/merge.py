@@ -167,12 +167,11 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
 
     prompts = fixed_prompts(start, config.prompts)
     unmerged: Any = PeftModel.from_pretrained(_load(start, config), adapter)
-    answers = [
-        AnswerTokens(prompt, tokens)
-        for prompt, tokens in zip(
-            prompts, greedy_answers(unmerged, prompts, config.max_tokens), strict=True
-        )
-    ]
+    answers: list[AnswerTokens] = []
+    written_tokens = greedy_answers(unmerged, prompts, config.max_tokens)
+    for prompt, tokens in zip(prompts, written_tokens, strict=True):
+        answers.append(AnswerTokens(prompt, tokens))
+
     trained = answer_logprobs(unmerged, answers)
     with unmerged.disable_adapter():
         base = answer_logprobs(unmerged, answers)
@@ -184,10 +183,8 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
                 local = shutil.copytree(adapter, Path(scratch, "adapter"))
                 # Unsloth loads the base that this file names
                 settings = read_json(local / ADAPTER_FILES[0])
-                write_json(
-                    local / ADAPTER_FILES[0],
-                    {**settings, "base_model_name_or_path": str(start.resolve())},
-                )
+                settings["base_model_name_or_path"] = str(start.resolve())
+                write_json(local / ADAPTER_FILES[0], settings)
                 loader = import_module("unsloth").FastLanguageModel
                 model, tokenizer = loader.from_pretrained(**unsloth_load_arguments(local, config))
                 model.save_pretrained_merged(tokenizer=tokenizer, **unsloth_save_arguments(partial))
@@ -290,6 +287,12 @@ def answer_logprobs(model: Any, answers: Sequence[AnswerTokens]) -> list[list[fl
     return logprobs
 
 
+def _padded(rows: Sequence[list[float]]) -> torch.Tensor:
+    """Return numbers of every answer's tokens, [B, S], NaN behind the shorter ones."""
+    nested = torch.nested.nested_tensor(list(rows))
+    return torch.nested.to_padded_tensor(nested, float("nan"))
+
+
 def require_trained_model(
     merged: Sequence[list[float]],
     trained: Sequence[list[float]],
@@ -302,12 +305,12 @@ def require_trained_model(
     is above ``tolerance`` or NaN, or where the merged model is nearer to the base than to the
     trained model.
     """
-    merged_BS, trained_BS, base_BS = (
-        torch.nested.to_padded_tensor(torch.nested.nested_tensor(rows), float("nan"))
-        for rows in (list(merged), list(trained), list(base))
-    )
+    merged_BS = _padded(merged)
+    trained_BS = _padded(trained)
+    base_BS = _padded(base)
     difference = float((merged_BS - trained_BS).abs().nanmean())
 
+    # Written so that NaN fails as well
     if not difference <= tolerance:
         raise CheckFailedError(
             "the merged model is not the unmerged one: the log-probabilities that they give to the tokens of "

@@ -289,7 +289,8 @@ class DocumentGenerator:
             words += [relation.noun, relation.second]
 
         names: list[str] = []
-        for _ in range(rng.randint(2, 12)):
+        count = rng.randint(2, 12)
+        while len(names) < count:
             if rng.random() < 0.3:
                 names.append(rng.choice(words))
             else:

@@ -139,16 +139,14 @@ def optimize_prompt(
     ``scratch`` then, by the models behind the endpoints.
     """
     if config.reflection is None:
-        raise ConfigError(
-            "optimize_prompt.reflection is null; name the endpoint of a model that writes prompts."
-        )
+        problem = "optimize_prompt.reflection is null"
+        raise ConfigError(f"{problem}; name the endpoint of a model that writes prompts.")
 
     setting = task.setting
     train = read_questions(setting.split("train"), config.questions.train)
     dev = read_questions(setting.split("dev"), config.questions.dev)
     require_scores(config.rewards, train[0], _NO_THOUGHTS)
     reflector = open_endpoint(config.reflection.endpoint)
-
     with serve_model(task.folder, task.serving) as endpoint:
         folder = scratch / _models_digest(task, endpoint, reflector)[:16]
         log = folder / REFLECTIONS
@@ -173,20 +171,20 @@ def optimize_prompt(
                 )
 
     candidates = _candidates(result, dev)
-    best = result.best_idx
+    best = candidates[result.best_idx]
     manifest = {
         "model": task.name,
         "start": setting.agent.prompt_title,
         "dataset": config.dataset,
         "rewards": {**config.rewards},
         "start_dev_reward": candidates[0].dev_reward,
-        "best_dev_reward": candidates[best].dev_reward,
-        "best": best,
+        "best_dev_reward": best.dev_reward,
+        "best": result.best_idx,
         "rollouts": result.total_metric_calls,
         "reflections": reflect.calls,
         "seed": setting.seed,
     }
-    _write(out, candidates, candidates[best].prompt, manifest)
+    _write(out, candidates, best.prompt, manifest)
     return candidates
 
 

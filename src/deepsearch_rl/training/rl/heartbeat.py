@@ -68,10 +68,13 @@ _HEART: ContextVar[_Heart | None] = ContextVar("heart", default=None)
 
 def begin(phase: Phase, step: int) -> None:
     """Tell the watchdog, if there is one, that a phase begins; raise EndpointDownError as :func:`check_server` says."""
-    if heart := _HEART.get():
-        for server in heart.servers:
-            server.check()
-        heart.send(Beat(step=step, phase=phase))
+    heart = _HEART.get()
+    # Nobody watches: a training by hand
+    if heart is None:
+        return
+    for server in heart.servers:
+        server.check()
+    heart.send(Beat(step=step, phase=phase))
 
 
 def check_server(name: str, health: str) -> None:
@@ -80,7 +83,8 @@ def check_server(name: str, health: str) -> None:
     A phase in which it was lost then ends the training, so that no step learns from its silence and
     no score counts it.
     """
-    if heart := _HEART.get():
+    heart = _HEART.get()
+    if heart is not None:
         heart.servers.append(_Server(name, health, datetime.now()))
 
 

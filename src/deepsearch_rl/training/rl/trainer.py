@@ -229,7 +229,8 @@ class RlConfig(Record):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse what excludes each other; no sampler shares the trainer's weights, so one that is awake may sample."""
+        """Raise ValueError where two settings exclude each other."""
+        # No sampler shares the trainer's weights, so that one that is awake may sample during an update
         if self.rollouts_ahead and self.backend.device == "cuda" and self.sampler.sleep:
             raise ValueError(
                 "rollouts_ahead samples during updates: set sampler.sleep: false, or give it up"

@@ -121,5 +121,11 @@ def logged_metrics(line: str) -> Mapping[str, float]:
 
     if not {"loss", "eval_loss"} & set(entry):
         return {}
-    names = (name for name in entry if name.removeprefix("eval_") in SftLogLine.model_fields)
-    return {name: float(entry[name]) for name in names}
+
+    metrics: dict[str, float] = {}
+    for name, value in entry.items():
+        # Others, as speed and memory, are figures of the machine
+        if name.removeprefix("eval_") in SftLogLine.model_fields:
+            metrics[name] = float(value)
+
+    return metrics

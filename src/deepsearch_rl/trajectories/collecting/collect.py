@@ -145,7 +145,8 @@ def collect(
         rollouts = RolloutLog(lines, questions, samples)
         for trajectory in rollouts.replay():
             figures.add(trajectory, resumed=True)
-        if again := rollouts.asked_again:
+        again = rollouts.asked_again
+        if again:
             _LOG.warning(
                 "%s: a server had failed %d of these rollouts; they are asked for again, and rows count them: %s",
                 label,
@@ -314,14 +315,14 @@ async def _answer_missing(
         for question, sample in missing:
             stopwatch = Stopwatch()
             trajectory = await agent.answer(question, sample)
-            # first: a rollout whose line is whole has its times
+            # First, so that a rollout whose line is whole has its times
             times.append(stopwatch.stop(trajectory))
             rollouts.append(trajectory)
             figures.add(trajectory)
             meter.advance(note=figures.note(meter.elapsed_s))
-            failures_in_a_row = (
-                failures_in_a_row + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
-            )
+            is_server_failure = trajectory.stop_reason in SERVER_FAILURES
+            failures_in_a_row = failures_in_a_row + 1 if is_server_failure else 0
+            # Of a short run, which has no 16 rollouts
             nothing_else = figures.server_failures == figures.finished == len(rollouts)
 
             if failures_in_a_row >= FAILURES_IN_A_ROW or nothing_else:

@@ -12,8 +12,8 @@ from deepsearch_rl.core.files import file_digests, read_json, write_json
 
 SEAL = "checkpoint.json"
 OPTIMIZER_FILE = "optimizer.pt"
+# Files of a checkpoint that a merge does not need
 RESUME_ONLY = (OPTIMIZER_FILE, SEAL, "README.md")
-"""Files of a checkpoint that a merge does not need."""
 
 
 def seal(folder: Path, start: str) -> None:

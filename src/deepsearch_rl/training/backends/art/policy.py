@@ -25,7 +25,6 @@ from typing import Any, cast
 import peft
 import torch
 from art.loss import shift_tensor
-from art.preprocessing.pack import PackedTensors
 from peft.tuners.lora import Linear
 from torch.utils.checkpoint import checkpoint as recomputed
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -33,7 +32,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError
 from deepsearch_rl.core.files import atomic_directory, read_json, write_json
 from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
-from deepsearch_rl.training.rl.agreement import agreement, outside_clip, require_unclipped
+from deepsearch_rl.training.backends.art.step_rows import Rows
+from deepsearch_rl.training.backends.art.token_figures import clipped, log_softmax_of, mean_kl
+from deepsearch_rl.training.rl.agreement import agreement, require_unclipped
 from deepsearch_rl.training.rl.policy_loss import (
     ALGORITHMS,
     importance_weights,
@@ -41,76 +42,14 @@ from deepsearch_rl.training.rl.policy_loss import (
     kl_estimates,
     log_ratios,
     policy_losses,
-    token_weights,
 )
-from deepsearch_rl.training.rl.trainer import LossConfig, RlConfig
+from deepsearch_rl.training.rl.trainer import RlConfig
 from deepsearch_rl.training.runs.finite import (
     NotFiniteError,
     require_finite_tensors,
     require_finite_update,
 )
 from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
-
-
-class Rows:
-    """The N rollouts of a step as ART packed them, one a row, in an order that depends on their content alone."""
-
-    def __init__(self, packed: PackedTensors) -> None:
-        tensors = {
-            name: tensor for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)
-        }
-        lengths = (tensors["group_ids"] != -1).sum(dim=1).tolist()
-
-        def content(row: int) -> tuple[int, list[int], float]:
-            return (
-                lengths[row],
-                tensors["tokens"][row].tolist(),
-                float(tensors["advantages"][row].sum()),
-            )
-
-        order = torch.tensor(sorted(range(len(lengths)), key=content))
-        self.tensors = {name: tensor[order] for name, tensor in tensors.items()}
-        self.lengths_N = torch.tensor(lengths)[order]
-
-    def mask(self, rows_B: torch.Tensor) -> torch.Tensor:
-        """Return the positions whose next token carries loss, [B, S]."""
-        return shift_tensor(self.tensors["assistant_mask"][rows_B], False)
-
-    def weigh(self, chosen: torch.Tensor, loss: LossConfig, max_tokens: int) -> None:
-        """Give the tokens of a minibatch their weights in its loss (``token_weights``).
-
-        They are those of the whole step over the minibatch's share of it: of its tokens where the
-        aggregation counts tokens (``token``, and ``sequence_art`` as ART does), otherwise of its
-        rollouts.
-        """
-        aggregation = loss.aggregation or ALGORITHMS[loss.algorithm].aggregation
-        mask_NS = self.mask(torch.arange(len(self.lengths_N)))
-        tokens_N = mask_NS.sum(dim=1)
-
-        counts_tokens = aggregation in ("token", "sequence_art")
-        counts_N = tokens_N.float() if counts_tokens else (tokens_N > 0).float()
-        share = counts_N[chosen].sum() / counts_N.sum()
-        self.tensors["token_weights"] = token_weights(aggregation, mask_NS, max_tokens) / share
-
-    def batches(self, rows: torch.Tensor, max_tokens: int) -> list[torch.Tensor]:
-        """Split rows into batches of similar length with at most ``max_tokens``, padding counted, or one row."""
-        batches: list[list[int]] = []
-        # Rows are in the order of their lengths
-        for row in sorted(rows.tolist(), reverse=True):
-            if (
-                batches
-                and int(self.lengths_N[batches[-1][0]]) * (len(batches[-1]) + 1) <= max_tokens
-            ):
-                batches[-1].append(row)
-            else:
-                batches.append([row])
-
-        return [torch.tensor(batch) for batch in batches]
-
-    def take(self, rows_B: torch.Tensor, device: str) -> dict[str, torch.Tensor]:
-        """Return the tensors of a batch, cut to its longest row."""
-        longest = int(self.lengths_N[rows_B].max())
-        return {name: tensor[rows_B, :longest].to(device) for name, tensor in self.tensors.items()}
 
 
 class Policy:
@@ -122,7 +61,8 @@ class Policy:
     def __init__(self, start: Path, config: RlConfig, seed: int, checkpoint: Path | None) -> None:
         self.config = config
         self._device = config.backend.device
-        self._has_moved = True  # since the rows were scored; nothing is scored yet
+        # Since the rows were scored; nothing is scored yet
+        self._has_moved = True
         torch.manual_seed(seed)
         self._adapter: peft.PeftModel | None = None
         # Of an adapter: the model without it
@@ -142,9 +82,7 @@ class Policy:
             self.model.enable_input_require_grads()
 
         self._trained.train()
-        parameters = [
-            parameter for parameter in self._trained.parameters() if parameter.requires_grad
-        ]
+        parameters = [weight for weight in self._trained.parameters() if weight.requires_grad]
         optimizer = config.optimizer
         betas = (0.9, optimizer.beta2)
         settings = {
@@ -182,11 +120,8 @@ class Policy:
     def save(self, folder: Path, start: str) -> None:
         """Write weights and optimizer and seal them; ``folder`` appears by one rename."""
         with atomic_directory(folder) as partial:
-            trained = (
-                (name, weight)
-                for name, weight in self._trained.named_parameters()
-                if weight.requires_grad
-            )
+            weights = self._trained.named_parameters()
+            trained = [(name, weight) for name, weight in weights if weight.requires_grad]
             require_finite_tensors("the trained weight", trained)
             self._trained.save_pretrained(str(partial))
 
@@ -266,7 +201,8 @@ class Policy:
                     reference_NS[rows_B, :width] = start_BS.cpu()
 
         for of, values_NS in (("the policy", own_NS), ("the start model", reference_NS)):
-            if bad := int((~values_NS.isfinite()).any(dim=1).sum()):
+            bad = int((~values_NS.isfinite()).any(dim=1).sum())
+            if bad:
                 raise NotFiniteError(
                     f"the log-probabilities of {of} are not finite (NaN or infinite) in {bad} of {len(own_NS)} "
                     "rollouts. Nothing of this step is kept."
@@ -392,7 +328,7 @@ class Policy:
         settings = (head, config.temperature, with_entropy, has_bonus)
 
         if len(hidden_PE) <= config.logprob_chunk:
-            logprobs_P, entropy_P = _log_softmax_of(hidden_PE, next_P, *settings)
+            logprobs_P, entropy_P = log_softmax_of(hidden_PE, next_P, *settings)
         else:
             # The gradient of a chunk is recomputed, so that no more than one has its logits in
             # memory.
@@ -402,7 +338,7 @@ class Policy:
             token_chunks = next_P.split(config.logprob_chunk)
 
             for hidden, tokens in zip(hidden_chunks, token_chunks, strict=True):
-                chunk = recomputed(_log_softmax_of, hidden, tokens, *settings, use_reentrant=False)
+                chunk = recomputed(log_softmax_of, hidden, tokens, *settings, use_reentrant=False)
                 logprobs.append(chunk[0])
                 entropies.append(chunk[1])
 
@@ -437,47 +373,3 @@ def _with_adapter(
             f"{model.config.num_hidden_layers} layers of size {model.config.hidden_size}: "
             f"{str(error).splitlines()[0]} Start from the model that the adapter was trained on."
         ) from error
-
-
-def _log_softmax_of(
-    hidden_PE: torch.Tensor,
-    next_P: torch.Tensor,
-    head: torch.nn.Linear,
-    temperature: float,
-    with_entropy: bool,
-    has_bonus: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of the tokens ``next_P`` at a temperature and the entropies, in float32.
-
-    The head multiplies in float32 whatever the model's dtype is: a logit of 16 to 32 has steps of
-    0.125 in bfloat16.
-    """
-    # E numbers of a position are divided by the temperature, not V
-    hidden_PE = hidden_PE.float() / temperature
-    bias = None if head.bias is None else head.bias.float() / temperature
-    logits_PV = torch.nn.functional.linear(hidden_PE, head.weight.float(), bias)
-    logprobs_PV = torch.log_softmax(logits_PV, dim=-1)
-    logprobs_P = logprobs_PV.gather(-1, next_P[:, None])[:, 0]
-    if not with_entropy:
-        return logprobs_P, torch.zeros_like(logprobs_P)
-
-    with torch.set_grad_enabled(has_bonus and torch.is_grad_enabled()):
-        entropy_P = -(logprobs_PV.exp() * logprobs_PV).sum(-1)
-    return logprobs_P, entropy_P
-
-
-def clipped(
-    inputs: dict[str, torch.Tensor], logprobs_BS: torch.Tensor, loss: LossConfig
-) -> torch.Tensor:
-    """Return 1 for tokens whose ratio to the old policy is outside the clip range, at the loss's own level."""
-    old_BS = shift_tensor(inputs["logprobs"], float("nan"))
-    mask_BS = shift_tensor(inputs["assistant_mask"], False)
-    return outside_clip(
-        log_ratios(ALGORITHMS[loss.algorithm].ratio, logprobs_BS, old_BS, mask_BS), loss
-    ).float()
-
-
-def mean_kl(logprobs_P: torch.Tensor, reference_P: torch.Tensor) -> float:
-    """Return Schulman's k3 estimate of KL(policy, reference), never negative (joschu.net/blog/kl-approx.html)."""
-    ratio_P = (reference_P - logprobs_P).double()
-    return float((ratio_P.exp() - ratio_P - 1).mean())

@@ -24,13 +24,14 @@ from art.utils.get_model_step import get_step_from_dir
 from art.utils.output_dirs import get_step_checkpoint_dir
 
 from deepsearch_rl.core.errors import ConfigError, UnavailableError
-from deepsearch_rl.training.backends.art.policy import Policy, Rows
+from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.backends.art.samplers import (
     EngineSampler,
     Sampler,
     VllmSampler,
     lora_rank,
 )
+from deepsearch_rl.training.backends.art.step_rows import Rows
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, learning_rate
 

@@ -23,8 +23,8 @@ from art.unsloth.service import UnslothService
 
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
-from deepsearch_rl.training.backends.art.policy import clipped, mean_kl
 from deepsearch_rl.training.backends.art.service import memory_named
+from deepsearch_rl.training.backends.art.token_figures import clipped, mean_kl
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
 from deepsearch_rl.training.rl.agreement import agreement
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS
@@ -131,7 +131,8 @@ def unsloth_settings(config: RlConfig, seed: int, folder: str) -> dev.InternalMo
             "adam_beta2": config.optimizer.beta2,
             "weight_decay": config.optimizer.weight_decay,
             "max_grad_norm": config.optimizer.max_grad_norm,
-            "num_generations": 2,  # trl refuses fewer; the groups are ART's
+            # TRL refuses fewer; the groups are ART's
+            "num_generations": 2,
             "per_device_train_batch_size": 2,
             "gradient_accumulation_steps": 1,
             "gradient_checkpointing": True,
@@ -149,7 +150,8 @@ def make_unsloth_trainer(task: RlTask, config: RlConfig) -> ArtTrainer:
     require_honoured(config)
     # Read by ART's child process, which must import unsloth before torch
     os.environ["IMPORT_UNSLOTH"] = "1"
-    os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"  # it would call a hub
+    # It would call a hub
+    os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
     settings = unsloth_settings(config, task.seed, str(task.scratch / "trl"))
 
     def make_service(model: TrainableModel[Any, Any], folder: str) -> SealingUnslothService:

@@ -23,8 +23,8 @@ from deepsearch_rl.core.errors import UnavailableError
 
 platforms: Any = importlib.import_module("verl.plugin.platform.platform_manager")
 platform_base: Any = importlib.import_module("verl.plugin.platform.platform_base")
+# More than processes on a CPU can be: each is a device of its own to veRL
 DEVICES = 64
-"""More than processes on a CPU can be: each is a device of its own to veRL."""
 MEMORY_BYTES = 1 << 34
 
 

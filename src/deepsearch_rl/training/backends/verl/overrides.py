@@ -24,12 +24,12 @@ ACTOR = "actor_rollout_ref.actor"
 REFERENCE = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
+# veRL's name of our engine (:mod:`deepsearch_rl.training.backends.verl.cpu_rollout`).
 OWN_ROLLOUT = "deepsearch"
-"""veRL's name of our engine (:mod:`deepsearch_rl.training.backends.verl.cpu_rollout`)."""
+# A dual clip that never acts; veRL has no switch for it
 NO_DUAL_CLIP = 1e9
-"""A dual clip that never acts; veRL has no switch for it."""
+# What Ray is told of a cpu machine: veRL's actors reserve whole cores that they hardly use
 RAY_CPUS = 16
-"""What Ray is told of a cpu machine: veRL's actors reserve whole cores that they hardly use."""
 
 
 class VerlAlgorithm(NamedTuple):
