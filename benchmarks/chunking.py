@@ -12,6 +12,7 @@ the questions with known evidence. Needs the development dependencies.
 
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -49,11 +50,13 @@ CUTOFFS = (4, 10)
 
 def _read_novels(folder: Path, count: int | None) -> list[Document]:
     rows = list(gzip_rows(folder / "graphrag_bench" / "corpus_novel.jsonl.gz"))[:count]
-    texts = [max(map(str, row.values()), key=len) for row in rows]
-    return [
-        Document(id=str(number), contents=f"Novel {number}\n{text}")
-        for number, text in enumerate(texts)
-    ]
+    novels: list[Document] = []
+    for number, row in enumerate(rows):
+        # The columns have different names in copies; the text is by far the longest.
+        text = max(map(str, row.values()), key=len)
+        novels.append(Document(id=str(number), contents=f"Novel {number}\n{text}"))
+
+    return novels
 
 
 def train_tokenizer(documents: Sequence[Document]) -> Tokenizer:
@@ -80,11 +83,16 @@ def speed_row(
         config = chunk_config(chunker, CHUNK_SIZES[0])
         return lambda: sum(1 for _ in cut_documents(documents, new_counter(), config))
 
-    chunk(CHUNKERS[0])()  # tables are made once per process
+    # Tables are made once per process.
+    chunk(CHUNKERS[0])()
     seconds = median_seconds({name: chunk(name) for name in CHUNKERS}, rounds)
-    million = sum(1 for document in documents for _ in new_counter().spans(document.text)) / 1e6
+    million = _count_tokens(documents, new_counter()) / 1e6
     rates = [f"{million / value:.2f}" for value in seconds.values()]
     return [name, "words" if tokenizer is None else "WordPiece", f"{million:.2f}", *rates]
+
+
+def _count_tokens(documents: Sequence[Document], counter: TokenCounter) -> int:
+    return sum(len(list(counter.spans(document.text))) for document in documents)
 
 
 def quality_row(
@@ -97,14 +105,9 @@ def quality_row(
         count = build_index(chunks, index, index_config(FIELDED), seed=0).rows
         scores = measure(open_index(index, chunks, "bm25"), with_gold(questions), CUTOFFS)
 
-    words = sum(1 for document in documents for _ in WordCounter().spans(document.text)) / count
-    return [
-        chunker,
-        size,
-        count,
-        f"{words:.0f}",
-        *(f"{scores[name]:.3f}" for name in scores if name != "n"),
-    ]
+    words = _count_tokens(documents, WordCounter()) / count
+    scores.pop("n")
+    return [chunker, size, count, f"{words:.0f}", *(f"{score:.3f}" for score in scores.values())]
 
 
 def stream_row(text: str, megabytes: int) -> list[object]:
@@ -143,18 +146,17 @@ def main() -> None:
         f"MultiHop-RAG, {len(articles)} articles": articles,
         f"GraphRAG-Bench, {len(novels)} novels": novels,
     }
-    tokenizers = (None, train_tokenizer([*articles, *novels]))
-    speeds = [
-        speed_row(name, texts[name], tokenizer, rounds)
-        for tokenizer in tokenizers
-        for name in texts
-    ]
+    speeds: list[list[str]] = []
+    for tokenizer in (None, train_tokenizer([*articles, *novels])):
+        for name, documents in texts.items():
+            speeds.append(speed_row(name, documents, tokenizer, rounds))
     header = ("text", "tokenizer", "million tokens", *(f"`{name}`, M/s" for name in CHUNKERS))
     publish(options, "chunking speed", header, speeds)
+
     questions = list(read_questions(folder, ["queries"], articles))
-    qualities = [
-        quality_row(name, articles, questions, size) for size in CHUNK_SIZES for name in CHUNKERS
-    ]
+    qualities: list[list[object]] = []
+    for size, name in product(CHUNK_SIZES, CHUNKERS):
+        qualities.append(quality_row(name, articles, questions, size))
     metrics = ("hits@4", "evidence recall@4", "hits@10", "evidence recall@10", "MRR@10", "MAP@10")
     publish(
         options,

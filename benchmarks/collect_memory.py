@@ -37,19 +37,20 @@ class ScriptedAgent:
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Return a trajectory of about five kilobytes, different for every question."""
         rng = random.Random(question.id)
-        searches = [
-            (f"{question.id} {rng.random()}", rng.randbytes(PASSAGE_BYTES // 2).hex())
-            for _ in range(SEARCHES)
-        ]
+        searches: list[tuple[str, str]] = []
+        for _ in range(SEARCHES):
+            query = f"{question.id} {rng.random()}"
+            searches.append((query, rng.randbytes(PASSAGE_BYTES // 2).hex()))
         return make_trajectory(question, sample, KEY, searches, "Vienna")
 
 
 def measure(count: int) -> list[int]:
     """Collect and score questions in this process; return the sizes of the table's row in bytes."""
-    questions = [
-        Question(id=f"q{number}", question=f"Number {number}?", golden_answers=("Vienna",))
-        for number in range(count)
-    ]
+    questions: list[Question] = []
+    for number in range(count):
+        text = f"Number {number}?"
+        questions.append(Question(id=f"q{number}", question=text, golden_answers=("Vienna",)))
+
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log.jsonl")
         out = Path(folder, "out.jsonl")

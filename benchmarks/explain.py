@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from benchmarks.measure import parse_options, publish, restart_peak, status_kb, verdict
+from deepsearch_rl.conversation.passages import format_passages
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import (
     Document,
@@ -35,8 +36,10 @@ from deepsearch_rl.retrieval.search.searcher import Searcher, open_index
 
 TARGET_S = 60
 TOP_K = 5
-SENTENCES = 8  # of a passage
-WORDS = 12  # of a sentence
+
+# Of a passage, and of a sentence: a hundred words, as in a chunk of wiki-18
+SENTENCES = 8
+WORDS = 12
 SYLLABLES = ("ka", "lo", "mi", "ren", "tas", "vel", "dor", "qui", "bur", "ny", "sha", "tol")
 
 
@@ -73,17 +76,16 @@ def make_questions(documents: list[Document], questions: int, seed: int) -> list
         if number % 20 == 0:
             facts[1] = f"{facts[1]} which no passage says"
 
-        evidence = tuple(
-            Evidence(fact=fact, doc_id=each.id, title=each.title)
-            for fact, each in zip(facts, gold, strict=True)
-        )
+        evidence: list[Evidence] = []
+        for fact, document in zip(facts, gold, strict=True):
+            evidence.append(Evidence(fact=fact, doc_id=document.id, title=document.title))
         words = facts[0].split()[:5] + facts[1].split()[:2]
         result.append(
             Question(
                 id=f"q{number:05}",
                 question=f"What about {' '.join(words)}?",
                 golden_answers=(" ".join(facts[1].split()[-2:]),),
-                metadata=QuestionMetadata(question_type="bridge", evidence_list=evidence),
+                metadata=QuestionMetadata(question_type="bridge", evidence_list=tuple(evidence)),
             )
         )
 
@@ -101,13 +103,13 @@ def make_rollouts(
         for sample in range(samples):
             queries = [" ".join(rng.sample(fact.split(), 4)) for fact in facts]
             queries = [*queries, question.question][: rng.randint(0, 3)]
-            results = searcher.search(queries, TOP_K)
             messages = [Message(role="user", content=question.question)]
-            for hits in results:
-                shown = "\n\n".join(
-                    f"[{rank}] {hit.chunk.contents}" for rank, hit in enumerate(hits, 1)
-                )
-                messages.append(Message(role="tool", content=shown))
+            retrievals: list[Retrieval] = []
+            for query, hits in zip(queries, searcher.search(queries, TOP_K), strict=True):
+                chunks = [hit.chunk for hit in hits]
+                messages.append(Message(role="tool", content=format_passages(chunks)))
+                chunk_ids = tuple(chunk.id for chunk in chunks)
+                retrievals.append(Retrieval(query=query, chunk_ids=chunk_ids))
 
             answer = question.golden_answers[0] if rng.random() < 1 / 3 else "Nobody knows"
             messages.append(Message(role="assistant", content=f"<answer>{answer}</answer>"))
@@ -122,10 +124,7 @@ def make_rollouts(
                     prompt="none",
                     temperature=0.7,
                     messages=tuple(messages),
-                    retrievals=tuple(
-                        Retrieval(query=query, chunk_ids=tuple(hit.chunk.id for hit in hits))
-                        for query, hits in zip(queries, results, strict=True)
-                    ),
+                    retrievals=tuple(retrievals),
                     answer=answer,
                     stop_reason=StopReason.ANSWERED,
                 )
@@ -142,10 +141,10 @@ def write_run(folder: Path, passages: int, questions: int, samples: int) -> None
     write_jsonl(folder / "corpus.jsonl", documents)
     config = IndexConfig.model_validate(values | {"encoder": None})
     build_index(folder / "corpus.jsonl", folder / "index", config, seed=0)
-    asked = make_questions(documents, questions, seed=1)
-    write_jsonl(folder / "questions.jsonl", asked)
+    question_set = make_questions(documents, questions, seed=1)
+    write_jsonl(folder / "questions.jsonl", question_set)
     searcher = open_index(folder / "index")
-    write_jsonl(folder / "run.jsonl", make_rollouts(asked, searcher, samples, seed=2))
+    write_jsonl(folder / "run.jsonl", make_rollouts(question_set, searcher, samples, seed=2))
 
 
 def measure(folder: Path, options: Options) -> tuple[float, float]:

@@ -126,9 +126,10 @@ def besiege(server: ServerProcess, count: int, seed: int, settle_s: float) -> Si
     if siege.growth_mb > MAX_GROWTH_MB:
         siege.problems.append(f"anonymous memory grew by {siege.growth_mb:.0f} MB")
     after = _honest_answers(server)
-    siege.problems += [
-        f"the answer of {route} changed" for route in before if before[route] != after[route]
-    ]
+    for route in before:
+        if before[route] != after[route]:
+            siege.problems.append(f"the answer of {route} changed")
+
     return siege
 
 
@@ -161,10 +162,10 @@ def main() -> None:
 
     total = sum(siege.statuses.values(), Counter())
     kinds = sorted(siege.statuses.items(), key=lambda item: -item[1].total())
-    rows = [
-        (kind, *(counts[status] for status in sorted(total)))
-        for kind, counts in [*kinds, ("all", total)]
-    ]
+    rows: list[tuple[object, ...]] = []
+    for kind, counts in (*kinds, ("all", total)):
+        rows.append((kind, *(counts[status] for status in sorted(total))))
+
     fine = "none answered 5xx, none without an answer, no honest answer changed"
     outcome = f"{len(siege.problems)} problems" if siege.problems else fine
     note = f"{options.count:,} requests, seed {options.seed}: {outcome}, anonymous memory {siege.growth_mb:+.1f} MB."

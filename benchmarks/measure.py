@@ -34,6 +34,7 @@ def parse_options(description: str | None, **defaults: Any) -> argparse.Namespac
         default, text, *choices = value if isinstance(value, tuple) else (value, "")
         kwargs: dict[str, Any] = {"type": type(default), "choices": choices[0] if choices else None}
 
+        # argparse's store_true takes neither a type nor choices.
         if default is False:
             kwargs = {"action": "store_true"}
         elif isinstance(default, list):
@@ -71,14 +72,20 @@ def in_turn(
 def median_seconds(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Return the median CPU seconds of every piece of work over rounds in turn."""
     runs = in_turn({name: partial(timed, work) for name, work in works.items()}, rounds)
-    return {
-        name: statistics.median(seconds for seconds, _ in timings) for name, timings in runs.items()
-    }
+    result: dict[str, float] = {}
+    for name, timings in runs.items():
+        result[name] = statistics.median(seconds for seconds, _ in timings)
+
+    return result
 
 
 def medians(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the median of every figure over the repetitions of a measurement."""
-    return {name: statistics.median(row[name] for row in figures) for name in figures[0]}
+    result: dict[str, float] = {}
+    for name in figures[0]:
+        result[name] = statistics.median(row[name] for row in figures)
+
+    return result
 
 
 def write_figures(figures: Mapping[str, float], formats: Mapping[str, str]) -> list[str]:
@@ -110,10 +117,15 @@ def size_mb(folder: Path) -> float:
 
 def markdown_table(header: Sequence[str], rows: Rows) -> str:
     """Return a Markdown table; columns of numbers are aligned to the right."""
-    marks = [
-        "---:" if all(map(_is_number, column)) else "---" for column in zip(*rows, strict=True)
-    ]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in (header, marks, *rows))
+    marks: list[str] = []
+    for column in zip(*rows, strict=True):
+        marks.append("---:" if all(map(_is_number, column)) else "---")
+
+    table = ""
+    for line in (header, marks, *rows):
+        table += f"| {' | '.join(map(str, line))} |\n"
+
+    return table
 
 
 def _is_number(cell: object) -> bool:
@@ -129,9 +141,8 @@ def publish(
     after: str = "",
 ) -> None:
     """Print a table as Markdown between two paragraphs, and put it into section ``name`` of the document."""
-    text = "\n\n".join(
-        part.strip() for part in (before, markdown_table(header, rows), after) if part
-    )
+    parts = (before, markdown_table(header, rows), after)
+    text = "\n\n".join(part.strip() for part in parts if part)
     if options.docs:
         fill_section(options.docs, name, text)
     sys.stdout.write(f"{text}\n\n")

@@ -32,10 +32,10 @@ from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.indexing import learning
 from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.indexing.learning import Example, fit_weights, score_example
+from deepsearch_rl.indexing.learning import QuestionExample, fit_weights, score_example
 from deepsearch_rl.measurement.comparison import (
-    Comparison,
-    Interval,
+    MetricInterval,
+    RetrieverComparison,
     Scores,
     compare_retrievers,
     intervals,
@@ -91,7 +91,7 @@ class Prepared:
     fielded: Path
 
     @cached_property
-    def examples(self) -> list[Example]:
+    def examples(self) -> list[QuestionExample]:
         """The candidates of every question in the fielded index."""
         chunks = open_index(self.fielded).chunks
         with opened_finder(self.fielded, chunks) as finder:
@@ -143,14 +143,16 @@ def scores_table(own: Prepared) -> tuple[Table, str]:
     return (("retriever", *METRICS), rows), note
 
 
-def _compare(index: Path, questions: Sequence[Question], retrievers: Sequence[str]) -> Comparison:
+def _compare(
+    index: Path, questions: Sequence[Question], retrievers: Sequence[str]
+) -> RetrieverComparison:
     searcher = open_index(index)
     return compare_retrievers(
         searcher, index, questions, retrievers, CUTOFFS, LEARNING, seed=0, draws=DRAWS
     )
 
 
-def _cells(scores: dict[str, Interval], form: str) -> Iterator[str]:
+def _cells(scores: dict[str, MetricInterval], form: str) -> Iterator[str]:
     for metric in METRICS:
         own = scores[metric]
         yield f"{own.mean:{form}} [{own.low:{form}}, {own.high:{form}}]"
@@ -182,10 +184,10 @@ def ablation(own: Prepared) -> Table:
     return ("features", "weight", *METRICS), rows
 
 
-def _masked(examples: Sequence[Example], names: Collection[str]) -> list[Example]:
+def _masked(examples: Sequence[QuestionExample], names: Collection[str]) -> list[QuestionExample]:
     """Return examples in which the features of other names are 0."""
     mask_F = np.array([name in names for name in FEATURES], dtype=float)
-    masked: list[Example] = []
+    masked: list[QuestionExample] = []
     for example in examples:
         features_CF = example.candidates.features_CF * mask_F
         candidates = replace(example.candidates, features_CF=features_CF)
@@ -194,7 +196,7 @@ def _masked(examples: Sequence[Example], names: Collection[str]) -> list[Example
     return masked
 
 
-def _held_out(examples: Sequence[Example]) -> list[str]:
+def _held_out(examples: Sequence[QuestionExample]) -> list[str]:
     fold_Q = learning.drawn_folds(len(examples), LEARNING.folds, 0)
     return _means(learning.score_held_out(examples, LEARNING.ridge, fold_Q, CUTOFFS))
 
@@ -265,9 +267,9 @@ def _agent_queries(own: Prepared, folder: Path) -> Iterator[list[tuple[str, Gold
 
 
 def _score_by_folds(
-    learnt: Sequence[Example],
+    learnt: Sequence[QuestionExample],
     fold_Q: NDArray[np.int64],
-    tested: Sequence[Example],
+    tested: Sequence[QuestionExample],
     fold_N: NDArray[np.int64],
 ) -> list[dict[str, float]]:
     """Return the scores of N examples, ranked with weights learnt from others of other folds."""

@@ -46,9 +46,9 @@ void document.body.offsetHeight; return performance.now() - before;"""
 def make_page(rollouts: int, words: int, seed: int) -> str:
     """Return the browser's section as a page by itself: conversations of about ``words`` words."""
     rng = random.Random(seed)
-    vocabulary = [
-        "".join(rng.choices("etaoinshrdlcumwfgypbvk", k=rng.randint(2, 10))) for _ in range(20_000)
-    ]
+    vocabulary: list[str] = []
+    for _ in range(20_000):
+        vocabulary.append("".join(rng.choices("etaoinshrdlcumwfgypbvk", k=rng.randint(2, 10))))
 
     def text(count: int) -> str:
         return " ".join(rng.choices(vocabulary, k=count))
@@ -62,23 +62,26 @@ def make_page(rollouts: int, words: int, seed: int) -> str:
         ]
 
         for _ in range(max(1, words // (3 * PASSAGE_WORDS))):
-            results = [
-                f"[{rank}] {passage}" for rank, passage in enumerate(rng.choices(passages, k=3), 1)
-            ]
+            drawn_passages = enumerate(rng.choices(passages, k=3), 1)
+            results = [f"[{rank}] {passage}" for rank, passage in drawn_passages]
             messages.append(ShownMessage(role="assistant", text="", queries=(text(5),)))
             messages.append(ShownMessage(role="tool", text="\n\n".join(results)))
 
         messages[-1] = messages[-1].model_copy(update={"text": f"{messages[-1].text} {fact}"})
         messages.append(ShownMessage(role="assistant", text=f"<answer>{vocabulary[0]}</answer>"))
-        drawn = {name: rng.choice(values) for name, values in DRAWN.items()}
-        asked = {
+        fields: dict[str, object] = {
             "id": f"q{number}#0",
             "question": question,
             "golden": (vocabulary[1],),
             "facts": (fact,),
+            "answer": vocabulary[0],
+            "f1": 0.0,
+            "error": "",
+            "messages": messages,
         }
-        answered = {"answer": vocabulary[0], "f1": 0.0, "error": "", "messages": messages}
-        return ShownRollout.model_validate({**drawn, **asked, **answered})
+        for name, values in DRAWN.items():
+            fields[name] = rng.choice(values)
+        return ShownRollout.model_validate(fields)
 
     passages = [text(PASSAGE_WORDS) for _ in range(PASSAGES)]
     report = {"rollouts": [make_rollout(number) for number in range(rollouts)]}

@@ -15,7 +15,7 @@ own where there are two. All but ``cached`` have the cache off.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
@@ -34,6 +34,7 @@ from benchmarks.measure import (
 from benchmarks.servers import (
     MAIN,
     Load,
+    Request,
     drive,
     json_request,
     load_server,
@@ -78,7 +79,8 @@ Key = tuple[str, str, int]
 
 def measure(name: str, options: argparse.Namespace, texts: list[str]) -> dict[Key, list[Load]]:
     """Drive the servers of a workload in turn with every number of clients."""
-    (retriever, dtype), folder = WORKLOADS[name], options.work / f"{options.passages}"
+    retriever, dtype = WORKLOADS[name]
+    folder = options.work / f"{options.passages}"
     encoder = folder / "minilm"
     if dtype and not encoder.exists():
         data.write_random_model(encoder, texts, data.MINILM)
@@ -86,10 +88,11 @@ def measure(name: str, options: argparse.Namespace, texts: list[str]) -> dict[Ke
     config = data.index_config(**({"encoder": model} if dtype else {}))
     index = data.prepare_index(texts, folder / (dtype or "weightless"), config)
     queries = data.draw_queries(texts, 1, REPEATED_QUERIES if name == CACHED else DISTINCT_QUERIES)
-    bodies = [
-        {"queries": [query], "topk": TOP_K, "return_scores": True} for query in queries
-    ]  # as veRL sends them
-    requests = [json_request(body, expected=b'"document"') for body in bodies]
+    # As veRL sends them
+    requests: list[Request] = []
+    for query in queries:
+        body = {"queries": [query], "topk": TOP_K, "return_scores": True}
+        requests.append(json_request(body, expected=b'"document"'))
     arguments = ["--retriever", retriever, "--top-k", str(TOP_K)]
     arguments += [] if name == CACHED else ["--cache-entries", "0"]
     start = partial(running_server, index, core=spare_core())
@@ -102,15 +105,15 @@ def measure(name: str, options: argparse.Namespace, texts: list[str]) -> dict[Ke
         }
         if name == CACHED:
             servers[FASTAPI] = stack.enter_context(start(arguments, program=BY_FASTAPI))
-        for server in servers.values():  # caches filled, lazily loaded libraries loaded
+        # Fills caches, and loads what libraries load with the first request
+        for server in servers.values():
             uvloop.run(drive(server.port, requests[: 2 * REPEATED_QUERIES], 8, 30))
+
         for clients in options.clients:
-            works = {
-                (name, batching, clients): partial(
-                    load_server, server, requests, clients, options.seconds
-                )
-                for batching, server in servers.items()
-            }
+            works: dict[Key, Callable[[], Load]] = {}
+            for batching, server in servers.items():
+                work = partial(load_server, server, requests, clients, options.seconds)
+                works[name, batching, clients] = work
             measured |= in_turn(works, options.repetitions)
 
     return measured
@@ -169,7 +172,13 @@ def main() -> None:
     measured: dict[Key, list[Load]] = {}
     for name in options.workloads:
         measured |= measure(name, options, texts)
-    cells = {key: medians([load.figures for load in loads]) for key, loads in measured.items()}
+    cells: dict[Key, dict[str, float]] = {}
+    rows: list[tuple[object, ...]] = []
+    for key, loads in measured.items():
+        cells[key] = medians([load.figures for load in loads])
+        errors = sum(load.errors for load in loads)
+        rows.append((*key, *write_figures(cells[key], FORMATS), errors))
+
     client_us = medians(list(cells.values()))["client us/query"]
     note = (
         f"Medians of {options.repetitions} x {options.seconds:g} s; {options.passages:,} passages, top {TOP_K}, one "
@@ -177,10 +186,6 @@ def main() -> None:
         f"{client_us:.0f} us of CPU per request.\n\n"
         f"{markdown_table(('where', 'what', 'target', 'measured', 'verdict'), verdicts(cells))}"
     )
-    rows = [
-        (*key, *write_figures(cells[key], FORMATS), sum(load.errors for load in loads))
-        for key, loads in measured.items()
-    ]
     publish(
         options,
         "server_load",

@@ -85,11 +85,15 @@ def arts_logprobs(model: Any, packed: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def rows_of(packed: PackedTensors) -> list[dict[str, torch.Tensor]]:
     """Return each row's tensors, padded as they are."""
-    tensors = {name: tensor for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)}
-    return [
-        {name: tensor[row : row + 1] for name, tensor in tensors.items()}
-        for row in range(len(tensors["tokens"]))
-    ]
+    rows: list[dict[str, torch.Tensor]] = []
+    for number in range(len(packed["tokens"])):
+        row: dict[str, torch.Tensor] = {}
+        for name, tensor in packed.items():
+            if isinstance(tensor, torch.Tensor):
+                row[name] = tensor[number : number + 1]
+        rows.append(row)
+
+    return rows
 
 
 def arts_step(model: Any, optimizer: torch.optim.Optimizer, packed: PackedTensors) -> None:
@@ -117,9 +121,12 @@ def arts_gradients(model: Any, packed: PackedTensors) -> None:
 
 def gradients(model: Any) -> torch.Tensor:
     """Return all gradients of a model as one vector."""
-    return torch.cat(
-        [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
-    )
+    parts: list[torch.Tensor] = []
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parts.append(parameter.grad.flatten())
+
+    return torch.cat(parts)
 
 
 def own_gradients(policy: Policy, packed: PackedTensors) -> None:
@@ -167,7 +174,8 @@ def main() -> None:
         )
         model = build_model(ModelConfig.model_validate(settings["model"]), tokenizer, seed=0)
         model.save_pretrained(folder)
-        own, other = (Policy(Path(folder), config, 0, None) for _ in range(2))
+        own = Policy(Path(folder), config, 0, None)
+        other = Policy(Path(folder), config, 0, None)
 
     lengths = [round(rng.uniform(*FILLED) * width) for _ in range(ROLLOUTS)]
     packed = random_rollouts(rng, lengths, model.config.vocab_size, width)

@@ -131,10 +131,8 @@ def collect_all(
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log.jsonl")
         out = Path(folder, "out.jsonl")
-        return [
-            str(rollout.answer)
-            for rollout in collect(questions, 1, agent, log, config.concurrency, OURS, out)
-        ]
+        rollouts = collect(questions, 1, agent, log, config.concurrency, OURS, out)
+        return [str(rollout.answer) for rollout in rollouts]
 
 
 def session_per_question(
@@ -178,14 +176,11 @@ def measure(
     config: AgentConfig,
 ) -> dict[str, float]:
     """Time one loop over new questions, which must all be answered; return the figures of the table."""
-    questions = [
-        Question(
-            id=f"q{number}",
-            question=f"Which town is number {number} on the list?",
-            golden_answers=(ANSWER,),
-        )
-        for number in itertools.islice(numbers, rollouts)
-    ]
+    questions: list[Question] = []
+    for number in itertools.islice(numbers, rollouts):
+        text = f"Which town is number {number} on the list?"
+        questions.append(Question(id=f"q{number}", question=text, golden_answers=(ANSWER,)))
+
     retrieval_s = retrieval.cpu_s()
     started_s = time.monotonic()
     cpu_s, answers = timed(lambda: LOOPS[name](questions, endpoint, retrieval.url, config))
@@ -206,7 +201,8 @@ def verdicts(runs: dict[str, list[dict[str, float]]]) -> list[tuple[object, ...]
     """Return targets beside figures of both loops; the ratio of rollouts/s is the median of neighbours in time."""
     pairs = zip(runs[OURS], runs[THEIRS], strict=True)
     ratio = statistics.median(ours["rollouts/s"] / theirs["rollouts/s"] for ours, theirs in pairs)
-    ours_ms, theirs_ms = (medians(runs[name])["CPU ms per rollout"] for name in (OURS, THEIRS))
+    ours_ms = medians(runs[OURS])["CPU ms per rollout"]
+    theirs_ms = medians(runs[THEIRS])["CPU ms per rollout"]
     return [
         (
             f"rollouts/s, {OURS} : {THEIRS}",

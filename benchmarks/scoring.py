@@ -75,7 +75,10 @@ def make_rows(rows: int, seed: int) -> list[Prediction]:
             question_type=rng.choice(TYPES),
         )
 
-    names = [" ".join(word() for _ in range(rng.randint(1, 3))) for _ in range(rows)]
+    def make_name() -> str:
+        return " ".join(word() for _ in range(rng.randint(1, 3)))
+
+    names = [make_name() for _ in range(rows)]
     return list(map(make_row, range(rows)))
 
 
@@ -91,12 +94,14 @@ def loop_means(path: Path) -> dict[str, float]:
         "precision": lambda pred, gold: _overlap(pred, gold)[1],
         "recall": lambda pred, gold: _overlap(pred, gold)[2],
     }
-    return {
-        name: statistics.fmean(
-            max(metric(row["pred"], gold) for gold in row["golden_answers"]) for row in rows
-        )
-        for name, metric in metrics.items()
-    }
+    means: dict[str, float] = {}
+    for name, metric in metrics.items():
+        scores: list[float] = []
+        for row in rows:
+            scores.append(max(metric(row["pred"], gold) for gold in row["golden_answers"]))
+        means[name] = statistics.fmean(scores)
+
+    return means
 
 
 def _normalise(text: str) -> str:
@@ -135,10 +140,8 @@ def ways_to_resample(values_QM: np.ndarray, draws: int) -> list[dict[str, Callab
     """Return scipy's bootstrap and ours, then the two sign-flip tests, of five metrics' differences."""
     ids = ("q",) * len(values_QM)
     flips = draws // SLOWER
-    run, zero = (
-        QuestionScores(ids, ids, dict(zip("abcde", scores.T, strict=True)))
-        for scores in (values_QM, np.zeros_like(values_QM))
-    )
+    run = QuestionScores(ids, ids, dict(zip("abcde", values_QM.T, strict=True)))
+    zero = QuestionScores(ids, ids, dict.fromkeys("abcde", np.zeros(len(values_QM))))
     shared: dict[str, Any] = {"data": (values_QM,), "statistic": np.mean, "batch": 10, "rng": 0}
     bootstraps = {
         f"scipy.stats.bootstrap, {draws:,} resamples": partial(
@@ -183,11 +186,9 @@ def main() -> None:
 
     publish(options, "scoring", [f"{options.rows:,} rows", "CPU s", "times as fast"], lines)
     values_QM = np.random.default_rng(0).random((options.rows, 5)) - 0.5
-    lines = [
-        line
-        for ways in ways_to_resample(values_QM, options.draws)
-        for line in time_ways(ways, options.rounds)
-    ]
+    lines = []
+    for ways in ways_to_resample(values_QM, options.draws):
+        lines += time_ways(ways, options.rounds)
     publish(
         options,
         "resampling",

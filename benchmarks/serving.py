@@ -42,28 +42,37 @@ def _with_engine(engine: Engine, conversations: list[list[int]]) -> list[list[in
 def _with_generate(model: PreTrainedModel, conversations: list[list[int]]) -> list[list[int]]:
     """Run the same turn as one left-padded batch of ``transformers.generate``."""
     width = max(map(len, conversations))
-    padded = torch.tensor([[0] * (width - len(tokens)) + tokens for tokens in conversations])
-    mask = torch.tensor(
-        [[0] * (width - len(tokens)) + [1] * len(tokens) for tokens in conversations]
-    )
+    tokens_BS = torch.zeros(len(conversations), width, dtype=torch.long)
+    mask_BS = torch.zeros_like(tokens_BS)
+    for row, tokens in enumerate(conversations):
+        tokens_BS[row, width - len(tokens) :] = torch.tensor(tokens)
+        mask_BS[row, width - len(tokens) :] = 1
+
     output = model.generate(
-        padded, attention_mask=mask, max_new_tokens=ANSWER_TOKENS, do_sample=False, pad_token_id=0
+        tokens_BS,
+        attention_mask=mask_BS,
+        max_new_tokens=ANSWER_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
     )
     ends = set(end_ids(model))
-    answers = output[:, width:].tolist()
-    lengths = (
-        next((place + 1 for place, token in enumerate(answer) if token in ends), None)
-        for answer in answers
-    )
-    return [answer[:length] for answer, length in zip(answers, lengths, strict=True)]
+    return [_up_to_end(answer, ends) for answer in output[:, width:].tolist()]
+
+
+def _up_to_end(answer: list[int], ends: set[int]) -> list[int]:
+    """Return an answer up to its first end token: ``generate`` goes on until all of a batch have one."""
+    for place, token in enumerate(answer, 1):
+        if token in ends:
+            return answer[:place]
+
+    return answer
 
 
 def main() -> None:
     """Time both and print one line per turn."""
     folder = parse_options(__doc__, model=(Path("models/tiny/sft"), "a merged model folder")).model
-    served, plain = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2)
-    )
+    served = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     engine = Engine(served, slots=2 * CONVERSATIONS, context_tokens=1024)
     rng = random.Random(0)
     vocabulary = plain.config.vocab_size
@@ -81,10 +90,8 @@ def main() -> None:
             f"turn {turn}: engine {engine_s:.2f} s, generate {generate_s:.2f} s, "
             f"{equal}/{CONVERSATIONS} answers equal\n"
         )
-        conversations = [
-            [*conversation, *answer, *_draw(rng, vocabulary, PASSAGE_TOKENS)]
-            for conversation, answer in zip(conversations, answers, strict=True)
-        ]
+        for conversation, answer in zip(conversations, answers, strict=True):
+            conversation += [*answer, *_draw(rng, vocabulary, PASSAGE_TOKENS)]
 
     engine.close()
     sys.stdout.write(f"all turns: generate / engine = {all_generate_s / all_engine_s:.1f}\n")

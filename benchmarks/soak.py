@@ -98,8 +98,10 @@ def soak(
     rng = random.Random(0)
     known = data.draw_queries(texts, 1, REPEATED_QUERIES)
     fresh = data.draw_queries(texts, 0, 50_000)
-    drawn = [_request(rng, rng.choice(known) if rng.random() < 0.5 else query) for query in fresh]
-    requests = itertools.cycle(drawn)
+    mixed: list[Request] = []
+    for query in fresh:
+        mixed.append(_request(rng, rng.choice(known) if rng.random() < 0.5 else query))
+    requests = itertools.cycle(mixed)
     questions = data.draw_queries(texts, 2, FRESH_QUERIES)
 
     async def run_period() -> tuple[Load, int]:
@@ -130,10 +132,10 @@ def soak(
 def judge(periods: Sequence[Mapping[str, float]], max_growth_mb: float) -> tuple[str, list[str]]:
     """Return a sentence with the figures that decide, and what went wrong."""
     third = max(1, len(periods) // 3)
-    ends = periods[:third], periods[-third:]
-    first_mb, last_mb = (mean(period["RssAnon MB"] for period in end) for end in ends)
-    first_ms, last_ms = (median(period["p99 ms"] for period in end) for end in ends)
-    faults = []
+    first_mb, first_ms = _memory_and_p99(periods[:third])
+    last_mb, last_ms = _memory_and_p99(periods[-third:])
+
+    faults: list[str] = []
     if errors := sum(period["errors"] for period in periods):
         faults.append(f"{errors} requests without a right answer")
     if last_mb - first_mb > max_growth_mb:
@@ -143,12 +145,19 @@ def judge(periods: Sequence[Mapping[str, float]], max_growth_mb: float) -> tuple
 
     if last_ms / first_ms > MAX_P99_RATIO:
         faults.append(f"p99 of the last third is {last_ms / first_ms:.2f} times that of the first")
+    answered = sum(period["answered"] for period in periods)
     sentence = (
-        f"{periods[-1]['minute']:.1f} minutes, {sum(period['answered'] for period in periods):,} requests: mean "
+        f"{periods[-1]['minute']:.1f} minutes, {answered:,} requests: mean "
         f"anonymous memory {first_mb:.1f} MB in the first third and {last_mb:.1f} MB in the last, median p99 "
         f"{first_ms:.1f} ms and {last_ms:.1f} ms. {'; '.join(faults) or 'Flat and stable'}."
     )
     return sentence, faults
+
+
+def _memory_and_p99(periods: Sequence[Mapping[str, float]]) -> tuple[float, float]:
+    """Return the mean anonymous memory, MB, and the median p99, milliseconds."""
+    memory_mb = mean(period["RssAnon MB"] for period in periods)
+    return memory_mb, median(period["p99 ms"] for period in periods)
 
 
 def main() -> None:

@@ -4,8 +4,8 @@
     .venv/bin/python -m benchmarks.sparse --repetitions 1 --queries 100
 
 Every engine builds and searches the same real passages (wiki18, searchr1 and multihoprag) in turn.
-CPU seconds of the whole process, Java's threads among them, are of the fastest repetition;
-agreement is with the built-in index.
+CPU seconds of the whole process, Java's threads among them, are of the fastest repetition, and so
+is the memory that a build adds to the process at its peak; agreement is with the built-in index.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 
 import bm25s
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.data import (
     DATA,
@@ -26,7 +27,15 @@ from benchmarks.data import (
     read_documents,
     wiki18_passages,
 )
-from benchmarks.measure import in_turn, parse_options, publish, size_mb, timed
+from benchmarks.measure import (
+    in_turn,
+    parse_options,
+    publish,
+    restart_peak,
+    size_mb,
+    status_kb,
+    timed,
+)
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
@@ -38,8 +47,8 @@ from deepsearch_rl.retrieval.search.bm25_configs import Bm25Config, LuceneConfig
 ONE_FIELD = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})
 LUCENE = LuceneConfig(engine="lucene", k1=0.9, b=0.4, heap_mb=1024)
 TOP_K = 10
-Costs = tuple[float, float, float]
-"""CPU seconds of a build, CPU milliseconds of a query, MB of files."""
+Costs = tuple[float, float, float, float]
+"""CPU seconds of a build, MB that it adds to the process at most, CPU milliseconds of a query, MB of files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +61,11 @@ class Bm25s:
     def build(cls, chunks: Collection[Chunk], folder: Path) -> "Bm25s":
         """Index and save."""
         vocabulary: dict[str, int] = {}
-        ids = [
-            [vocabulary.setdefault(term, len(vocabulary)) for term in analyse(chunk.contents)]
-            for chunk in chunks
-        ]
+        ids: list[list[int]] = []
+        for chunk in chunks:
+            terms = analyse(chunk.contents)
+            ids.append([vocabulary.setdefault(term, len(vocabulary)) for term in terms])
+
         model = bm25s.BM25(k1=ONE_FIELD.k1, b=ONE_FIELD.b, method="lucene")
         model.index((ids, vocabulary), create_empty_token=False, show_progress=False)
         model.save(folder, show_progress=False)
@@ -82,24 +92,33 @@ def _run_engine(
     engine: str, chunks: Collection[Chunk], queries: Sequence[str]
 ) -> tuple[Costs, list[Ranking]]:
     with TemporaryDirectory() as folder:
+        held_kb = restart_peak()
         build_s, retriever = timed(lambda: ENGINES[engine](chunks, Path(folder, engine)))
-        search_s, rankings = timed(
-            lambda: [retriever.search([query], TOP_K)[0] for query in queries]
-        )
-        return (build_s, 1e3 * search_s / len(queries), size_mb(Path(folder))), rankings
+        build_mb = (status_kb("VmHWM") - held_kb) / 1024
+        search_s, rankings = timed(partial(_search_one_by_one, retriever, queries))
+        query_ms = 1e3 * search_s / len(queries)
+        return (build_s, build_mb, query_ms, size_mb(Path(folder))), rankings
+
+
+def _search_one_by_one(retriever: Retriever, queries: Sequence[str]) -> list[Ranking]:
+    return [retriever.search([query], TOP_K)[0] for query in queries]
 
 
 def _compare(
     runs: Mapping[str, Sequence[tuple[Costs, list[Ranking]]]],
 ) -> Iterator[Sequence[object]]:
-    fastest = {engine: np.min([costs for costs, _ in own], axis=0) for engine, own in runs.items()}
-    for engine, (build_s, query_ms, disk_mb) in fastest.items():
-        slower = fastest[engine] / fastest["builtin"]
+    least: dict[str, NDArray[np.float64]] = {}
+    for engine, repetitions in runs.items():
+        least[engine] = np.min([costs for costs, _ in repetitions], axis=0)
+
+    for engine, (build_s, build_mb, query_ms, disk_mb) in least.items():
+        slower = least[engine] / least["builtin"]
         costs = (
             f"{build_s:.2f}",
             f"{slower[0]:.2f}x",
+            f"{build_mb:.0f}",
             f"{query_ms:.3f}",
-            f"{slower[1]:.2f}x",
+            f"{slower[2]:.2f}x",
             f"{disk_mb:.1f}",
         )
         yield engine, *costs, *_agreement(runs["builtin"][0][1], runs[engine][0][1])
@@ -107,22 +126,23 @@ def _compare(
 
 def _agreement(ours: Sequence[Ranking], theirs: Sequence[Ranking]) -> tuple[str, str]:
     """Return means over the queries for which both find something."""
-    pairs = [
-        (our.rows_K.tolist(), their.rows_K.tolist())
-        for our, their in zip(ours, theirs, strict=True)
-    ]
-    pairs = [(our, their) for our, their in pairs if our and their]
-    overlap = fmean(len({*our} & {*their}) / max(len(our), len(their)) for our, their in pairs)
-    return f"{overlap:.3f}", f"{fmean(our[0] == their[0] for our, their in pairs):.3f}"
+    overlaps: list[float] = []
+    equal_firsts: list[bool] = []
+    for our, their in zip(ours, theirs, strict=True):
+        our_rows = our.rows_K.tolist()
+        their_rows = their.rows_K.tolist()
+        if our_rows and their_rows:
+            shared = len({*our_rows} & {*their_rows})
+            overlaps.append(shared / max(len(our_rows), len(their_rows)))
+            equal_firsts.append(our_rows[0] == their_rows[0])
+
+    return f"{fmean(overlaps):.3f}", f"{fmean(equal_firsts):.3f}"
 
 
 def _wiki18() -> tuple[str, list[Chunk], list[str]]:
     chunks = [make_chunk(row, text) for row, text in enumerate(wiki18_passages())]
-    return (
-        "wiki18 + NQ",
-        chunks,
-        [row["question"] for row in gzip_rows(DATA / "searchr1/nq.jsonl.gz")],
-    )
+    queries = [row["question"] for row in gzip_rows(DATA / "searchr1/nq.jsonl.gz")]
+    return "wiki18 + NQ", chunks, queries
 
 
 def _multihoprag() -> tuple[str, list[Chunk], list[str]]:
@@ -130,11 +150,8 @@ def _multihoprag() -> tuple[str, list[Chunk], list[str]]:
         path = chunk_documents(read_documents(DATA / "multihoprag"), Path(folder), "sentences", 256)
         chunks = list(read_jsonl(path, Chunk))
 
-    return (
-        "MultiHop-RAG",
-        chunks,
-        [row["query"] for row in gzip_rows(DATA / "multihoprag/queries.jsonl.gz")],
-    )
+    queries = [row["query"] for row in gzip_rows(DATA / "multihoprag/queries.jsonl.gz")]
+    return "MultiHop-RAG", chunks, queries
 
 
 def main() -> None:
@@ -152,9 +169,10 @@ def main() -> None:
         queries = queries[: options.queries]
         works = {engine: partial(_run_engine, engine, chunks, queries) for engine in ENGINES}
         runs = in_turn(works, options.repetitions)
-        rows += [(f"{name} ({len(chunks)})", *row) for row in _compare(runs)]
+        for row in _compare(runs):
+            rows.append((f"{name} ({len(chunks)})", *row))
 
-    ratios = ("build CPU s", "to builtin", "CPU ms/query", "to builtin")
+    ratios = ("build CPU s", "to builtin", "build MB", "CPU ms/query", "to builtin")
     publish(
         options,
         "sparse engines",

@@ -8,6 +8,7 @@ in turns, each time into the same store, which exists already.
     .venv/bin/python -m benchmarks.tracking
 """
 
+import itertools
 import random
 import statistics
 import tempfile
@@ -34,23 +35,7 @@ RUNS = (
     *((name, 100, 1, 0.7) for name in ("a", "b", "c")),
 )
 """Question set, questions, answers to each, temperature."""
-WORDS = [
-    "the",
-    "film",
-    "was",
-    "made",
-    "in",
-    "a",
-    "town",
-    "by",
-    "an",
-    "artist",
-    "who",
-    "left",
-    "her",
-    "city",
-    "met",
-]
+WORDS = "the film was made in a town by an artist who left her city met"
 TIMEOUT_S = 60.0
 CHOICES: tuple[tuple[str, int | None, float], ...] = (
     ("scores and tables alone", 0, 0.0),
@@ -89,11 +74,9 @@ def _write_run(
     temperature: float,
 ) -> F1TableRow:
     key = row_key(model, dataset, temperature, samples)
-    rollouts = [
-        _make_rollout(rng, key, number, sample)
-        for number in range(questions)
-        for sample in range(samples)
-    ]
+    rollouts: list[Trajectory] = []
+    for number, sample in itertools.product(range(questions), range(samples)):
+        rollouts.append(_make_rollout(rng, key, number, sample))
     row = build_row(key, rollouts, True, 100)
     write_jsonl(out / row.rollouts_file, rollouts)
     return row
@@ -101,13 +84,14 @@ def _write_run(
 
 def _make_rollout(rng: random.Random, key: RowKey, number: int, sample: int) -> Trajectory:
     def text(words: int) -> str:
-        return " ".join(rng.choices(WORDS, k=words))
+        return " ".join(rng.choices(WORDS.split(), k=words))
 
     question = Question(id=f"q{number}", question=text(15), golden_answers=("town",))
-    searches = [
-        (text(5), "\n\n".join(f"[{rank}] A Title\n{text(28)}" for rank in (1, 2, 3)))
-        for _ in range(2)
-    ]
+    searches: list[tuple[str, str]] = []
+    for _ in range(2):
+        query = text(5)
+        passages = [f"[{rank}] A Title\n{text(28)}" for rank in (1, 2, 3)]
+        searches.append((query, "\n\n".join(passages)))
     return make_trajectory(question, sample, key, searches, rng.choice(("town", "city")))
 
 
@@ -132,7 +116,7 @@ def measure(
 def main() -> None:
     """Send with every choice in turn, each round into a store of its own, and print the table of medians."""
     options = parse_options(__doc__, rounds=(3, "of all lines in turn; medians are shown"))
-    measured = []
+    measured: dict[str, list[tuple[float, float, int, int]]] = {label: [] for label, *_ in CHOICES}
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -142,16 +126,15 @@ def main() -> None:
             store = folder / f"store{number}"
             with connected(local_store(store), TIMEOUT_S) as client:
                 client.create_experiment("benchmark", (store / "artifacts").as_uri())
+
             # The first sending loads libraries
             measure(make_results(folder / f"first{number}", 1), store, 1, 0.0)
-            measured.append(
-                [measure(results, store, predictions, traces) for _, predictions, traces in CHOICES]
-            )
+            for label, predictions, traces in CHOICES:
+                measured[label].append(measure(results, store, predictions, traces))
 
-    lines = []
-
-    for (label, *_), columns in zip(CHOICES, zip(*measured, strict=True), strict=True):
-        cpu_s, size, predictions, traces = map(statistics.median, zip(*columns, strict=True))
+    lines: list[list[str]] = []
+    for label, figures in measured.items():
+        cpu_s, size, predictions, traces = map(statistics.median, zip(*figures, strict=True))
         lines.append(
             [label, f"{predictions:,.0f}", f"{traces:,.0f}", f"{cpu_s:.1f}", f"{size:.1f}"]
         )

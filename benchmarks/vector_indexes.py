@@ -95,9 +95,7 @@ class FaissIndex:
         """Search without a mask."""
         assert allowed_N is None
         scores_QK, rows_QK = self.index.search(queries_QD, top_k, params=self.parameters)
-        return [
-            Ranking(rows_K, scores_K) for scores_K, rows_K in zip(scores_QK, rows_QK, strict=True)
-        ]
+        return list(map(Ranking, rows_QK, scores_QK))
 
 
 def open_in_memory(folder: Path, config: VectorsConfig) -> ApproximateIndex:
@@ -161,7 +159,9 @@ def release(paths: Sequence[Path]) -> None:
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         addresses, _, _, _, inode, *_ = line.split(maxsplit=5)
         if inode in inodes:
-            start, end = (int(address, 16) for address in addresses.split("-"))
+            first, _, last = addresses.partition("-")
+            start = int(first, 16)
+            end = int(last, 16)
             _libc_call("madvise", start, end - start, mmap.MADV_DONTNEED)
 
 
@@ -219,10 +219,11 @@ def _side_by_side(
     """Time all settings in turns, warm and cold; return a row of each, with ratios to the first."""
     with ExitStack() as stack:
         processes = {name: stack.enter_context(IndexProcess()) for name in settings}
-        recalls = {
-            name: recall(process.search(settings[name], queries, TOP_K, 64).rows, true_QK)
-            for name, process in processes.items()
-        }
+        recalls: dict[str, float] = {}
+        for name, process in processes.items():
+            timing = process.search(settings[name], queries, TOP_K, 64)
+            recalls[name] = recall(timing.rows, true_QK)
+
         rates = _rates(settings, processes, timed, rounds)
         memory_mb = {name: process.anonymous_mb() for name, process in processes.items()}
 
@@ -230,12 +231,13 @@ def _side_by_side(
     first = next(iter(settings))
 
     for name in settings:
-        ratios = [
-            statistics.median(np.divide(rates[name, *case], rates[first, *case]).tolist())
-            for case in CASES
-        ]
-        medians = [statistics.median(rates[name, *case]) for case in CASES]
-        cells = [f"{rate:.0f} ({ratio:.2f}x)" for rate, ratio in zip(medians, ratios, strict=True)]
+        cells: list[str] = []
+        for case in CASES:
+            rate = statistics.median(rates[name, *case])
+
+            # Of neighbouring runs, so that a busy machine slows both.
+            ratios = np.divide(rates[name, *case], rates[first, *case])
+            cells.append(f"{rate:.0f} ({statistics.median(ratios.tolist()):.2f}x)")
         rows.append((name, f"{recalls[name]:.3f}", f"{memory_mb[name]:.1f}", *cells))
 
     return rows
@@ -266,7 +268,9 @@ def _rates(
 
 def _make_cold(name: str, opening: Opening, processes: Mapping[str, IndexProcess]) -> None:
     files = [path for path in (*opening.files, opening.folder / FLAT_FILE) if path.is_file()]
-    for process in processes.values():  # a page that any process has mapped stays
+
+    # A page that any process has mapped stays.
+    for process in processes.values():
         process.call(release, files)
     share = processes[name].call(evict, files)
 
@@ -293,37 +297,28 @@ def main() -> None:
         rounds=5,
         dtype=("float32", "of the vectors on disk", ["float32", "float16"]),
     )
-    work = options.work = options.work / f"{options.rows}_{options.dtype}"
+    work = options.work / f"{options.rows}_{options.dtype}"
     vectors, queries = write_synthetic(work, options.rows, QUERIES, options.dtype, seed=0)
-    np.save(timed := work / "timed.npy", np.load(queries)[:TIMED_QUERIES])
-    if not (truth := work / "truth.npy").exists():
+    timed = work / "timed.npy"
+    np.save(timed, np.load(queries)[:TIMED_QUERIES])
+
+    truth = work / "truth.npy"
+    if not truth.exists():
         np.save(truth, np.stack(exact_rows(open_vector_file(vectors), np.load(queries), TOP_K)))
     true_QK = np.load(truth)
+
     cells = cells_of(options.rows)
-    codes = {
-        "nlist": cells,
-        "m": 96,
-        "nbits": 8,
-        "train_rows": TRAIN_ROWS,
-        "device": "cpu",
-        "search_device": "cpu",
-    }
-    # The published index, its cells scaled to the rows
-    plain = IvfPqConfig(kind="ivf_pq", nprobe=16, **codes)
-    refined = codes | {"kind": "ivf_pq_refine", "refine_factor": REFINE_FACTOR}
-    same_codes = IvfPqRefineConfig.model_validate(refined | {"nprobe": min(32, cells)})
-    ours = IvfPqRefineConfig.model_validate(
-        refined | {"nprobe": min(48, cells), "m": 128, "nbits": 4}
-    )
-    eight_bits, four_bits = (_build_once(vectors, config, work) for config in (same_codes, ours))
+    plain, same_codes, ours = _product_codes(cells)
+    eight_bits = _build_once(vectors, same_codes, work)
+    four_bits = _build_once(vectors, ours, work)
     header = ("nprobe", f"wiki-18, nlist {WIKI_CELLS}", f"synthetic, nlist {cells}", "difference")
     publish(options, "wiki18-curve", header, _curve(eight_bits, plain, queries, true_QK))
+
+    wider = plain.model_copy(update={"nprobe": 128})
     flat = FlatConfig(kind="flat")
     settings = {
         "ivf_pq 96 x 8 bits, nprobe 16, in memory": Opening(eight_bits, plain, open_in_memory),
-        "the same, nprobe 128": Opening(
-            eight_bits, plain.model_copy(update={"nprobe": 128}), open_in_memory
-        ),
+        "the same, nprobe 128": Opening(eight_bits, wider, open_in_memory),
         "the same, nprobe 16, memory-mapped": Opening(eight_bits, plain),
         f"ivf_pq_refine 96 x 8 bits, nprobe {same_codes.nprobe}, factor 8": Opening(
             eight_bits, same_codes
@@ -333,18 +328,31 @@ def main() -> None:
         "flat": Opening(four_bits, flat),
         "the same by FAISS, mapped": Opening(four_bits, flat, open_faiss_flat),
     }
-    header = (
-        "setting",
-        "recall@5",
-        "RssAnon MB",
-        *(f"{state} q/s, batch {batch}" for state, batch in CASES),
-    )
-    publish(
-        options,
-        "side-by-side",
-        header,
-        _side_by_side(settings, queries, timed, true_QK, options.rounds),
-    )
+    columns = [f"{state} q/s, batch {batch}" for state, batch in CASES]
+    header = ("setting", "recall@5", "RssAnon MB", *columns)
+    rows = _side_by_side(settings, queries, timed, true_QK, options.rounds)
+    publish(options, "side-by-side", header, rows)
+
+
+def _product_codes(cells: int) -> tuple[IvfPqConfig, IvfPqRefineConfig, IvfPqRefineConfig]:
+    """Return the published index with its cells scaled to the rows, and two with refinement: same codes, and ours."""
+    codes = {
+        "nlist": cells,
+        "m": 96,
+        "nbits": 8,
+        "train_rows": TRAIN_ROWS,
+        "device": "cpu",
+        "search_device": "cpu",
+    }
+    plain = IvfPqConfig(kind="ivf_pq", nprobe=16, **codes)
+
+    refined = codes | {"kind": "ivf_pq_refine", "refine_factor": REFINE_FACTOR}
+    same_codes = IvfPqRefineConfig.model_validate(refined | {"nprobe": min(32, cells)})
+
+    # Four bits are scanned ten times as fast, so more of them and more cells are.
+    changes = {"nprobe": min(48, cells), "m": 128, "nbits": 4}
+    ours = IvfPqRefineConfig.model_validate(refined | changes)
+    return plain, same_codes, ours
 
 
 if __name__ == "__main__":

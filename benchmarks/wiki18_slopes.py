@@ -29,6 +29,7 @@ import stages  # noqa: F401 - sets one thread per library, before any is importe
 from benchmarks.data import RANDOM_ENCODER, WORK, index_config, wiki18_passages, write_random_model
 from benchmarks.measure import markdown_table, parse_options, publish, size_mb, status_kb, timed
 from deepsearch_rl.core.progress import track
+from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
 from deepsearch_rl.indexing import build
 from deepsearch_rl.retrieval.encoding import encoding
 from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
@@ -40,7 +41,7 @@ REST = "other"
 FUNCTIONS = {
     "digest": (build, "sha256_file"),
     "rows": (build, "write_rows"),
-    "bm25": (build.Bm25Index, "build"),
+    "bm25": (Bm25Index, "build"),
     "vectors": (build, "encode_to_file"),
     "training": (build, "build_vector_index"),
     "adding": (building, "_add"),
@@ -70,10 +71,10 @@ def write_corpus(path: Path, passages: Sequence[str], rows: int) -> None:
     constants: a few million terms).
     """
     rng = random.Random(18)
-    texts = [
-        (title, text.split())
-        for title, _, text in (passage.partition("\n") for passage in passages)
-    ]
+    texts: list[tuple[str, list[str]]] = []
+    for passage in passages:
+        title, _, text = passage.partition("\n")
+        texts.append((title, text.split()))
 
     with path.open("w", encoding="utf-8") as out:
         for row in track(range(rows), "write passages", rows, "passages"):
@@ -83,8 +84,9 @@ def write_corpus(path: Path, passages: Sequence[str], rows: int) -> None:
                 start = rng.randrange(max(1, len(text) - WORDS_OF_EACH))
                 words += text[start : start + WORDS_OF_EACH]
 
-            passage = {"id": str(row), "contents": f"{drawn[0][0]}\n{' '.join(words)}"}
-            out.write(json.dumps(passage, ensure_ascii=False) + "\n")
+            title, _ = drawn[0]
+            values = {"id": str(row), "contents": f"{title}\n{' '.join(words)}"}
+            out.write(json.dumps(values, ensure_ascii=False) + "\n")
 
 
 def measure_build(passages: Sequence[str], rows: int, work: Path) -> tuple[Figures, Figures]:
@@ -166,6 +168,14 @@ def with_line(builds: Mapping[int, Figures]) -> dict[str, list[float]]:
     return lines
 
 
+def _cells(lines: Mapping[str, Sequence[float]]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for name, values in lines.items():
+        rows.append((name, *(f"{value:,.1f}" for value in values)))
+
+    return rows
+
+
 def main() -> None:
     """Measure and print the tables."""
     options = parse_options(
@@ -191,14 +201,12 @@ def main() -> None:
     with TemporaryDirectory(dir=options.work) as work:
         encoder_text = measure_encoder(passages, options.encoder_passages, Path(work))
     peaks = with_line(memory)
-    peaks["the whole build"] = [
-        max(column) for column in zip(*peaks.values(), strict=True)
-    ]  # on the line too
+
+    # Of every size, and of the values on the lines
+    peaks["the whole build"] = list(map(max, *peaks.values()))
     names = [*(f"{rows:,}" for rows in costs), f"{WIKI18_ROWS:,} (line)"]
-    cost_rows, memory_rows = (
-        [(name, *(f"{value:,.1f}" for value in values)) for name, values in lines.items()]
-        for lines in (with_line(costs), peaks)
-    )
+    cost_rows = _cells(with_line(costs))
+    memory_rows = _cells(peaks)
     before = markdown_table(("passages", *names), cost_rows)
     publish(
         options,

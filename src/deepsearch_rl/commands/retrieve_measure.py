@@ -13,7 +13,7 @@ from deepsearch_rl.corpora.reading.flashrag import read_questions
 from deepsearch_rl.presets import load_preset
 
 if TYPE_CHECKING:
-    from deepsearch_rl.measurement.comparison import Comparison, Interval
+    from deepsearch_rl.measurement.comparison import MetricInterval, RetrieverComparison
 
 _LEARNING = load_preset("retrieve").value("index")["fusion"]["learning"]
 UNITS_MB = {"kb": 1e-3, "mb": 1.0, "gb": 1e3, "tb": 1e6}
@@ -95,7 +95,7 @@ def eval_command(
         _print(comparison, "cross-validated" if cross_validate else "as stored")
 
 
-def _print(comparison: "Comparison", weights: str) -> None:
+def _print(comparison: "RetrieverComparison", weights: str) -> None:
     header = [""]
     # By metric, all retrievers with the same
     rows = {metric: [metric] for metric in next(iter(comparison.scores.values()))}
@@ -120,7 +120,7 @@ def _print(comparison: "Comparison", weights: str) -> None:
         typer.echo(f"{comparison.missing_gold}.")
 
 
-def _cell(interval: "Interval", form: str) -> str:
+def _cell(interval: "MetricInterval", form: str) -> str:
     return f"{interval.mean:{form}}\n{interval.low:{form}} to {interval.high:{form}}"
 
 

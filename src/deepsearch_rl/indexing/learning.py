@@ -53,7 +53,7 @@ DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class QuestionExample:
     """A question's candidates, and which items of its gold evidence, ``items`` in all, each of them holds."""
 
     candidates: Candidates
@@ -66,9 +66,9 @@ def gather(
     chunks: Sequence[Chunk],
     questions: Sequence[tuple[str, Gold]],
     depth: int = RANKED,
-) -> list[Example]:
+) -> list[QuestionExample]:
     """Return an example for every question, with candidates for a ranking of at least ``depth`` rows."""
-    examples: list[Example] = []
+    examples: list[QuestionExample] = []
     with ProgressBar("gather candidates", len(questions), "questions") as progress:
         for start in range(0, len(questions), BATCH_QUESTIONS):
             batch = questions[start : start + BATCH_QUESTIONS]
@@ -78,14 +78,14 @@ def gather(
                 items_C: list[frozenset[int]] = []
                 for row in candidates.rows_C.tolist():
                     items_C.append(frozenset(gold.found_in(chunks[row])))
-                examples.append(Example(candidates, tuple(items_C), len(gold.items)))
+                examples.append(QuestionExample(candidates, tuple(items_C), len(gold.items)))
 
             progress.advance(len(batch))
 
     return examples
 
 
-def fit_weights(examples: Sequence[Example], ridge: float) -> Floats:
+def fit_weights(examples: Sequence[QuestionExample], ridge: float) -> Floats:
     """Return the weights_F of least loss; zeros where no example has a relevant candidate."""
     from scipy.optimize import minimize  # noqa: PLC0415 - costs 0.2 s, and searching does without
 
@@ -100,7 +100,7 @@ def fit_weights(examples: Sequence[Example], ridge: float) -> Floats:
 
 
 def ranking_loss(
-    examples: Sequence[Example], ridge: float
+    examples: Sequence[QuestionExample], ridge: float
 ) -> Callable[[Floats], tuple[float, Floats]]:
     """Return the loss and its derivative as a function of weights_F; each example has a relevant candidate."""
     # The C candidates of Q questions, one question after the other.
@@ -152,7 +152,7 @@ def drawn_folds(questions: int, folds: int, seed: int) -> NDArray[np.int64]:
 
 
 def score_held_out(
-    examples: Sequence[Example],
+    examples: Sequence[QuestionExample],
     ridge: float,
     fold_Q: NDArray[np.int64],
     cutoffs: Sequence[int] = (),
@@ -217,7 +217,7 @@ def choose(scores: Mapping[str, Mapping[str, float]]) -> RankingName:
 
 
 def score_example(
-    example: Example, weights_F: Floats, cutoffs: Sequence[int] = ()
+    example: QuestionExample, weights_F: Floats, cutoffs: Sequence[int] = ()
 ) -> dict[str, float]:
     """Return the scores of a question whose candidates are ranked with these weights."""
     items_by_row = dict(zip(example.candidates.rows_C.tolist(), example.items_C, strict=True))

@@ -40,7 +40,7 @@ MEASURED_CHUNKS = 10_000
 Scores = dict[str, NDArray[np.float64]]  # a score per question, by metric
 
 
-class Interval(Record):
+class MetricInterval(Record):
     """A mean and its 95 % interval."""
 
     mean: float
@@ -55,7 +55,7 @@ class ChunkLength(Record):
     characters: float
 
 
-class Comparison(Record):
+class RetrieverComparison(Record):
     """The scores of every retriever."""
 
     questions: int
@@ -63,8 +63,8 @@ class Comparison(Record):
     missing_gold: MissingGold  # titles and documents that no passage of the index has
     chunks: int
     chunk_length: ChunkLength
-    scores: dict[str, dict[str, Interval]]  # by retriever and metric
-    hybrid_minus_better_half: dict[str, Interval]
+    scores: dict[str, dict[str, MetricInterval]]  # by retriever and metric
+    hybrid_minus_better_half: dict[str, MetricInterval]
     """By metric, against whichever of bm25 and dense has the greater MRR@10; empty unless all three are compared."""
 
 
@@ -77,7 +77,7 @@ def compare_retrievers(
     learning: LearningConfig | None,
     seed: int,
     draws: int,
-) -> Comparison:
+) -> RetrieverComparison:
     """Score retrievers of an index, out of ``COMPARED``, over the questions whose gold evidence is known.
 
     No ``retrievers`` means all that the index has the halves for. ``searcher`` is any opened
@@ -112,7 +112,7 @@ def compare_retrievers(
 
     golds = [gold for _, gold in examples]
     kinds = Counter[str](gold.kind for gold in golds)
-    return Comparison(
+    return RetrieverComparison(
         questions=len(examples),
         gold=dict(kinds),
         missing_gold=find_missing(chunks, golds),
@@ -173,9 +173,9 @@ def chunk_length(chunks: Sequence[Chunk]) -> ChunkLength:
     return ChunkLength(words=round(fmean(words), 1), characters=round(fmean(characters), 1))
 
 
-def intervals(scores: Scores, seed: int, draws: int) -> dict[str, Interval]:
+def intervals(scores: Scores, seed: int, draws: int) -> dict[str, MetricInterval]:
     """Return the mean of every metric with its interval, all from the same resamples."""
-    result: dict[str, Interval] = {}
+    result: dict[str, MetricInterval] = {}
     for metric, values_Q in scores.items():
         mean = float(values_Q.mean())
         size = len(values_Q)
@@ -186,7 +186,7 @@ def intervals(scores: Scores, seed: int, draws: int) -> dict[str, Interval]:
 
         # Without draws the interval is the mean itself.
         low, high = np.percentile(means or [mean], (2.5, 97.5)).tolist()
-        result[metric] = Interval(mean=mean, low=low, high=high)
+        result[metric] = MetricInterval(mean=mean, low=low, high=high)
 
     return result
 

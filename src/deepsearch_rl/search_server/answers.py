@@ -52,7 +52,7 @@ class SentPassage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SearchAnswer:
     """The passages of one search, best first."""
 
     passages: tuple[SentPassage, ...]
@@ -105,17 +105,17 @@ class AnswerCache:
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
-        self._entries: OrderedDict[SearchKey, tuple[Answer, int]] = OrderedDict()
+        self._entries: OrderedDict[SearchKey, tuple[SearchAnswer, int]] = OrderedDict()
         self._size_bytes = 0
 
-    def get(self, search: SearchKey) -> Answer | None:
+    def get(self, search: SearchKey) -> SearchAnswer | None:
         """Return the cached answer, if any, and count it as used last."""
         if search not in self._entries:
             return None
         self._entries.move_to_end(search)
         return self._entries[search][0]
 
-    def put(self, search: SearchKey, answer: Answer) -> None:
+    def put(self, search: SearchKey, answer: SearchAnswer) -> None:
         """Add an answer, and drop those used longest ago until all fit."""
         size_bytes = answer.size_bytes + len(search.query)
         if size_bytes > MAX_CACHED_BYTES:

@@ -24,7 +24,7 @@ from typing import Self
 from deepsearch_rl.core.errors import DeepsearchError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import Hit, QueriesFailedError, SearchesChunks
-from deepsearch_rl.search_server.answers import Answer, AnswerCache, SearchKey
+from deepsearch_rl.search_server.answers import AnswerCache, SearchAnswer, SearchKey
 from deepsearch_rl.search_server.config import RetrievalConfig
 from deepsearch_rl.search_server.limits import MAX_DOCUMENTS
 from deepsearch_rl.search_server.metrics import Metrics
@@ -48,11 +48,11 @@ class SearchTimeoutError(SearchFailedError):
     """The search did not return in time."""
 
 
-Outcomes = dict[SearchKey, Answer | SearchFailedError]
+Outcomes = dict[SearchKey, SearchAnswer | SearchFailedError]
 
 
 @dataclass(slots=True)
-class _Request:
+class _QueuedRequest:
     """The queries of one request that nobody had asked for before it."""
 
     # With their numbers in the order of arrival
@@ -64,8 +64,8 @@ class _Request:
 class _Search:
     """A query that waits or is being searched, its request, and the answer to come."""
 
-    request: _Request
-    future: asyncio.Future[Answer]
+    request: _QueuedRequest
+    future: asyncio.Future[SearchAnswer]
 
 
 class SearchQueue:
@@ -86,7 +86,7 @@ class SearchQueue:
         self._cache = AnswerCache(config.cache_entries)
         self._in_flight: dict[SearchKey, _Search] = {}
         # Those of which queries wait, the next one first
-        self._requests: deque[_Request] = deque()
+        self._requests: deque[_QueuedRequest] = deque()
         self._waiting = 0  # queries of all of them
         self._pending = 0  # what the queries in flight count against ``max_pending``
         self._arrivals = 0
@@ -122,7 +122,7 @@ class SearchQueue:
 
     async def search(
         self, queries: Sequence[str], top_k: int, where: Filter | None = None
-    ) -> list[Answer]:
+    ) -> list[SearchAnswer]:
         """Return one answer per query, with the hits that :meth:`SearchesChunks.search` gives.
 
         Raises:
@@ -131,7 +131,7 @@ class SearchQueue:
             SearchTimeoutError: it did not return within ``search_timeout_s``.
         """
         searches = [SearchKey(query, top_k, where) for query in queries]
-        answers: dict[SearchKey, Answer] = {}
+        answers: dict[SearchKey, SearchAnswer] = {}
 
         # A dict keeps the order and counts equal queries once.
         missing: dict[SearchKey, None] = {}
@@ -147,7 +147,7 @@ class SearchQueue:
             answers.update(await self._search(missing))
         return [answers[search] for search in searches]
 
-    async def _search(self, searches: Collection[SearchKey]) -> dict[SearchKey, Answer]:
+    async def _search(self, searches: Collection[SearchKey]) -> dict[SearchKey, SearchAnswer]:
         """Return the answers to different queries, none of which is in the cache."""
         new = [search for search in searches if search not in self._in_flight]
         self._admit(len(new))
@@ -174,7 +174,7 @@ class SearchQueue:
     def _enqueue(self, searches: Sequence[SearchKey]) -> None:
         if not searches:
             return
-        request = _Request(unanswered=len(searches))
+        request = _QueuedRequest(unanswered=len(searches))
 
         for search in searches:
             self._in_flight[search] = _Search(request, self._loop.create_future())
@@ -274,7 +274,7 @@ class SearchQueue:
         )
         return dict.fromkeys(group, SearchTimeoutError(problem))
 
-    def _settle(self, outcomes: Mapping[SearchKey, Answer | SearchFailedError]) -> None:
+    def _settle(self, outcomes: Mapping[SearchKey, SearchAnswer | SearchFailedError]) -> None:
         for search, outcome in outcomes.items():
             # The server may have stopped before.
             pending = self._in_flight.pop(search, None)
@@ -286,7 +286,7 @@ class SearchQueue:
             if pending.request.unanswered < self._config.max_batch:
                 self._pending -= 1
 
-            if isinstance(outcome, Answer):
+            if isinstance(outcome, SearchAnswer):
                 self._cache.put(search, outcome)
                 pending.future.set_result(outcome)
             else:
@@ -297,7 +297,7 @@ class SearchQueue:
     def _fail(self, searches: Iterable[SearchKey], failure: SearchFailedError) -> None:
         self._settle(dict.fromkeys(searches, failure))
 
-    def _fail_all_if_down(self, outcomes: Iterable[Answer | SearchFailedError]) -> None:
+    def _fail_all_if_down(self, outcomes: Iterable[SearchAnswer | SearchFailedError]) -> None:
         """Answer everything that waits with the error of an endpoint that is down: it would be asked in vain."""
         outage = _outage(outcomes)
         if outage is None:
@@ -365,17 +365,17 @@ class SearchQueue:
             raise ValueError(f"the search answered {len(results)} of {len(queries)} queries")
         return results
 
-    def _outcome(self, result: list[Hit] | EndpointError) -> Answer | SearchFailedError:
+    def _outcome(self, result: list[Hit] | EndpointError) -> SearchAnswer | SearchFailedError:
         try:
             if isinstance(result, EndpointError):
                 raise result
-            return Answer.of(result)
+            return SearchAnswer.of(result)
         except Exception as error:  # noqa: BLE001 - of this query alone, such as a score that is no number
             self._metrics.search_failures.inc()
             return _client_error(error)
 
 
-def _outage(outcomes: Iterable[Answer | SearchFailedError]) -> SearchFailedError | None:
+def _outage(outcomes: Iterable[SearchAnswer | SearchFailedError]) -> SearchFailedError | None:
     """Return the first error that says that an endpoint is down."""
     for outcome in outcomes:
         is_failure = isinstance(outcome, SearchFailedError)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.indexing.learning import (
-    Example,
+    QuestionExample,
     choose,
     drawn_folds,
     fit_weights,
@@ -16,7 +16,7 @@ SIGNAL = FEATURES.index("date")
 RIDGE = 0.001
 
 
-def examples(count: int, planted: bool, seed: int = 0) -> list[Example]:
+def examples(count: int, planted: bool, seed: int = 0) -> list[QuestionExample]:
     """Questions with 20 candidates and random features; the relevant one has the greatest date, where planted."""
     generator = np.random.default_rng(seed)
     made = []
@@ -24,11 +24,11 @@ def examples(count: int, planted: bool, seed: int = 0) -> list[Example]:
         features_CF = generator.random((20, len(FEATURES)))
         relevant = int(features_CF[:, SIGNAL].argmax()) if planted else int(generator.integers(20))
         items_C = tuple(frozenset({0} if row == relevant else ()) for row in range(20))
-        made.append(Example(Candidates(np.arange(20) * 3, features_CF), items_C, 1))
+        made.append(QuestionExample(Candidates(np.arange(20) * 3, features_CF), items_C, 1))
     return made
 
 
-def held_out_mrr(known: list[Example]) -> float:
+def held_out_mrr(known: list[QuestionExample]) -> float:
     scores = score_held_out(known, RIDGE, drawn_folds(len(known), 5, seed=0))
     return float(np.mean([own["mrr@10"] for own in scores]))
 
@@ -50,7 +50,9 @@ def test_the_minimum_is_where_the_slope_vanishes() -> None:
     # sigmoid(w))
     features_CF = np.zeros((2, len(FEATURES)))
     features_CF[0, 0] = 1.0
-    known = Example(Candidates(np.array([4, 9]), features_CF), (frozenset({0}), frozenset()), 1)
+    known = QuestionExample(
+        Candidates(np.array([4, 9]), features_CF), (frozenset({0}), frozenset()), 1
+    )
     weight, *others = fit_weights([known], 0.1).tolist()
     assert 0.1 * weight == pytest.approx(1 / (1 + np.exp(weight)), abs=1e-4)
     assert others == [0.0] * (len(FEATURES) - 1)
@@ -74,15 +76,17 @@ def test_the_slope_is_the_derivative_of_the_loss() -> None:
         assert slope_F[feature] == pytest.approx(difference / (2 * step), abs=1e-7)
 
 
-def several_relevant(seed: int) -> Example:
+def several_relevant(seed: int) -> QuestionExample:
     """Six random candidates; the first ``seed`` + 1 are relevant, and all of them in the last of five."""
     features_CF = np.random.default_rng(seed).random((6, len(FEATURES)))
     items_C = tuple(frozenset({0} if row <= seed or seed == 4 else ()) for row in range(6))
-    return Example(Candidates(np.arange(6), features_CF), items_C, 1)
+    return QuestionExample(Candidates(np.arange(6), features_CF), items_C, 1)
 
 
 def test_questions_without_a_relevant_candidate_teach_nothing() -> None:
-    lost = [Example(one.candidates, (frozenset(),) * 20, 1) for one in examples(5, planted=True)]
+    lost = [
+        QuestionExample(one.candidates, (frozenset(),) * 20, 1) for one in examples(5, planted=True)
+    ]
     assert fit_weights(lost, RIDGE).tolist() == [0.0] * len(FEATURES)
     assert score_example(lost[0], np.ones(len(FEATURES)))["mrr@10"] == 0.0
 

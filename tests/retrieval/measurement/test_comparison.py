@@ -12,7 +12,7 @@ from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.measurement.comparison import (
     COMPARED,
-    Comparison,
+    RetrieverComparison,
     compare_retrievers,
     intervals,
 )
@@ -43,7 +43,7 @@ QUESTIONS = [
 
 def compare(
     index_dir: Path, questions=QUESTIONS, retrievers=COMPARED, learning=LEARNING
-) -> Comparison:
+) -> RetrieverComparison:
     return compare_retrievers(
         open_index(index_dir), index_dir, questions, retrievers, (1,), learning, seed=0, draws=50
     )

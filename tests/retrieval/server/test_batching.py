@@ -9,7 +9,7 @@ import pytest
 
 from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.search.rows import Filter
-from deepsearch_rl.search_server.answers import Answer
+from deepsearch_rl.search_server.answers import SearchAnswer
 from deepsearch_rl.search_server.batching import (
     MAX_HANGING,
     Metrics,
@@ -46,7 +46,7 @@ class Driver:
         assert await asyncio.to_thread(self.searcher.started.acquire, timeout=10)
 
 
-def found(answers: list[Answer]) -> list[str]:
+def found(answers: list[SearchAnswer]) -> list[str]:
     return [passage.id for answer in answers for passage in answer.passages]
 
 

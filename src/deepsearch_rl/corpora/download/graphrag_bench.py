@@ -22,7 +22,7 @@ class CorpusRow(Record):
     context: RequiredText
 
 
-class QuestionRow(Row):
+class BenchQuestionRow(Row):
     """A row of a question file; the relations beside ``evidence`` have another name in each domain."""
 
     source: RequiredText = Field(description="`corpus_name` of the document that answers it")
@@ -41,7 +41,7 @@ def read_documents(path: Path) -> Iterator[Document]:
 def read_questions(path: Path) -> Iterator[Question]:
     """Yield the questions of a file; an id that the source repeats gets its count as a suffix."""
     uses = Counter[str]()
-    for row in read_rows(path, QuestionRow):
+    for row in read_rows(path, BenchQuestionRow):
         uses[row.id] += 1
         id_ = row.id if uses[row.id] == 1 else f"{row.id}-{uses[row.id]}"
         metadata = {"question_type": row.question_type, "source": row.source, **row.metadata}

@@ -1,7 +1,7 @@
 """Builds BM25 in two passes: term counts by stretch of rows, then one inverted index of scores.
 
 First, words are counted in runs. Memory is that of one run, which is then kept in the files of
-:class:`Run`.
+:class:`TermRun`.
 
 Each word is one 64-bit integer (:func:`_pack`): the place of its term among the sorted keys in the
 upper half, its text in the lower. Sorted, equal ones lie together, by term, row and field.
@@ -50,7 +50,7 @@ HALF_BITS = np.uint64(32)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TermRun:
     """The terms and postings of a stretch of rows, or of a range of keys in it, memory-mapped."""
 
     first_row: int
@@ -76,7 +76,7 @@ class RunWriter:
         self._folder = folder
         self._fields = fields
         self._tokens_per_run = tokens_per_run
-        self._runs: list[Run] = []
+        self._runs: list[TermRun] = []
         self._begin_run()
 
     def _begin_run(self) -> None:
@@ -110,7 +110,7 @@ class RunWriter:
         if len(self._numbers) + len(self._text_ends) > self._tokens_per_run:
             self._write_run()
 
-    def finish(self) -> list[Run]:
+    def finish(self) -> list[TermRun]:
         """Return the runs."""
         self._write_run()
         return self._runs
@@ -123,11 +123,11 @@ class RunWriter:
                 file.extend(column.ravel())
             columns.append(open_column(path, column.dtype.type).reshape(column.shape))
 
-        self._runs.append(Run(self._first_row, *columns))
+        self._runs.append(TermRun(self._first_row, *columns))
         self._begin_run()
 
     def _sorted_columns(self) -> tuple[NDArray[Any], ...]:
-        """Return the columns of the run, as :class:`Run` has them."""
+        """Return the columns of the run, as :class:`TermRun` has them."""
         texts = len(self._text_ends) - 1
         numbers_T = np.frombuffer(self._numbers, dtype=np.int32)
         texts_T = np.repeat(np.arange(texts, dtype=np.uint64), np.diff(self._text_ends))
@@ -201,7 +201,7 @@ def _begins(sorted_T: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def merge_runs(
-    runs: Sequence[Run],
+    runs: Sequence[TermRun],
     config: Bm25Config,
     folder: Path,
     postings_at_once: int = POSTINGS_AT_ONCE,
@@ -245,7 +245,7 @@ def merge_runs(
             bar.advance(len(rows_P))
 
 
-def _split(run: Run, ranges: int) -> list[Run]:
+def _split(run: TermRun, ranges: int) -> list[TermRun]:
     """Return a run's piece of every range of keys.
 
     The keys are hashes, so that ranges of equal width hold about equally many.
@@ -254,7 +254,7 @@ def _split(run: Run, ranges: int) -> list[Run]:
     cuts = [0, *np.searchsorted(run.keys_V, bounds).tolist(), len(run.keys_V)]
     ends = np.concatenate([[0], np.cumsum(run.frequencies_V, dtype=np.int64)])
 
-    pieces: list[Run] = []
+    pieces: list[TermRun] = []
     for low, high in pairwise(cuts):
         terms = slice(low, high)
         postings = slice(ends[low], ends[high])
@@ -271,7 +271,7 @@ def _split(run: Run, ranges: int) -> list[Run]:
 
 
 def _merge(
-    pieces: Sequence[Run], config: Bm25Config, mean_lengths_F: NDArray[np.float64]
+    pieces: Sequence[TermRun], config: Bm25Config, mean_lengths_F: NDArray[np.float64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
     """Return keys_V, frequencies_V, rows_P and tf_P of a range of keys, by key, then by row."""
     keys: list[NDArray[np.uint64]] = []
@@ -296,7 +296,7 @@ def _merge(
 
 
 def _term_frequencies(
-    piece: Run,
+    piece: TermRun,
     mean_lengths_F: NDArray[np.float64],
     config: Bm25Config,
 ) -> NDArray[np.float64]:

@@ -50,7 +50,7 @@ class _Vector(BaseModel):
     embedding: list[float]
 
 
-class _Answer(BaseModel):
+class _EmbeddingsAnswer(BaseModel):
     data: list[_Vector]
 
 
@@ -132,7 +132,7 @@ class RemoteEncoder:
     def _parse(self, answer: bytes, texts: int) -> Vectors:
         """Return the embeddings_BD of an answer to so many texts; raise where it holds anything else."""
         try:
-            vectors = _Answer.model_validate_json(answer).data
+            vectors = _EmbeddingsAnswer.model_validate_json(answer).data
         except ValidationError as error:
             field, problem = first_problem(error)
             raise self._failure(
