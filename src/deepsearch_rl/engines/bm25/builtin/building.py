@@ -209,6 +209,7 @@ def merge_runs(
     row_count = sum(len(run.lengths_NF) for run in runs)
     sums_F = np.sum([run.lengths_NF.sum(axis=0, dtype=np.int64) for run in runs], axis=0)
     mean_lengths_F = sums_F / row_count
+    weights_F = list(config.fields.values())
 
     with (
         ProgressBar("merge BM25", total, "postings") as bar,
@@ -222,7 +223,10 @@ def merge_runs(
 
         pieces_by_run = [_split(run, ranges) for run in runs]
         for pieces in zip(*pieces_by_run, strict=True):
-            keys_V, frequencies_V, rows_P, tf_P = _merge(pieces, config, mean_lengths_F)
+            tf_by_piece = [
+                _term_frequencies(piece, mean_lengths_F, weights_F, config.b) for piece in pieces
+            ]
+            keys_V, frequencies_V, rows_P, tf_P = _merge(pieces, tf_by_piece)
             odds_V = (row_count - frequencies_V + 0.5) / (frequencies_V + 0.5)
             idf_V = np.log1p(odds_V).astype(np.float32)
             saturated_P = tf_P / (config.k1 + tf_P)
@@ -262,12 +266,12 @@ def _split(run: Run, ranges: int) -> list[Run]:
 
 
 def _merge(
-    pieces: Sequence[Run], config: Bm25Config, mean_lengths_F: NDArray[np.float64]
+    pieces: Sequence[Run], tf_by_piece: Sequence[NDArray[np.float64]]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
     """Return keys_V, frequencies_V, rows_P and tf_P of a range of keys, by key, then by row."""
     keys_P = np.concatenate([np.repeat(piece.keys_V, piece.frequencies_V) for piece in pieces])
     rows_P = np.concatenate([piece.rows_P + np.int32(piece.first_row) for piece in pieces])
-    tf_P = np.concatenate([_term_frequencies(piece, mean_lengths_F, config) for piece in pieces])
+    tf_P = np.concatenate(tf_by_piece)
 
     # Stable, because the rows of a later run are higher.
     order_P = np.argsort(keys_P, kind="stable")
@@ -280,20 +284,21 @@ def _merge(
 def _term_frequencies(
     piece: Run,
     mean_lengths_F: NDArray[np.float64],
-    config: Bm25Config,
+    weights_F: Sequence[float],
+    b: float,
 ) -> NDArray[np.float64]:
-    """Return tf_P of a piece's pairs of term and row."""
+    """Return tf_P of a piece's pairs of term and row; ``b`` is how strongly long fields are discounted."""
     lengths_PF = piece.lengths_NF[piece.rows_P]
     tf_P = np.zeros(len(lengths_PF))
 
     # Field by field, because a matrix product may round differently with P.
-    weights = zip(config.fields.values(), mean_lengths_F.tolist(), strict=True)
-    for field, (weight, mean_length) in enumerate(weights):
+    fields = zip(weights_F, mean_lengths_F.tolist(), strict=True)
+    for field, (weight, mean_length) in enumerate(fields):
         if mean_length == 0:  # no row has the field
             continue
 
         # A row without the field may have norm 0 (b = 1), and has no count either.
-        norms_P = 1 - config.b + config.b * lengths_PF[:, field] / mean_length
+        norms_P = 1 - b + b * lengths_PF[:, field] / mean_length
         tf_P += weight * piece.counts_PF[:, field] / np.where(norms_P > 0, norms_P, 1.0)
 
     return tf_P
