@@ -86,7 +86,7 @@ plan: environment  ##start what a run of PROFILE takes: time, disk, memory, an A
 	@$(BIN)/deepsearch plan $(PROFILE)
 
 preflight: environment  ##full PROFILE's training path on a small model: what works, what to do; before it costs hours
-	@$(BIN)/python -m scripts.preflight $(PROFILE)
+	@$(BIN)/deepsearch preflight $(PROFILE)
 
 ui: environment  ##start Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0.0 for other machines, with a login
 	@$(BIN)/python -m flows.ui $(if $(HOST),--host $(HOST))

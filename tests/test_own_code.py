@@ -4,11 +4,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import yaml
 
-from deepsearch_rl.core.errors import ConfigError, DeepsearchError, UnknownNameError
+from deepsearch_rl.core.errors import (
+    ConfigError,
+    DeepsearchError,
+    EndpointError,
+    UnknownNameError,
+)
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.own_code import load_own, own_path, require_deps
 from deepsearch_rl.core.profile import Profile, load_profile
@@ -19,6 +25,7 @@ from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.search.searcher import open_index
 from deepsearch_rl.search_server.config import RetrievalConfig
+from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.training.prompt_search.prompt_search import OptimizePromptConfig
 from deepsearch_rl.training.rewards.rewards import (
     PolicyText,
@@ -102,6 +109,29 @@ def test_the_pages_retriever_and_encoder_search_an_index(own: Path, tmp_path: Pa
         searcher = open_index(tmp_path / "index", retriever=name)
         [hits] = searcher.search(["the comet lander"], 2)
         assert [hit.row for hit in hits] == [0, 2]
+
+
+def test_a_server_process_answers_by_the_pages_retriever_and_says_why_it_cannot(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = tmp_path / "chunks.jsonl"
+    write_jsonl(chunks, CHUNKS)
+    build_index(chunks, tmp_path / "index", INDEX, seed=0)
+    setting = RETRIEVAL.model_copy(update={"retriever": f"{own}/retrievers.py:TitleWords"})
+    # A process that works elsewhere finds the same file
+    monkeypatch.chdir(tmp_path)
+    with serve_index(tmp_path / "index", chunks, setting) as url:
+        answer = httpx.post(f"{url}/retrieve", json={"queries": ["comet"], "topk": 2}, timeout=20)
+    texts = [document["contents"] for document in answer.json()["result"][0]]
+    assert texts == [CHUNKS[0].contents, CHUNKS[2].contents]
+
+    broken = write(tmp_path, "def mine(chunks, index):\n    return chunks[99]\n")
+    setting = RETRIEVAL.model_copy(update={"retriever": f"{broken}:mine"})
+    with (
+        pytest.raises(EndpointError, match="fails at line 2 with IndexError"),
+        serve_index(tmp_path / "index", chunks, setting),
+    ):
+        pytest.fail("it serves")
 
 
 def test_an_edited_retriever_is_another_setting(own: Path) -> None:
@@ -283,6 +313,12 @@ def test_a_file_that_no_stage_depends_on_is_refused(
     profile = load_profile(ROOT / "params.yaml").with_overrides({"model_settings": other})
     with pytest.raises(ConfigError, match=f"Set own.{kind}"):
         require_deps(profile)
+
+
+@pytest.mark.parametrize("path", ["/tmp/mine.py", "../mine.py", "own//mine.py", "./own/mine.py"])
+def test_a_file_outside_of_the_project_is_refused_by_a_stage(path: str) -> None:
+    with pytest.raises(ConfigError, match="path from the project's folder"):
+        require_deps(changed("rl", "rewards", {f"{path}:a": 1}, reward=path))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
-"""Try a profile's whole training path on a small model, and say in a table what works and what to do.
+"""`deepsearch preflight`: try a profile's whole training path on a small model, and say what works and what to do.
 
-    python -m scripts.preflight PROFILE [--list] [--only PHASE] [--jobs N] [--keep]     (`make preflight PROFILE=gpu`)
+    python -m scripts.preflight PROFILE PHASE     (a phase in the copy that there is, by `deepsearch preflight`)
 
-Everything runs in ``work/<profile>/preflight/copy``, which is deleted at the end (``--keep`` leaves
-it). The results are ``work/<profile>/preflight/report.json`` and ``slopes.json``. The exit status
-is 1 where a phase failed.
+Everything runs in ``work/<profile>/preflight/copy``, which is deleted at the end. The results are
+``work/<profile>/preflight/report.json`` and ``slopes.json``.
 """
 
 import argparse
@@ -19,6 +18,7 @@ from scripts.imports import ROOT
 from scripts.preflight.phases import Preflight, SkippedError
 from scripts.preflight.project import Project, cut_copy, open_copy
 from scripts.preflight.runner import (
+    Phase,
     PhaseOutcome,
     PhaseResult,
     chosen_phases,
@@ -38,63 +38,65 @@ HEADER = (
 )
 
 
-def main() -> None:
-    """Command line; a failed phase ends it with status 1."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("profile", help="a profile: tiny, or a folder of profiles/")
-    parser.add_argument("--list", action="store_true", help="show the phases and what they check")
-    parser.add_argument("--only", metavar="PHASE", help="run this phase and those that it needs")
-    parser.add_argument("--jobs", type=int, default=1, help="phases at once; 1 measures best")
-    parser.add_argument(
-        "--keep", action="store_true", help="leave the copy, with its logs, where it is"
-    )
-    # Run one phase in the copy that there is
-    parser.add_argument("--phase", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+def folder_of(profile: str) -> Path:
+    """Return the folder of a profile's preflight, relative to the project."""
+    return Path("work", profile, "preflight")
+
+
+def print_phases(profile: str) -> None:
+    """Print the phases of a profile, what they need, their time-outs and what they check."""
+    rows = [
+        (phase.name, ", ".join(phase.needs), f"{phase.timeout_s:.0f}", phase.purpose)
+        for phase in _phases(profile)
+    ]
+    print_table("", ("phase", "needs", "seconds at most", "what it checks"), rows)
+
+
+def preflight(profile: str, only: str | None, jobs: int, is_kept: bool) -> list[PhaseOutcome]:
+    """Run the phases of a profile, or ``only`` one and those that it needs; return how they ended.
+
+    Raise UnknownNameError where there is no such profile or phase.
+    """
     os.chdir(ROOT)
-    folder = Path("work", arguments.profile, "preflight")
+    folder = folder_of(profile)
+    phases = _phases(profile)
+    if only:
+        look_up("phase", only, {phase.name: phase for phase in phases})
+    project = cut_copy(ROOT, profile, _copy(profile))
 
     try:
-        if arguments.phase:
-            sys.stdout.write(f"{run_in_copy(folder, arguments.phase).model_dump_json()}\n")
-            return
-
-        outcomes = preflight(arguments, folder)
-    except DeepsearchError as error:
-        sys.exit(f"error: {error}")
-
-    sys.exit(any(outcome.status == "failed" for outcome in outcomes))
-
-
-def preflight(arguments: argparse.Namespace, folder: Path) -> list[PhaseOutcome]:
-    """Do what the command line asks for; return how the phases ended."""
-    copy = ROOT / folder / "copy"
-    phases = Preflight(Project(ROOT, find_profile(ROOT, arguments.profile), copy)).phases()
-    if arguments.only:
-        look_up("phase", arguments.only, {phase.name: phase for phase in phases})
-    if arguments.list:
-        rows = [
-            (phase.name, ", ".join(phase.needs), f"{phase.timeout_s:.0f}", phase.purpose)
-            for phase in phases
-        ]
-        print_table("", ("phase", "needs", "seconds at most", "what it checks"), rows)
-        return []
-
-    project = cut_copy(ROOT, arguments.profile, copy)
-
-    try:
-        outcomes = run_phases(chosen_phases(phases, arguments.only), arguments.jobs, show)
+        outcomes = run_phases(chosen_phases(phases, only), jobs, show)
     finally:
-        if not arguments.keep:
+        if not is_kept:
             project.remove()
 
     write_report(folder, outcomes)
-    print_table(
-        f"preflight of {arguments.profile}", HEADER, [table_row(outcome) for outcome in outcomes]
-    )
+    print_table(f"preflight of {profile}", HEADER, [table_row(outcome) for outcome in outcomes])
     return outcomes
+
+
+def _copy(profile: str) -> Path:
+    return ROOT / folder_of(profile) / "copy"
+
+
+def _phases(profile: str) -> list[Phase]:
+    return Preflight(Project(ROOT, find_profile(ROOT, profile), _copy(profile))).phases()
+
+
+def main() -> None:
+    """Run a phase, and print its result as JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("profile")
+    parser.add_argument("phase")
+    arguments = parser.parse_args()
+    os.chdir(ROOT)
+    try:
+        result = run_in_copy(folder_of(arguments.profile), arguments.phase)
+    except DeepsearchError as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.write(f"{result.model_dump_json()}\n")
 
 
 def run_in_copy(folder: Path, phase: str) -> PhaseResult:

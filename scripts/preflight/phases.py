@@ -75,7 +75,7 @@ class Preflight:
 
     def _phase(self, name: str, timeout_s: float, *needs: str) -> Phase:
         purpose = (getattr(self, name).__doc__ or "").partition("\n")[0].rstrip(".")
-        command = (sys.executable, "-m", "scripts.preflight", self.project.name, "--phase", name)
+        command = (sys.executable, "-m", "scripts.preflight", self.project.name, name)
         return Phase(name=name, purpose=purpose, command=command, timeout_s=timeout_s, needs=needs)
 
     def machine(self) -> Figures:

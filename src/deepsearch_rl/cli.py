@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "doctor": "Show what this machine has and what each profile needs, with the command that gets what is missing.",
     "plan": "Show what a run of a profile takes, stage by stage: time, disk, memory, an API's tokens and their price.",
+    "preflight": "Try a profile's training path on a small model: what works, and what to do before it costs hours.",
     "table": "Print the F1 table of a profile as it was last reported.",
     "summary": "Print the F1 table, each stage's time and peak memory, and where to look next.",
     "remote": "Share what stages make with other machines, by DVC's remote.",

@@ -22,7 +22,17 @@ from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.serving.launch import vllm_serve_command
 from tests.conftest import ROOT
 
-PRINTED = {"--json", "--markdown", "--page", "--help", "-h", "--endpoint", "--local", "--check"}
+PRINTED = {
+    "--json",
+    "--list",
+    "--markdown",
+    "--page",
+    "--help",
+    "-h",
+    "--endpoint",
+    "--local",
+    "--check",
+}
 """Options that change what is printed or written beside it (or, of `remote`, DVC's settings): their
 tests are those of the commands."""
 
@@ -272,6 +282,11 @@ COMPARE_REPORTS = Command(
         "--timeout-s": ("7", "1.timeout_s", 7.0),
     },
 )
+PREFLIGHT = Command(
+    "preflight gpu",
+    "scripts.preflight.__main__.preflight",
+    {"--only": ("serve", "1", "serve"), "--jobs": ("2", "2", 2), "--keep": ("", "3", True)},
+)
 EXPLAIN = Command(
     "explain predictions.jsonl",
     "deepsearch_rl.commands.explain.explain_paths",
@@ -389,6 +404,7 @@ COMMANDS = (
     SCORE,
     COMPARE,
     COMPARE_REPORTS,
+    PREFLIGHT,
     EXPLAIN,
     CONVERT,
     IMPORT,

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,13 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
 def test_every_phase_of_the_smoke_profile_passes_and_leaves_its_report_alone() -> None:
-    command = [sys.executable, "-m", "scripts.preflight", "smoke", "--jobs", "2"]
+    command = [
+        str(Path(sys.executable).with_name("deepsearch")),
+        "preflight",
+        "smoke",
+        "--jobs",
+        "2",
+    ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     folder = ROOT / "work" / "smoke" / "preflight"

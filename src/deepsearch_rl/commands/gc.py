@@ -159,7 +159,7 @@ def _require_own_cache(cache: Path, users: Users, has_others: bool) -> None:
 
 def _collect_remote(recorded: set[str], is_real: bool) -> str:
     """Remove from the remote all but what is recorded, by the script that knows DVC; return what it says."""
-    command = ["-m", "scripts.collect_remote", *(["--yes"] if is_real else [])]
+    command = ["-m", "graph_commands.collect_remote", *(["--yes"] if is_real else [])]
     return _run(command, "\n".join(sorted(recorded))).strip()
 
 

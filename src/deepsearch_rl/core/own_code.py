@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import importlib.util
 import inspect
+import posixpath
 import re
 import sys
 import traceback
@@ -127,7 +128,7 @@ def load_own(kind: str, name: str, arguments: Sequence[str]) -> OwnCode:
 
 
 def require_deps(profile: Profile) -> None:
-    """Check that section ``own`` names every file of own code that params name.
+    """Check that section ``own`` names every file of own code that params name, and that it is a file of the project.
 
     Raise ConfigError with the field to set: without it no edit of the file would run a stage again.
     """
@@ -136,6 +137,7 @@ def require_deps(profile: Profile) -> None:
     for sections in (values, *settings.values()):
         for section, kind in KINDS.items():
             for name in _own_names((sections or {}).get(section)):
+                _require_portable(name, f"{profile.path}, {section}")
                 file = own_path(name)
                 declared = _project() / str(profile.value(f"own.{kind}"))
                 if declared not in (file, *file.parents):
@@ -143,6 +145,15 @@ def require_deps(profile: Profile) -> None:
                         f"{profile.path}, {section}: {name} is in no dep of the stages that use it. Set own.{kind}: "
                         f"{name.rpartition(':')[0]} (or its folder), so that an edit of it runs them again."
                     )
+
+
+def _require_portable(name: str, where: str) -> None:
+    """Raise ConfigError for a path that another machine does not have, or that MLflow cannot name a metric by."""
+    path = name.rpartition(":")[0]
+    if path.startswith(("/", "..")) or posixpath.normpath(path) != path:
+        raise ConfigError(
+            f"{where}: {name} is not named by its path from the project's folder, as own/rewards.py:cites is."
+        )
 
 
 def _own_names(value: Any) -> Iterator[str]:

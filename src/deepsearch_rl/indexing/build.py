@@ -111,7 +111,7 @@ def build_indexes(
     for name in (*section.corpus_vectors, *section.corpus_only, *section.imported):
         look_up("corpus", name, corpora)
     for name in corpora:
-        _require_device(section.of(name))
+        require_device(section.of(name).built_vectors)
     for name, path in corpora.items():
         known = questions.get(name, ())
         config = section.of(name)
@@ -144,8 +144,8 @@ def build_index(
         ConfigError: another process builds this folder, or works in ``work``; ``index_dir`` holds
             files that no build wrote; or a parameter does not fit the corpus.
     """
-    # Before the vectors, which can take hours.
-    _require_device(config)
+    # Before the vectors are made, which can take hours.
+    require_device(config.built_vectors)
     index_dir = index_dir.resolve()
 
     if chunks_path.resolve().is_relative_to(index_dir):
@@ -182,11 +182,6 @@ def build_index(
         remove_work(work)
 
     return built
-
-
-def _require_device(config: IndexConfig) -> None:
-    if config.encoder is not None:
-        require_device(config.vectors)
 
 
 def _write_vectors(

@@ -560,6 +560,18 @@ def test_shuffled_rewards_stay_inside_their_group(train: Train, task: RlTask) ->
     assert shuffled != in_order
 
 
+def test_a_reward_of_ones_own_that_does_not_score_0_to_1_is_refused_before_the_engine_starts(
+    task: RlTask, config: RlConfig, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def twice(trajectory, question, policy):\n    return 2.0\n")
+    weights = {"f1": 1.0, f"{path}:twice": 0.5}
+    with pytest.raises(ConfigError, match=r"mine\.py:twice returned 2\.0 for the rollout"):
+        refused(task, config.model_copy(update={"rewards": weights}), tmp_path)
+    with pytest.raises(UnknownNameError, match="Did you mean 'twice'"):
+        RlConfig.model_validate(config.model_dump() | {"rewards": {f"{path}:twise": 1.0}})
+
+
 def test_params_under_which_a_rollout_can_be_longer_than_what_is_trained_on_are_refused_with_the_arithmetic(
     train: Train, task: RlTask
 ) -> None:

@@ -42,6 +42,11 @@ class IndexConfig(Record):
         """The rankings that are built."""
         return (*(("bm25",) if self.bm25 else ()), *(("dense",) if self.encoder else ()))
 
+    @property
+    def built_vectors(self) -> VectorsConfig | None:
+        """The vector index that is built; none where there is no encoder."""
+        return self.vectors if self.encoder else None
+
     @model_validator(mode="after")
     def _has_a_half(self) -> Self:
         if not self.halves:

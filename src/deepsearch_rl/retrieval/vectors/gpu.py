@@ -18,8 +18,11 @@ from deepsearch_rl.retrieval.vectors.config import IvfConfig, VectorsConfig
 MEMORY_BYTES = 1536 * 2**20
 
 
-def require_device(config: VectorsConfig) -> None:
-    """Raise UnavailableError if params ask for a GPU and this environment's FAISS, or this machine, has none."""
+def require_device(config: VectorsConfig | None) -> None:
+    """Raise UnavailableError if params ask for a GPU and this environment's FAISS, or this machine, has none.
+
+    ``config`` is None where no vectors are built.
+    """
     if not isinstance(config, IvfConfig) or not config.on_gpu:
         return
     if hasattr(faiss, "GpuClonerOptions") and faiss.get_num_gpus():

@@ -218,6 +218,7 @@ def merge_runs(
 
     ranges = -(-total // postings_at_once)
     mean_lengths_F = sums_F / row_count
+    weights_F = list(config.fields.values())
 
     with (
         ProgressBar("merge BM25", total, "postings") as bar,
@@ -231,7 +232,10 @@ def merge_runs(
 
         pieces_by_run = [_split(run, ranges) for run in runs]
         for pieces in zip(*pieces_by_run, strict=True):
-            keys_V, frequencies_V, rows_P, tf_P = _merge(pieces, config, mean_lengths_F)
+            tf_by_piece = [
+                _term_frequencies(piece, mean_lengths_F, weights_F, config.b) for piece in pieces
+            ]
+            keys_V, frequencies_V, rows_P, tf_P = _merge(pieces, tf_by_piece)
             odds_V = (row_count - frequencies_V + 0.5) / (frequencies_V + 0.5)
             idf_V = np.log1p(odds_V).astype(np.float32)
             saturated_P = tf_P / (config.k1 + tf_P)
@@ -271,24 +275,22 @@ def _split(run: TermRun, ranges: int) -> list[TermRun]:
 
 
 def _merge(
-    pieces: Sequence[TermRun], config: Bm25Config, mean_lengths_F: NDArray[np.float64]
+    pieces: Sequence[TermRun], tf_by_piece: Sequence[NDArray[np.float64]]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
     """Return keys_V, frequencies_V, rows_P and tf_P of a range of keys, by key, then by row."""
     keys: list[NDArray[np.uint64]] = []
     rows: list[NDArray[np.int32]] = []
-    frequencies: list[NDArray[np.float64]] = []
 
     for piece in pieces:
         keys.append(np.repeat(piece.keys_V, piece.frequencies_V))
         rows.append(piece.rows_P + np.int32(piece.first_row))
-        frequencies.append(_term_frequencies(piece, mean_lengths_F, config))
 
     # Stable, because the rows of a later run are higher.
     keys_P = np.concatenate(keys)
     order_P = np.argsort(keys_P, kind="stable")
     keys_P = keys_P[order_P]
     rows_P = np.concatenate(rows)[order_P]
-    tf_P = np.concatenate(frequencies)[order_P]
+    tf_P = np.concatenate(tf_by_piece)[order_P]
 
     starts_V = np.flatnonzero(_begins(keys_P))
     frequencies_V = np.diff(starts_V, append=len(keys_P))
@@ -298,21 +300,22 @@ def _merge(
 def _term_frequencies(
     piece: TermRun,
     mean_lengths_F: NDArray[np.float64],
-    config: Bm25Config,
+    weights_F: Sequence[float],
+    b: float,
 ) -> NDArray[np.float64]:
-    """Return tf_P of a piece's pairs of term and row."""
+    """Return tf_P of a piece's pairs of term and row; ``b`` is how strongly long fields are discounted."""
     lengths_PF = piece.lengths_NF[piece.rows_P]
     tf_P = np.zeros(len(lengths_PF))
 
     # Field by field, because a matrix product may round differently with P.
-    weights = zip(config.fields.values(), mean_lengths_F.tolist(), strict=True)
-    for field, (weight, mean_length) in enumerate(weights):
+    fields = zip(weights_F, mean_lengths_F.tolist(), strict=True)
+    for field, (weight, mean_length) in enumerate(fields):
         # No row has the field.
         if mean_length == 0:
             continue
 
         # A row without the field may have norm 0 (b = 1), and has no count either.
-        norms_P = 1 - config.b + config.b * lengths_PF[:, field] / mean_length
+        norms_P = 1 - b + b * lengths_PF[:, field] / mean_length
         tf_P += weight * piece.counts_PF[:, field] / np.where(norms_P > 0, norms_P, 1.0)
 
     return tf_P

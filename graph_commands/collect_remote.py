@@ -1,6 +1,6 @@
 """Remove from DVC's default remote what is not in use: the part of `deepsearch gc --remote` that needs DVC.
 
-    python -m scripts.collect_remote [--yes] < DIGESTS
+    python -m graph_commands.collect_remote [--yes] < DIGESTS
 
 Standard input names the objects in use, a digest a line. A folder object (``<digest>.dir``) stands
 for the files that it lists; one that this machine does not have is read from the remote.

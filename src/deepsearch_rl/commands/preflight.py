@@ -1,0 +1,43 @@
+"""``deepsearch preflight``."""
+
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from deepsearch_rl.commands.checkout import checkout_module
+
+ProfileName = Annotated[
+    str, typer.Argument(help="tiny, or a folder of profiles/.", show_default=False)
+]
+
+
+def preflight_command(
+    profile: ProfileName,
+    is_listed: Annotated[
+        bool, Option("--list", help="Show the phases and what they check, and run none.")
+    ] = False,
+    only: Annotated[
+        str | None, Option(help="Run this phase and those that it needs.", show_default="all")
+    ] = None,
+    jobs: Annotated[int, Option(min=1, help="Phases at once; 1 measures best.")] = 1,
+    is_kept: Annotated[
+        bool, Option("--keep", help="Leave the copy that they ran in, with its logs.")
+    ] = False,
+) -> None:
+    """Try a profile's training path on a small model: what works, and what to do before it costs hours.
+
+    The results are also in work/PROFILE/preflight/. The exit status is 1 where a
+    phase failed. docs/gpu.md says what each phase tries.
+
+        deepsearch preflight gpu --list
+        deepsearch preflight gpu --only serve
+    """
+    program = checkout_module("scripts.preflight.__main__")
+    if is_listed:
+        program.print_phases(profile)
+        return
+
+    outcomes = program.preflight(profile, only, jobs, is_kept)
+    if any(outcome.status == "failed" for outcome in outcomes):
+        raise typer.Exit(1)
