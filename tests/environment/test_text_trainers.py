@@ -35,10 +35,12 @@ def play(python: str | Path, trainer: str, folder: Path, url: str) -> Lines:
     """Return what a trainer made of each script, by its name."""
     paths = os.pathsep.join(map(str, (packages_of(trainer), ROOT)))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    # litellm, which Agent-Lightning imports, asks the internet for prices otherwise
+    environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     module = "tests.environment.text_trainers_child"
     command = [str(python), "-m", module, trainer, str(folder), url]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name')]
