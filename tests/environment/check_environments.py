@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = ROOT / ".venvs" / "uv" / "bin" / "uv"
-TRAINERS = {"trl": ["trl==1.16.0"]}
+TRAINERS = {"trl": ["trl==1.16.0"], "skyrl": ["skyrl-gym==0.4.0"]}
 """The packages of each trainer's folder, at exact versions, without what they depend on."""
 TORCH = "torch==2.13.0"
 OVERRIDES = {"verifiers": ["mcp==2.3.0", "mcp-types==2.3.0"]}
@@ -34,6 +34,7 @@ ENVIRONMENTS = {
         TORCH,
     ],
     "verifiers": ["verifiers==0.4.0", "transformers==5.2.0", "fastapi==0.150.0", TORCH],
+    "agent_lightning": ["agentlightning==0.3.0", "transformers==5.2.0", TORCH],
 }
 """The packages of each trainer's own environment; cachetools is imported by veRL, which does not ask for it."""
 

@@ -4,14 +4,16 @@ A thread of its own has the loop, and the episodes of a batch take their turns a
 """
 
 import asyncio
+import functools
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, Step
-from deepsearch_rl.environment.search_environment import SearchEnvironment
+from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
 
 ResultT = TypeVar("ResultT")
 
@@ -96,6 +98,15 @@ class BlockingEnvironment:
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
+
+
+@functools.cache
+def shared_environment(params: str, model: str, retrieval_url: str) -> BlockingEnvironment:
+    """Return the environment of this process for a params file, which is open until the process ends."""
+    connect = functools.partial(
+        open_environment, Path(params), model=Path(model), retrieval_url=retrieval_url
+    )
+    return BlockingEnvironment(connect).__enter__()
 
 
 async def _result(future: "asyncio.Future[ResultT]") -> ResultT:

@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
         "lora": None,
         "dtype": "bfloat16",
         "verl": {
+            "address": "auto",
             "nodes": 2,
             "gpus_per_node": 4,
             "tensor_parallel": 2,

@@ -11,21 +11,17 @@ so veRL's own reward workers are not asked. Rows that another agent loop rolls o
 A rollout whose search failed raises, and veRL 0.9.1 trains on the others of its group.
 """
 
-import functools
 import importlib
 import time
 from collections.abc import Awaitable, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.adapters.verl_reward import reward_figures
-from deepsearch_rl.environment.blocking import BlockingEnvironment
+from deepsearch_rl.environment.blocking import shared_environment
 from deepsearch_rl.environment.episode import Episode, Outcome
-from deepsearch_rl.environment.search_environment import open_environment
 from deepsearch_rl.training.rl.tokens import TokenRow
 
 ResultT = TypeVar("ResultT")
@@ -45,7 +41,7 @@ class SearchAgentLoop:
         server_manager: Any,
         **_: Any,
     ) -> None:
-        self._environment = _open(params, model, retrieval_url)
+        self._environment = shared_environment(params, model, retrieval_url)
         self._rollout = trainer_config.config.actor_rollout_ref.rollout
         self._server = server_manager
         self._seconds = {"generate_sequences": 0.0, "tool_calls": 0.0}
@@ -136,13 +132,3 @@ class SearchAgentLoop:
                     f"a rollout's {name} has {tokens} tokens, and data.max_{name}_length is {limit}: set it "
                     "to agent.context_tokens, which is never exceeded."
                 )
-
-
-@functools.cache
-def _open(params: str, model: str, retrieval_url: str) -> BlockingEnvironment:
-    """Return the environment of this process, which is open until the process ends."""
-    connect = partial(
-        open_environment, Path(params), model=Path(model), retrieval_url=retrieval_url
-    )
-    # Never closed: it ends with the worker's process
-    return BlockingEnvironment(connect).__enter__()

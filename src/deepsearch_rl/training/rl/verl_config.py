@@ -29,6 +29,10 @@ class VerlConfig(Record):
     """The machines, and how veRL shares the model among them; raises ValueError for shares that do not exist."""
 
     python: NonEmpty = Field(description="path of the Python of veRL's environment")
+    address: NonEmpty | None = Field(
+        default=None,
+        description="`host:port` of a Ray cluster, or `auto`; null: Ray is started here",
+    )
     nodes: int = Field(default=1, ge=1)
     gpus_per_node: int = Field(ge=1, description="on a cpu: processes that train")
     rollout: Literal["vllm", "sglang", "own"] = Field(
@@ -46,6 +50,11 @@ class VerlConfig(Record):
 
     @model_validator(mode="after")
     def _shares(self) -> Self:
+        if self.nodes > 1 and self.address is None:
+            raise ValueError(
+                f"nodes: {self.nodes} needs the address of a Ray cluster that has them (address: HOST:6379, or auto "
+                "on its head)"
+            )
         if self.gpus_per_node % self.tensor_parallel:
             raise ValueError(
                 f"tensor_parallel: {self.tensor_parallel} does not divide gpus_per_node: {self.gpus_per_node}"

@@ -103,6 +103,7 @@ def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
     require_thoughts_sent_back(task, opens_thought=prompt_opens_thought(task.start))
 
     begin("start", 0)
+    _require_cluster(task, config)
     run = _write_inputs(task, config)
     log = _train(task, config, run)
     lines = log.lines
@@ -127,6 +128,21 @@ def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
         _convert(config, task.start, run.checkpoints / _name(best.step), partial)
         write_jsonl(partial / TRAIN_LOG, lines)
         write_json(partial / "manifest.json", manifest)
+
+
+def _require_cluster(task: RlTask, config: RlConfig) -> None:
+    """Raise CommandError where the cluster at ``rl.backend.verl.address`` has other versions or too few GPUs.
+
+    So it does where a node does not reach the retrieval server.
+    """
+    verl = require_honoured(config)
+    if verl.address is None:
+        return
+    log = task.scratch / "cluster.txt"
+    command = [*_python(config), "-m", "deepsearch_rl.training.backends.verl.cluster"]
+    command += [verl.address, str(verl.nodes), str(verl.gpus_per_node), task.retrieval_url]
+    problem = f"veRL cannot train on the Ray cluster {verl.address}"
+    _run(command, log, problem, _environment(config, log))
 
 
 def _write_inputs(task: RlTask, config: RlConfig) -> VerlRun:

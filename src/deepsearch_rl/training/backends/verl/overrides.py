@@ -86,6 +86,8 @@ def hydra_overrides(config: RlConfig, run: VerlRun) -> list[str]:
     }
     if verl.critic:
         values |= _critic(config, verl, run)
+    if verl.address is not None:
+        values["+ray_kwargs.ray_init.address"] = verl.address
     if config.backend.device == "cpu":
         values |= {
             "trainer.device": "cpu",

@@ -1,0 +1,28 @@
+"""What a Ray cluster has to have: compared without Ray."""
+
+from deepsearch_rl.training.backends.verl.cluster import PACKAGES, facts, problems
+
+URL = "http://10.0.0.1:8099"
+HEAD = {"python": "3.11.9", **dict.fromkeys(PACKAGES, "1.0")}
+
+
+def node(**changes: str) -> dict[str, str]:
+    return {"node": "10.0.0.2", "gpus": "8", "retrieval": "", **HEAD, **changes}
+
+
+def test_nodes_that_are_alike_and_reach_the_server_have_no_problem() -> None:
+    assert problems(HEAD, [node(), node()], 2, 8, URL) == []
+
+
+def test_each_problem_names_the_node_and_what_to_do() -> None:
+    nodes = [node(), node(node="10.0.0.3", torch="2.9", gpus="4", retrieval="refused")]
+    few, version, unreachable = problems(HEAD, nodes, 2, 8, URL)
+    assert "1 of 2 nodes have 8 GPUs" in few
+    assert "10.0.0.3 has torch 2.9, and the head 1.0" in version
+    assert f"10.0.0.3 does not reach the retrieval server {URL} (refused)" in unreachable
+
+
+def test_a_node_tells_its_versions_and_whether_it_reaches_the_server() -> None:
+    found = facts("here", 0, "http://127.0.0.1:1")
+    assert found["torch"] != "none"
+    assert "refused" in found["retrieval"]
