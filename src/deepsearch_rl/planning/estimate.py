@@ -20,6 +20,8 @@ from deepsearch_rl.search_server.requests import is_loopback
 from deepsearch_rl.trajectories.synthesis.scripted_config import SCRIPTED
 
 GIB = 2**30
+WRITTEN_SHARE = 0.1
+"""Of the tokens of make_questions, those that the model writes; assumed."""
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")
 
 
@@ -110,6 +112,7 @@ class _Sizes:
     def stages(self) -> Iterator[StageWork]:
         """Yield the stages that a run of the profile has, in the order of the graph."""
         models: Mapping[str, str] = self.profile.value("models")
+        yield from self._made_questions()
         yield from self._corpora()
 
         if any(
@@ -132,6 +135,19 @@ class _Sizes:
 
         for stage in ("report", "track"):
             yield self._stage(stage, {"report_rollout_s": sum(rollouts.values())})
+
+    def _made_questions(self) -> Iterator[StageWork]:
+        """Yield the writing of questions about each folder of documents, as if its whole budget were spent."""
+        section = self.profile.value("make_questions")
+        for name in section["documents"]:
+            writer = section["writer"]
+            tokens = section["budget_tokens"]
+            calls = tokens / self._of("question_call_tokens") / writer["concurrency"]
+            # Passages are read again for every answer, and replies are short
+            split = (tokens * (1 - WRITTEN_SHARE), tokens * WRITTEN_SHARE)
+            model = writer["endpoint"]["model"]
+            stage = f"make_questions@{name}"
+            yield self._stage(stage, {"api_call_s": calls}, api=model, tokens=split)
 
     def _corpora(self) -> Iterator[StageWork]:
         download = self.profile.value("download")
