@@ -12,7 +12,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro restore flow rft rft-rounds plan preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
+.PHONY: help environment repro restore flow rft rft-rounds plan preflight own own-stages multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -46,7 +46,18 @@ TURN = $(BIN)/python -m flows.in_turn
 
 # DVC does not see who OPENAI_MODEL names: evaluating is forced. It takes the answers that it has from the scratch folder,
 # where they are kept for every model behind an endpoint.
-multihoprag optimize-prompt: export DEEPSEARCH_RESUME = 1
+own multihoprag optimize-prompt: export DEEPSEARCH_RESUME = 1
+own: environment  ##questions of your own documents, and an API's model on them; DOCUMENTS=FOLDER, OPENAI_* as above
+	@$(if $(DOCUMENTS),rm -rf data/own/documents && mkdir -p data/own && cp -R "$(DOCUMENTS)" data/own/documents)
+	@$(TURN) own "make $@" $(MAKE) --no-print-directory own-stages
+	@$(BIN)/deepsearch table own
+
+own-stages:
+	@$(BIN)/python -m deepsearch_rl.project.state
+	@$(BIN)/python flows/dvc repro profiles/own/dvc.yaml:index
+	@$(BIN)/python flows/dvc repro --force --single-item profiles/own/dvc.yaml:evaluate@api
+	@$(BIN)/python flows/dvc repro profiles/own/dvc.yaml:track
+
 multihoprag: environment  ##run an API's model on MultiHop-RAG; OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
 	@$(TURN) multihoprag "make $@" $(MAKE) --no-print-directory multihoprag-stages
 	@$(BIN)/deepsearch table multihoprag

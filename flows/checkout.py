@@ -39,6 +39,7 @@ SECTIONS = {
     "ifeval": "deepsearch_rl.evaluation.ifeval.ifeval:IfevalConfig",
     "index": "deepsearch_rl.indexing.build:IndexSection",
     "merge": "deepsearch_rl.training.merging.merge:MergeConfig",
+    "make_questions": "deepsearch_rl.question_writing.make:WritingConfig",
     "optimize_prompt": "deepsearch_rl.training.prompt_search.prompt_search:OptimizePromptConfig",
     "prepare_model": "deepsearch_rl.training.pretrain.prepare:PrepareModelConfig",
     "report": "deepsearch_rl.evaluation.report.write_report:ReportConfig",

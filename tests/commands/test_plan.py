@@ -55,6 +55,7 @@ def stages_of(name: str) -> set[str]:
     prompts = list(values.value("optimize_prompt")["models"])
     items = {
         "optimize_prompt.models": prompts,
+        "make_questions.documents": list(values.value("make_questions")["documents"]),
         "models": list(values.value("models")),
         "rl.starts": values.value("rl")["starts"],
     }
@@ -75,6 +76,14 @@ def test_a_profile_that_trains_nothing_has_no_stage_of_training() -> None:
     assert set(seconds(make_plan(profile("multihoprag"), {}))) == {
         *("download", "chunk", "index", "optimize_prompt@api", "evaluate@api", "report", "track")
     }
+
+
+def test_questions_of_ones_own_documents_are_planned_by_their_budget() -> None:
+    planned = {work.stage: work for work in make_plan(profile("own"), {}).stages}
+    assert set(planned) == {
+        *("make_questions@own", "download", "chunk", "index", "evaluate@api", "report", "track")
+    }
+    assert sum(planned["make_questions@own"].tokens) == 5_000_000
 
 
 def test_the_plan_of_tiny_is_within_a_tenth_of_the_run_that_its_slopes_are_from() -> None:

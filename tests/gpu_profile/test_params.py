@@ -37,6 +37,7 @@ PROFILES = {
     "smoke": ROOT / "profiles/smoke/params.yaml",
     "gpu": ROOT / "profiles/gpu/params.yaml",
     "multihoprag": ROOT / "profiles/multihoprag/params.yaml",
+    "own": ROOT / "profiles/own/params.yaml",
     "single_gpu": ROOT / "profiles/single_gpu/params.yaml",
     "thinking": ROOT / "profiles/thinking/params.yaml",
     "search_r1": ROOT / "profiles/search_r1/params.yaml",
@@ -171,7 +172,7 @@ def test_the_gpu_profile_keeps_the_published_reinforcement_settings(gpu: dict[st
     assert gpu["agent"]["max_tokens"] == 3072
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", [*GPU_PROFILES, "tiny", "smoke"])
 def test_rl_sees_no_question_more_often_than_its_epochs_say(profile: str) -> None:
     params = yaml.safe_load(PROFILES[profile].read_text())
     config, download = RlConfig.model_validate(params["rl"]), params["download"]

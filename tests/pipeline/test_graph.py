@@ -34,7 +34,9 @@ PROMPTS = "src/deepsearch_rl/prompts"
 """The folder of the prompts that a profile names by their files; no module imports them."""
 CONVERSATION = "src/deepsearch_rl/conversation"
 STAGES = {
-    stage.name: stage for profile in ("multihoprag", "tiny") for stage in read_stages(profile)
+    stage.name: stage
+    for profile in ("multihoprag", "own", "tiny")
+    for stage in read_stages(profile)
 }
 
 
@@ -93,7 +95,7 @@ def test_the_conversation_is_a_dep_of_every_stage_from_the_base_model_on() -> No
         for name, stage in STAGES.items()
         if CONVERSATION not in {dep.def_path for dep in stage.deps}
     }
-    assert without == {"download", "chunk", "index"}
+    assert without == {"make_questions", "download", "chunk", "index"}
     assert (ROOT / CONVERSATION / "chat_template.jinja").is_file()
     assert (ROOT / CONVERSATION / "chat_messages.py").is_file()
 
@@ -224,6 +226,7 @@ def test_every_profile_has_the_same_stage_families_but_for_those_that_it_runs_fo
     families = {stage.name.partition("@")[0] for stage in read_stages(profile)}
     without = set() if params.value("rl")["starts"] else {"rl", "unsloth_merge"}
     without |= set() if params.value("optimize_prompt")["models"] else {"optimize_prompt"}
+    without |= set() if params.value("make_questions")["documents"] else {"make_questions"}
     assert families == {name.partition("@")[0] for name in STAGES} - without
 
 

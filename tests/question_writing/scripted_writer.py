@@ -46,7 +46,6 @@ class ScriptedWriter:
 
     share: float
     planted: dict[str, Planted] = field(default_factory=dict)
-    last_good: str = ""
 
     def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer a request of the writing or of the audit."""
@@ -85,10 +84,10 @@ class ScriptedWriter:
         # What has a title is found by it
         if fault == "not_findable" and not texts[0].startswith("\n"):
             fault = "too_long"
-        row = self._question(sentences, fault, draw)
-        return f"Here it is:\n{json.dumps({'questions': [row] if row else []})}"
+        rows = self._questions(sentences, fault, draw)
+        return f"Here it is:\n{json.dumps({'questions': rows})}"
 
-    def _question(self, sentences: list[list[str]], fault: str, draw: int) -> dict[str, Any] | None:
+    def _questions(self, sentences: list[list[str]], fault: str, draw: int) -> list[dict[str, Any]]:
         is_single = len(sentences) == 1
         if fault in ("evidence_missing", "one_passage_is_enough", "answerable") and is_single:
             fault = "not_verbatim"
@@ -100,7 +99,7 @@ class ScriptedWriter:
         chosen = self._linking(sentences, draw)
         name = _asked_name(chosen)
         if name is None:
-            return None
+            return []
         blank = chosen[-1].replace(name, "____")
         question = f"{' '.join(chosen[:-1])} Who or what is ____ here: {blank}".strip()
         answer = name
@@ -116,8 +115,6 @@ class ScriptedWriter:
                 answer = "Nobody Anywhere"
             case "too_long":
                 answer = " ".join([name, *chosen[-1].split(), *chosen[0].split(), "and so on"] * 2)
-            case "near_duplicate" if self.last_good:
-                question = f"{self.last_good} Please?"
             case "not_findable":
                 question = f"Whose was it, number {draw % 10**9}?"
             case "answerable":
@@ -125,12 +122,15 @@ class ScriptedWriter:
             case _:
                 pass
 
-        if fault == "near_duplicate" and not self.last_good:
-            fault = ""
-        if not fault:
-            self.last_good = question
-        self.planted[question] = Planted(fault, answer, tuple(chosen))
-        return {"type": kind, "question": question, "answer": answer, "evidence": evidence}
+        row = {"type": kind, "question": question, "answer": answer, "evidence": evidence}
+        if fault != "near_duplicate":
+            self.planted[question] = Planted(fault, answer, tuple(chosen))
+            return [row]
+
+        copy = f"{question} Please?"
+        self.planted[question] = Planted("", answer, tuple(chosen))
+        self.planted[copy] = Planted(fault, answer, tuple(chosen))
+        return [row, row | {"question": copy}]
 
     def _linking(self, sentences: list[list[str]], draw: int) -> list[str]:
         """Return a sentence of each passage, those that share a name with the next passage where there are any."""

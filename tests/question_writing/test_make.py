@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.files import read_json, read_jsonl
-from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Document, Question
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig
-from deepsearch_rl.corpora.download.download import DownloadConfig
+from deepsearch_rl.corpora.download.download import DownloadConfig, download
 from deepsearch_rl.corpora.world.questions import generate
 from deepsearch_rl.endpoints.remote import RemoteConfig
 from deepsearch_rl.indexing.build import IndexSection
 from deepsearch_rl.question_writing.audit import AuditConfig, Funnel
 from deepsearch_rl.question_writing.make import Rejected, WritingConfig, make_questions
 from deepsearch_rl.question_writing.model_calls import ModelConfig
+from tests.conftest import ROOT
 from tests.evaluation.chat import KEY, serve_chat
 from tests.question_writing.scripted_writer import FAULTS, ScriptedWriter
 from tests.worlds import smoke
@@ -36,6 +37,7 @@ def config_at(base_url: str, **changes: object) -> WritingConfig:
     )
     audit = AuditConfig(answer_words=10, similarity=0.8, findable_in=20, samples=1, agreeing=1)
     config = WritingConfig(
+        documents={},
         writer=writer,
         budget_tokens=10**9,
         questions=QUESTIONS,
@@ -131,6 +133,18 @@ def test_val_shares_no_document_with_train_and_every_fact_stands_in_its_document
                 assert fact.doc_id is not None
                 assert fact.fact in corpus[fact.doc_id].contents
                 documents_of[split].add(fact.doc_id)
+
+    # As the profile `own` reads them
+    own = load_profile(ROOT / "profiles" / "own" / "params.yaml")
+    made = {"download.folder.root": str(tmp_path / "out")}
+    config = own.with_overrides(made).section("download", DownloadConfig)
+    counts = download(config, 0, tmp_path / "corpora", tmp_path / "questions")
+    assert counts.keys() == {"own", "own/train", "own/dev", "own/val"}
+    for split, questions in read_splits(tmp_path / "out").items():
+        assert (
+            list(read_jsonl(tmp_path / "questions" / "own" / f"{split}.jsonl", Question))
+            == questions
+        )
 
     assert not documents_of["train"] & documents_of["val"]
     assert not documents_of["dev"] & (documents_of["train"] | documents_of["val"])

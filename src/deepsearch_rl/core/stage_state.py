@@ -43,8 +43,11 @@ OPERATIONAL = (
     "serving.vllm.start_timeout_s",
 )
 """Params that decide how a stage runs, or what it chooses at its end, but nothing of what it resumes from."""
-RESUMES_ACROSS = {"evaluate": frozenset({"params", "data"})}
-"""Stage families that resume under other params or data, because each file of their scratch names its own inputs."""
+RESUMES_ACROSS = {
+    "evaluate": frozenset({"params", "data"}),
+    "make_questions": frozenset({"params", "data"}),
+}
+"""Stage families that resume under other params or data, because what their scratch holds names its own inputs."""
 FILES_IN_PARAMS = ("retrieval.online", "retrieval.reranker.model", "ifeval.path")
 """Params that name a file or folder that no stage makes. DVC does not look into it; a scratch folder belongs to it."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -56,7 +59,7 @@ class StageState(Record):
     """Digests of source files and data by their path, and values of params by ``<file>: <dotted name>``.
 
     ``packages`` are the locked versions of what the stage imports, named as params are. No killed
-    run resumes under others, of ``evaluate`` neither: its logs do not name them.
+    run resumes under others, not even one of :data:`RESUMES_ACROSS`: its logs do not name them.
     """
 
     stage: str

@@ -20,8 +20,10 @@ from deepsearch_rl.search_server.requests import is_loopback
 from deepsearch_rl.trajectories.synthesis.scripted_config import SCRIPTED
 
 GIB = 2**30
+# Bytes per trained parameter that veRL keeps in main memory between their uses
 OFFLOADED_BYTES: Mapping[str, float] = {"param_offload": 4.0, "optimizer_offload": 8.0}
-"""Bytes per trained parameter that veRL keeps in main memory between their uses."""
+# Of the tokens of make_questions, those that the model writes; assumed
+WRITTEN_SHARE = 0.1
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")
 
 
@@ -112,6 +114,7 @@ class _Sizes:
     def stages(self) -> Iterator[StageWork]:
         """Yield the stages that a run of the profile has, in the order of the graph."""
         models: Mapping[str, str] = self.profile.value("models")
+        yield from self._made_questions()
         yield from self._corpora()
 
         # A profile that evaluates models of elsewhere trains none
@@ -139,6 +142,19 @@ class _Sizes:
 
         for stage in ("report", "track"):
             yield self._stage(stage, {"report_rollout_s": all_rollouts})
+
+    def _made_questions(self) -> Iterator[StageWork]:
+        """Yield the writing of questions about each folder of documents, as if its whole budget were spent."""
+        section = self.profile.value("make_questions")
+        for name in section["documents"]:
+            writer = section["writer"]
+            tokens = section["budget_tokens"]
+            calls = tokens / self._of("question_call_tokens") / writer["concurrency"]
+            # Passages are read again for every answer, and replies are short
+            split = (tokens * (1 - WRITTEN_SHARE), tokens * WRITTEN_SHARE)
+            model = writer["endpoint"]["model"]
+            stage = f"make_questions@{name}"
+            yield self._stage(stage, {"api_call_s": calls}, api=model, tokens=split)
 
     def _corpora(self) -> Iterator[StageWork]:
         download = self.profile.value("download")

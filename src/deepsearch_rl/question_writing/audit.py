@@ -38,7 +38,9 @@ class AuditConfig(Record):
 
     answer_words: int = Field(ge=1, description="words of an answer at most")
     similarity: float = Field(
-        gt=0, le=1, description="share of common words from which two questions are the same"
+        gt=0,
+        le=1,
+        description="share of common words from which two questions with one answer are the same",
     )
     findable_in: int = Field(
         ge=1, description="passages in which a query has to find every piece of evidence"
@@ -49,6 +51,25 @@ class AuditConfig(Record):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a question asks: its words, and the answer, both normalised."""
+
+    words: frozenset[str]
+    answer: str
+
+    @classmethod
+    def of(cls, draft: Draft) -> "_Asked":
+        words = frozenset(normalise(draft.question).split())
+        return cls(words, normalise(draft.golden_answer))
+
+    def similarity(self, other: "_Asked") -> float:
+        """Return the share of words in common, of those of either; 0 where the answers differ."""
+        if self.answer != other.answer:
+            return 0.0
+        return len(self.words & other.words) / max(1, len(self.words | other.words))
+
+
 @dataclass(slots=True)
 class Auditor:
     """Checks drafts; those that pass are kept in mind, so that a later copy of one is rejected."""
@@ -56,26 +77,27 @@ class Auditor:
     config: AuditConfig
     searcher: SearchesChunks
     model: LoggedModel
-    _kept: list[frozenset[str]] = field(default_factory=list)
+    _kept: list[_Asked] = field(default_factory=list)
 
     def check(self, drafts: Sequence[Draft]) -> list[Reason | None]:
         """Return why each draft is rejected, None where it is kept; drafts of one call are asked about together."""
         reasons: list[Reason | None] = [self._by_text(draft) for draft in drafts]
-        words = [frozenset(normalise(draft.question).split()) for draft in drafts]
-        self._reject_copies(words, reasons)
+        asked = [_Asked.of(draft) for draft in drafts]
+        self._reject_copies(asked, reasons)
         self._find_evidence(drafts, reasons)
         self._ask(drafts, reasons)
-        self._kept.extend(words[place] for place in _passing(reasons))
+        self._kept.extend(asked[place] for place in _passing(reasons))
         return reasons
 
-    def _reject_copies(self, words: Sequence[frozenset[str]], reasons: list[Reason | None]) -> None:
-        """Reject questions that say what a kept one says, or an earlier one of the same call."""
+    def _reject_copies(self, asked: Sequence[_Asked], reasons: list[Reason | None]) -> None:
+        """Reject questions that ask what a kept one asks, or an earlier one of the same call."""
         others = list(self._kept)
         for place in _passing(reasons):
-            if any(_similarity(words[place], other) >= self.config.similarity for other in others):
+            question = asked[place]
+            if any(question.similarity(other) >= self.config.similarity for other in others):
                 reasons[place] = Reason.NEAR_DUPLICATE
             else:
-                others.append(words[place])
+                others.append(question)
 
     def _by_text(self, draft: Draft) -> Reason | None:
         """Return what the texts alone say."""
@@ -197,11 +219,6 @@ def _queries(draft: Draft) -> list[str]:
     """Return what somebody could search for: the question, the terms that link its passages, their titles."""
     titles = [chunk.title for chunk, _ in draft.proofs]
     return list(dict.fromkeys([draft.question, *draft.bundle.terms, *titles]))
-
-
-def _similarity(words: frozenset[str], other: frozenset[str]) -> float:
-    """Return the share of words that two questions have in common, of those of either."""
-    return len(words & other) / max(1, len(words | other))
 
 
 class Funnel(Record):

@@ -51,8 +51,11 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class WritingConfig(Record):
-    """What questions are made of a folder of documents, and by whom."""
+    """Section ``make_questions``."""
 
+    documents: dict[str, NonEmpty] = Field(
+        description="name -> folder of documents; questions are made for each"
+    )
     writer: ModelConfig = Field(description="writes questions, and answers them for the audit")
     budget_tokens: int = Field(ge=1, description="of all prompts and replies; then writing stops")
     questions: int = Field(ge=1, description="that pass the audit; then writing stops")

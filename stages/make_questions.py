@@ -1,0 +1,36 @@
+"""Documents of your own to a corpus with audited questions: `python -m stages.make_questions params.yaml own`."""
+
+from pathlib import Path
+
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.corpora.chunking.chunking import ChunkConfig
+from deepsearch_rl.indexing.build import IndexSection
+from deepsearch_rl.question_writing.make import WritingConfig, make_questions
+
+
+def main(profile: Profile, item: str, scratch: Scratch) -> None:
+    """Write ``data/<profile>/made/<name>/``.
+
+    Documents are cut as section ``chunk`` says. The audit searches them by BM25 alone.
+    """
+    config = profile.section("make_questions", WritingConfig)
+    folder = Path(look_up("folder in make_questions.documents", item, config.documents))
+    index = profile.section("index", IndexSection).of(item)
+    # Replies cost money: a forced run takes those that it has
+    scratch.keep()
+    make_questions(
+        folder,
+        config,
+        profile.section("chunk", ChunkConfig),
+        index.model_copy(update={"encoder": None}),
+        profile.value("seed"),
+        scratch.path,
+        profile.data / "made" / item,
+    )
+
+
+if __name__ == "__main__":
+    run(main)
