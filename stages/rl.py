@@ -3,6 +3,8 @@
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl_process.engines import open_engine
 from deepsearch_rl.training.rl_process.fork import keep_run
 from deepsearch_rl.training.rl_process.worker import rl_run, train_watched
 from deepsearch_rl.training.runs.followed import followed
@@ -10,7 +12,9 @@ from deepsearch_rl.training.runs.followed import followed
 
 def main(profile: Profile, item: str, scratch: Scratch) -> None:
     """Train from ``models/<profile>/<item>`` into ``models/<profile>/rl_adapter/<item>``."""
-    train_watched(rl_run(profile, item, scratch.path, scratch.curve))
+    config = profile.section("rl", RlConfig)
+    open_engine(config.backend)
+    train_watched(rl_run(profile, config, item, scratch.path, scratch.curve))
     keep_run(scratch.path, profile.work, item)
 
 

@@ -113,13 +113,16 @@ def _trained(profile: Profile, start: str, samples: int) -> TrainedRun:
     from deepsearch_rl.core.files import read_jsonl, read_record, sha256_json, write_json  # noqa: PLC0415
     from deepsearch_rl.evaluation.models.evaluate_model import evaluate_model  # noqa: PLC0415
     from deepsearch_rl.training.rl.run_log import TRAIN_LOG, best_line  # noqa: PLC0415
+    from deepsearch_rl.training.rl.trainer import RlConfig  # noqa: PLC0415
     from deepsearch_rl.training.rl_process.worker import rl_run, train_watched  # noqa: PLC0415
     from deepsearch_rl.training.runs.curves import TrainingStep, curve_path  # noqa: PLC0415
 
     state = read_state(profile, f"rl@{start}", Path())
     name = f"{start}-{state.resumable().digest()[:DIGITS]}"
     folder = profile.work / "compare" / name
-    run = rl_run(profile, start, folder / "training", curve_path(profile.work, f"rl-{name}"))
+    config = profile.section("rl", RlConfig)
+    curve = curve_path(profile.work, f"rl-{name}")
+    run = rl_run(profile, config, start, folder / "training", curve)
     scoring = _scoring(profile, run.rl.dataset, samples)
     code = code_digests(family_sources(profile, "evaluate", Path()), Path())
     scored_by = sha256_json([scoring.digest(), code])

@@ -34,7 +34,9 @@ def train(folder: Path, algorithm: str, steps: int) -> None:
     scratch = folder / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
     config = settings(algorithm, steps)
-    run = rl_run(load_profile(Path("params.yaml")), START, scratch, folder / "curve.jsonl")
+    profile = load_profile(Path("params.yaml"))
+    own = profile.section("rl", RlConfig)
+    run = rl_run(profile, own, START, scratch, folder / "curve.jsonl")
     setting = run.setting
 
     with serve_index(setting.index, setting.chunks, setting.retrieval) as url:

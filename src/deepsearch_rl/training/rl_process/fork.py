@@ -25,6 +25,7 @@ from deepsearch_rl.core.scratch import STATE_FILE, scratch_path, unfinished
 from deepsearch_rl.core.stage_state import read_state
 from deepsearch_rl.training.rl.checkpoints import FORK_FILE, checkpoints
 from deepsearch_rl.training.rl.run_log import TRAIN_LOG, best_line, evaluations_since_best
+from deepsearch_rl.training.rl.trainer import RlConfig
 from deepsearch_rl.training.rl.watchdog import OUTPUT_LOG
 from deepsearch_rl.training.rl_process.worker import RUN_FILE, RlRun, rl_run
 from deepsearch_rl.training.runs.curves import ERROR, TrainingStep, curve_path
@@ -71,7 +72,9 @@ def run_name(scratch: Path) -> str:
 def run_of(settings: Profile, start: str, root: Path) -> RlRun:
     """Return what the next run of the stage from a start will be; raise as :func:`rl_run` and :func:`read_state`."""
     scratch = scratch_path(settings.work, read_state(settings, f"rl@{start}", root))
-    return rl_run(settings, start, scratch, curve_path(settings.work, f"rl-{start}-{scratch.name}"))
+    config = settings.section("rl", RlConfig)
+    curve = curve_path(settings.work, f"rl-{start}-{scratch.name}")
+    return rl_run(settings, config, start, scratch, curve)
 
 
 def fork_run(settings: Profile, name: str, step: int, root: Path) -> tuple[str, RlRun]:

@@ -40,14 +40,12 @@ class RlRun(Record):
     output: Path
 
 
-def rl_run(profile: Profile, item: str, scratch: Path, curve: Path) -> RlRun:
-    """Return the run of a profile from the start ``item`` in a scratch folder, with its curve.
+def rl_run(profile: Profile, config: RlConfig, item: str, scratch: Path, curve: Path) -> RlRun:
+    """Return the run of a profile and its section ``rl`` from the start ``item`` in a scratch folder, with its curve.
 
-    Raises what :func:`open_engine` does, before anything is read; UnknownNameError for an unknown
-    start or data set, ArtifactError where an input is missing.
+    Raises UnknownNameError for an unknown start or data set, ArtifactError where an input is
+    missing.
     """
-    config = profile.section("rl", RlConfig)
-    open_engine(config.backend)
     look_up("start", item, config.steps)
     start = profile.models / item
     return RlRun(
