@@ -116,8 +116,8 @@ def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
     """Return the documents of each corpus, read while they are iterated; raise UnknownNameError for another format."""
     corpora: dict[str, Iterable[Document]] = {}
     for name, source in config.corpora.items():
-        read = look_up("corpus format", source.format, CORPUS_FORMATS)
-        corpora[name] = read(config.root / source.path)
+        read_format = look_up("corpus format", source.format, CORPUS_FORMATS)
+        corpora[name] = read_format(config.root / source.path)
 
     return corpora
 
@@ -140,8 +140,8 @@ def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Questio
 
 def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list[Question]]]:
     path = root / source.path
-    read = look_up("question format", source.format, QUESTION_FORMATS)
-    questions = list(read(path))
+    read_format = look_up("question format", source.format, QUESTION_FORMATS)
+    questions = list(read_format(path))
 
     for first, second in itertools.pairwise(sorted(question.id for question in questions)):
         if first == second:
