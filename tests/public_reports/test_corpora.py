@@ -33,7 +33,7 @@ from deepsearch_rl.corpora.chunking.chunking import (
 from deepsearch_rl.corpora.chunking.token_counts import WordCounter
 from deepsearch_rl.corpora.download import flashrag_sets, graphrag_bench
 from deepsearch_rl.corpora.download.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
-from deepsearch_rl.corpora.reading import flashrag, layouts
+from deepsearch_rl.corpora.reading import flashrag, json_array, layouts
 from deepsearch_rl.corpora.reading.spans import word_spans
 from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.evaluation.ifeval.ifeval import read_prompts
@@ -765,7 +765,7 @@ def test_an_index_over_another_layout_names_the_command_that_converts_it(
 def test_an_array_of_many_blocks_is_read_entry_by_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layouts, "BLOCK_CHARS", 7)
+    monkeypatch.setattr(json_array, "BLOCK_CHARS", 7)
     rows: list[object] = [{"id": str(number), "text": "x" * number} for number in range(40)]
     (tmp_path / "c.json").write_text(json.dumps([*rows, 12345678901, "a]"]), encoding="utf-8")
     read = [json.loads(row) for _, row in layouts.read_numbered(tmp_path / "c.json")]

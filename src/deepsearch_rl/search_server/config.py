@@ -51,8 +51,8 @@ class RetrievalConfig(Record):
 
         Raise UnknownNameError if ``dataset_retrievers`` names a set that is not in ``datasets``.
         """
-        for each in self.dataset_retrievers:
-            look_up("dataset in retrieval.dataset_retrievers", each, dict.fromkeys(datasets))
+        for dataset in self.dataset_retrievers:
+            look_up("dataset in retrieval.dataset_retrievers", dataset, dict.fromkeys(datasets))
         retriever = self.dataset_retrievers.get(name, self.retriever)
         return self.model_copy(update={"retriever": retriever, "dataset_retrievers": {}})
 

@@ -25,12 +25,12 @@ from typing import Any, BinaryIO
 
 from deepsearch_rl.core.errors import ArtifactError, RecordError
 from deepsearch_rl.core.progress import ProgressBar
+from deepsearch_rl.corpora.reading.json_array import Row, read_entries
 
 BOM = b"\xef\xbb\xbf"
 
 # One block of a tar, whose magic number stands at byte 257
 HEAD_BYTES = 512
-BLOCK_CHARS = 1 << 20
 
 # Asking a file where it stands takes longer than reading a short row.
 ROWS_PER_REPORT = 4096
@@ -51,8 +51,6 @@ JSON_COLUMNS = frozenset(
     }
 )
 """Keys that hold lists and objects, which tables and copies on hubs may write as JSON text."""
-Row = tuple[int, bytes]
-"""The number of a row, from 1, and its JSON text. Lines are counted in text files, otherwise rows."""
 
 LINES = "JSON Lines"
 ARRAY = "a JSON array"
@@ -205,7 +203,7 @@ def _rows(stream: Any, path: Path, name: str, is_outermost: bool = True) -> Iter
     elif layout in (PARQUET, ARROW):
         yield from _rows_of_columns(path, layout)
     elif layout == ARRAY:
-        yield from _entries(stream, path)
+        yield from read_entries(stream, path)
     elif layout == TABLE:
         yield from _rows_of_table(stream, path, _delimiter(head.removeprefix(BOM).lstrip(), name))
     else:
@@ -295,62 +293,6 @@ def _as_json(value: object) -> object:
     if isinstance(value, date | datetime | time):
         return value.isoformat()
     raise TypeError(f"a cell holds {type(value).__name__}, for which JSON has no form")
-
-
-def _entries(stream: BinaryIO, path: Path) -> Iterator[Row]:
-    """Yield the entries of a JSON array, holding one of them and a block of text at a time."""
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig")
-    decoder = json.JSONDecoder()
-    buffer = text.read(BLOCK_CHARS).lstrip().removeprefix("[")
-    number = 0
-
-    while True:
-        buffer = buffer.lstrip()
-        if not buffer:
-            buffer = text.read(BLOCK_CHARS)
-            if not buffer:
-                raise RecordError(
-                    path, number, "", "the JSON array ends after this entry without its bracket `]`"
-                )
-
-            continue
-
-        if buffer[0] == "]":
-            return
-        if buffer[0] == "," and number:
-            buffer = buffer[1:]
-            continue
-
-        number += 1
-        entry, buffer = _next_entry(buffer, text, decoder, path, number)
-        yield number, entry.encode("utf-8", "surrogatepass")
-
-
-def _next_entry(
-    buffer: str, text: io.TextIOWrapper, decoder: json.JSONDecoder, path: Path, number: int
-) -> tuple[str, str]:
-    """Return the text of the entry that ``buffer`` begins with, and what stands behind it."""
-    block_chars = BLOCK_CHARS
-    while True:
-        try:
-            _, end = decoder.raw_decode(buffer)
-        except (json.JSONDecodeError, RecursionError) as error:
-            more = text.read(block_chars)
-            # So that a long entry is not parsed from its beginning again and again
-            block_chars *= 2
-            if not more or isinstance(error, RecursionError):
-                raise RecordError(
-                    path, number, "", f"this entry of the JSON array is no JSON: {error}"
-                ) from error
-
-            buffer += more
-            continue
-
-        # A number may go on behind the block: 12 in this one, 34 in the next.
-        if end == len(buffer) and (more := text.read(block_chars)):
-            buffer += more
-            continue
-        return buffer[:end], buffer[end:]
 
 
 def _rows_of_table(stream: BinaryIO, path: Path, delimiter: str) -> Iterator[Row]:

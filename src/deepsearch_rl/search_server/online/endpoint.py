@@ -129,7 +129,7 @@ class OnlineConfig(Record):
         if self.body is not None and self.method == "GET":
             raise ValueError("a GET has no body; set method: POST")
 
-        # Braces of a body may be its own JSON, so that only url and headers are checked.
+        # In a body braces can belong to the JSON, so that only url and headers are checked.
         visible = " ".join([self.url, *self.headers.values()])
         for name in _PLACEHOLDER.findall(visible):
             if name not in PLACEHOLDERS:

@@ -97,21 +97,7 @@ class OnlineSearcher:
                 return error
 
         outcomes = list(self._threads.map(outcome, queries))
-        failures: list[EndpointError] = []
-        hits_Q: list[list[Hit]] = []
-        for result in outcomes:
-            if isinstance(result, EndpointError):
-                failures.append(result)
-            else:
-                hits_Q.append(result)
-
-        if not failures:
-            return hits_Q
-        if outages and len(failures) == len(queries):
-            raise outages[0]
-        if len(queries) == 1:
-            raise failures[0]
-        raise QueriesFailedError(outcomes)
+        return _hits_of_all(outcomes, outages)
 
     def _hits(self, answer: JsonValue) -> list[Hit]:
         """Return results of different contents, best score first; a URL's second passage has a digest for its id."""
@@ -195,6 +181,27 @@ class OnlineSearcher:
             )
 
         return value
+
+
+def _hits_of_all(
+    outcomes: Sequence[list[Hit] | EndpointError], outages: Sequence[EndpointDownError]
+) -> list[list[Hit]]:
+    """Return the hits of every query; raise as :meth:`OnlineSearcher.search` where one of them failed."""
+    failures: list[EndpointError] = []
+    hits_Q: list[list[Hit]] = []
+    for outcome in outcomes:
+        if isinstance(outcome, EndpointError):
+            failures.append(outcome)
+        else:
+            hits_Q.append(outcome)
+
+    if not failures:
+        return hits_Q
+    if outages and not hits_Q:
+        raise outages[0]
+    if len(outcomes) == 1:
+        raise failures[0]
+    raise QueriesFailedError(outcomes)
 
 
 def open_online(config_path: Path) -> OnlineSearcher:
