@@ -41,21 +41,27 @@ for module in pkgutil.walk_packages(deepsearch_rl.__path__, "deepsearch_rl."):
 print(json.dumps({"asked": asked, "missing": sorted(set(missing)), "modules": len(sys.modules)}))
 """
 START = """
-import contextlib, runpy
+import contextlib
 
-sys.argv = [sys.argv[1], *sys.argv[2:]]
+from deepsearch_rl.cli import main
+
+sys.argv = sys.argv[1:]
 with contextlib.suppress(SystemExit):
-    runpy.run_module("deepsearch_rl.cli", run_name="__main__")
+    main()
 print(json.dumps({"asked": asked}))
 """
 
 
 def asked_by(code: str, *arguments: str) -> dict[str, object]:
-    """Run code in the project's folder with a resolver that refuses every address; return its last line."""
+    """Run code in the project's folder with a resolver that refuses every address.
+
+    Return the object that its last line is, with the lines before it as ``printed``.
+    """
     command = [sys.executable, "-c", REFUSING + code, *arguments]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr[-3000:]
-    return json.loads(result.stdout.splitlines()[-1])
+    *printed, last = result.stdout.splitlines()
+    return json.loads(last) | {"printed": printed}
 
 
 def test_the_resolver_sees_what_is_asked() -> None:
@@ -75,4 +81,6 @@ def test_importing_every_module_asks_nobody() -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor"], ["plan", "tiny"]], ids=str)
 def test_a_command_that_looks_at_the_project_asks_nobody(arguments: list[str]) -> None:
-    assert asked_by(START, "deepsearch", *arguments)["asked"] == []
+    found = asked_by(START, "deepsearch", *arguments)
+    assert found["printed"], "the command ran"
+    assert found["asked"] == []
