@@ -1,0 +1,89 @@
+"""MultiHop-RAG's published questions with their own evidence: how many of them the audit keeps."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.data import chunk_documents, gzip_rows, read_documents
+from deepsearch_rl.core.answers import INSUFFICIENT
+from deepsearch_rl.core.files import read_jsonl
+from deepsearch_rl.core.records import Chunk
+from deepsearch_rl.indexing.build import build_index
+from deepsearch_rl.presets import load_preset
+from deepsearch_rl.question_writing.audit import AuditConfig, Auditor
+from deepsearch_rl.question_writing.drafts import Draft
+from deepsearch_rl.question_writing.links import Bundle
+from deepsearch_rl.retrieval.ranking.gold import without_space
+from deepsearch_rl.retrieval.search.manifest import IndexConfig
+from deepsearch_rl.retrieval.search.searcher import open_index
+
+pytestmark = [pytest.mark.realdata, pytest.mark.timeout(300)]
+TYPES = {
+    "inference_query": "bridge",
+    "comparison_query": "comparison",
+    "temporal_query": "temporal",
+    "null_query": "unanswerable",
+}
+
+
+class Reader:
+    """Answers a question right where all of its passages are shown, and says otherwise that there is no answer."""
+
+    def __init__(self, drafts: list[Draft]) -> None:
+        self._drafts = {draft.question: draft for draft in drafts}
+        self.tokens = 0
+
+    def ask_all(self, prompts: list[tuple[str, int]]) -> list[str]:
+        return [self._answer(prompt) for prompt, _ in prompts]
+
+    def _answer(self, prompt: str) -> str:
+        passages, _, rest = prompt.partition("Question: ")
+        draft = self._drafts[rest.partition("\n\nAnswer ")[0]]
+        shown = [chunk.contents in passages for chunk, _ in draft.proofs]
+        return draft.golden_answer if shown and all(shown) else INSUFFICIENT
+
+
+def drafts_of(folder: Path, chunks: list[Chunk]) -> list[Draft]:
+    """Return the questions whose evidence the data has, and those that have no answer."""
+    of_document: dict[str, list[Chunk]] = {}
+    for chunk in chunks:
+        of_document.setdefault(chunk.metadata.doc_id, []).append(chunk)
+
+    drafts: list[Draft] = []
+    for row in gzip_rows(folder / "queries.jsonl.gz"):
+        kind = TYPES[row["question_type"]]
+        proofs: list[tuple[Chunk, str]] = []
+        for evidence in row["evidence_list"] or ():
+            fact = without_space(evidence["fact"])
+            own = of_document.get(evidence["doc_id"], [])
+            holding = [chunk for chunk in own if fact in without_space(chunk.contents)]
+            proofs += [(chunk, evidence["fact"]) for chunk in holding[:1]]
+
+        if not proofs and kind != "unanswerable":
+            continue
+        passages = {chunk.id: chunk for chunk, _ in proofs}
+        bundle = Bundle(tuple(passages.values()), (), "val")
+        drafts.append(Draft(bundle, kind, row["query"], row["answer"], tuple(proofs)))
+
+    return drafts
+
+
+def test_the_audit_keeps_nine_of_ten_published_questions(real_data: Path, tmp_path: Path) -> None:
+    folder = real_data / "multihoprag"
+    path = chunk_documents(read_documents(folder), tmp_path, "sentences", 256)
+    section = load_preset("retrieve").value("index")
+    values = {name: section[name] for name in IndexConfig.model_fields} | {"encoder": None}
+    build_index(path, tmp_path / "index", IndexConfig.model_validate(values), 0)
+
+    drafts = drafts_of(folder, list(read_jsonl(path, Chunk)))
+    config = AuditConfig(answer_words=10, similarity=0.8, findable_in=50, samples=1, agreeing=1)
+    searcher = open_index(tmp_path / "index", path)
+    auditor = Auditor(config, searcher, Reader(drafts))  # pyright: ignore[reportArgumentType]
+    reasons = auditor.check(drafts)
+    kept = Counter(draft.type for draft, reason in zip(drafts, reasons, strict=True) if not reason)
+    counts = Counter(draft.type for draft in drafts)
+    assert counts.total() > 600
+    assert kept["bridge"] >= 0.88 * counts["bridge"]
+    assert all(kept[kind] >= 0.95 * counts[kind] for kind in set(counts) - {"bridge"})
+    assert kept.total() >= 0.95 * counts.total()
