@@ -371,6 +371,7 @@ def test_dvc_runs_a_stage_of_the_graph_with_own_code_and_again_after_its_edit(
     values["own"]["reader"] = "own/readers.py"
     values["download"] = {
         "source": "folder",
+        "path": "own",
         "folder": {
             "root": "own",
             "corpora": {

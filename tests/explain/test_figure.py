@@ -1,8 +1,7 @@
-from deepsearch_rl.explain.figure import LABELLED, lost_points_figure
-from deepsearch_rl.explain.report import CauseReport, RunReport
-
 from deepsearch_rl.evaluation.scoring.score import Interval
-from deepsearch_rl.explain.causes import Cause
+from deepsearch_rl.explain.causes.causes import Cause
+from deepsearch_rl.explain.causes.figure import LABELLED, lost_points_figure
+from deepsearch_rl.explain.causes.records import CauseReport, RunReport
 
 
 def cost(share: float) -> CauseReport:

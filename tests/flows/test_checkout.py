@@ -27,6 +27,7 @@ from tests.repository import commit_all, git
 PLAIN = {
     "profile",
     "wdir",
+    "own",
     "packages",
     "params",
     "python",

@@ -163,7 +163,7 @@ def compare_command(
     if not files:
         reports = checkout_module("graph_commands.compare")
         require_profile(Path(), profile)
-        source = reports.Source(Path(), profile, store or local_store(Path("mlruns")), timeout_s)
+        source = reports.ReportSource(Path(), profile, store or local_store(Path("mlruns")), timeout_s)
         comparison = reports.compare_named(names, source, seed, draws)
         if as_json:
             typer.echo(comparison.model_dump_json(indent=2))
