@@ -100,9 +100,8 @@ def main() -> None:
     try:
         profile = load_profile(arguments.params)
         scratch = profile.work / "arranged" / ("stale" if arguments.stale else "full")
-        run = rl_run(
-            profile, arguments.start, scratch, curve_path(profile.work, f"arranged-{scratch.name}")
-        )
+        curve = curve_path(profile.work, f"arranged-{scratch.name}")
+        run = rl_run(profile, profile.section("rl", RlConfig), arguments.start, scratch, curve)
         # In this process, where the engines are arranged
         train(run)
 
