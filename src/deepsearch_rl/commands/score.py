@@ -163,7 +163,9 @@ def compare_command(
     if not files:
         reports = checkout_module("graph_commands.compare")
         require_profile(Path(), profile)
-        source = reports.ReportSource(Path(), profile, store or local_store(Path("mlruns")), timeout_s)
+        source = reports.ReportSource(
+            Path(), profile, store or local_store(Path("mlruns")), timeout_s
+        )
         comparison = reports.compare_named(names, source, seed, draws)
         if as_json:
             typer.echo(comparison.model_dump_json(indent=2))
@@ -184,6 +186,11 @@ def compare_command(
         typer.echo(report.model_dump_json(indent=2))
         return
 
+    _print_differences(f"{first} minus {second}", report)
+
+
+def _print_differences(title: str, report: ComparisonReport) -> None:
+    """Print the paired differences of all questions and of each type of question."""
     rows: list[list[str]] = []
     p_values: list[float] = []
     for name, group in {"all": report, **report.types}.items():
@@ -197,7 +204,7 @@ def compare_command(
         row.append(f"{p_value:.4f}")
 
     print_table(
-        f"{first} minus {second}",
+        title,
         ["questions", "n", "metric", "difference", "95 % interval", "p (Holm)"],
         rows,
     )
