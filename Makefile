@@ -12,7 +12,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro restore flow rft rft-rounds plan preflight own own-stages multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
+.PHONY: help environment repro restore flow rft rft-rounds plan preflight own multihoprag api-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -47,26 +47,20 @@ TURN = $(BIN)/python -m flows.in_turn
 # DVC does not see who OPENAI_MODEL names: evaluating is forced. It takes the answers that it has from the scratch folder,
 # where they are kept for every model behind an endpoint.
 own multihoprag optimize-prompt: export DEEPSEARCH_RESUME = 1
-own: environment  ##questions of your own documents, and an API's model on them; DOCUMENTS=FOLDER, OPENAI_* as above
-	@$(if $(DOCUMENTS),rm -rf data/own/documents && mkdir -p data/own && cp -R "$(DOCUMENTS)" data/own/documents)
-	@$(TURN) own "make $@" $(MAKE) --no-print-directory own-stages
+own: environment  ##run questions of your own documents, and an API's model on them; DOCUMENTS=FOLDER, OPENAI_* as below
+	@$(if $(DOCUMENTS),rm -rf data/own/copy && mkdir -p data/own && cp -R "$(DOCUMENTS)" data/own/copy && rm -rf data/own/documents && mv data/own/copy data/own/documents)
+	@$(TURN) own "make $@" $(MAKE) --no-print-directory api-stages PROFILE=own
 	@$(BIN)/deepsearch table own
 
-own-stages:
-	@$(BIN)/python -m deepsearch_rl.project.state
-	@$(BIN)/python flows/dvc repro profiles/own/dvc.yaml:index
-	@$(BIN)/python flows/dvc repro --force --single-item profiles/own/dvc.yaml:evaluate@api
-	@$(BIN)/python flows/dvc repro profiles/own/dvc.yaml:track
-
 multihoprag: environment  ##run an API's model on MultiHop-RAG; OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
-	@$(TURN) multihoprag "make $@" $(MAKE) --no-print-directory multihoprag-stages
+	@$(TURN) multihoprag "make $@" $(MAKE) --no-print-directory api-stages PROFILE=multihoprag
 	@$(BIN)/deepsearch table multihoprag
 
-multihoprag-stages:
+api-stages:
 	@$(BIN)/python -m deepsearch_rl.project.state
-	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
-	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
-	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
+	@$(BIN)/python flows/dvc repro $(GRAPH):index
+	@$(BIN)/python flows/dvc repro --force --single-item $(GRAPH):evaluate@api
+	@$(BIN)/python flows/dvc repro $(GRAPH):track
 
 # The rows of both prompts stay in the table: `make params FORCE=1` takes the variant out again.
 optimize-prompt: environment  ##run a better prompt for that model, by GEPA, and its row; OPENAI_REFLECTION_MODEL writes prompts
