@@ -112,6 +112,10 @@ def test_settings_can_come_from_a_params_file(corpus: Path, tmp_path: Path) -> N
     ("options", "complaint"),
     [
         (("--field", "title"), r"--field 'title' should be NAME=WEIGHT"),
+        (
+            ("--field", "title", "--params", str(ROOT / "params.yaml")),
+            r"--field 'title' should be NAME=WEIGHT",
+        ),
         (("--pooling", "max", "--encoder", "models/e5"), r"encoder\.transformers\.pooling"),
         (("--params", "absent.yaml"), r"absent\.yaml does not exist"),
         (("--vectors", "ivf_pq"), "too few for nlist"),

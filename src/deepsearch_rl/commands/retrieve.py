@@ -1,7 +1,9 @@
 """``deepsearch retrieve``: build an index over any passage file, search it, serve it, measure it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -89,10 +91,11 @@ def build_command(
     """
     from deepsearch_rl.indexing.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
+    weights = named_numbers("--field", field or (), "NAME=WEIGHT, e.g. title=2")
     if params:
         settings = Profile(params, read_values(params))
     else:
-        settings = _build_settings(encoder, dimension, vectors, fields, half=half, weights=field)
+        settings = _build_settings(encoder, dimension, vectors, fields, half, weights)
 
     if only:
         settings = settings.with_overrides({"index.corpus_only": {corpus_name: only}})
@@ -170,7 +173,7 @@ def import_command(
 
     settings = _PRESET
     if encoder is not None:
-        settings = _build_settings(encoder, 1, "flat", fields, half=False, weights=None)
+        settings = _build_settings(encoder, 1, "flat", fields)
 
     lucene = LuceneConfig(engine="lucene", k1=k1, b=b, heap_mb=heap_mb)
     effort = FaissConfig(kind="faiss", nprobe=nprobe, ef_search=ef_search)
@@ -208,9 +211,8 @@ def _build_settings(
     dimension: int,
     vectors: VectorsKind,
     fields: Fields,
-    *,
-    half: bool,
-    weights: list[str] | None,
+    half: bool = False,
+    weights: Mapping[str, float] = MappingProxyType({}),
 ) -> Profile:
     """Return the preset of an encoder with the options of ``build``; ``weights`` are those of BM25's fields."""
 
@@ -234,8 +236,7 @@ def _build_settings(
     if half:
         changes["index.encoding.dtype"] = "float16"
     if weights:
-        form = "NAME=WEIGHT, e.g. title=2"
-        changes["index.bm25.fields"] = named_numbers("--field", weights, form)
+        changes["index.bm25.fields"] = dict(weights)
     if encoder == _ENCODER["name"]:
         return _PRESET.with_overrides({**changes, "index.encoder.dimension": dimension})
 
