@@ -13,7 +13,7 @@ from tests.pipeline.finished_graph import FinishedGraph
 from tests.pipeline.smoke_copy import GRAPH, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-MODELS = {"base", "sft", "rl", "sft_rl"}
+MODELS = {"base", "sft", "sft_rl"}
 DATASETS = {"multihoprag", "musique", "2wikimultihopqa", "hotpotqa"}
 
 
