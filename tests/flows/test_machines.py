@@ -157,6 +157,7 @@ class StoreStarter(logging.Handler):
             use(self.store, self.monkeypatch)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("prefect_server")
 def test_a_store_that_is_down_delays_a_stage_and_gets_what_it_made_when_it_is_back(
     project: Path, monkeypatch: pytest.MonkeyPatch

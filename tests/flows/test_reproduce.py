@@ -2,7 +2,6 @@
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,7 +21,6 @@ from flows import reproduce as flow_module
 from flows.reproduce import reproduce
 from flows.stage_run import StageFailedError
 from tests.flows.conftest import CHAIN, PROFILE, MakeProject, dvc_status
-from tests.ports import free_port
 from tests.repository import commit_all
 from tests.search_servers import in_thread
 
@@ -244,21 +242,3 @@ def test_a_flow_and_make_repro_wait_for_each_other_and_say_for_whom(
     for run in (running, waiting):
         run.communicate(timeout=240)
     assert [running.returncode, waiting.returncode] == [0, 0]
-
-
-def test_a_server_that_was_started_for_the_run_takes_its_last_logs(
-    make_project: MakeProject, root: Path
-) -> None:
-    project = make_project(CHAIN, f"{PROFILE}number: 3\n")
-    api = f"http://{LOOPBACK}:{free_port()}/api"
-    places = {"PREFECT_HOME": str(project / ".prefect"), "PREFECT_API_URL": api}
-    environment = {**os.environ, "PYTHONPATH": str(root), **places}
-    command = [sys.executable, "-m", "flows.reproduce"]
-    run = subprocess.run(
-        command, cwd=project, env=environment, capture_output=True, text=True, check=True
-    )
-    assert "Error logging to API" not in run.stdout + run.stderr
-    assert "connection attempts failed" not in run.stdout + run.stderr
-    with sqlite3.connect(project / ".prefect" / "prefect.db") as database:
-        logs = [message for (message,) in database.execute("SELECT message FROM log")]
-    assert "Finished in state Completed()" in logs

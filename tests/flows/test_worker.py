@@ -113,6 +113,7 @@ def test_a_schedule_creates_runs_and_a_worker_completes_them(project: Path, root
         ).raise_for_status()
         with running_worker(project, root):
             run = finished_run(client, lambda run: run.auto_scheduled, project)
+            assert pool_status(client, "cpu") == WorkPoolStatus.READY, "its first worker opened it"
             client._client.delete(
                 f"/deployments/{deployment.id}/schedules/{_added(client, deployment.id)}"
             )
@@ -152,9 +153,7 @@ def pool_status(client: SyncPrefectClient, pool: str) -> WorkPoolStatus | None:
     return client.read_work_pool(pool).status
 
 
-def test_a_pool_is_paused_until_its_first_worker_and_then_as_somebody_sets_it(
-    project: Path, root: Path
-) -> None:
+def test_a_pool_without_a_worker_is_paused_and_stays_as_somebody_sets_it(project: Path) -> None:
     gpu = {**PARAMS, "profile": "gpu", "requires": {**PARAMS["requires"], "gpu_memory_gib": 80}}
     (project / "profiles" / "gpu").mkdir()
     (project / "profiles" / "gpu" / "params.yaml").write_text(yaml.safe_dump(gpu))
@@ -164,11 +163,6 @@ def test_a_pool_is_paused_until_its_first_worker_and_then_as_somebody_sets_it(
             "any other status is red without a worker"
         )
         assert "`make worker POOL=gpu`" in (client.read_work_pool("gpu").description or "")
-        with running_worker(project, root):
-            deployment = client.read_deployment_by_name("reproduce/tiny")
-            asked = client.create_flow_run_from_deployment(deployment.id)
-            finished_run(client, lambda run: run.id == asked.id, project)
-            assert pool_status(client, "cpu") == WorkPoolStatus.READY
         client.update_work_pool("cpu", WorkPoolUpdate(is_paused=True))
         deploy(project)
         _open_pool("cpu")

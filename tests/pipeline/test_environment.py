@@ -262,7 +262,7 @@ def test_an_environment_in_which_another_tool_installed_a_version_is_not_up_to_d
     assert environment._digest() == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_queued_experiments_run_and_can_be_compared(tmp_path: Path) -> None:
     def dvc(*arguments: str) -> str:

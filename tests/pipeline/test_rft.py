@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CHANGES = """
 synthesize:
   teacher: models/smoke/base
-  questions: 24
-  samples: 3
+  questions: 12
+  samples: 2
   temperature: 1.0
 
 filter:
@@ -23,12 +23,13 @@ filter:
   per_question: 2
 
 sft:
+  forwards_per_step: 2
   save_steps: 2
   log_steps: 1
 
 choose_checkpoint:
   by: dev
-  dev: {dataset: multihoprag, questions: 8, samples: 1, temperature: 0.7}
+  dev: {dataset: multihoprag, questions: 4, samples: 1, temperature: 0.7}
 """
 
 
