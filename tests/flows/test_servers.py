@@ -13,6 +13,7 @@ from flows import server, ui
 from flows.server import LOGIN_VARIABLE, prefect_api, require_login
 from flows.ui import start_mlflow
 from tests.ports import free_port
+from tests.tracking.conftest import new_store
 
 EVERYWHERE = "0.0.0.0"
 LOGIN = ("team", "correct horse battery")
@@ -50,6 +51,7 @@ def test_both_servers_ask_other_machines_for_the_login(
     for module in (server, ui):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     api = f"http://{LOOPBACK}:{free_port()}/api"
+    new_store(tmp_path / "mlruns")
     with (
         ProcessGuard() as guard,
         temporary_settings({PREFECT_API_URL: api, PREFECT_HOME: tmp_path}),
