@@ -14,7 +14,7 @@ block and on the queries beside it.
 import contextlib
 import mmap
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,6 +73,17 @@ class VectorFile:
             scores_C[part] = np.einsum("cd,d->c", vectors_CD, query_D)
 
         return scores_C
+
+    def rank_exactly(
+        self, candidates: Sequence[NDArray[np.int64]], queries_QD: Vectors, top_k: int
+    ) -> list[Ranking]:
+        """Order the candidates of every query, rows_C each, by their inner products with it."""
+        rankings: list[Ranking] = []
+        for rows_C, query_D in zip(candidates, queries_QD, strict=True):
+            scores_C = self.inner_products(rows_C, query_D)
+            rankings.append(rank(rows_C, scores_C, top_k))
+
+        return rankings
 
     def prefetch(self, rows_C: NDArray[np.int64]) -> None:
         """Ask the disk for rows, all at once, without waiting for them."""
@@ -212,9 +223,4 @@ class FlatIndex:
                 pools[query].add(start, scores_QB[query], top_k)
 
         # The matrix product chose the candidates; their scores are computed anew, row by row.
-        rankings: list[Ranking] = []
-        for pool, query_D in zip(pools, queries_QD, strict=True):
-            scores_C = self.file.inner_products(pool.rows_C, query_D)
-            rankings.append(rank(pool.rows_C, scores_C, top_k))
-
-        return rankings
+        return self.file.rank_exactly([pool.rows_C for pool in pools], queries_QD, top_k)

@@ -1,8 +1,14 @@
-"""A FAISS index that another project built: whatever its kind, it is searched as its file is.
+"""A FAISS index, built here or elsewhere: how its file is opened, and how it is searched.
+
+``IO_FLAG_MMAP_IFC`` leaves inverted lists, codes, vectors and graph links in the file: opening
+takes no memory but the cells' centroids and code books. Codes of 4 bits are the exception: FAISS
+reads them into memory.
+
+A mask lowers the number of rows that a visit of a cell (or a step through the graph) can find. The
+effort therefore grows as the share of allowed rows falls, so that a filter does not cost hits.
 
 Search-R1's ``e5_Flat.index`` and graphs, and product codes as FlashRAG publishes them, hold the
-vectors of a corpus in the order of its lines. ``IO_FLAG_MMAP_IFC`` leaves vectors, codes and links
-in the file.
+vectors of a corpus in the order of its lines.
 """
 
 import math
@@ -16,7 +22,12 @@ import numpy as np
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.retrieval.encoding.encoder import Vectors
 from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
-from deepsearch_rl.retrieval.vectors.config import FaissConfig
+from deepsearch_rl.retrieval.vectors.config import (
+    GPU_CANDIDATES,
+    FaissConfig,
+    HnswConfig,
+    IvfConfig,
+)
 
 # Hits beyond top_k that FAISS is asked for: it cuts equal scores in any order, ours is by row
 TIE_SLACK = 16
@@ -52,38 +63,15 @@ def read_imported(path: Path) -> faiss.Index:
     return index
 
 
-def faiss_rankings(
-    index: faiss.Index, queries_QD: Vectors, top_k: int, depth: int, parameters: Any
-) -> list[Ranking]:
-    """Search a FAISS index for ``depth`` rows a query and return the best ``top_k``, equal scores by row.
-
-    A zero query finds nothing.
-    """
-    scores_QC, rows_QC = index.search(queries_QD, depth, params=parameters)
-
-    # FAISS pads with row -1, and a zero query has equal scores everywhere.
-    hits_QC = (rows_QC >= 0) & queries_QD.any(axis=1, keepdims=True)
-    rankings: list[Ranking] = []
-    for scores_C, rows_C, hits_C in zip(scores_QC, rows_QC, hits_QC, strict=True):
-        rankings.append(rank(rows_C[hits_C], scores_C[hits_C], top_k))
-
-    return rankings
-
-
-def row_selection(allowed_N: Mask | None) -> dict[str, Any]:
-    """Return FAISS's search parameters for a mask of rows; empty without one."""
-    if allowed_N is None:
-        return {}
-    bits = np.packbits(allowed_N, bitorder="little")
-    return {"sel": faiss.IDSelectorBitmap(bits)}  # pyright: ignore[reportCallIssue, reportArgumentType]
-
-
 @dataclass(frozen=True, slots=True)
-class ImportedIndex:
-    """A FAISS index of any kind; an effort that ``config`` does not name is that of the file."""
+class FaissIndex:
+    """A FAISS index of any kind, with the effort of a search; None is the effort that its file names."""
 
     index: faiss.Index
-    config: FaissConfig
+    nprobe: int | None
+    ef_search: int | None
+    # A copy for searches without a filter, of at most GPU_CANDIDATES hits
+    gpu_index: faiss.Index | None = None
 
     @property
     def dimension(self) -> int:
@@ -94,27 +82,59 @@ class ImportedIndex:
         self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
         """See ``VectorIndex.search`` (dense.py); a row that is not looked at is not found."""
-        depth = min(top_k + TIE_SLACK, self.index.ntotal)
+        rows = self.index.ntotal
+        depth = min(top_k + TIE_SLACK, rows)
         share = 1.0
-        if allowed_N is not None:
-            share = max(int(allowed_N.sum()), 1) / self.index.ntotal
+        selection: dict[str, Any] = {}
 
-        parameters = self._parameters(self.index, depth, share, row_selection(allowed_N))
-        return faiss_rankings(self.index, queries_QD, top_k, depth, parameters)
+        if allowed_N is not None:
+            share = max(int(allowed_N.sum()), 1) / rows
+            bits = np.packbits(allowed_N, bitorder="little")
+            selection["sel"] = faiss.IDSelectorBitmap(bits)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+        index = self.index
+        if self.gpu_index is not None and allowed_N is None and depth <= GPU_CANDIDATES:
+            index = self.gpu_index
+
+        parameters = self._parameters(self.index, depth, share, selection)
+        scores_QC, rows_QC = index.search(queries_QD, depth, params=parameters)
+
+        # FAISS pads with row -1, and a zero query has equal scores everywhere.
+        hits_QC = (rows_QC >= 0) & queries_QD.any(axis=1, keepdims=True)
+        rankings: list[Ranking] = []
+        for scores_C, rows_C, hits_C in zip(scores_QC, rows_QC, hits_QC, strict=True):
+            rankings.append(rank(rows_C[hits_C], scores_C[hits_C], top_k))
+
+        return rankings
 
     def _parameters(
         self, index: Any, depth: int, share: float, selection: dict[str, Any]
     ) -> faiss.SearchParameters:
         """Return the effort of one search, which grows as the ``share`` of allowed rows falls."""
-        if isinstance(index, faiss.IndexPreTransform):  # e.g. a rotation before product codes
+        # E.g. a rotation before product codes
+        if isinstance(index, faiss.IndexPreTransform):
             inner = faiss.downcast_index(index.index)
             inner_parameters = self._parameters(inner, depth, share, selection)
             return faiss.SearchParametersPreTransform(index_params=inner_parameters)  # pyright: ignore[reportCallIssue]
+
         if isinstance(index, faiss.IndexIVF):
-            nprobe = min(math.ceil((self.config.nprobe or index.nprobe) / share), index.nlist)
+            nprobe = min(math.ceil((self.nprobe or index.nprobe) / share), index.nlist)
             return faiss.SearchParametersIVF(**selection, **{"nprobe": nprobe})
+
         if isinstance(index, faiss.IndexHNSW):
-            wanted = max(self.config.ef_search or index.hnsw.efSearch, depth)
-            effort = min(math.ceil(wanted / share), index.ntotal)
-            return faiss.SearchParametersHNSW(**selection, efSearch=effort)  # pyright: ignore[reportAttributeAccessIssue]
+            ef_search = max(self.ef_search or index.hnsw.efSearch, depth)
+            ef_search = min(math.ceil(ef_search / share), index.ntotal)
+            return faiss.SearchParametersHNSW(**selection, efSearch=ef_search)  # pyright: ignore[reportAttributeAccessIssue]
+
         return faiss.SearchParameters(**selection)
+
+
+def with_effort(
+    index: faiss.Index,
+    config: IvfConfig | HnswConfig | FaissConfig,
+    gpu_index: faiss.Index | None = None,
+) -> FaissIndex:
+    """Return an index that is searched with the effort of a configuration."""
+    nprobe = None if isinstance(config, HnswConfig) else config.nprobe
+    ef_search = None if isinstance(config, IvfConfig) else config.ef_search
+    return FaissIndex(index, nprobe, ef_search, gpu_index)
