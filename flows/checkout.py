@@ -38,7 +38,7 @@ SECTIONS = {
     "flow": "flows.stage_run:FlowConfig",
     "ifeval": "deepsearch_rl.evaluation.ifeval.ifeval:IfevalConfig",
     "index": "deepsearch_rl.indexing.build:IndexSection",
-    "merge": "deepsearch_rl.training.merging.merge:MergeConfig",
+    "merge": "deepsearch_rl.training.merging.merge_config:MergeConfig",
     "make_questions": "deepsearch_rl.question_writing.make:WritingConfig",
     "optimize_prompt": "deepsearch_rl.training.prompt_search.prompt_search:OptimizePromptConfig",
     "prepare_model": "deepsearch_rl.training.pretrain.prepare:PrepareModelConfig",
@@ -51,7 +51,7 @@ SECTIONS = {
     "synthesize": "deepsearch_rl.trajectories.synthesis.synthesize:SynthesizeConfig",
     "track": "deepsearch_rl.tracking.bundle:TrackConfig",
     "trained": "deepsearch_rl.evaluation.report.write_report:TrainedConfig",
-    "unsloth_merge": "deepsearch_rl.training.merging.merge:AdapterMergeConfig",
+    "unsloth_merge": "deepsearch_rl.training.merging.merge_config:MergeConfig",
 }
 
 
