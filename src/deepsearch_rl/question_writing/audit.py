@@ -107,7 +107,7 @@ class Auditor:
             return None
 
         quoted = {chunk.id for chunk, sentence in draft.proofs if sentence}
-        if quoted != {chunk.id for chunk in draft.bundle.chunks}:
+        if quoted != {chunk.id for chunk in draft.group.chunks}:
             return Reason.EVIDENCE_MISSING
         for chunk, sentence in draft.proofs:
             if without_space(sentence) not in without_space(chunk.contents):
@@ -166,8 +166,8 @@ class Auditor:
             if reason is Reason.KNOWN_WITHOUT_PASSAGES:
                 places.append(place)
                 prompts.append(prompt_file("recall").substitute(question=draft.question))
-            elif len(draft.bundle.chunks) > 1:
-                for chunk in draft.bundle.chunks:
+            elif len(draft.group.chunks) > 1:
+                for chunk in draft.group.chunks:
                     places.append(place)
                     prompts.append(_answer_prompt(draft, [chunk.contents]))
 
@@ -179,14 +179,12 @@ class Auditor:
         """Return the question with its passages; one that has no answer also with those that its text finds."""
         if not draft.is_unanswerable:
             return prompt_file("answer").substitute(
-                passages=shown_passages(draft.bundle.chunks), question=draft.question
+                passages=shown_passages(draft.group.chunks), question=draft.question
             )
 
         [hits] = self.searcher.search([draft.question], 10)
         found = [hit.chunk for hit in hits]
-        own = [
-            chunk for chunk in draft.bundle.chunks if chunk.id not in {each.id for each in found}
-        ]
+        own = [chunk for chunk in draft.group.chunks if chunk.id not in {each.id for each in found}]
         return prompt_file("answer").substitute(
             passages=shown_passages([*own, *found]), question=draft.question
         )
@@ -218,7 +216,7 @@ def _answer_prompt(draft: Draft, passages: Sequence[str]) -> str:
 def _queries(draft: Draft) -> list[str]:
     """Return what somebody could search for: the question, the terms that link its passages, their titles."""
     titles = [chunk.title for chunk, _ in draft.proofs]
-    return list(dict.fromkeys([draft.question, *draft.bundle.terms, *titles]))
+    return list(dict.fromkeys([draft.question, *draft.group.terms, *titles]))
 
 
 class Funnel(Record):

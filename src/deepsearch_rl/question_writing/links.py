@@ -29,7 +29,7 @@ SHORTEST = 4  # characters of a term
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class PassageGroup:
     """Passages to write questions about, in the order of the chain; ``terms`` link each to the next."""
 
     chunks: tuple[Chunk, ...]
@@ -84,7 +84,7 @@ def split_documents(
 
     ``shares`` are of the documents, by split, and add up to 1. The rarest terms bind first.
     """
-    groups = _Groups(documents, max(2, round(LARGEST_GROUP * len(documents))))
+    groups = _DocumentGroups(documents, max(2, round(LARGEST_GROUP * len(documents))))
     by_rarity = sorted(rare, key=lambda term: (len(_documents_of(rare[term])), term))
     for term in by_rarity:
         first, *others = _documents_of(rare[term])
@@ -110,7 +110,7 @@ def _documents_of(chunks: Iterable[Chunk]) -> list[str]:
     return list(dict.fromkeys(chunk.metadata.doc_id for chunk in chunks))
 
 
-class _Groups:
+class _DocumentGroups:
     """Groups of documents that are joined as long as they stay small."""
 
     def __init__(self, documents: Iterable[str], largest: int) -> None:
@@ -131,30 +131,32 @@ class _Groups:
         return list({id(group): group for group in self._group_of.values()}.values())
 
 
-def bundles(
+def passage_groups(
     chunks: Sequence[Chunk],
     rare: Mapping[str, Sequence[Chunk]],
     split_of: Mapping[str, str],
     rng: random.Random,
-) -> Iterator[Bundle]:
+) -> Iterator[PassageGroup]:
     """Yield chains, pairs and singles in turn, in random order, each within one split and none twice."""
     pairs = list(_pairs(rare, split_of))
     rng.shuffle(pairs)
-    singles = [Bundle((chunk,), (), split_of[chunk.metadata.doc_id]) for chunk in chunks]
+    singles = [PassageGroup((chunk,), (), split_of[chunk.metadata.doc_id]) for chunk in chunks]
     rng.shuffle(singles)
     chains = _chains(pairs)
 
-    kinds: list[Iterator[Bundle]] = [iter(pairs), chains, iter(singles)]
+    kinds: list[Iterator[PassageGroup]] = [iter(pairs), chains, iter(singles)]
     while kinds:
         for kind in list(kinds):
-            bundle = next(kind, None)
-            if bundle is None:
+            group = next(kind, None)
+            if group is None:
                 kinds.remove(kind)
             else:
-                yield bundle
+                yield group
 
 
-def _pairs(rare: Mapping[str, Sequence[Chunk]], split_of: Mapping[str, str]) -> Iterator[Bundle]:
+def _pairs(
+    rare: Mapping[str, Sequence[Chunk]], split_of: Mapping[str, str]
+) -> Iterator[PassageGroup]:
     seen: set[frozenset[str]] = set()
     for term, passages in rare.items():
         for place, first in enumerate(passages):
@@ -164,12 +166,12 @@ def _pairs(rare: Mapping[str, Sequence[Chunk]], split_of: Mapping[str, str]) -> 
                 is_new = key not in seen and first.metadata.doc_id != second.metadata.doc_id
                 if is_new and split == split_of[second.metadata.doc_id]:
                     seen.add(key)
-                    yield Bundle((first, second), (term,), split)
+                    yield PassageGroup((first, second), (term,), split)
 
 
-def _chains(pairs: Sequence[Bundle]) -> Iterator[Bundle]:
+def _chains(pairs: Sequence[PassageGroup]) -> Iterator[PassageGroup]:
     """Yield three passages of three documents for each pair that another pair goes on from."""
-    from_chunk: dict[str, list[Bundle]] = defaultdict(list)
+    from_chunk: dict[str, list[PassageGroup]] = defaultdict(list)
     for pair in pairs:
         from_chunk[pair.chunks[0].id].append(pair)
 
@@ -178,5 +180,7 @@ def _chains(pairs: Sequence[Bundle]) -> Iterator[Bundle]:
         for following in from_chunk[pair.chunks[1].id]:
             last = following.chunks[1]
             if last.metadata.doc_id not in documents and following.terms != pair.terms:
-                yield Bundle((*pair.chunks, last), (*pair.terms, *following.terms), pair.split)
+                yield PassageGroup(
+                    (*pair.chunks, last), (*pair.terms, *following.terms), pair.split
+                )
                 break

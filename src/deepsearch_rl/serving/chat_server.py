@@ -45,7 +45,13 @@ from deepsearch_rl.serving.chat_request import (
     RequestError,
     check_support,
 )
-from deepsearch_rl.serving.engine import ContextOverflowError, Engine, Generation, Sampling, Watch
+from deepsearch_rl.serving.engine import (
+    ContextOverflowError,
+    Engine,
+    Generation,
+    SamplingParams,
+    Watch,
+)
 
 _LOG = logging.getLogger(__name__)
 _END_OF_STREAM = "data: [DONE]\n\n"
@@ -57,7 +63,7 @@ class _Answer:
 
     request: ChatCompletionRequest | CompletionRequest
     prompt: list[int]
-    sampling: Sampling
+    sampling: SamplingParams
     text: AnswerText
     id: str
     created: int
@@ -165,16 +171,18 @@ def _prepare(
     return _answer(request, prompt, _sampling(request, max_tokens), text)
 
 
-def _sampling(request: ChatCompletionRequest | CompletionRequest, max_tokens: int) -> Sampling:
+def _sampling(
+    request: ChatCompletionRequest | CompletionRequest, max_tokens: int
+) -> SamplingParams:
     seed = secrets.randbits(63) if request.seed is None else request.seed
     temperature = 1.0 if request.temperature is None else request.temperature
-    return Sampling(temperature, max_tokens, seed)
+    return SamplingParams(temperature, max_tokens, seed)
 
 
 def _answer(
     request: ChatCompletionRequest | CompletionRequest,
     prompt: list[int],
-    sampling: Sampling,
+    sampling: SamplingParams,
     text: AnswerText,
 ) -> _Answer:
     kind = "chatcmpl" if isinstance(request, ChatCompletionRequest) else "cmpl"

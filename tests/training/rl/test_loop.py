@@ -30,7 +30,7 @@ from deepsearch_rl.training.rl.trainer import (
     RlTask,
     RlTrainer,
     Rollout,
-    Sampling,
+    RolloutSampling,
 )
 from deepsearch_rl.training.runs.curves import CurveLine, TrainingStep, recorded_curve
 from deepsearch_rl.training.runs.finite import NotFiniteError
@@ -591,7 +591,7 @@ class BadUpdates(TinyTrainer):
         self.seeds: list[int] = []
 
     async def roll_out(
-        self, questions: Sequence[Question], sampling: Sampling
+        self, questions: Sequence[Question], sampling: RolloutSampling
     ) -> list[list[Rollout]]:
         if sampling.trained and self.step == 1:
             self.seeds.append(sampling.seed)

@@ -30,7 +30,7 @@ class PlayedQuestion(Record):
     question: str
 
 
-class SwiftRow(Record):
+class SwiftRolloutRow(Record):
     """A row of ms-swift's: the opening messages with the tools, and the column that its scheduler reads."""
 
     messages: list[dict[str, str]]
@@ -40,7 +40,7 @@ class SwiftRow(Record):
 
 def swift_rows(
     questions: Path, *, params: Path, model: Path, retrieval_url: str
-) -> Iterator[SwiftRow]:
+) -> Iterator[SwiftRolloutRow]:
     """Yield a row for each question of a file; raise ConfigError where one does not fit the context."""
     known = list(read_jsonl(questions, Question))
     params = params.absolute()
@@ -55,7 +55,7 @@ def swift_rows(
             retrieval_url=retrieval_url,
             question=question.model_dump_json(),
         )
-        yield SwiftRow(messages=messages, tools=tools, deepsearch=played)
+        yield SwiftRolloutRow(messages=messages, tools=tools, deepsearch=played)
 
 
 def main() -> None:

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple, TypeAlias
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from deepsearch_rl.core.records import FilterReport
-from deepsearch_rl.evaluation.report.plots import RlRun, colour_of, f1_figure, inline_svg, rl_figure
+from deepsearch_rl.evaluation.report.plots import (
+    RlTrainingLog,
+    colour_of,
+    f1_figure,
+    inline_svg,
+    rl_figure,
+)
 from deepsearch_rl.evaluation.report.rollouts import (
     OF_EACH_OUTCOME,
     OF_EACH_TURN,
@@ -58,7 +64,7 @@ class Report(NamedTuple):
     table: F1Table
     evaluations: tuple[ModelEvaluation, ...]
     ifeval: tuple[IfevalScore, ...]
-    rl: Mapping[str, RlRun]
+    rl: Mapping[str, RlTrainingLog]
     retrieval: Mapping[str, Mapping[str, Mapping[str, float]]]
     filter: FilterReport | None
     runs: tuple[RunRollouts, ...]

@@ -69,7 +69,7 @@ def explain_run(
     """
     points = lost_points_of(judged)
     estimates = estimate(points, seed, draws)
-    groups = _Groups(judged, points, seed, draws)
+    groups = _QuestionGroups(judged, points, seed, draws)
     causes = _cause_reports(judged, estimates)
     lucky = [answer for answer in judged.answers if answer.findings.without_evidence]
     beside = _cause_report(lucky, estimates.without_evidence)
@@ -175,7 +175,7 @@ def _spread(answers: Sequence[JudgedAnswer]) -> list[JudgedAnswer]:
     return [answers[step * len(answers) // count] for step in range(count)]
 
 
-class _Groups:
+class _QuestionGroups:
     """Lost points of the questions that share a property."""
 
     def __init__(self, judged: JudgedRun, points: LostPoints, seed: int, draws: int) -> None:

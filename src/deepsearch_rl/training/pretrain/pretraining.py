@@ -38,7 +38,7 @@ from deepsearch_rl.training.pretrain.documents import (
 from deepsearch_rl.training.pretrain.model import (
     TURN_END,
     TURN_START,
-    ModelConfig,
+    ModelShape,
     build_model,
     world_tokenizer,
 )
@@ -88,7 +88,7 @@ class PretrainConfig(Record):
     subwords: int = Field(
         ge=256, description="tokens learned by BPE, the 256 bytes included; whole words come on top"
     )
-    model: ModelConfig
+    model: ModelShape
     documents: DocumentConfig
     curriculum: tuple[CurriculumStage, ...] = Field(min_length=1, description="easiest stage first")
     optimizer: PretrainOptimizerConfig

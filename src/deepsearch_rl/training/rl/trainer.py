@@ -302,7 +302,7 @@ class RlTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class RolloutSampling:
     """How a batch of questions is rolled out: ``samples`` rollouts each, with the ``temperature`` of every model call.
 
     Equal seeds draw equal random numbers for equal questions. ``trained`` rollouts are trained on,
@@ -350,7 +350,7 @@ class RlTrainer(Protocol):
         ...
 
     async def roll_out(
-        self, questions: Sequence[Question], sampling: Sampling
+        self, questions: Sequence[Question], sampling: RolloutSampling
     ) -> list[list[Rollout]]:
         """Answer every question with the policy that is served, also during an update; return Q groups in order."""
         ...

@@ -51,7 +51,7 @@ from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.heartbeat import check_server
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, advantages
 from deepsearch_rl.training.rl.tokens import TokenRecord, TokenRow, end_ids
-from deepsearch_rl.training.rl.trainer import LossConfig, RlConfig, RlTask, Rollout, Sampling
+from deepsearch_rl.training.rl.trainer import LossConfig, RlConfig, RlTask, Rollout, RolloutSampling
 
 _LOG = logging.getLogger(__name__)
 METRICS = {
@@ -221,7 +221,7 @@ class ArtTrainer:
         return Path(get_step_checkpoint_dir(str(self._folder), step))
 
     async def roll_out(
-        self, questions: Sequence[Question], sampling: Sampling
+        self, questions: Sequence[Question], sampling: RolloutSampling
     ) -> list[list[Rollout]]:
         """Answer every question with the agent.
 
