@@ -85,7 +85,7 @@ class PlainFaissIndex:
         """D, the components of a vector."""
         return self.index.d
 
-    def search(
+    def nearest(
         self,
         queries_QD: NDArray[np.float32],
         top_k: int,

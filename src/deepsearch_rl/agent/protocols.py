@@ -141,7 +141,7 @@ class FunctionCalling:
             content, message.thought, tuple(calls), begins_in_thought=self.begins_in_thought
         )
 
-    def search(self, query: str) -> Message:
+    def search_turn(self, query: str) -> Message:
         """Return a turn that searches, as a model would write it."""
         return Message(role="assistant", tool_calls=(search_call(query, 1),))
 
@@ -234,7 +234,7 @@ class SearchTags:
         calls = (search_call(query, len(messages)),) if query else ()
         return Message(role="assistant", content=text, tool_calls=calls)
 
-    def search(self, query: str) -> Message:  # noqa: D102
+    def search_turn(self, query: str) -> Message:  # noqa: D102
         call = search_call(query, 1)
         return Message(role="assistant", content=f"<search>{query}</search>", tool_calls=(call,))
 

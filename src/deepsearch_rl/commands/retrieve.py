@@ -285,7 +285,7 @@ def search_command(
         config = _PRESET.with_overrides(fields).section("reranker", rerank.RerankerConfig)
         searcher = rerank.RerankedSearcher(searcher, rerank.CrossEncoder(config), config.depth)
 
-    [hits] = searcher.search([query], top_k, where)
+    [hits] = searcher.find_hits([query], top_k, where)
 
     rows: list[dict[str, object]] = []
     passages: list[str] = []

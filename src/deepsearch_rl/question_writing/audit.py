@@ -132,7 +132,7 @@ class Auditor:
 
         names = list(queries)
         depth = self.config.findable_in
-        for query, hits in zip(names, self.searcher.search(names, depth), strict=True):
+        for query, hits in zip(names, self.searcher.find_hits(names, depth), strict=True):
             queries[query] = {hit.chunk.id for hit in hits}
 
         for place in waiting:
@@ -182,7 +182,7 @@ class Auditor:
                 passages=shown_passages(draft.group.chunks), question=draft.question
             )
 
-        [hits] = self.searcher.search([draft.question], 10)
+        [hits] = self.searcher.find_hits([draft.question], 10)
         found = [hit.chunk for hit in hits]
         own = [chunk for chunk in draft.group.chunks if chunk.id not in {each.id for each in found}]
         return prompt_file("answer").substitute(

@@ -221,7 +221,7 @@ def _search(
     distinct = list(dict.fromkeys(query for each in queries.values() for query in each))
     for start in range(0, len(distinct), QUERIES_AT_ONCE):
         batch = distinct[start : start + QUERIES_AT_ONCE]
-        for query, result in zip(batch, searcher.search(batch, top_k), strict=True):
+        for query, result in zip(batch, searcher.find_hits(batch, top_k), strict=True):
             hits[query] = [hit.chunk for hit in result]
 
     return hits

@@ -40,7 +40,7 @@ class VectorIndex(Protocol):
         """D, the components of a vector."""
         ...
 
-    def search(
+    def nearest(
         self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
         """Return one ranking per query of at most ``top_k`` rows, best first, equal scores by row.
@@ -64,10 +64,10 @@ class RefinedIndex:
         """D, the components of a vector."""
         return self.file.dimension
 
-    def search(
+    def nearest(
         self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
-        """See :meth:`VectorIndex.search`; scores are exact, and so is the order of the candidates."""
+        """See :meth:`VectorIndex.nearest`; scores are exact, and so is the order of the candidates."""
         candidates = self._candidates(queries_QD, top_k, allowed_N)
         self.file.prefetch(np.concatenate([np.empty(0, np.int64), *candidates]))
 
@@ -85,7 +85,7 @@ class RefinedIndex:
             return [allowed_C if query_D.any() else allowed_C[:0] for query_D in queries_QD]
 
         # In the order of the file, so that the disk reads in one direction.
-        rankings = self.first.search(queries_QD, depth, allowed_N)
+        rankings = self.first.nearest(queries_QD, depth, allowed_N)
         return [np.sort(ranking.rows_K) for ranking in rankings]
 
 
@@ -153,4 +153,4 @@ class DenseRetriever:
                 f"{self.vectors.dimension}, so it was built with another encoder; build it again with this one."
             )
 
-        return self.vectors.search(queries_QD, top_k, allowed_N)
+        return self.vectors.nearest(queries_QD, top_k, allowed_N)

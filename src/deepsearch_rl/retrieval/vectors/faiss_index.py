@@ -78,10 +78,10 @@ class FaissIndex:
         """D, the components of a vector."""
         return self.index.d
 
-    def search(
+    def nearest(
         self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
-        """See ``VectorIndex.search`` (dense.py); a row that is not looked at is not found."""
+        """See ``VectorIndex.nearest`` (dense.py); a row that is not looked at is not found."""
         rows = self.index.ntotal
         depth = min(top_k + TIE_SLACK, rows)
         share = 1.0

@@ -194,10 +194,10 @@ class FlatIndex:
         """D, the components of a vector."""
         return self.file.dimension
 
-    def search(
+    def nearest(
         self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
-        """See :meth:`VectorIndex.search`; exact."""
+        """See :meth:`VectorIndex.nearest`; exact."""
         rankings: list[Ranking] = []
         for start in range(0, len(queries_QD), QUERIES):
             rankings += self._rank(queries_QD[start : start + QUERIES], top_k, allowed_N)
