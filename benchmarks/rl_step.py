@@ -32,7 +32,7 @@ from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.backends.art.step_rows import Rows
 from deepsearch_rl.training.pretrain.model import ModelShape, build_model, world_tokenizer
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 
 ROLLOUTS = 32
 ROUNDS = 3

@@ -45,7 +45,7 @@ SECTIONS = {
     "report": "deepsearch_rl.evaluation.report.write_report:ReportConfig",
     "requires": "deepsearch_rl.commands.doctor:Requirements",
     "retrieval": "deepsearch_rl.search_server.config:RetrievalConfig",
-    "rl": "deepsearch_rl.training.rl.trainer:RlConfig",
+    "rl": "deepsearch_rl.training.rl.rl_config:RlConfig",
     "serving": "deepsearch_rl.serving.launch:ServingConfig",
     "sft": "deepsearch_rl.training.sft.swift_call:SftConfig",
     "synthesize": "deepsearch_rl.trajectories.synthesis.synthesize:SynthesizeConfig",

@@ -23,7 +23,7 @@ from deepsearch_rl.training.merging.merge import (
     unsloth_save_arguments,
 )
 from deepsearch_rl.training.merging.merge_config import MergeConfig
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from tests.gpu_profile.check_environment import ENVIRONMENT, PYTHON
 
 pytestmark = [

@@ -15,8 +15,9 @@ from deepsearch_rl.training.backends.art import service
 from deepsearch_rl.training.backends.art.service import make_own_trainer
 from deepsearch_rl.training.rl import loop
 from deepsearch_rl.training.rl.loop import train_policy
+from deepsearch_rl.training.rl.rl_config import LoraConfig, RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask, Rollout, RolloutSampling
 from deepsearch_rl.training.rl.tokens import TokenRow
-from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig, RlTask, Rollout, RolloutSampling
 from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.environment.scripted import retrieval
 from tests.policies import CONTEXT_TOKENS

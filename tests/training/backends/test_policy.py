@@ -28,7 +28,8 @@ from deepsearch_rl.training.backends.art.checkpoints import SEAL, is_whole, requ
 from deepsearch_rl.training.backends.art.policy import Policy, Rows
 from deepsearch_rl.training.backends.art.service import OwnService, memory_named, minibatches
 from deepsearch_rl.training.pretrain.model import ModelShape, build_model
-from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig, RlTask
+from deepsearch_rl.training.rl.rl_config import LoraConfig, RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 from deepsearch_rl.training.runs.finite import NotFiniteError
 
 LENGTHS = [50, 120, 64, 64, 90]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Message, Question, StopReason, Trajectory
-from deepsearch_rl.training.rl.trainer import Rollout, RolloutSampling
+from deepsearch_rl.training.rl.rl_trainer import Rollout, RolloutSampling
 
 
 class TinyTrainer:

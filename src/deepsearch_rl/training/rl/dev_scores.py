@@ -8,8 +8,9 @@ from statistics import fmean
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.training.rl.health import gate_warning
+from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask, RlTrainer, RolloutSampling
 from deepsearch_rl.training.rl.step_rollouts import roll_out_seed, trainable
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, RolloutSampling
 from deepsearch_rl.training.runs.curves import standard_error
 from deepsearch_rl.training.runs.dev_f1 import f1_by_question, mean_f1
 

@@ -47,9 +47,10 @@ from deepsearch_rl.training.backends.verl.overrides import (
 from deepsearch_rl.training.rl.checkpoints import origin
 from deepsearch_rl.training.rl.heartbeat import begin
 from deepsearch_rl.training.rl.question_order import batch
+from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 from deepsearch_rl.training.rl.run_log import TRAIN_LOG, RunLog, best_line
 from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 from deepsearch_rl.training.runs.curves import TrainingStep
 from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
 
