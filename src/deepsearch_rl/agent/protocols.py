@@ -218,7 +218,8 @@ class SearchTags:
     def characters(self, messages: Sequence[Message]) -> int:  # noqa: D102
         return _TAGS_CHARACTERS + sum(len(message.content) for message in messages)
 
-    def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:  # noqa: D102
+    def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:
+        """Return a completion up to its first closing tag, with the search that it asks for as a tool call."""
         text = completion.message.text
         if end := re.search("|".join(_STOPS), text):
             text = text[: end.end()]

@@ -153,6 +153,7 @@ async def search_over_mcp(
     """Ask the retrieval server; raise RolloutStopped after :data:`ATTEMPTS` failures. ``backoff_s``: the first wait."""
 
     async def call_tool() -> tuple[ShownPassage, ...]:
+        """Search once; raise EndpointError where the answer is an error or no passages."""
         result = await session.call_tool(RETRIEVE_TOOL_NAME, {"query": query})
         if result.is_error:
             text = "".join(part.text for part in result.content if isinstance(part, TextContent))

@@ -73,6 +73,7 @@ class OnlineSearcher:
         answered: list[str] = []
 
         def outcome(query: str) -> list[Hit] | EndpointError:
+            """Return the hits of a query, or why it has none; an outage ends the queries after it."""
             if not query.strip():
                 return []
             if outages:

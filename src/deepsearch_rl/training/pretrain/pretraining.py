@@ -345,6 +345,7 @@ class Muon:
 
         @torch.no_grad()
         def step_group(group: list[torch.nn.Parameter], momenta_NRC: Tensor) -> None:
+            """Move the N matrices of one shape, R by C, together."""
             gradients = [parameter.grad for parameter in group if parameter.grad is not None]
             gradients_NRC = torch.stack(gradients)
             momenta_NRC.lerp_(gradients_NRC, 1 - _MOMENTUM)

@@ -82,6 +82,7 @@ class ServiceBackend(LocalBackend):
         def tokenized(
             tokenizer: Any, groups: Any, no_logprobs: bool, _: bool, **rest: Any
         ) -> list[TokenizedResult]:
+            """Stand in for ART's function of the same arguments, which this calls."""
             rest["drop_zero_advantage_trajectories"] = False
             with _used_by_art(tokenize, "tokenize_trajectory", self._tokenize):
                 rows = list(
