@@ -52,18 +52,18 @@ class AuditConfig(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _QuestionWords:
     """What a question asks: its words, and the answer, both normalised."""
 
     words: frozenset[str]
     answer: str
 
     @classmethod
-    def of(cls, draft: Draft) -> "_Asked":
+    def of(cls, draft: Draft) -> "_QuestionWords":
         words = frozenset(normalise(draft.question).split())
         return cls(words, normalise(draft.golden_answer))
 
-    def similarity(self, other: "_Asked") -> float:
+    def similarity(self, other: "_QuestionWords") -> float:
         """Return the share of words in common, of those of either; 0 where the answers differ."""
         if self.answer != other.answer:
             return 0.0
@@ -77,23 +77,25 @@ class Auditor:
     config: AuditConfig
     searcher: SearchesChunks
     model: LoggedModel
-    _kept: list[_Asked] = field(default_factory=list)
+    _kept: list[_QuestionWords] = field(default_factory=list)
 
     def check(self, drafts: Sequence[Draft]) -> list[Reason | None]:
         """Return why each draft is rejected, None where it is kept; drafts of one call are asked about together."""
         reasons: list[Reason | None] = [self._by_text(draft) for draft in drafts]
-        asked = [_Asked.of(draft) for draft in drafts]
-        self._reject_copies(asked, reasons)
+        questions = [_QuestionWords.of(draft) for draft in drafts]
+        self._reject_copies(questions, reasons)
         self._find_evidence(drafts, reasons)
         self._ask(drafts, reasons)
-        self._kept.extend(asked[place] for place in _passing(reasons))
+        self._kept.extend(questions[place] for place in _passing(reasons))
         return reasons
 
-    def _reject_copies(self, asked: Sequence[_Asked], reasons: list[Reason | None]) -> None:
+    def _reject_copies(
+        self, questions: Sequence[_QuestionWords], reasons: list[Reason | None]
+    ) -> None:
         """Reject questions that ask what a kept one asks, or an earlier one of the same call."""
         others = list(self._kept)
         for place in _passing(reasons):
-            question = asked[place]
+            question = questions[place]
             if any(question.similarity(other) >= self.config.similarity for other in others):
                 reasons[place] = Reason.NEAR_DUPLICATE
             else:
@@ -137,8 +139,8 @@ class Auditor:
 
         for place in waiting:
             draft = drafts[place]
-            found = set[str]().union(*(queries[query] for query in _queries(draft)))
-            if not {chunk.id for chunk, _ in draft.proofs} <= found:
+            findable = set[str]().union(*(queries[query] for query in _queries(draft)))
+            if not {chunk.id for chunk, _ in draft.proofs} <= findable:
                 reasons[place] = Reason.NOT_FINDABLE
 
     def _ask(self, drafts: Sequence[Draft], reasons: list[Reason | None]) -> None:
@@ -183,10 +185,12 @@ class Auditor:
             )
 
         [hits] = self.searcher.find_hits([draft.question], 10)
-        found = [hit.chunk for hit in hits]
-        own = [chunk for chunk in draft.group.chunks if chunk.id not in {each.id for each in found}]
+        nearest = [hit.chunk for hit in hits]
+        own = [
+            chunk for chunk in draft.group.chunks if chunk.id not in {each.id for each in nearest}
+        ]
         return prompt_file("answer").substitute(
-            passages=shown_passages([*own, *found]), question=draft.question
+            passages=shown_passages([*own, *nearest]), question=draft.question
         )
 
     def _right(
@@ -194,8 +198,8 @@ class Auditor:
     ) -> list[int]:
         """Return how many of the answers to each prompt are right."""
         samples = range(self.config.samples)
-        asked = [(prompt, sample) for prompt in prompts for sample in samples]
-        replies = self.model.ask_all(asked)
+        calls = [(prompt, sample) for prompt in prompts for sample in samples]
+        replies = self.model.ask_all(calls)
         counts: list[int] = []
         for number, place in enumerate(places):
             answers = replies[number * len(samples) : (number + 1) * len(samples)]

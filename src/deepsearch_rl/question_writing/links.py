@@ -119,12 +119,12 @@ class _DocumentGroups:
 
     def join(self, first: str, second: str) -> None:
         """Put the groups of two documents together, unless they would be too large."""
-        one = self._group_of[first]
+        group = self._group_of[first]
         other = self._group_of[second]
-        if one is other or len(one) + len(other) > self._largest:
+        if group is other or len(group) + len(other) > self._largest:
             return
-        one.extend(other)
-        self._group_of.update(dict.fromkeys(other, one))
+        group.extend(other)
+        self._group_of.update(dict.fromkeys(other, group))
 
     def all(self) -> list[list[str]]:
         """Return the groups, in the order of their first documents."""
@@ -157,15 +157,15 @@ def passage_groups(
 def _pairs(
     rare: Mapping[str, Sequence[Chunk]], split_of: Mapping[str, str]
 ) -> Iterator[PassageGroup]:
-    seen: set[frozenset[str]] = set()
+    linked: set[frozenset[str]] = set()
     for term, passages in rare.items():
         for place, first in enumerate(passages):
             for second in passages[place + 1 :]:
                 key = frozenset((first.id, second.id))
                 split = split_of[first.metadata.doc_id]
-                is_new = key not in seen and first.metadata.doc_id != second.metadata.doc_id
+                is_new = key not in linked and first.metadata.doc_id != second.metadata.doc_id
                 if is_new and split == split_of[second.metadata.doc_id]:
-                    seen.add(key)
+                    linked.add(key)
                     yield PassageGroup((first, second), (term,), split)
 
 

@@ -173,9 +173,9 @@ class _Writing:
         replies = self._model.ask_all([(writing_prompt(group), 0) for group in batch])
         drafts: list[Draft] = []
         for group, reply in zip(batch, replies, strict=True):
-            written = read_drafts(reply, group)
-            self._unreadable += not written
-            drafts.extend(written)
+            drafts_of_group = read_drafts(reply, group)
+            self._unreadable += not drafts_of_group
+            drafts.extend(drafts_of_group)
 
         self._groups += len(batch)
         for draft, reason in zip(drafts, self._auditor.check(drafts), strict=True):

@@ -66,14 +66,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of the start model")
     parser.add_argument("--retrieval_url", required=True, help="a running retrieval server")
     parser.add_argument("--output", type=Path, required=True, help="file to write")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     rows = swift_rows(
-        given.questions,
-        params=given.params,
-        model=given.model,
-        retrieval_url=given.retrieval_url,
+        arguments.questions,
+        params=arguments.params,
+        model=arguments.model,
+        retrieval_url=arguments.retrieval_url,
     )
-    write_jsonl(given.output, rows)
+    write_jsonl(arguments.output, rows)
 
 
 if __name__ == "__main__":

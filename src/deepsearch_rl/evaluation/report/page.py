@@ -143,11 +143,11 @@ def render_page(report: Report, table_sha256: str) -> str:
 
 def _without_copies(report: Report) -> ExplainReport:
     """Return the lost points of the models that the page shows, without those that kept their start."""
-    kept = report.table.kept_start
+    copies = report.table.kept_start
     return report.lost.model_copy(
         update={
-            "runs": tuple(run for run in report.lost.runs if run.model not in kept),
-            "movements": tuple(move for move in report.lost.movements if move.model not in kept),
+            "runs": tuple(run for run in report.lost.runs if run.model not in copies),
+            "movements": tuple(move for move in report.lost.movements if move.model not in copies),
         }
     )
 

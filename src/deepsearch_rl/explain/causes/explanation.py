@@ -216,14 +216,14 @@ def _examples(judged: JudgedRun, reports: Iterable[tuple[str, CauseReport]]) -> 
 def _example(answer: JudgedAnswer, facts: QuestionFacts, cause: str) -> Example:
     searches = None
     if answer.answer.searches is not None:
-        found = answer.by_search or (frozenset[int](),) * len(answer.answer.searches)
+        items_by_search = answer.by_search or (frozenset[int](),) * len(answer.answer.searches)
         searches = tuple(
             ExampleSearch(
                 query=search.query,
                 passages=max(len(search.chunk_ids), len(search.passages)),
                 items=len(items),
             )
-            for search, items in zip(answer.answer.searches, found, strict=True)
+            for search, items in zip(answer.answer.searches, items_by_search, strict=True)
         )
 
     return Example(

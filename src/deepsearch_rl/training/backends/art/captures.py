@@ -74,7 +74,7 @@ def sampled_tokens(choice: Choice) -> list[int]:
 def token_ids(reported: Sequence[str]) -> list[int]:
     """Return the ids of tokens that a server reports as ``token_id:N``; empty if one is not."""
     ids = [_TOKEN.fullmatch(token) for token in reported]
-    return [int(found[1]) for found in ids if found] if all(ids) else []
+    return [int(match[1]) for match in ids if match] if all(ids) else []
 
 
 def comes_back(

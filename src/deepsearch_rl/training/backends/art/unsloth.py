@@ -74,8 +74,8 @@ def require_honoured(config: RlConfig) -> None:
     }
     wrong = [
         f"rl.{name}: {value} ({why})"
-        for name, (given, value, why) in needed.items()
-        if given != value
+        for name, (chosen, value, why) in needed.items()
+        if chosen != value
     ]
     if loss.algorithm not in ("grpo", "gspo"):
         wrong.append("rl.loss.algorithm: grpo or gspo (ART's)")

@@ -260,18 +260,18 @@ class VerlSteps:
         Steps that are trained again, because a start goes on from an earlier checkpoint, take the
         place of those before.
         """
-        kept = 0
+        unchanged = 0
         for old, new in zip(self._lines, lines, strict=False):
             if old != new:
                 break
-            kept += 1
-        if kept < len(self._lines):
-            self._go_back(lines[:kept])
+            unchanged += 1
+        if unchanged < len(self._lines):
+            self._go_back(lines[:unchanged])
 
-        for line in lines[kept:]:
+        for line in lines[unchanged:]:
             self._lines.append(line)
             self.log.add(line.model_dump())
-        return list(lines[kept:])
+        return list(lines[unchanged:])
 
     def _go_back(self, lines: Sequence[TrainingStep]) -> None:
         """Let the log have these steps alone; they are in the curve already."""
