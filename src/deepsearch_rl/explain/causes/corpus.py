@@ -14,7 +14,8 @@ from deepsearch_rl.explain.causes.evidence import AnswerEvidence, padded
 from deepsearch_rl.retrieval.ranking.gold import Gold, chunk_title_key, without_space
 
 SEPARATOR = "\x00"
-BLOCK = 2000  # passages whose facts are looked for together
+# Passages whose facts are looked for together
+BLOCK = 2000
 Place = tuple[str, int]
 """A question's id, and the position of one of its gold items."""
 

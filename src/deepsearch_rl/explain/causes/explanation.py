@@ -31,10 +31,12 @@ from deepsearch_rl.explain.causes.records import (
 )
 from deepsearch_rl.explain.causes.runs import counted_stops
 
-EXAMPLES = 3  # answers to look at, of every cause
+# Answers to look at, of every cause
+EXAMPLES = 3
 TRAINED_FROM = {"sft": "base", "rl": "base", "sft_rl": "sft"}
 """Models of the graph by the model that their training began with."""
-SHOWN_CHARACTERS = 1000  # of a model's last text
+# Of a model's last text
+SHOWN_CHARACTERS = 1000
 
 
 def lost_points_of(judged: JudgedRun) -> LostPoints:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from deepsearch_rl.retrieval.search.searcher import SearchesChunks
 
 QUERIES_AT_ONCE = 256
-TRIED_QUERIES = 200  # of a run, to see whether the index is the one that it searched
+# Of a run, to see whether the index is the one that it searched
+TRIED_QUERIES = 200
 Items = frozenset[int]
 """Positions of gold items."""
 

@@ -32,7 +32,8 @@ from deepsearch_rl.explain.causes.records import (
 )
 from deepsearch_rl.explain.causes.runs import Answer, Run
 
-FIRST = 200  # questions that many publications score, the first ones of a development set
+# Questions that many publications score, the first ones of a development set
+FIRST = 200
 NORMALISATION = "SQuAD: lower case, no punctuation, no articles; the best of all golden answers"
 Values = NDArray[np.float64]
 

@@ -26,8 +26,10 @@ from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.retrieval.encoding.encoder import Vectors
 from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
 
-BLOCK_ROWS = 16_384  # rows of one pass of a sequential read
-GATHERED_ROWS = 4096  # rows that are copied out of the map at once
+# Rows of one pass of a sequential read
+BLOCK_ROWS = 16_384
+# Rows that are copied out of the map at once
+GATHERED_ROWS = 4096
 # More than the scores of a matrix product of unit vectors in float32 can be off by
 ROUNDING = 1e-5
 
@@ -46,7 +48,8 @@ class VectorFile:
 
     vectors_ND: NDArray[np.float32] | NDArray[np.float16]
     pages: mmap.mmap
-    offset_bytes: int  # where the first row begins
+    # Where the first row begins
+    offset_bytes: int
 
     @property
     def rows(self) -> int:
