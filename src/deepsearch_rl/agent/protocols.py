@@ -102,9 +102,8 @@ class FunctionCalling:
         for message in chat_messages(messages, with_reasoning=self.history_reasoning):
             texts.append(f"{message['content']}{message.get('reasoning', '')}")
         texts += [call.name + call.arguments for message in messages for call in message.tool_calls]
-        return _SCHEMA_CHARACTERS * self.offer_tool + sum(
-            _MESSAGE_CHARACTERS + len(text) for text in texts
-        )
+        characters = _MESSAGE_CHARACTERS * len(texts) + sum(map(len, texts))
+        return _SCHEMA_CHARACTERS * self.offer_tool + characters
 
     def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:
         """Return the model's reply to a conversation; its calls have ids that are new to the conversation."""
@@ -124,11 +123,8 @@ class FunctionCalling:
         for call in message.tool_calls or ():
             id_ = call.id
             if not id_ or id_ in used_ids:
-                id_ = next(
-                    name
-                    for name in map("call_{}".format, itertools.count(1))
-                    if name not in used_ids
-                )
+                names = map("call_{}".format, itertools.count(1))
+                id_ = next(name for name in names if name not in used_ids)
 
             used_ids.add(id_)
             calls.append(

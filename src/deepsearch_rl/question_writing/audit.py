@@ -109,7 +109,7 @@ class Auditor:
             return None
 
         quoted = {chunk.id for chunk, sentence in draft.proofs if sentence}
-        if quoted != {chunk.id for chunk in draft.group.chunks}:
+        if quoted != draft.group.ids:
             return Reason.EVIDENCE_MISSING
         for chunk, sentence in draft.proofs:
             if without_space(sentence) not in without_space(chunk.contents):
@@ -139,7 +139,10 @@ class Auditor:
 
         for place in waiting:
             draft = drafts[place]
-            findable = set[str]().union(*(queries[query] for query in _queries(draft)))
+            findable: set[str] = set()
+            for query in _queries(draft):
+                findable |= queries[query]
+
             if not {chunk.id for chunk, _ in draft.proofs} <= findable:
                 reasons[place] = Reason.NOT_FINDABLE
 
@@ -186,9 +189,8 @@ class Auditor:
 
         [hits] = self.searcher.find_hits([draft.question], 10)
         nearest = [hit.chunk for hit in hits]
-        own = [
-            chunk for chunk in draft.group.chunks if chunk.id not in {each.id for each in nearest}
-        ]
+        ids = {chunk.id for chunk in nearest}
+        own = [chunk for chunk in draft.group.chunks if chunk.id not in ids]
         return prompt_file("answer").substitute(
             passages=shown_passages([*own, *nearest]), question=draft.question
         )

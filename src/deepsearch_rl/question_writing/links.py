@@ -37,6 +37,11 @@ class PassageGroup:
     split: str
 
     @property
+    def ids(self) -> set[str]:
+        """The ids of the passages."""
+        return {chunk.id for chunk in self.chunks}
+
+    @property
     def kind(self) -> str:
         """``single``, ``pair`` or ``chain``."""
         return ("single", "pair", "chain")[len(self.chunks) - 1]
@@ -67,11 +72,12 @@ def rare_terms(chunks: Iterable[Chunk]) -> dict[str, list[Chunk]]:
             passages[term].append(chunk)
             documents[term].add(chunk.metadata.doc_id)
 
-    return {
-        term: passages[term]
-        for term in sorted(passages)
-        if 2 <= len(documents[term]) <= MOST_DOCUMENTS
-    }
+    rare: dict[str, list[Chunk]] = {}
+    for term in sorted(passages):
+        if 2 <= len(documents[term]) <= MOST_DOCUMENTS:
+            rare[term] = passages[term]
+
+    return rare
 
 
 def split_documents(

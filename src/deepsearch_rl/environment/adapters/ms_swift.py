@@ -120,10 +120,11 @@ class SearchReward(rewards.ORM):
         self, completions: Sequence[str], rollout_infos: Sequence[Mapping[str, Any]], **_: Any
     ) -> list[float]:
         """Return a reward for each completion."""
-        return [
-            float(infos["total_reward"])
-            for _completion, infos in zip(completions, rollout_infos, strict=True)
-        ]
+        rewards: list[float] = []
+        for _completion, infos in zip(completions, rollout_infos, strict=True):
+            rewards.append(float(infos["total_reward"]))
+
+        return rewards
 
 
 multi_turn.multi_turns[NAME] = SearchScheduler

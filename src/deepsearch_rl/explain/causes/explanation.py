@@ -144,11 +144,12 @@ def without_examples(report: ExplainReport) -> ExplainReport:
 
 def _of_importance(estimates: Estimates) -> dict[Cause, Interval]:
     """Return the causes that some question lost points to."""
-    return {
-        cause: interval
-        for cause, interval in estimates.lost.items()
-        if interval.mean or interval.low or interval.high
-    }
+    lost: dict[Cause, Interval] = {}
+    for cause, interval in estimates.lost.items():
+        if interval.mean or interval.low or interval.high:
+            lost[cause] = interval
+
+    return lost
 
 
 def _cause_reports(judged: JudgedRun, estimates: Estimates) -> dict[Cause, CauseReport]:
@@ -219,14 +220,14 @@ def _example(answer: JudgedAnswer, facts: QuestionFacts, cause: str) -> Example:
     searches = None
     if answer.answer.searches is not None:
         items_by_search = answer.by_search or (frozenset[int](),) * len(answer.answer.searches)
-        searches = tuple(
-            ExampleSearch(
-                query=search.query,
-                passages=max(len(search.chunk_ids), len(search.passages)),
-                items=len(items),
+        example_searches: list[ExampleSearch] = []
+        for search, items in zip(answer.answer.searches, items_by_search, strict=True):
+            passages = max(len(search.chunk_ids), len(search.passages))
+            example_searches.append(
+                ExampleSearch(query=search.query, passages=passages, items=len(items))
             )
-            for search, items in zip(answer.answer.searches, items_by_search, strict=True)
-        )
+
+        searches = tuple(example_searches)
 
     return Example(
         id=answer.name,

@@ -122,9 +122,10 @@ def judge_run(
 
     scan = None
     if corpus is not None:
-        documents = [
-            name for question in run_questions.values() for name in gold_documents(question)
-        ]
+        documents: list[str] = []
+        for question in run_questions.values():
+            documents += gold_documents(question)
+
         scan = scan_corpus(corpus.chunks, evidence, run.shown_ids(), documents)
         corpus.passages = scan.passages
         _require_passages(run, scan)

@@ -207,9 +207,11 @@ def _recompute(
         if count < n:
             yield some(f"the first {count} questions", set(in_order[:count]))
 
-    answerable = {
-        name for name, facts in judged.facts.items() if not is_unanswerable(facts.question)
-    }
+    answerable: set[str] = set()
+    for name, facts in judged.facts.items():
+        if not is_unanswerable(facts.question):
+            answerable.add(name)
+
     if 0 < len(answerable) < n:
         yield some("answerable questions alone", answerable)
     covered = {name for name, facts in judged.facts.items() if facts.is_covered}

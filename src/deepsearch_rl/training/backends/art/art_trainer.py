@@ -204,17 +204,18 @@ class ArtTrainer:
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
         """Have ART train on the captured rollouts; return those of its metrics that :data:`METRICS` names."""
-        groups = [
-            art.TrajectoryGroup([art_trajectory(*pair) for pair in in_order(rollouts_G, rewards_G)])
-            for rollouts_G, rewards_G in zip(rollouts_QG, rewards_QG, strict=True)
-        ]
+        groups: list[art.TrajectoryGroup] = []
+        for rollouts_G, rewards_G in zip(rollouts_QG, rewards_QG, strict=True):
+            pairs_G = in_order(rollouts_G, rewards_G)
+            groups.append(art.TrajectoryGroup([art_trajectory(*pair) for pair in pairs_G]))
+
         self._backend.draws = f"{self._task.seed}/{self._step}"
         result = await self._backend.train(self._model, groups, **train_arguments(self._config))
-        metrics = {
-            name: float(result.metrics[key])
-            for key, name in METRICS.items()
-            if key in result.metrics
-        }
+        metrics: dict[str, float] = {}
+        for key, name in METRICS.items():
+            if key in result.metrics:
+                metrics[name] = float(result.metrics[key])
+
         return {**metrics, "overlong": float(self._backend.overlong)}
 
     def require_whole(self, step: int) -> None:
@@ -238,9 +239,8 @@ class ArtTrainer:
 
     def keep_only(self, steps: set[int]) -> None:
         """Delete all other folders of checkpoints."""
-        for checkpoint in set(self._folder.glob("checkpoints/*")) - {
-            self._checkpoint(step) for step in steps
-        }:
+        wanted_folders = set(map(self._checkpoint, steps))
+        for checkpoint in set(self._folder.glob("checkpoints/*")) - wanted_folders:
             shutil.rmtree(checkpoint)
 
     async def close(self) -> None:

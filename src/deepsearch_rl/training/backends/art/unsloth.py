@@ -72,11 +72,11 @@ def require_honoured(config: RlConfig) -> None:
         "sampler.reasoning_parser": (config.sampler.reasoning_parser, None, "ART names none"),
         "sampler.tool_call_parser": (config.sampler.tool_call_parser, "hermes", "ART's"),
     }
-    wrong = [
-        f"rl.{name}: {value} ({why})"
-        for name, (chosen, value, why) in needed.items()
-        if chosen != value
-    ]
+    wrong: list[str] = []
+    for name, (chosen, value, why) in needed.items():
+        if chosen != value:
+            wrong.append(f"rl.{name}: {value} ({why})")
+
     if loss.algorithm not in ("grpo", "gspo"):
         wrong.append("rl.loss.algorithm: grpo or gspo (ART's)")
     if config.lora is None:
