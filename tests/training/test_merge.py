@@ -188,9 +188,9 @@ def test_a_quantized_base_is_refused(
     policy_folder: Path, adapter_folder: Path, tmp_path: Path, config: MergeConfig
 ) -> None:
     start = shutil.copytree(policy_folder, tmp_path / "start")
-    config = json.loads((start / "config.json").read_text())
+    settings = json.loads((start / "config.json").read_text())
     (start / "config.json").write_text(
-        json.dumps({**config, "quantization_config": {"load_in_4bit": True}})
+        json.dumps({**settings, "quantization_config": {"load_in_4bit": True}})
     )
     with pytest.raises(ConfigError, match="quantized"):
         merge_adapter(config, start, adapter_folder, tmp_path / "work", tmp_path / "merged")

@@ -396,8 +396,8 @@ def test_a_gpu_searches_what_it_can_and_the_mapped_index_the_rest(
         (2000, None, 2),
     ):
         for ranking, other in zip(
-            here.search(queries_QD, top_k, allowed),
-            there.search(queries_QD, top_k, allowed),
+            here.nearest(queries_QD, top_k, allowed),
+            there.nearest(queries_QD, top_k, allowed),
             strict=True,
         ):
             assert np.array_equal(ranking.rows_K, other.rows_K)
