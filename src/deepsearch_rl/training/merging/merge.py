@@ -73,7 +73,7 @@ def merge_adapter(
             case "swift":
                 _merge_by_swift(config, start, adapter, work / "swift.log", partial)
             case "peft":
-                model = PeftModel.from_pretrained(load_model(start, config), adapter)
+                model: Any = PeftModel.from_pretrained(load_model(start, config), adapter)
                 model.merge_and_unload().save_pretrained(partial)
             case "unsloth":
                 _merge_by_unsloth(config, start, adapter, partial)
