@@ -105,7 +105,7 @@ def make_rollouts(
             queries = [*queries, question.question][: rng.randint(0, 3)]
             messages = [Message(role="user", content=question.question)]
             retrievals: list[Retrieval] = []
-            for query, hits in zip(queries, searcher.search(queries, TOP_K), strict=True):
+            for query, hits in zip(queries, searcher.find_hits(queries, TOP_K), strict=True):
                 chunks = [hit.chunk for hit in hits]
                 messages.append(Message(role="tool", content=format_passages(chunks)))
                 chunk_ids = tuple(chunk.id for chunk in chunks)

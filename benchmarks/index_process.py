@@ -98,7 +98,7 @@ def _search(opening: Opening, queries: Path, top_k: int, batch: int) -> Timing:
     cpu_s = time.process_time()
 
     for start in range(0, len(queries_QD), batch):
-        for ranking in index.search(queries_QD[start : start + batch], top_k):
+        for ranking in index.nearest(queries_QD[start : start + batch], top_k):
             rows.append(ranking.rows_K)
 
     return Timing(rows, time.perf_counter() - wall_s, time.process_time() - cpu_s)

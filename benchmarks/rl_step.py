@@ -31,8 +31,8 @@ from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.backends.art.step_rows import Rows
-from deepsearch_rl.training.pretrain.model import ModelConfig, build_model, world_tokenizer
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.pretrain.model import ModelShape, build_model, world_tokenizer
+from deepsearch_rl.training.rl.rl_config import RlConfig
 
 ROLLOUTS = 32
 ROUNDS = 3
@@ -172,7 +172,7 @@ def main() -> None:
         tokenizer = world_tokenizer(
             load_prompt(profile.value("agent.prompt")), settings["subwords"], 2048
         )
-        model = build_model(ModelConfig.model_validate(settings["model"]), tokenizer, seed=0)
+        model = build_model(ModelShape.model_validate(settings["model"]), tokenizer, seed=0)
         model.save_pretrained(folder)
         own = Policy(Path(folder), config, 0, None)
         other = Policy(Path(folder), config, 0, None)

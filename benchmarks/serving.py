@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.measure import parse_options, timed
-from deepsearch_rl.serving.engine import Engine, Sampling, end_ids
+from deepsearch_rl.serving.engine import Engine, SamplingParams, end_ids
 
 CONVERSATIONS = 64
 TURNS = 3
@@ -34,7 +34,7 @@ def _draw(rng: random.Random, vocabulary: int, count: int) -> list[int]:
 
 def _with_engine(engine: Engine, conversations: list[list[int]]) -> list[list[int]]:
     """Run one turn of every conversation through the engine."""
-    sampling = Sampling(temperature=0.0, max_tokens=ANSWER_TOKENS, seed=0)
+    sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, seed=0)
     running = [engine.generate(conversation, sampling) for conversation in conversations]
     return [list(request.result().token_ids) for request in running]
 

@@ -52,9 +52,8 @@ from deepsearch_rl.retrieval.vectors.config import (
     IvfPqRefineConfig,
     VectorsConfig,
 )
-from deepsearch_rl.retrieval.vectors.dense import ApproximateIndex
+from deepsearch_rl.retrieval.vectors.faiss_index import FaissIndex, read_faiss, with_effort
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file
-from deepsearch_rl.retrieval.vectors.imported import read_faiss
 
 TOP_K = 5
 BATCHES = (1, 64)
@@ -75,7 +74,7 @@ FLAT_FILE = "flat.faiss"
 
 
 @dataclass(frozen=True, slots=True)
-class FaissIndex:
+class PlainFaissIndex:
     """FAISS's ranking as it comes: equal scores in any order."""
 
     index: faiss.Index
@@ -86,7 +85,7 @@ class FaissIndex:
         """D, the components of a vector."""
         return self.index.d
 
-    def search(
+    def nearest(
         self,
         queries_QD: NDArray[np.float32],
         top_k: int,
@@ -98,13 +97,13 @@ class FaissIndex:
         return list(map(Ranking, rows_QK, scores_QK))
 
 
-def open_in_memory(folder: Path, config: VectorsConfig) -> ApproximateIndex:
+def open_in_memory(folder: Path, config: VectorsConfig) -> FaissIndex:
     """Read product codes into anonymous memory, FAISS's own default."""
     assert isinstance(config, IvfPqConfig)
-    return ApproximateIndex(faiss.read_index(str(folder / INDEX_FILE)), config)
+    return with_effort(faiss.read_index(str(folder / INDEX_FILE)), config)
 
 
-def open_faiss_flat(folder: Path, config: VectorsConfig) -> FaissIndex:
+def open_faiss_flat(folder: Path, config: VectorsConfig) -> PlainFaissIndex:
     """Map ``IndexFlatIP``, or the scalar quantizer's float16 for a file of float16."""
     assert config.kind in ("flat", "ivf_pq_refine")
     file = open_vector_file(folder / VECTORS_FILE)
@@ -120,10 +119,10 @@ def open_faiss_flat(folder: Path, config: VectorsConfig) -> FaissIndex:
         with atomic_file(folder / FLAT_FILE) as partial:
             write_faiss(index, partial)
 
-    return FaissIndex(read_faiss(folder / FLAT_FILE))
+    return PlainFaissIndex(read_faiss(folder / FLAT_FILE))
 
 
-def open_faiss_refine(folder: Path, config: VectorsConfig) -> FaissIndex:
+def open_faiss_refine(folder: Path, config: VectorsConfig) -> PlainFaissIndex:
     """Map the codes and, in ``IndexRefine``, a flat index of the vectors behind them."""
     assert isinstance(config, IvfPqRefineConfig)
     codes = read_faiss(folder / INDEX_FILE)
@@ -132,7 +131,7 @@ def open_faiss_refine(folder: Path, config: VectorsConfig) -> FaissIndex:
     factor: Any = faiss.IndexRefineSearchParameters(
         k_factor=config.refine_factor, base_index_params=search
     )
-    return FaissIndex(faiss.IndexRefine(codes, flat), factor)
+    return PlainFaissIndex(faiss.IndexRefine(codes, flat), factor)
 
 
 # --- a cold page cache

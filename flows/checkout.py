@@ -38,20 +38,20 @@ SECTIONS = {
     "flow": "flows.stage_run:FlowConfig",
     "ifeval": "deepsearch_rl.evaluation.ifeval.ifeval:IfevalConfig",
     "index": "deepsearch_rl.indexing.build:IndexSection",
-    "merge": "deepsearch_rl.training.merging.merge:MergeConfig",
+    "merge": "deepsearch_rl.training.merging.merge_config:MergeConfig",
     "make_questions": "deepsearch_rl.question_writing.make:WritingConfig",
     "optimize_prompt": "deepsearch_rl.training.prompt_search.prompt_search:OptimizePromptConfig",
     "prepare_model": "deepsearch_rl.training.pretrain.prepare:PrepareModelConfig",
     "report": "deepsearch_rl.evaluation.report.write_report:ReportConfig",
     "requires": "deepsearch_rl.commands.doctor:Requirements",
     "retrieval": "deepsearch_rl.search_server.config:RetrievalConfig",
-    "rl": "deepsearch_rl.training.rl.trainer:RlConfig",
+    "rl": "deepsearch_rl.training.rl.rl_config:RlConfig",
     "serving": "deepsearch_rl.serving.launch:ServingConfig",
     "sft": "deepsearch_rl.training.sft.swift_call:SftConfig",
     "synthesize": "deepsearch_rl.trajectories.synthesis.synthesize:SynthesizeConfig",
     "track": "deepsearch_rl.tracking.bundle:TrackConfig",
     "trained": "deepsearch_rl.evaluation.report.write_report:TrainedConfig",
-    "unsloth_merge": "deepsearch_rl.training.merging.merge:AdapterMergeConfig",
+    "unsloth_merge": "deepsearch_rl.training.merging.merge_config:MergeConfig",
 }
 
 

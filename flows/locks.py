@@ -79,8 +79,8 @@ def visible_devices() -> list[str]:
             names.add(devices[int(entry)])
             continue
         # A UUID may be shortened as long as it is unique
-        named = [device for device in devices if device.startswith(entry)]
-        names.add(named[0] if len(named) == 1 else entry.replace("/", "-"))
+        matches = [device for device in devices if device.startswith(entry)]
+        names.add(matches[0] if len(matches) == 1 else entry.replace("/", "-"))
 
     return sorted(names)
 

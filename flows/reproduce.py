@@ -241,9 +241,10 @@ def _reproduce(
         timings = {run.stage: run.seconds for run in latest_runs(project, profile)}
         started = run_graph(graph, start, outcome, place.config.gpu_stages, timings)
         states = {name: future.state for name, future in started.items()}
-        outcomes = {
-            name: state.name if state.is_completed() else None for name, state in states.items()
-        }
+        outcomes: dict[str, str | None] = {}
+        for name, state in states.items():
+            outcomes[name] = state.name if state.is_completed() else None
+
         send_reports(place, profile, outcomes, get_run_logger())
 
     page = run_page(root, profile, graph, states, os.environ.get("MLFLOW_TRACKING_URI"))

@@ -98,12 +98,11 @@ def run_stage(stage: Stage, place: Workplace, force: bool, log: AnyLogger) -> st
     makes is pushed. Raises StageFailedError with the command, its exit status and its last lines.
     """
     with ExitStack() as turns:
-        locks = [
-            turns.enter_context(
-                held(path, place.holder, "uses the GPU", log.info, place.guard.check_open)
-            )
-            for path in (gpu_locks() if stage.family in place.config.gpu_stages else ())
-        ]
+        locks: list[int] = []
+        for path in gpu_locks() if stage.family in place.config.gpu_stages else ():
+            lock = held(path, place.holder, "uses the GPU", log.info, place.guard.check_open)
+            locks.append(turns.enter_context(lock))
+
         outcome = _reproduce(stage, place, force, log, locks)
     if not outcome.has_run and not outcome.was_restored:
         return CACHED

@@ -31,7 +31,7 @@ from deepsearch_rl.evaluation.scoring.score import (
 )
 from deepsearch_rl.evaluation.tables.holm import holm
 from deepsearch_rl.evaluation.tables.tables import Figures
-from deepsearch_rl.tracking.bundle import BUNDLE, FILES, PARAMS, QUESTION_F1, Bundle
+from deepsearch_rl.tracking.bundle import BUNDLE, FILES, PARAMS, QUESTION_F1, ReportBundle
 from deepsearch_rl.tracking.store import connected, public_uri
 from deepsearch_rl.tracking.upload import DIGEST_TAG, PARENT_TAG, REPORT
 
@@ -55,7 +55,7 @@ class ReportSource(NamedTuple):
 class TrackedF1(NamedTuple):
     """A report as it was tracked; ``f1`` holds each question's mean F1 by model, run and question id."""
 
-    bundle: Bundle
+    bundle: ReportBundle
     params: Mapping[str, str]
     f1: Mapping[str, Mapping[str, Mapping[str, float]]]
 
@@ -138,7 +138,7 @@ def _differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str,
     return differing
 
 
-def _digests(bundle: Bundle) -> Iterator[tuple[str, str]]:
+def _digests(bundle: ReportBundle) -> Iterator[tuple[str, str]]:
     """Yield name and digest of everything that a report's figures were made of."""
     for name, data in bundle.datasets.items():
         yield name, data.digest
@@ -258,7 +258,7 @@ def _read_report(folder: Path) -> TrackedF1:
         params = folder / PARAMS
     f1 = read_record(folder / QUESTION_F1, Figures).root
     return TrackedF1(
-        read_record(folder / BUNDLE, Bundle),
+        read_record(folder / BUNDLE, ReportBundle),
         read_record(params, RootModel[dict[str, str]]).root,
         f1,
     )

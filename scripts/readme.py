@@ -13,8 +13,9 @@ from pathlib import Path
 
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.files import atomic_file, read_record
+from deepsearch_rl.evaluation.tables.comparisons import Comparison
 from deepsearch_rl.evaluation.tables.table_files import score_text, signed
-from deepsearch_rl.evaluation.tables.tables import Comparison, F1Table
+from deepsearch_rl.evaluation.tables.tables import F1Table
 from scripts.markers import with_part
 
 NAME = "results"

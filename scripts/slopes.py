@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from deepsearch_rl.commands.summary import StageRun, last_whole_run, latest_runs, wall_s
 from deepsearch_rl.core.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.core.profile import find_profile
-from deepsearch_rl.planning.estimate import Plan, make_plan
+from deepsearch_rl.planning.plan import Plan, make_plan
 from deepsearch_rl.planning.slopes import SLOPES, Slope, calibrate
 from scripts.imports import ROOT
 

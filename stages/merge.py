@@ -2,14 +2,16 @@
 
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.training.merging.merge import MergeConfig, merge_adapter
+from deepsearch_rl.training.merging.merge import merge_adapter
+from deepsearch_rl.training.merging.merge_config import MergeConfig
 
 
 def main(profile: Profile) -> None:
     """Write ``models/<profile>/sft/``."""
     config = profile.section("merge", MergeConfig)
     models = profile.models
-    merge_adapter(config, models / "base", models / "sft_adapter", profile.work, models / "sft")
+    work = profile.work / "merge"
+    merge_adapter(config, models / "base", models / "sft_adapter", work, models / "sft")
 
 
 if __name__ == "__main__":

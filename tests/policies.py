@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.conversation.prompts import load_prompt
-from deepsearch_rl.training.pretrain.model import ModelConfig, build_model, world_tokenizer
+from deepsearch_rl.training.pretrain.model import ModelShape, build_model, world_tokenizer
 
 CONTEXT_TOKENS = 512
 
@@ -23,7 +23,7 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "mlp_size": 64,
     }
     rest = {"rope_theta": 10000, "initializer_range": 0.2, "context_tokens": CONTEXT_TOKENS}
-    model = build_model(ModelConfig.model_validate({**shape, **rest}), tokenizer, seed=0)
+    model = build_model(ModelShape.model_validate({**shape, **rest}), tokenizer, seed=0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

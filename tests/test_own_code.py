@@ -107,7 +107,7 @@ def test_the_pages_retriever_and_encoder_search_an_index(own: Path, tmp_path: Pa
     setting = RetrievalConfig.model_validate(RETRIEVAL.model_dump() | {"retriever": retriever})
     for name in (setting.retriever, "dense"):
         searcher = open_index(tmp_path / "index", retriever=name)
-        [hits] = searcher.search(["the comet lander"], 2)
+        [hits] = searcher.find_hits(["the comet lander"], 2)
         assert [hit.row for hit in hits] == [0, 2]
 
 
@@ -230,7 +230,7 @@ def test_a_retriever_that_returns_what_it_may_not_is_an_error_and_no_empty_resul
     )
     searcher = open_index(tmp_path / "index", retriever=f"{path}:Mine")
     with pytest.raises(ConfigError, match=problem):
-        searcher.search(["comet"], 2)
+        searcher.find_hits(["comet"], 2)
 
 
 @pytest.mark.parametrize(

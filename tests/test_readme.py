@@ -8,7 +8,8 @@ import pytest
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, F1TableRow
-from deepsearch_rl.evaluation.tables.tables import Change, Comparison, F1Table
+from deepsearch_rl.evaluation.tables.comparisons import Change, Comparison
+from deepsearch_rl.evaluation.tables.tables import F1Table
 from scripts import readme
 from scripts.markers import with_part
 

@@ -17,7 +17,8 @@ from typing import Any
 from deepsearch_rl.core.errors import CheckFailedError, DeepsearchError, StalePolicyError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question, StopReason
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, Rollout, Sampling
+from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask, Rollout, RolloutSampling
 from deepsearch_rl.training.rl_process import engines
 from deepsearch_rl.training.rl_process.worker import rl_run, train
 from deepsearch_rl.training.runs.curves import curve_path
@@ -39,7 +40,7 @@ class ArrangedTrainer:
         return getattr(self._trainer, name)
 
     async def roll_out(
-        self, questions: Sequence[Question], sampling: Sampling
+        self, questions: Sequence[Question], sampling: RolloutSampling
     ) -> list[list[Rollout]]:
         """Roll out; of trained rollouts, the last group's first counts as failed, and others can be trained on."""
         if not sampling.trained:

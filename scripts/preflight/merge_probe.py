@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.training.merging.merge import (
+from deepsearch_rl.training.merging.proof import (
     AnswerTokens,
     answer_logprobs,
     fixed_prompts,

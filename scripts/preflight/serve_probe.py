@@ -32,7 +32,7 @@ from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Message, Question
 from deepsearch_rl.endpoints.endpoint import Completion, Endpoint
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
-from deepsearch_rl.training.merging import merge
+from deepsearch_rl.training.merging.proof import AnswerTokens, answer_logprobs
 from scripts.preflight.logprobs import mean_difference
 
 PROMPTS = 8
@@ -188,14 +188,14 @@ def _parity(
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
 
-    tokens: list[merge.AnswerTokens] = []
+    tokens: list[AnswerTokens] = []
     server_logprobs: list[list[float]] = []
     for messages, answer in zip(prompts, answers, strict=True):
         prompt_ids = chat_format.prompt_ids(messages, [RETRIEVE_TOOL])
-        tokens.append(merge.AnswerTokens(prompt_ids, answer.tokens))
+        tokens.append(AnswerTokens(prompt_ids, answer.tokens))
         server_logprobs.append(answer.logprobs)
 
-    return mean_difference(merge.answer_logprobs(model, tokens), server_logprobs)
+    return mean_difference(answer_logprobs(model, tokens), server_logprobs)
 
 
 def main() -> None:

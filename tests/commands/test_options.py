@@ -440,7 +440,7 @@ class OpenIndex:
     chunks: Path | None
     retriever: str = "bm25"
 
-    def search(self, queries: list[str], top_k: int, where: Filter) -> None:
+    def find_hits(self, queries: list[str], top_k: int, where: Filter) -> None:
         search(queries, top_k, where)
 
 

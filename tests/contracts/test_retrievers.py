@@ -95,7 +95,7 @@ def add_weights(index: Path, chunks: Path) -> None:
 
 
 def test_hits_are_distinct_rows_best_first_with_their_own_chunks(searcher: Searcher) -> None:
-    for hits in searcher.search(["comet lander", "river ship"], 10):
+    for hits in searcher.find_hits(["comet lander", "river ship"], 10):
         assert hits
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
         assert len({hit.row for hit in hits}) == len(hits)
@@ -103,33 +103,33 @@ def test_hits_are_distinct_rows_best_first_with_their_own_chunks(searcher: Searc
 
 
 def test_more_hits_than_chunks_are_never_given(searcher: Searcher) -> None:
-    [hits] = searcher.search(["comet"], 1000)
+    [hits] = searcher.find_hits(["comet"], 1000)
     assert 1 <= len(hits) <= 24
 
 
 @pytest.mark.parametrize("query", ["", "   ", "?!", "the of and", "qqq"])
 def test_a_query_that_says_nothing_known_finds_nothing(searcher: Searcher, query: str) -> None:
-    assert searcher.search([query], 5) == [[]]
+    assert searcher.find_hits([query], 5) == [[]]
 
 
 def test_no_queries_give_no_answers(searcher: Searcher) -> None:
-    assert searcher.search([], 5) == []
+    assert searcher.find_hits([], 5) == []
 
 
 def test_equal_chunks_are_ordered_by_row(searcher: Searcher) -> None:
-    [hits] = searcher.search(["twin words"], 3)
+    [hits] = searcher.find_hits(["twin words"], 3)
     assert [hit.row for hit in hits] == list(TWINS)
 
 
 def test_an_answer_does_not_depend_on_the_queries_beside_it(searcher: Searcher) -> None:
     queries = [f"{word} {other}" for word in WORDS for other in WORDS]
-    together = [[hit.row for hit in hits] for hits in searcher.search(queries, 3)]
-    alone = [[hit.row for hit in searcher.search([query], 3)[0]] for query in queries]
+    together = [[hit.row for hit in hits] for hits in searcher.find_hits(queries, 3)]
+    alone = [[hit.row for hit in searcher.find_hits([query], 3)[0]] for query in queries]
     assert together == alone
 
 
 def test_a_smaller_top_k_gives_the_head_of_a_larger_one(searcher: Searcher) -> None:
-    [[*three], [*ten]] = (searcher.search(["comet probe"], top_k)[0] for top_k in (3, 10))
+    [[*three], [*ten]] = (searcher.find_hits(["comet probe"], top_k)[0] for top_k in (3, 10))
     assert [hit.row for hit in three] == [hit.row for hit in ten[:3]]
 
 
@@ -165,11 +165,14 @@ def test_filters_allow_what_matches_and_nothing_else(
     searcher: Searcher, where: object, allowed: object
 ) -> None:
     query = " ".join(WORDS)
-    [everything], [filtered] = searcher.search([query], 24), searcher.search([query], 24, where)
+    [everything], [filtered] = (
+        searcher.find_hits([query], 24),
+        searcher.find_hits([query], 24, where),
+    )
     assert {hit.row for hit in filtered} == {hit.row for hit in everything} & allowed
     assert len({hit.row for hit in everything}) > len(filtered)
 
 
 def test_a_filter_reaches_below_the_ranks_that_were_asked_for(searcher: Searcher) -> None:
-    [hits] = searcher.search(["twin words"], 1, Filter(source="paper 2"))
+    [hits] = searcher.find_hits(["twin words"], 1, Filter(source="paper 2"))
     assert [hit.row for hit in hits] == [17]

@@ -21,7 +21,13 @@ from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
-from deepsearch_rl.serving.engine import ContextOverflowError, Engine, Generation, Sampling, Watch
+from deepsearch_rl.serving.engine import (
+    ContextOverflowError,
+    Engine,
+    Generation,
+    SamplingParams,
+    Watch,
+)
 from deepsearch_rl.training.rewards.rewards import PolicyText, ThinkLength
 from deepsearch_rl.training.rl.policy_text import policy_text as training_policy_text
 from tests.agent.search_server import serve_search
@@ -167,7 +173,7 @@ class ScriptedEngine:
     written: list[list[int]] = field(default_factory=list)
 
     def generate(
-        self, prompt: Sequence[int], sampling: Sampling, watch: Watch | None = None
+        self, prompt: Sequence[int], sampling: SamplingParams, watch: Watch | None = None
     ) -> "Future[Generation]":
         if len(prompt) + sampling.max_tokens > self.context_tokens:
             raise ContextOverflowError(len(prompt), sampling.max_tokens, self.context_tokens)

@@ -11,7 +11,7 @@ import pytest
 
 from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.core.files import write_jsonl
-from deepsearch_rl.environment.adapters.ms_swift_rows import SwiftRow, swift_rows
+from deepsearch_rl.environment.adapters.ms_swift_rows import SwiftRolloutRow, swift_rows
 from deepsearch_rl.training.rewards.rewards import reward_parts
 from tests.environment.check_environments import ROOT, interpreter_of, packages_of
 from tests.environment.params_of import write_params
@@ -145,7 +145,7 @@ def test_rows_of_ms_swift_hold_messages_tools_and_what_plays_them(
         model=policy_folder,
         retrieval_url=retrieval_url,
     )
-    assert isinstance(row, SwiftRow)
+    assert isinstance(row, SwiftRolloutRow)
     assert [message["role"] for message in row.messages] == ["system", "user"]
     assert row.tools[0]["function"]["name"] == "retrieve"
     assert row.deepsearch.params == str(params)

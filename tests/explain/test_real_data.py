@@ -73,7 +73,7 @@ def run_agent(
         searches: list[tuple[str, list[tuple[str, str]]]] = []
 
         for query in (question.question, *(question.metadata.supporting_titles or ())):
-            [hits] = searcher.search([query], TOP_K)
+            [hits] = searcher.find_hits([query], TOP_K)
             for hit in hits:
                 shown |= evidence.found_in(hit.chunk)
             passages = [(hit.chunk.id, hit.chunk.contents) for hit in hits]
@@ -163,12 +163,14 @@ class BrokenSearch(NamedTuple):
 
     searcher: Searcher
 
-    def search(self, queries: Sequence[str], top_k: int, where: object = None) -> list[list[Hit]]:
+    def find_hits(
+        self, queries: Sequence[str], top_k: int, where: object = None
+    ) -> list[list[Hit]]:
         """Return the next passages of the file."""
         assert where is None
         chunks = self.searcher.chunks
         results: list[list[Hit]] = []
-        for hits in self.searcher.search(queries, top_k):
+        for hits in self.searcher.find_hits(queries, top_k):
             rows = [(hit.row + 7) % len(chunks) for hit in hits]
             results.append([Hit(row, 0.0, chunks[row]) for row in rows])
         return results

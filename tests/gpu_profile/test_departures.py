@@ -12,7 +12,7 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.indexing.build import IndexSection
 from deepsearch_rl.training.backends.art.unsloth import require_honoured
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from scripts.departures import (
     PROFILE,
     Departure,

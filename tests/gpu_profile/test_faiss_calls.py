@@ -32,7 +32,7 @@ numpy.save(folder / "encoded.npy", vectors)
 values = {"kind": "ivf_pq", "nlist": 4, "nprobe": 4, "m": 96, "nbits": 8, "train_rows": 2000}
 config = IvfPqConfig(**values, device="cpu", search_device="cpu")
 build_vector_index(folder / "encoded.npy", folder / "index", config, 0)
-found = open_vector_index(folder / "index", config).search(vectors[:20], 1)
+found = open_vector_index(folder / "index", config).nearest(vectors[:20], 1)
 errors = []
 for call, argument in (
     (require_device, config.model_copy(update={"device": "cuda"})),

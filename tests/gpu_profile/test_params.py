@@ -20,10 +20,10 @@ from deepsearch_rl.endpoints.remote import read_remote
 from deepsearch_rl.evaluation.models.plan import Evaluation
 from deepsearch_rl.indexing.build import IndexSection
 from deepsearch_rl.serving.launch import ServingConfig
-from deepsearch_rl.training.backends.art.trainer import train_arguments
+from deepsearch_rl.training.backends.art.service_backend import train_arguments
 from deepsearch_rl.training.backends.verl.overrides import require_honoured
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.sft.swift_call import SftConfig
 from deepsearch_rl.trajectories.rows.training_set import FilterConfig
 from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig

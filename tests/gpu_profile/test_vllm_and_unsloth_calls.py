@@ -19,11 +19,11 @@ from deepsearch_rl.serving.launch import VllmConfig, adapter_flags, vllm_serve_c
 from deepsearch_rl.training.backends.art.samplers import lora_serve_command
 from deepsearch_rl.training.backends.art.unsloth import unsloth_settings
 from deepsearch_rl.training.merging.merge import (
-    AdapterMergeConfig,
     unsloth_load_arguments,
     unsloth_save_arguments,
 )
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.merging.merge_config import MergeConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from tests.gpu_profile.check_environment import ENVIRONMENT, PYTHON
 
 pytestmark = [
@@ -133,7 +133,7 @@ def arguments_of(file: str, owner: str | None, function: str) -> set[str]:
 
 def test_unsloths_loader_takes_our_arguments_and_arts(gpu: dict[str, Any]) -> None:
     loader = arguments_of("models/loader.py", "FastLanguageModel", "from_pretrained")
-    config = AdapterMergeConfig.model_validate(gpu["unsloth_merge"])
+    config = MergeConfig.model_validate(gpu["unsloth_merge"])
     assert unsloth_load_arguments(Path("adapter"), config).keys() <= loader
     assert unsloth_load_arguments(Path("adapter"), config)["load_in_4bit"] is False
     settings = unsloth_settings(RlConfig.model_validate(gpu["rl"]), 0, "work")

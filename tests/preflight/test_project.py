@@ -5,7 +5,7 @@ import pytest
 
 from deepsearch_rl.core.errors import CommandError
 from deepsearch_rl.core.profile import load_profile, profile_names
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.sft.swift_call import SftConfig
 from scripts.imports import ROOT
 from scripts.preflight.figures import difference, long_row

@@ -917,7 +917,7 @@ def languages_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_question_in_another_script_finds_its_passage(
     languages_index: Path, retriever: str, row: int
 ) -> None:
-    [hits] = open_index(languages_index, retriever=retriever).search([LANGUAGES[row][1]], 1)
+    [hits] = open_index(languages_index, retriever=retriever).find_hits([LANGUAGES[row][1]], 1)
     assert [hit.row for hit in hits] == [row]
 
 

@@ -110,7 +110,7 @@ def unspaced_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_question_in_a_language_without_blanks_finds_its_passage(
     unspaced_index: Path, retriever: str, query: str, row: int
 ) -> None:
-    [hits] = open_index(unspaced_index, retriever=retriever).search([query], 1)
+    [hits] = open_index(unspaced_index, retriever=retriever).find_hits([query], 1)
     assert [hit.row for hit in hits] == [row]
 
 
@@ -118,13 +118,13 @@ def test_a_question_in_a_language_without_blanks_finds_its_passage(
 def test_a_query_of_one_letter_finds_the_words_that_hold_it(
     unspaced_index: Path, query: str, row: int
 ) -> None:
-    [hits] = open_index(unspaced_index, retriever="bm25").search([query], 1)
+    [hits] = open_index(unspaced_index, retriever="bm25").find_hits([query], 1)
     assert [hit.row for hit in hits] == [row]
 
 
 @pytest.mark.parametrize("query", ["巴黎", "法", "ปารีส", "पेरिस", "파리"])
 def test_a_word_that_no_passage_holds_finds_none(unspaced_index: Path, query: str) -> None:
-    assert open_index(unspaced_index, retriever="bm25").search([query], 3) == [[]]
+    assert open_index(unspaced_index, retriever="bm25").find_hits([query], 3) == [[]]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ class EncodingSearcher:
 
     encoder: RemoteEncoder
 
-    def search(
+    def find_hits(
         self,
         queries: Sequence[str],
         top_k: int,  # noqa: ARG002
@@ -198,13 +198,13 @@ async def ask_each(searcher: SearchesChunks, **settings: object) -> list[object]
     )
     async with queue:
         return await asyncio.gather(
-            *(queue.search([query], 1) for query in QUERIES), return_exceptions=True
+            *(queue.answer([query], 1) for query in QUERIES), return_exceptions=True
         )
 
 
 def test_a_reranker_orders_the_hits_of_the_queries_that_did_not_fail() -> None:
     class Partial:
-        def search(
+        def find_hits(
             self,
             queries: Sequence[str],  # noqa: ARG002
             top_k: int,  # noqa: ARG002
@@ -220,7 +220,7 @@ def test_a_reranker_orders_the_hits_of_the_queries_that_did_not_fail() -> None:
     with pytest.raises(
         QueriesFailedError, match="1 of 2 queries failed, the first one because refused"
     ) as raised:
-        reranked.search(["a", "b"], 1)
+        reranked.find_hits(["a", "b"], 1)
     [hits, failure] = raised.value.outcomes
     assert isinstance(hits, list)
     assert [each.chunk.id for each in hits] == ["near"]
@@ -229,22 +229,22 @@ def test_a_reranker_orders_the_hits_of_the_queries_that_did_not_fail() -> None:
 
 def test_what_waits_is_answered_when_the_endpoint_is_down() -> None:
     class Down(GatedSearcher):
-        def search(
+        def find_hits(
             self,
             queries: Sequence[str],
             top_k: int,
             where: Filter | None = None,
         ) -> list[list[Hit]]:
-            super().search(queries, top_k, where)
+            super().find_hits(queries, top_k, where)
             raise EndpointDownError("it is down.")
 
     async def scenario() -> tuple[list[object], int]:
         searcher = Down()
         queue = SearchQueue(searcher, service_config(), Metrics())
         async with queue:
-            tasks = [asyncio.create_task(queue.search(["a"], 1))]
+            tasks = [asyncio.create_task(queue.answer(["a"], 1))]
             await asyncio.to_thread(searcher.started.acquire, timeout=10)
-            tasks += [asyncio.create_task(queue.search(["b"], top_k)) for top_k in (1, 2, 3)]
+            tasks += [asyncio.create_task(queue.answer(["b"], top_k)) for top_k in (1, 2, 3)]
             await asyncio.sleep(0)
             searcher.gate.set()
             return await asyncio.gather(*tasks, return_exceptions=True), len(searcher.batches)
@@ -257,14 +257,14 @@ def test_what_waits_is_answered_when_the_endpoint_is_down() -> None:
 class HangingSearcher(GatedSearcher):
     """Hangs at the query "hang" until the gate opens."""
 
-    def search(
+    def find_hits(
         self,
         queries: Sequence[str],
         top_k: int,
         where: Filter | None = None,
     ) -> list[list[Hit]]:
         if "hang" in queries:
-            return super().search(queries, top_k, where)
+            return super().find_hits(queries, top_k, where)
         return [[hit(query)] for query in queries]
 
 
@@ -306,13 +306,13 @@ def test_a_request_of_ten_thousand_queries_leaves_room_and_turns_for_others() ->
             searcher, service_config(max_batch=8, max_pending=16, cache_entries=0), Metrics()
         )
         async with queue:
-            first = asyncio.create_task(queue.search(["first"], 1))
+            first = asyncio.create_task(queue.answer(["first"], 1))
             await asyncio.to_thread(searcher.started.acquire, timeout=10)
             long = asyncio.create_task(
-                queue.search([f"long {number}" for number in range(10_000)], 1)
+                queue.answer([f"long {number}" for number in range(10_000)], 1)
             )
             await asyncio.sleep(0)
-            short = asyncio.create_task(queue.search(["short 0", "short 1"], 1))
+            short = asyncio.create_task(queue.answer(["short 0", "short 1"], 1))
             await asyncio.sleep(0)
             searcher.gate.set()
             await asyncio.gather(first, short)

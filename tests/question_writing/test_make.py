@@ -15,7 +15,7 @@ from deepsearch_rl.endpoints.remote import RemoteConfig
 from deepsearch_rl.indexing.build import IndexSection
 from deepsearch_rl.question_writing.audit import AuditConfig, Funnel
 from deepsearch_rl.question_writing.make import Rejected, WritingConfig, make_questions
-from deepsearch_rl.question_writing.model_calls import ModelConfig
+from deepsearch_rl.question_writing.model_calls import WriterConfig
 from tests.conftest import ROOT
 from tests.evaluation.chat import KEY, serve_chat
 from tests.question_writing.scripted_writer import FAULTS, ScriptedWriter
@@ -28,7 +28,7 @@ SPLITS = {"train": 0.6, "dev": 0.2, "val": 0.2}
 
 
 def config_at(base_url: str, **changes: object) -> WritingConfig:
-    writer = ModelConfig(
+    writer = WriterConfig(
         endpoint=RemoteConfig(base_url=base_url, model="writer", api_key_variable="WRITER_KEY"),
         temperature=0.7,
         max_tokens=1000,

@@ -13,7 +13,7 @@ from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.question_writing.audit import AuditConfig, Auditor
 from deepsearch_rl.question_writing.drafts import Draft
-from deepsearch_rl.question_writing.links import Bundle
+from deepsearch_rl.question_writing.links import PassageGroup
 from deepsearch_rl.retrieval.ranking.gold import without_space
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.search.searcher import open_index
@@ -63,8 +63,8 @@ def drafts_of(folder: Path, chunks: list[Chunk]) -> list[Draft]:
         if not proofs and kind != "unanswerable":
             continue
         passages = {chunk.id: chunk for chunk, _ in proofs}
-        bundle = Bundle(tuple(passages.values()), (), "val")
-        drafts.append(Draft(bundle, kind, row["query"], row["answer"], tuple(proofs)))
+        group = PassageGroup(tuple(passages.values()), (), "val")
+        drafts.append(Draft(group, kind, row["query"], row["answer"], tuple(proofs)))
 
     return drafts
 

@@ -107,7 +107,7 @@ def test_a_faiss_index_is_searched_unchanged_and_finds_what_faiss_finds(
     assert config.encoder is not None
     queries_QD = open_encoder(config.encoder, folder).encode(queries, "query")
     scores_QK, rows_QK = faiss.read_index(str(source)).search(queries_QD, 5)  # pyright: ignore[reportCallIssue]
-    hits_Q = open_index(out).search(queries, 5)
+    hits_Q = open_index(out).find_hits(queries, 5)
 
     for hits, scores_K, rows_K in zip(hits_Q, scores_QK, rows_QK, strict=True):
         assert [hit.score for hit in hits] == pytest.approx(
@@ -122,7 +122,7 @@ def test_a_filter_costs_an_imported_index_no_hits(
 ) -> None:
     source = written(vectors_ND, tmp_path / "e5.index", KINDS["ivf"])
     searcher = open_index(imported(source, folder, config, tmp_path / "out"))
-    [hits] = searcher.search([text_of(3)], 5, Filter(source="odd"))
+    [hits] = searcher.find_hits([text_of(3)], 5, Filter(source="odd"))
     assert len(hits) == 5
     assert all(hit.row % 2 == 1 for hit in hits)
 
@@ -138,7 +138,7 @@ def test_vectors_in_npy_are_searched_exactly(
     queries_QD = open_encoder(config.encoder, folder).encode(queries, "query")
     scores_QN = queries_QD @ vectors_ND.T
 
-    hits_Q = open_index(imported(source, folder, config, tmp_path / "out")).search(queries, 3)
+    hits_Q = open_index(imported(source, folder, config, tmp_path / "out")).find_hits(queries, 3)
     for hits, scores_N in zip(hits_Q, scores_QN, strict=True):
         best = np.sort(scores_N)[::-1][:3]
         assert [hit.score for hit in hits] == pytest.approx(best.tolist(), abs=1e-3)
@@ -232,9 +232,9 @@ def test_a_lucene_index_is_matched_with_its_corpus_by_id(folder: Path, tmp_path:
     documents = [(f"p{row}", f"a\n{text_of(row)} word{row}") for row in range(SIZE)]
     write_lucene(tmp_path / "lucene", documents[::-1])
     import_lucene_index(tmp_path / "lucene", folder, tmp_path / "out")
-    [hits] = open_index(tmp_path / "out").search(["word7 word40"], 3)
+    [hits] = open_index(tmp_path / "out").find_hits(["word7 word40"], 3)
     assert sorted(hit.chunk.id for hit in hits) == ["p40", "p7"]
-    [tied] = open_index(tmp_path / "out").search(["word9 word8"], 3)
+    [tied] = open_index(tmp_path / "out").find_hits(["word9 word8"], 3)
     assert [hit.row for hit in tied] == [8, 9]
 
 

@@ -202,7 +202,7 @@ class FirstStage:
     least: int = 0
     asked: list[tuple[int, Filter | None]] = field(default_factory=list)
 
-    def search(
+    def find_hits(
         self, queries: Sequence[str], top_k: int, where: Filter | None = None
     ) -> list[list[Hit]]:
         self.asked.append((top_k, where))
@@ -226,15 +226,19 @@ def rows(found: list[list[Hit]]) -> list[list[int]]:
 def test_the_best_hits_are_put_in_order_and_ties_keep_the_first_stages_order() -> None:
     # Lengths of rows 9 to 4: 0 2 1 0 2 1
     searcher = RerankedSearcher(FirstStage(), ByLength(), depth=6)
-    assert rows(searcher.search(["q", "", "q"], 6)) == [[8, 5, 7, 4, 9, 6], [], [8, 5, 7, 4, 9, 6]]
+    assert rows(searcher.find_hits(["q", "", "q"], 6)) == [
+        [8, 5, 7, 4, 9, 6],
+        [],
+        [8, 5, 7, 4, 9, 6],
+    ]
 
 
 def test_a_larger_top_k_continues_a_smaller_one_with_falling_scores() -> None:
     searcher = RerankedSearcher(FirstStage(), ByLength(), depth=4)
-    [most] = searcher.search(["q"], 10)
+    [most] = searcher.find_hits(["q"], 10)
     assert [hit.row for hit in most] == [8, 7, 9, 6, 5, 4, 3, 2, 1, 0]
     assert all(first.score >= second.score for first, second in itertools.pairwise(most))
-    assert [rows(searcher.search(["q"], top_k))[0] for top_k in range(1, 10)] == [
+    assert [rows(searcher.find_hits(["q"], top_k))[0] for top_k in range(1, 10)] == [
         [hit.row for hit in most[:top_k]] for top_k in range(1, 10)
     ]
 
@@ -242,6 +246,6 @@ def test_a_larger_top_k_continues_a_smaller_one_with_falling_scores() -> None:
 def test_nothing_is_padded_and_the_filter_reaches_the_first_stage() -> None:
     first = FirstStage(least=8)
     where = Filter(source="x")
-    assert rows(RerankedSearcher(first, ByLength(), depth=5).search(["q"], 4, where)) == [[8, 9]]
+    assert rows(RerankedSearcher(first, ByLength(), depth=5).find_hits(["q"], 4, where)) == [[8, 9]]
     assert first.asked == [(5, where)]
-    assert RerankedSearcher(first, ByLength(), depth=5).search([], 4) == []
+    assert RerankedSearcher(first, ByLength(), depth=5).find_hits([], 4) == []

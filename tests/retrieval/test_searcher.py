@@ -13,7 +13,7 @@ from deepsearch_rl.retrieval.search.searcher import open_index
 
 
 def test_a_hit_is_the_chunk_on_its_row(index_dir: Path, chunks_path: Path) -> None:
-    [[hit, *_]] = open_index(index_dir, chunks_path, "bm25").search(["capital of Austria"], 3)
+    [[hit, *_]] = open_index(index_dir, chunks_path, "bm25").find_hits(["capital of Austria"], 3)
     assert (hit.row, hit.chunk.id, hit.chunk.title) == (2, "vienna-0", "Vienna")
 
 
@@ -45,7 +45,7 @@ def test_an_unknown_retriever_is_refused_with_the_nearest_name(
 
 def test_a_top_k_below_one_is_refused(index_dir: Path, chunks_path: Path) -> None:
     with pytest.raises(ValueError, match="top_k"):
-        open_index(index_dir, chunks_path, "bm25").search(["comet"], 0)
+        open_index(index_dir, chunks_path, "bm25").find_hits(["comet"], 0)
 
 
 @pytest.mark.parametrize("retriever", RETRIEVERS)
@@ -59,7 +59,7 @@ def test_opening_an_index_parses_no_chunk_and_a_search_those_that_it_finds(
     )
     searcher = open_index(index_dir, retriever=retriever)
     assert parsed == []
-    [hits] = searcher.search(["Danube"], 2)
+    [hits] = searcher.find_hits(["Danube"], 2)
     assert hits
     assert parsed == [hit.row + 1 for hit in hits]
 
@@ -73,9 +73,9 @@ def test_the_chunk_file_is_found_from_any_working_directory(
 
 def test_a_filter_without_conditions_allows_everything(index_dir: Path) -> None:
     searcher = open_index(index_dir)
-    [hits] = searcher.search(["comet"], 5, Filter())
+    [hits] = searcher.find_hits(["comet"], 5, Filter())
     assert {hit.chunk.title for hit in hits} == {"Philae", "Rosetta", "Comet"}
-    assert searcher.search(["comet"], 5, Filter(source="anyone")) == [[]]
+    assert searcher.find_hits(["comet"], 5, Filter(source="anyone")) == [[]]
 
 
 def test_an_index_of_an_earlier_format_says_how_to_build_it_again(
@@ -104,8 +104,8 @@ def test_a_hybrid_that_learnt_nothing_is_the_half_that_its_config_names(
     )
     queries = ["capital of Austria", "comet lander", "Danube"]
     hybrid, named = (
-        open_index(copy, chunks_path, name).search(queries, 5) for name in ("hybrid", half)
+        open_index(copy, chunks_path, name).find_hits(queries, 5) for name in ("hybrid", half)
     )
     assert hybrid == named
-    fused = open_index(index_dir, chunks_path, "hybrid").search(queries, 5)
+    fused = open_index(index_dir, chunks_path, "hybrid").find_hits(queries, 5)
     assert fused != named

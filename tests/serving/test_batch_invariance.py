@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from deepsearch_rl.serving.engine import Engine, Generation, Sampling
+from deepsearch_rl.serving.engine import Engine, Generation, SamplingParams
 from deepsearch_rl.serving.packing import ATTENTION
 from deepsearch_rl.serving.rounding import CANDIDATES, rounds_alike
 from tests.conftest import ROOT
@@ -23,7 +23,7 @@ AVX2 = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
 }
-Request = tuple[list[int], Sampling]
+Request = tuple[list[int], SamplingParams]
 
 
 @cache
@@ -65,7 +65,7 @@ def first_turns(count: int) -> list[Request]:
     ]
     prompts[-3:] = [prompts[0]] * 3
     return [
-        (prompt, Sampling(rng.choice([0.0, 0.7, 1.0]), rng.randrange(1, 20), seed))
+        (prompt, SamplingParams(rng.choice([0.0, 0.7, 1.0]), rng.randrange(1, 20), seed))
         for seed, prompt in enumerate(prompts)
     ]
 

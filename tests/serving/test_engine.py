@@ -11,12 +11,12 @@ from deepsearch_rl.serving.engine import (
     EngineStoppedError,
     Generation,
     NonFiniteLogitsError,
-    Sampling,
+    SamplingParams,
 )
 from deepsearch_rl.serving.slots import SlotTable
 from tests.policies import CONTEXT_TOKENS
 
-GREEDY = Sampling(temperature=0.0, max_tokens=12, seed=0)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, seed=0)
 
 
 def prompts(count: int, shared: int = 20) -> list[list[int]]:
@@ -29,7 +29,7 @@ def prompts(count: int, shared: int = 20) -> list[list[int]]:
     ]
 
 
-def answer(engine: Engine, prompt: list[int], sampling: Sampling) -> Generation:
+def answer(engine: Engine, prompt: list[int], sampling: SamplingParams) -> Generation:
     return engine.generate(prompt, sampling).result(timeout=30)
 
 
@@ -55,7 +55,7 @@ def test_reported_logprobs_are_those_of_one_forward_pass_over_the_whole_text(
     engine: Engine, model: PreTrainedModel
 ) -> None:
     prompt = prompts(3)[2]
-    drawn = answer(engine, prompt, Sampling(temperature=1.0, max_tokens=12, seed=3))
+    drawn = answer(engine, prompt, SamplingParams(temperature=1.0, max_tokens=12, seed=3))
     with torch.no_grad():
         logprobs = torch.log_softmax(
             model(torch.tensor([[*prompt, *drawn.token_ids]])).logits[0], dim=-1
@@ -67,7 +67,7 @@ def test_reported_logprobs_are_those_of_one_forward_pass_over_the_whole_text(
 
 
 def test_rollouts_of_one_question_differ_by_their_seeds(engine: Engine) -> None:
-    running = [engine.generate(prompts(1)[0], Sampling(1.0, 12, seed)) for seed in range(8)]
+    running = [engine.generate(prompts(1)[0], SamplingParams(1.0, 12, seed)) for seed in range(8)]
     assert len({request.result(timeout=30).token_ids for request in running}) > 4
 
 
@@ -138,7 +138,7 @@ def test_logits_that_are_no_numbers_fail_their_request_by_name_and_spoil_no_late
         with torch.no_grad():
             weight.fill_(value)
         running = [
-            engine.generate(prompt, Sampling(1.0, 12, seed))
+            engine.generate(prompt, SamplingParams(1.0, 12, seed))
             for seed, prompt in enumerate(prompts(10))
         ]
         for request in running:

@@ -24,7 +24,7 @@ from deepsearch_rl.core.files import AppendLog, read_record
 from deepsearch_rl.core.processes import running_server
 from deepsearch_rl.tracking import live
 from deepsearch_rl.tracking.build_bundle import build_bundle
-from deepsearch_rl.tracking.bundle import BUNDLE, Bundle
+from deepsearch_rl.tracking.bundle import BUNDLE, ReportBundle
 from deepsearch_rl.tracking.curves import line_digest, read_runs, read_steps
 from deepsearch_rl.tracking.live import LiveFigures, follow
 from deepsearch_rl.tracking.store import held
@@ -166,7 +166,7 @@ def test_a_reports_curve_has_the_times_of_its_steps_and_a_step_without_one_that_
     build_bundle(results, PROVENANCE, CONFIG, SEED, Path("bundle"))
     append(curve, steps(1, 3))
     times = {digest: time_ms for digest, (time_ms, _) in read_steps(WORK).items()}
-    metrics = read_record(Path("bundle", BUNDLE), Bundle).metrics("sft", "", 9000, times)
+    metrics = read_record(Path("bundle", BUNDLE), ReportBundle).metrics("sft", "", 9000, times)
     points = [(metric.step, metric.timestamp) for metric in metrics if metric.key == "train/loss"]
     assert points == [(1, 1001), (2, 1003), (3, 1003), (4, 9000)]
 

@@ -9,6 +9,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
@@ -22,31 +23,32 @@ from deepsearch_rl.core.errors import (
 )
 from deepsearch_rl.core.files import file_digests, sha256_file
 from deepsearch_rl.training.merging import merge
-from deepsearch_rl.training.merging.merge import (
-    AdapterMergeConfig,
+from deepsearch_rl.training.merging.merge import merge_adapter
+from deepsearch_rl.training.merging.merge_config import MergeConfig
+from deepsearch_rl.training.merging.proof import (
     AnswerTokens,
-    MergeConfig,
     answer_logprobs,
     fixed_prompts,
     greedy_answers,
     logprobs_of_new_process,
-    merge_adapter,
-    merge_rl_adapter,
     require_trained_model,
 )
 from deepsearch_rl.training.runs.model_folder import complete_folder
 
-PEFT_MERGE = AdapterMergeConfig(
+PEFT_MERGE = MergeConfig(
     backend="peft",
+    device="cpu",
     dtype="float32",
-    max_sequence_tokens=512,
+    model_type=None,
+    template=None,
+    max_sequence_tokens=None,
     prompts=4,
     max_tokens=8,
     tolerance=1e-4,
     check_timeout_s=240,
 )
-SWIFT_MERGE = MergeConfig(
-    device="cpu", dtype="float32", model_type="qwen3", template="qwen3_nothinking"
+SWIFT_MERGE = PEFT_MERGE.model_copy(
+    update={"backend": "swift", "model_type": "qwen3", "template": "qwen3_nothinking"}
 )
 
 
@@ -83,7 +85,7 @@ def merged_folder(
 ) -> Path:
     """The adapter merged into its start model by PEFT."""
     folder = tmp_path_factory.mktemp("peft") / "merged"
-    merge_rl_adapter(PEFT_MERGE, start, adapter_folder, folder)
+    merge_adapter(PEFT_MERGE, start, adapter_folder, folder.parent / "work", folder)
     return folder
 
 
@@ -92,7 +94,7 @@ def checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The merged model is loaded in this process, for tests of anything but the process."""
 
     def logprobs(
-        folder: Path, config: AdapterMergeConfig, answers: Sequence[AnswerTokens]
+        folder: Path, config: MergeConfig, answers: Sequence[AnswerTokens]
     ) -> list[list[float]]:
         assert config.dtype == "float32"
         return answer_logprobs(AutoModelForCausalLM.from_pretrained(folder), answers)
@@ -126,7 +128,9 @@ def test_a_merge_that_loses_the_adapter_fails_and_keeps_nothing(
     with pytest.raises(
         CheckFailedError, match="the merged model is not the unmerged one: the log-probabilities"
     ):
-        merge_rl_adapter(PEFT_MERGE, policy_folder, adapter_folder, tmp_path / "merged")
+        merge_adapter(
+            PEFT_MERGE, policy_folder, adapter_folder, tmp_path / "work", tmp_path / "merged"
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -175,29 +179,42 @@ def test_a_merged_folder_serves_as_its_base_does_and_uses_the_cache(
 def test_two_merges_give_the_same_bytes(
     start: Path, adapter_folder: Path, merged_folder: Path, tmp_path: Path
 ) -> None:
-    merge_rl_adapter(PEFT_MERGE, start, adapter_folder, tmp_path / "again")
+    merge_adapter(PEFT_MERGE, start, adapter_folder, tmp_path / "work", tmp_path / "again")
     assert file_digests(tmp_path / "again") == file_digests(merged_folder)
 
 
+@pytest.mark.parametrize("config", [PEFT_MERGE, SWIFT_MERGE])
 def test_a_quantized_base_is_refused(
-    policy_folder: Path, adapter_folder: Path, tmp_path: Path
+    policy_folder: Path, adapter_folder: Path, tmp_path: Path, config: MergeConfig
 ) -> None:
     start = shutil.copytree(policy_folder, tmp_path / "start")
-    config = json.loads((start / "config.json").read_text())
+    settings = json.loads((start / "config.json").read_text())
     (start / "config.json").write_text(
-        json.dumps({**config, "quantization_config": {"load_in_4bit": True}})
+        json.dumps({**settings, "quantization_config": {"load_in_4bit": True}})
     )
     with pytest.raises(ConfigError, match="quantized"):
-        merge_rl_adapter(PEFT_MERGE, start, adapter_folder, tmp_path / "merged")
+        merge_adapter(config, start, adapter_folder, tmp_path / "work", tmp_path / "merged")
 
 
-def test_an_adapter_folder_that_is_not_whole_is_refused_by_both_merges(
-    policy_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("config", [PEFT_MERGE, SWIFT_MERGE])
+def test_an_adapter_folder_that_is_not_whole_is_refused(
+    policy_folder: Path, tmp_path: Path, config: MergeConfig
 ) -> None:
     with pytest.raises(ArtifactError, match=r"adapter_config\.json"):
-        merge_rl_adapter(PEFT_MERGE, policy_folder, tmp_path, tmp_path / "merged")
-    with pytest.raises(ArtifactError, match=r"adapter_config\.json"):
-        merge_adapter(SWIFT_MERGE, policy_folder, tmp_path, tmp_path / "work", tmp_path / "merged")
+        merge_adapter(config, policy_folder, tmp_path, tmp_path / "work", tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({"backend": "swift"}, "model_type and template"),
+        ({"backend": "unsloth", "device": "cuda"}, "max_sequence_tokens"),
+        ({"backend": "unsloth", "max_sequence_tokens": 512}, "device: cuda"),
+    ],
+)
+def test_a_backend_without_its_fields_is_refused(changes: dict[str, Any], missing: str) -> None:
+    with pytest.raises(ValidationError, match=missing):
+        MergeConfig.model_validate({**PEFT_MERGE.model_dump(), **changes})
 
 
 def test_a_base_without_a_tokenizer_makes_no_whole_model(
@@ -213,20 +230,14 @@ def test_a_base_without_a_tokenizer_makes_no_whole_model(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_gpu_merges_without_a_gpu_stop_before_anything_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["swift", "peft", "unsloth"])
+def test_gpu_merges_without_a_gpu_stop_before_anything_is_read(
+    tmp_path: Path, backend: str
+) -> None:
     missing = tmp_path / "missing"
-    with pytest.raises(UnavailableError, match="a CUDA GPU"):
-        merge_rl_adapter(
-            PEFT_MERGE.model_copy(update={"backend": "unsloth"}), missing, missing, tmp_path / "out"
-        )
-    with pytest.raises(UnavailableError, match="a CUDA GPU"):
-        merge_adapter(
-            SWIFT_MERGE.model_copy(update={"device": "cuda"}),
-            missing,
-            missing,
-            tmp_path,
-            tmp_path / "out",
-        )
+    config = SWIFT_MERGE.model_copy(update={"backend": backend, "device": "cuda"})
+    with pytest.raises(UnavailableError, match=f"a merge by {backend} .* a CUDA GPU"):
+        merge_adapter(config, missing, missing, tmp_path, tmp_path / "out")
 
 
 def compared(merged: str, adapter_nats: float, noise: float) -> None:
@@ -257,9 +268,7 @@ def test_a_merge_that_lost_an_adapter_too_small_for_the_tolerance_is_found(noise
 
 
 def test_a_merge_that_lost_a_part_of_a_large_adapter_is_found() -> None:
-    with pytest.raises(
-        CheckFailedError, match=r"differ by 0\.4. nats .* unsloth_merge\.tolerance is 0\.05"
-    ):
+    with pytest.raises(CheckFailedError, match=r"differ by 0\.4. nats .* tolerance .* is 0\.05"):
         compared("half of it", 1.0, 0.01)
     with pytest.raises(CheckFailedError, match="differ by nan nats"):
         compared("right", float("nan"), 0.0)

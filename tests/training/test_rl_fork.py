@@ -18,7 +18,8 @@ from deepsearch_rl.core.files import file_digests, read_json, write_json, write_
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.loop import train_policy
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTrainer
+from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTrainer
 from deepsearch_rl.training.rl.watchdog import WatchdogConfig, watch
 from deepsearch_rl.training.rl_process.fork import fork, run_name, run_of
 from deepsearch_rl.training.rl_process.worker import RlRun

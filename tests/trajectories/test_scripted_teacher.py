@@ -55,7 +55,9 @@ def teach(
             if not turn.tool_calls:
                 return [*said, turn.content]
             said.append(json.loads(turn.tool_calls[0].arguments)["query"])
-            said.append(format_passages([hit.chunk for hit in searcher.search([said[-1]], 3)[0]]))
+            said.append(
+                format_passages([hit.chunk for hit in searcher.find_hits([said[-1]], 3)[0]])
+            )
 
     return [asyncio.run(converse(question)) for question in questions]
 
@@ -115,7 +117,7 @@ def test_every_turn_after_a_search_notes_the_fact_that_it_found(
             if not turn.tool_calls:
                 return seen
             query = json.loads(turn.tool_calls[0].arguments)["query"]
-            passages = format_passages([hit.chunk for hit in searcher.search([query], 3)[0]])
+            passages = format_passages([hit.chunk for hit in searcher.find_hits([query], 3)[0]])
 
     for question in [question for question in questions if not says_second_word(question)][:30]:
         first, *others = asyncio.run(notes(question))

@@ -102,9 +102,8 @@ class FunctionCalling:
         for message in chat_messages(messages, with_reasoning=self.history_reasoning):
             texts.append(f"{message['content']}{message.get('reasoning', '')}")
         texts += [call.name + call.arguments for message in messages for call in message.tool_calls]
-        return _SCHEMA_CHARACTERS * self.offer_tool + sum(
-            _MESSAGE_CHARACTERS + len(text) for text in texts
-        )
+        characters = _MESSAGE_CHARACTERS * len(texts) + sum(map(len, texts))
+        return _SCHEMA_CHARACTERS * self.offer_tool + characters
 
     def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:
         """Return the model's reply to a conversation; its calls have ids that are new to the conversation."""
@@ -124,11 +123,8 @@ class FunctionCalling:
         for call in message.tool_calls or ():
             id_ = call.id
             if not id_ or id_ in used_ids:
-                id_ = next(
-                    name
-                    for name in map("call_{}".format, itertools.count(1))
-                    if name not in used_ids
-                )
+                names = map("call_{}".format, itertools.count(1))
+                id_ = next(name for name in names if name not in used_ids)
 
             used_ids.add(id_)
             calls.append(
@@ -141,7 +137,7 @@ class FunctionCalling:
             content, message.thought, tuple(calls), begins_in_thought=self.begins_in_thought
         )
 
-    def search(self, query: str) -> Message:
+    def search_turn(self, query: str) -> Message:
         """Return a turn that searches, as a model would write it."""
         return Message(role="assistant", tool_calls=(search_call(query, 1),))
 
@@ -218,7 +214,8 @@ class SearchTags:
     def characters(self, messages: Sequence[Message]) -> int:  # noqa: D102
         return _TAGS_CHARACTERS + sum(len(message.content) for message in messages)
 
-    def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:  # noqa: D102
+    def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:
+        """Return a completion up to its first closing tag, with the search that it asks for as a tool call."""
         text = completion.message.text
         if end := re.search("|".join(_STOPS), text):
             text = text[: end.end()]
@@ -234,7 +231,7 @@ class SearchTags:
         calls = (search_call(query, len(messages)),) if query else ()
         return Message(role="assistant", content=text, tool_calls=calls)
 
-    def search(self, query: str) -> Message:  # noqa: D102
+    def search_turn(self, query: str) -> Message:  # noqa: D102
         call = search_call(query, 1)
         return Message(role="assistant", content=f"<search>{query}</search>", tool_calls=(call,))
 

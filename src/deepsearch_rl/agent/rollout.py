@@ -67,12 +67,12 @@ class RolloutModel(Model):
             if self._steps.end_turn(reply):
                 break
 
-        output: list[TResponseOutputItem] = [
-            ResponseFunctionToolCall(
+        output: list[TResponseOutputItem] = []
+        for call in reply.turn.tool_calls:
+            tool_call = ResponseFunctionToolCall(
                 call_id=call.id, name=call.name, arguments=call.arguments, type="function_call"
             )
-            for call in reply.turn.tool_calls
-        ]
+            output.append(tool_call)
 
         if not output:
             text = ResponseOutputText(text=reply.turn.content, type="output_text", annotations=[])

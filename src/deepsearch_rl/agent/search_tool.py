@@ -152,7 +152,8 @@ async def search_over_mcp(
 ) -> tuple[ShownPassage, ...]:
     """Ask the retrieval server; raise RolloutStopped after :data:`ATTEMPTS` failures. ``backoff_s``: the first wait."""
 
-    async def search() -> tuple[ShownPassage, ...]:
+    async def call_tool() -> tuple[ShownPassage, ...]:
+        """Search once; raise EndpointError where the answer is an error or no passages."""
         result = await session.call_tool(RETRIEVE_TOOL_NAME, {"query": query})
         if result.is_error:
             text = "".join(part.text for part in result.content if isinstance(part, TextContent))
@@ -170,7 +171,7 @@ async def search_over_mcp(
         _LOG.warning("search failed (%s), attempt %d of %d", error, attempt, ATTEMPTS)
 
     try:
-        return await retry(ATTEMPTS, backoff_s, Exception, warn)(search)()
+        return await retry(ATTEMPTS, backoff_s, Exception, warn)(call_tool)()
     except Exception as error:
         # MCP's client raises its own, and those of the streams that it is made of
         raise RolloutStopped(StopReason.TOOL_ERROR, f"{type(error).__name__}: {error}") from error

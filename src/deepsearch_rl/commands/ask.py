@@ -4,11 +4,11 @@ import asyncio
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
@@ -119,22 +119,9 @@ def ask_command(
     settings = settings.with_values(settings.value("model_settings").get(name, {}))
     dataset = dataset or next(iter(settings.value("datasets")))
     observer = (lambda _: None) if as_json else _show
-    options_of_requests = named_values("--request", request or ())
-
-    if options_of_requests and not (folder / "endpoint.json").is_file():
-        raise ConfigError(
-            f"--request is for a model behind an endpoint, and {folder} holds weights; leave it out."
-        )
-
+    extra = _request_options(request, folder)
     trajectory = ask(
-        question,
-        settings,
-        folder,
-        dataset,
-        temperature,
-        retrieval_url,
-        observer,
-        options_of_requests,
+        question, settings, folder, dataset, temperature, retrieval_url, observer, extra
     )
 
     if as_json:
@@ -143,6 +130,17 @@ def ask_command(
         _show_end(trajectory)
 
     sys.exit(1 if trajectory.failed else 0)
+
+
+def _request_options(request: Sequence[str] | None, folder: Path) -> dict[str, Any]:
+    """Return the values of ``--request``; raise ConfigError for a model that no endpoint serves."""
+    values = named_values("--request", request or ())
+    if values and not (folder / "endpoint.json").is_file():
+        raise ConfigError(
+            f"--request is for a model behind an endpoint, and {folder} holds weights; leave it out."
+        )
+
+    return values
 
 
 def _find_model(settings: Profile, model: str | None) -> tuple[str, Path]:

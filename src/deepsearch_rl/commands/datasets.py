@@ -24,11 +24,8 @@ def datasets_command(name: Name = None) -> None:
     """
     if name is None:
         width = max(map(len, CARDS))
-        typer.echo(
-            "\n".join(
-                f"{each:{width}}  {card.holds} ({card.licence})" for each, card in CARDS.items()
-            )
-        )
+        for each, card in CARDS.items():
+            typer.echo(f"{each:{width}}  {card.holds} ({card.licence})")
         return
 
     card = look_up("data set", name, CARDS)

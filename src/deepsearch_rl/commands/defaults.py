@@ -43,6 +43,8 @@ def field_options(
     """Return a decorator that gives a command these options in place of its parameter ``fields: Fields``."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        """Return the command with the signature that typer reads its options from."""
+
         @functools.wraps(command)
         def with_fields(**arguments: Any) -> None:
             fields = {option.field: arguments.pop(name) for name, option in options.items()}

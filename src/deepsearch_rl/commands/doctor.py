@@ -35,7 +35,7 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.processes import free_port
 from deepsearch_rl.core.profile import Profile, dvc_file, find_profile, profile_names
 from deepsearch_rl.core.records import Record
-from deepsearch_rl.planning.estimate import make_plan
+from deepsearch_rl.planning.plan import make_plan
 from deepsearch_rl.project.dvc_lock import repair_dvc_locks
 from deepsearch_rl.project.locked import UV_LOCK
 from deepsearch_rl.project.state import notices, project_problems

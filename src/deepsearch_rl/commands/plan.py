@@ -13,7 +13,8 @@ from deepsearch_rl.commands.defaults import named_numbers
 from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.profile import find_profile
-from deepsearch_rl.planning.estimate import Plan, StageWork, make_plan, require_hours
+from deepsearch_rl.planning.plan import Plan, make_plan, require_hours
+from deepsearch_rl.planning.sizes import StageWork
 
 
 def plan_command(

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from pydantic import ValidationError
@@ -120,6 +120,22 @@ def _print_build(out: Path, index: "IndexManifest", has_questions: bool) -> None
         typer.echo("the hybrid has learnt nothing: there are too few questions with gold evidence.")
 
 
+_ImportedEncoder: TypeAlias = Annotated[
+    str | None,
+    Option(
+        help="Of the vectors: a folder that sentence-transformers can read, or with --revision the name of a "
+        "hub's repository.",
+        show_default="none, for Lucene",
+    ),
+]
+_Nprobe: TypeAlias = Annotated[
+    int | None, Option(help="IVF: cells visited.", min=1, show_default="the file's")
+]
+_EfSearch: TypeAlias = Annotated[
+    int | None, Option(help="HNSW: vectors in view.", min=1, show_default="the file's")
+]
+
+
 @app.command("import")
 @field_options("encoder", {name: options.BUILD_FIELDS[name] for name in _ENCODER_FIELDS})
 def import_command(
@@ -128,20 +144,9 @@ def import_command(
     ],
     corpus: Annotated[Path, Option(help="The passages of the index, JSON Lines, in its order.")],
     out: Annotated[Path, Option(help="Index folder to write; an index that is there is replaced.")],
-    encoder: Annotated[
-        str | None,
-        Option(
-            help="Of the vectors: a folder that sentence-transformers can read, or with --revision the name of a "
-            "hub's repository.",
-            show_default="none, for Lucene",
-        ),
-    ] = None,
-    nprobe: Annotated[
-        int | None, Option(help="IVF: cells visited.", min=1, show_default="the file's")
-    ] = None,
-    ef_search: Annotated[
-        int | None, Option(help="HNSW: vectors in view.", min=1, show_default="the file's")
-    ] = None,
+    encoder: _ImportedEncoder = None,
+    nprobe: _Nprobe = None,
+    ef_search: _EfSearch = None,
     k1: Annotated[
         float, Option(help="Lucene: how slowly repeated terms saturate.", min=0.01)
     ] = 0.9,
@@ -285,7 +290,7 @@ def search_command(
         config = _PRESET.with_overrides(fields).section("reranker", rerank.RerankerConfig)
         searcher = rerank.RerankedSearcher(searcher, rerank.CrossEncoder(config), config.depth)
 
-    [hits] = searcher.search([query], top_k, where)
+    [hits] = searcher.find_hits([query], top_k, where)
 
     rows: list[dict[str, object]] = []
     passages: list[str] = []

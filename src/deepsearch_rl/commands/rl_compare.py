@@ -112,8 +112,8 @@ def _trained(profile: Profile, start: str, samples: int) -> TrainedRun:
     """Train and score one setting, unless that was done before; one that was scored in another way is scored again."""
     from deepsearch_rl.core.files import read_jsonl, read_record, sha256_json, write_json  # noqa: PLC0415
     from deepsearch_rl.evaluation.models.evaluate_model import evaluate_model  # noqa: PLC0415
+    from deepsearch_rl.training.rl.rl_config import RlConfig  # noqa: PLC0415
     from deepsearch_rl.training.rl.run_log import TRAIN_LOG, best_line  # noqa: PLC0415
-    from deepsearch_rl.training.rl.trainer import RlConfig  # noqa: PLC0415
     from deepsearch_rl.training.rl_process.worker import rl_run, train_watched  # noqa: PLC0415
     from deepsearch_rl.training.runs.curves import TrainingStep, curve_path  # noqa: PLC0415
 

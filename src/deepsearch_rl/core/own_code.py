@@ -203,19 +203,19 @@ def _load(path: Path) -> ModuleType:
 
 def _defined(module: ModuleType) -> list[str]:
     """Return the public functions and classes that a module itself defines."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
-    ]
+    names: list[str] = []
+    for name, value in vars(module).items():
+        is_own = getattr(value, "__module__", None) == module.__name__
+        if is_own and not name.startswith("_"):
+            names.append(name)
+
+    return names
 
 
 def _description(error: Exception, path: Path) -> str:
     """Return what an exception of a user's file says, with the last line of that file on its way."""
-    lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == str(path)
-    ]  # fmt: skip
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     place = f" at line {line}" if line else ""
     return f"fails{place} with {type(error).__name__}: {error}"

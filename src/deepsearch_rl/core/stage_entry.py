@@ -142,17 +142,15 @@ def _require_hours(profile: Profile) -> None:
 
 
 def _record_run(profile: str, stage: str, seconds: float) -> None:
-    peaks_kib = (
-        resource.getrusage(who).ru_maxrss
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    own_peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    childrens_peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     timing = {
         "profile": profile,
         "stage": stage,
         "started": round(time.time() - seconds, 1),
         "seconds": round(seconds, 1),
         # Of the stage's own process and of its largest child together
-        "peak_mb": round(sum(peaks_kib) / 1024),
+        "peak_mb": round((own_peak_kib + childrens_peak_kib) / 1024),
     }
     TIMINGS.parent.mkdir(exist_ok=True)
     with TIMINGS.open("a", encoding="utf-8") as timings:

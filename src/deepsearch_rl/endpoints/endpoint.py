@@ -360,14 +360,13 @@ async def complete(
         _LOG.debug("attempt %d: %s", attempt, error)
 
     async def ask() -> ChatCompletion:
-        return await (
-            _receive(client, arguments)
-            if options.stream
-            else client.chat.completions.create(**arguments)
-        )
+        if options.stream:
+            return await _receive(client, arguments)
+        return await client.chat.completions.create(**arguments)
 
     @retry(client.max_retries + 1, FIRST_WAIT_S, FailedGenerationError, log)
     async def ask_in_turn() -> Completion:
+        """Ask once, as soon as the endpoint's limits let it; what fails for good is raised as it is."""
         try:
             response = await call_in_turn(client, options, request, ask)
         except openai.BadRequestError as error:

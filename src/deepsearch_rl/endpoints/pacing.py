@@ -78,6 +78,7 @@ async def call_in_turn(
 
     @wait_for_capacity(options.rate_limit_wait_s, log, sleep=sleep)
     async def take_turn() -> ResultT:
+        """Call once the limits allow it, and correct them by the tokens that the answer took."""
         estimated = _estimated_tokens(request)
         with _paused_deadline():
             await limits.wait(estimated)

@@ -36,8 +36,8 @@ from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.training.rl.policy_text import policy_text
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.rl.tokens import TokenRecord, end_ids
-from deepsearch_rl.training.rl.trainer import RlConfig
 
 
 @dataclass(eq=False)

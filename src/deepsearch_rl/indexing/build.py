@@ -147,7 +147,25 @@ def build_index(
     # Before the vectors are made, which can take hours.
     require_device(config.built_vectors)
     index_dir = index_dir.resolve()
+    work = (work or index_dir.with_name(f".{index_dir.name}.work")).resolve()
+    _require_replaceable(index_dir, chunks_path, work)
 
+    with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
+        with atomic_directory(index_dir) as folder:
+            built = _write_parts(folder, chunks_path, config, seed, work, questions, imported)
+
+            # Relative, so that a folder with chunks and index can be moved as one.
+            relative_path = os.path.relpath(chunks_path.resolve(), index_dir)
+            built = built.model_copy(update={"chunks": relative_path})
+            manifest.write_manifest(folder, built)
+
+        remove_work(work)
+
+    return built
+
+
+def _require_replaceable(index_dir: Path, chunks_path: Path, work: Path) -> None:
+    """Raise ConfigError where replacing ``index_dir`` would cost chunks, work or somebody's files."""
     if chunks_path.resolve().is_relative_to(index_dir):
         raise ConfigError(
             f"{chunks_path} lies in {index_dir}, which the index would replace; name another folder."
@@ -163,25 +181,10 @@ def build_index(
             f"remove this one."
         )
 
-    work = (work or index_dir.with_name(f".{index_dir.name}.work")).resolve()
-
     if work.is_relative_to(index_dir) or work.is_file():
         raise ConfigError(
             f"the work folder {work} is a file, or lies in the index folder, which is replaced."
         )
-
-    with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
-        with atomic_directory(index_dir) as folder:
-            built = _write_parts(folder, chunks_path, config, seed, work, questions, imported)
-
-            # Relative, so that a folder with chunks and index can be moved as one.
-            relative_path = os.path.relpath(chunks_path.resolve(), index_dir)
-            built = built.model_copy(update={"chunks": relative_path})
-            manifest.write_manifest(folder, built)
-
-        remove_work(work)
-
-    return built
 
 
 def _write_vectors(

@@ -30,8 +30,8 @@ from deepsearch_rl.retrieval.search.bm25_configs import LuceneConfig
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE
 from deepsearch_rl.retrieval.vectors.config import FaissConfig, FlatConfig
+from deepsearch_rl.retrieval.vectors.faiss_index import read_imported
 from deepsearch_rl.retrieval.vectors.flat import link_or_copy, open_vector_file
-from deepsearch_rl.retrieval.vectors.imported import read_imported
 
 _LOG = logging.getLogger(__name__)
 SAME_COSINE = 0.95

@@ -127,7 +127,7 @@ def exact_rows(
     rows: list[NDArray[np.int64]] = []
 
     for batch_QD in track(batches, "exact search", len(batches), "batches"):
-        for ranking in index.search(batch_QD, top_k):
+        for ranking in index.nearest(batch_QD, top_k):
             rows.append(ranking.rows_K)
 
     return rows
@@ -250,7 +250,7 @@ def _measure(folder: Path, config: VectorsConfig, queries: Queries, batch: int) 
             rows = []
             began_s = time.process_time()
             for start in range(0, len(queries_QD), batch):
-                for ranking in index.search(queries_QD[start : start + batch], TOP_K + 1):
+                for ranking in index.nearest(queries_QD[start : start + batch], TOP_K + 1):
                     rows.append(ranking.rows_K)
             times_s.append(time.process_time() - began_s)
 

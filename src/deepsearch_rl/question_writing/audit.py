@@ -52,18 +52,18 @@ class AuditConfig(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _QuestionWords:
     """What a question asks: its words, and the answer, both normalised."""
 
     words: frozenset[str]
     answer: str
 
     @classmethod
-    def of(cls, draft: Draft) -> "_Asked":
+    def of(cls, draft: Draft) -> "_QuestionWords":
         words = frozenset(normalise(draft.question).split())
         return cls(words, normalise(draft.golden_answer))
 
-    def similarity(self, other: "_Asked") -> float:
+    def similarity(self, other: "_QuestionWords") -> float:
         """Return the share of words in common, of those of either; 0 where the answers differ."""
         if self.answer != other.answer:
             return 0.0
@@ -77,23 +77,25 @@ class Auditor:
     config: AuditConfig
     searcher: SearchesChunks
     model: LoggedModel
-    _kept: list[_Asked] = field(default_factory=list)
+    _kept: list[_QuestionWords] = field(default_factory=list)
 
     def check(self, drafts: Sequence[Draft]) -> list[Reason | None]:
         """Return why each draft is rejected, None where it is kept; drafts of one call are asked about together."""
         reasons: list[Reason | None] = [self._by_text(draft) for draft in drafts]
-        asked = [_Asked.of(draft) for draft in drafts]
-        self._reject_copies(asked, reasons)
+        questions = [_QuestionWords.of(draft) for draft in drafts]
+        self._reject_copies(questions, reasons)
         self._find_evidence(drafts, reasons)
         self._ask(drafts, reasons)
-        self._kept.extend(asked[place] for place in _passing(reasons))
+        self._kept.extend(questions[place] for place in _passing(reasons))
         return reasons
 
-    def _reject_copies(self, asked: Sequence[_Asked], reasons: list[Reason | None]) -> None:
+    def _reject_copies(
+        self, questions: Sequence[_QuestionWords], reasons: list[Reason | None]
+    ) -> None:
         """Reject questions that ask what a kept one asks, or an earlier one of the same call."""
         others = list(self._kept)
         for place in _passing(reasons):
-            question = asked[place]
+            question = questions[place]
             if any(question.similarity(other) >= self.config.similarity for other in others):
                 reasons[place] = Reason.NEAR_DUPLICATE
             else:
@@ -107,7 +109,7 @@ class Auditor:
             return None
 
         quoted = {chunk.id for chunk, sentence in draft.proofs if sentence}
-        if quoted != {chunk.id for chunk in draft.bundle.chunks}:
+        if quoted != draft.group.ids:
             return Reason.EVIDENCE_MISSING
         for chunk, sentence in draft.proofs:
             if without_space(sentence) not in without_space(chunk.contents):
@@ -132,13 +134,16 @@ class Auditor:
 
         names = list(queries)
         depth = self.config.findable_in
-        for query, hits in zip(names, self.searcher.search(names, depth), strict=True):
+        for query, hits in zip(names, self.searcher.find_hits(names, depth), strict=True):
             queries[query] = {hit.chunk.id for hit in hits}
 
         for place in waiting:
             draft = drafts[place]
-            found = set[str]().union(*(queries[query] for query in _queries(draft)))
-            if not {chunk.id for chunk, _ in draft.proofs} <= found:
+            findable: set[str] = set()
+            for query in _queries(draft):
+                findable |= queries[query]
+
+            if not {chunk.id for chunk, _ in draft.proofs} <= findable:
                 reasons[place] = Reason.NOT_FINDABLE
 
     def _ask(self, drafts: Sequence[Draft], reasons: list[Reason | None]) -> None:
@@ -166,8 +171,8 @@ class Auditor:
             if reason is Reason.KNOWN_WITHOUT_PASSAGES:
                 places.append(place)
                 prompts.append(prompt_file("recall").substitute(question=draft.question))
-            elif len(draft.bundle.chunks) > 1:
-                for chunk in draft.bundle.chunks:
+            elif len(draft.group.chunks) > 1:
+                for chunk in draft.group.chunks:
                     places.append(place)
                     prompts.append(_answer_prompt(draft, [chunk.contents]))
 
@@ -179,16 +184,15 @@ class Auditor:
         """Return the question with its passages; one that has no answer also with those that its text finds."""
         if not draft.is_unanswerable:
             return prompt_file("answer").substitute(
-                passages=shown_passages(draft.bundle.chunks), question=draft.question
+                passages=shown_passages(draft.group.chunks), question=draft.question
             )
 
-        [hits] = self.searcher.search([draft.question], 10)
-        found = [hit.chunk for hit in hits]
-        own = [
-            chunk for chunk in draft.bundle.chunks if chunk.id not in {each.id for each in found}
-        ]
+        [hits] = self.searcher.find_hits([draft.question], 10)
+        nearest = [hit.chunk for hit in hits]
+        ids = {chunk.id for chunk in nearest}
+        own = [chunk for chunk in draft.group.chunks if chunk.id not in ids]
         return prompt_file("answer").substitute(
-            passages=shown_passages([*own, *found]), question=draft.question
+            passages=shown_passages([*own, *nearest]), question=draft.question
         )
 
     def _right(
@@ -196,8 +200,8 @@ class Auditor:
     ) -> list[int]:
         """Return how many of the answers to each prompt are right."""
         samples = range(self.config.samples)
-        asked = [(prompt, sample) for prompt in prompts for sample in samples]
-        replies = self.model.ask_all(asked)
+        calls = [(prompt, sample) for prompt in prompts for sample in samples]
+        replies = self.model.ask_all(calls)
         counts: list[int] = []
         for number, place in enumerate(places):
             answers = replies[number * len(samples) : (number + 1) * len(samples)]
@@ -218,7 +222,7 @@ def _answer_prompt(draft: Draft, passages: Sequence[str]) -> str:
 def _queries(draft: Draft) -> list[str]:
     """Return what somebody could search for: the question, the terms that link its passages, their titles."""
     titles = [chunk.title for chunk, _ in draft.proofs]
-    return list(dict.fromkeys([draft.question, *draft.bundle.terms, *titles]))
+    return list(dict.fromkeys([draft.question, *draft.group.terms, *titles]))
 
 
 class Funnel(Record):

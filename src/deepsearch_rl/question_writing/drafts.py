@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from deepsearch_rl.core.answers import INSUFFICIENT
 from deepsearch_rl.core.records import Chunk, ForeignRecord, Text
-from deepsearch_rl.question_writing.links import Bundle
+from deepsearch_rl.question_writing.links import PassageGroup
 
 PROMPTS = Path(__file__).with_name("prompts")
 UNANSWERABLE = "unanswerable"
@@ -20,7 +20,7 @@ TYPES = {
     "pair": ("bridge", "comparison", "temporal", UNANSWERABLE),
     "chain": ("bridge",),
 }
-"""Types of question by the kind of bundle."""
+"""Types of question by the kind of passage group."""
 
 
 class ProofRow(ForeignRecord):
@@ -30,7 +30,7 @@ class ProofRow(ForeignRecord):
     sentence: Text
 
 
-class QuestionRow(ForeignRecord):
+class WrittenQuestion(ForeignRecord):
     """A question as the model writes it."""
 
     type: Text
@@ -42,14 +42,14 @@ class QuestionRow(ForeignRecord):
 class ReplyRow(ForeignRecord):
     """The model's reply."""
 
-    questions: tuple[QuestionRow, ...] = Field(min_length=1)
+    questions: tuple[WrittenQuestion, ...] = Field(min_length=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A question that nobody has checked yet, and the passages that it was written about."""
 
-    bundle: Bundle
+    group: PassageGroup
     type: str
     question: str
     answer: str
@@ -72,11 +72,11 @@ def prompt_file(name: str) -> Template:
     return Template((PROMPTS / f"{name}.txt").read_text(encoding="utf-8"))
 
 
-def writing_prompt(bundle: Bundle) -> str:
+def writing_prompt(group: PassageGroup) -> str:
     """Return what the writer is asked about some passages."""
     kinds = tomllib.loads((PROMPTS / "kinds.toml").read_text(encoding="utf-8"))
     return prompt_file("write").substitute(
-        kinds=kinds[bundle.kind].strip(), passages=shown_passages(bundle.chunks)
+        kinds=kinds[group.kind].strip(), passages=shown_passages(group.chunks)
     )
 
 
@@ -85,7 +85,7 @@ def shown_passages(chunks: Sequence[Chunk]) -> str:
     return "\n\n".join(f"[{number}] {chunk.contents}" for number, chunk in enumerate(chunks, 1))
 
 
-def read_drafts(reply: str, bundle: Bundle) -> list[Draft]:
+def read_drafts(reply: str, group: PassageGroup) -> list[Draft]:
     """Return the questions of a reply; none where it holds no JSON object of the asked form.
 
     A question of a type that was not asked for, or whose proof names a passage that was not shown,
@@ -102,13 +102,13 @@ def read_drafts(reply: str, bundle: Bundle) -> list[Draft]:
     for row in rows:
         numbers = [proof.passage for proof in row.evidence]
         is_complete = bool(row.question.strip()) and bool(row.answer.strip())
-        is_shown = all(1 <= number <= len(bundle.chunks) for number in numbers)
-        if row.type not in TYPES[bundle.kind] or not is_complete or not is_shown:
+        is_shown = all(1 <= number <= len(group.chunks) for number in numbers)
+        if row.type not in TYPES[group.kind] or not is_complete or not is_shown:
             return []
 
         proofs = tuple(
-            (bundle.chunks[proof.passage - 1], proof.sentence.strip()) for proof in row.evidence
+            (group.chunks[proof.passage - 1], proof.sentence.strip()) for proof in row.evidence
         )
-        drafts.append(Draft(bundle, row.type, row.question.strip(), row.answer.strip(), proofs))
+        drafts.append(Draft(group, row.type, row.question.strip(), row.answer.strip(), proofs))
 
     return drafts

@@ -29,12 +29,17 @@ SHORTEST = 4  # characters of a term
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class PassageGroup:
     """Passages to write questions about, in the order of the chain; ``terms`` link each to the next."""
 
     chunks: tuple[Chunk, ...]
     terms: tuple[str, ...]
     split: str
+
+    @property
+    def ids(self) -> set[str]:
+        """The ids of the passages."""
+        return {chunk.id for chunk in self.chunks}
 
     @property
     def kind(self) -> str:
@@ -67,11 +72,12 @@ def rare_terms(chunks: Iterable[Chunk]) -> dict[str, list[Chunk]]:
             passages[term].append(chunk)
             documents[term].add(chunk.metadata.doc_id)
 
-    return {
-        term: passages[term]
-        for term in sorted(passages)
-        if 2 <= len(documents[term]) <= MOST_DOCUMENTS
-    }
+    rare: dict[str, list[Chunk]] = {}
+    for term in sorted(passages):
+        if 2 <= len(documents[term]) <= MOST_DOCUMENTS:
+            rare[term] = passages[term]
+
+    return rare
 
 
 def split_documents(
@@ -84,7 +90,7 @@ def split_documents(
 
     ``shares`` are of the documents, by split, and add up to 1. The rarest terms bind first.
     """
-    groups = _Groups(documents, max(2, round(LARGEST_GROUP * len(documents))))
+    groups = _DocumentGroups(documents, max(2, round(LARGEST_GROUP * len(documents))))
     by_rarity = sorted(rare, key=lambda term: (len(_documents_of(rare[term])), term))
     for term in by_rarity:
         first, *others = _documents_of(rare[term])
@@ -110,7 +116,7 @@ def _documents_of(chunks: Iterable[Chunk]) -> list[str]:
     return list(dict.fromkeys(chunk.metadata.doc_id for chunk in chunks))
 
 
-class _Groups:
+class _DocumentGroups:
     """Groups of documents that are joined as long as they stay small."""
 
     def __init__(self, documents: Iterable[str], largest: int) -> None:
@@ -119,57 +125,59 @@ class _Groups:
 
     def join(self, first: str, second: str) -> None:
         """Put the groups of two documents together, unless they would be too large."""
-        one = self._group_of[first]
+        group = self._group_of[first]
         other = self._group_of[second]
-        if one is other or len(one) + len(other) > self._largest:
+        if group is other or len(group) + len(other) > self._largest:
             return
-        one.extend(other)
-        self._group_of.update(dict.fromkeys(other, one))
+        group.extend(other)
+        self._group_of.update(dict.fromkeys(other, group))
 
     def all(self) -> list[list[str]]:
         """Return the groups, in the order of their first documents."""
         return list({id(group): group for group in self._group_of.values()}.values())
 
 
-def bundles(
+def passage_groups(
     chunks: Sequence[Chunk],
     rare: Mapping[str, Sequence[Chunk]],
     split_of: Mapping[str, str],
     rng: random.Random,
-) -> Iterator[Bundle]:
+) -> Iterator[PassageGroup]:
     """Yield chains, pairs and singles in turn, in random order, each within one split and none twice."""
     pairs = list(_pairs(rare, split_of))
     rng.shuffle(pairs)
-    singles = [Bundle((chunk,), (), split_of[chunk.metadata.doc_id]) for chunk in chunks]
+    singles = [PassageGroup((chunk,), (), split_of[chunk.metadata.doc_id]) for chunk in chunks]
     rng.shuffle(singles)
     chains = _chains(pairs)
 
-    kinds: list[Iterator[Bundle]] = [iter(pairs), chains, iter(singles)]
+    kinds: list[Iterator[PassageGroup]] = [iter(pairs), chains, iter(singles)]
     while kinds:
         for kind in list(kinds):
-            bundle = next(kind, None)
-            if bundle is None:
+            group = next(kind, None)
+            if group is None:
                 kinds.remove(kind)
             else:
-                yield bundle
+                yield group
 
 
-def _pairs(rare: Mapping[str, Sequence[Chunk]], split_of: Mapping[str, str]) -> Iterator[Bundle]:
-    seen: set[frozenset[str]] = set()
+def _pairs(
+    rare: Mapping[str, Sequence[Chunk]], split_of: Mapping[str, str]
+) -> Iterator[PassageGroup]:
+    linked: set[frozenset[str]] = set()
     for term, passages in rare.items():
         for place, first in enumerate(passages):
             for second in passages[place + 1 :]:
                 key = frozenset((first.id, second.id))
                 split = split_of[first.metadata.doc_id]
-                is_new = key not in seen and first.metadata.doc_id != second.metadata.doc_id
+                is_new = key not in linked and first.metadata.doc_id != second.metadata.doc_id
                 if is_new and split == split_of[second.metadata.doc_id]:
-                    seen.add(key)
-                    yield Bundle((first, second), (term,), split)
+                    linked.add(key)
+                    yield PassageGroup((first, second), (term,), split)
 
 
-def _chains(pairs: Sequence[Bundle]) -> Iterator[Bundle]:
+def _chains(pairs: Sequence[PassageGroup]) -> Iterator[PassageGroup]:
     """Yield three passages of three documents for each pair that another pair goes on from."""
-    from_chunk: dict[str, list[Bundle]] = defaultdict(list)
+    from_chunk: dict[str, list[PassageGroup]] = defaultdict(list)
     for pair in pairs:
         from_chunk[pair.chunks[0].id].append(pair)
 
@@ -178,5 +186,7 @@ def _chains(pairs: Sequence[Bundle]) -> Iterator[Bundle]:
         for following in from_chunk[pair.chunks[1].id]:
             last = following.chunks[1]
             if last.metadata.doc_id not in documents and following.terms != pair.terms:
-                yield Bundle((*pair.chunks, last), (*pair.terms, *following.terms), pair.split)
+                yield PassageGroup(
+                    (*pair.chunks, last), (*pair.terms, *following.terms), pair.split
+                )
                 break

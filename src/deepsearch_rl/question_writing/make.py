@@ -41,8 +41,13 @@ from deepsearch_rl.endpoints.remote import open_endpoint
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.question_writing.audit import AuditConfig, Auditor, Funnel, Reason
 from deepsearch_rl.question_writing.drafts import Draft, read_drafts, writing_prompt
-from deepsearch_rl.question_writing.links import Bundle, bundles, rare_terms, split_documents
-from deepsearch_rl.question_writing.model_calls import LoggedModel, ModelConfig
+from deepsearch_rl.question_writing.links import (
+    PassageGroup,
+    passage_groups,
+    rare_terms,
+    split_documents,
+)
+from deepsearch_rl.question_writing.model_calls import LoggedModel, WriterConfig
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.search.searcher import open_index
 
@@ -56,7 +61,7 @@ class WritingConfig(Record):
     documents: dict[str, NonEmpty] = Field(
         description="name -> folder of documents; questions are made for each"
     )
-    writer: ModelConfig = Field(description="writes questions, and answers them for the audit")
+    writer: WriterConfig = Field(description="writes questions, and answers them for the audit")
     budget_tokens: int = Field(ge=1, description="of all prompts and replies; then writing stops")
     questions: int = Field(ge=1, description="that pass the audit; then writing stops")
     splits: dict[str, Share] = Field(
@@ -123,7 +128,7 @@ def make_questions(
             )
 
         for split in config.splits:
-            questions = [_question(draft) for draft in writing.kept if draft.bundle.split == split]
+            questions = [_question(draft) for draft in writing.kept if draft.group.split == split]
             questions.sort(key=lambda each: each.id)
             write_jsonl(partial / "questions" / f"{split}.jsonl", questions)
         write_jsonl(partial / "rejected.jsonl", writing.rejected)
@@ -134,7 +139,7 @@ def make_questions(
 
 
 class _Writing:
-    """Writes and audits, some bundles at a time, until there are enough questions or the budget is spent."""
+    """Writes and audits, some groups of passages at a time, until there are enough questions or the budget is spent."""
 
     def __init__(self, config: WritingConfig, model: LoggedModel, auditor: Auditor) -> None:
         self._config = config
@@ -143,7 +148,7 @@ class _Writing:
         self.kept: list[Draft] = []
         self.rejected: list[Rejected] = []
         self._reasons: Counter[Reason] = Counter()
-        self._bundles = 0
+        self._groups = 0
         self._unreadable = 0
         self._stopped_by = "passages"
 
@@ -153,7 +158,7 @@ class _Writing:
         rare = rare_terms(chunks)
         names = list(dict.fromkeys(chunk.metadata.doc_id for chunk in chunks))
         split_of = split_documents(names, rare, self._config.splits, rng)
-        waiting = bundles(chunks, rare, split_of, rng)
+        waiting = passage_groups(chunks, rare, split_of, rng)
 
         while batch := list(islice(waiting, self._config.writer.concurrency)):
             self._write(batch)
@@ -164,15 +169,15 @@ class _Writing:
                 self._stopped_by = "budget"
                 return
 
-    def _write(self, batch: Sequence[Bundle]) -> None:
-        replies = self._model.ask_all([(writing_prompt(bundle), 0) for bundle in batch])
+    def _write(self, batch: Sequence[PassageGroup]) -> None:
+        replies = self._model.ask_all([(writing_prompt(group), 0) for group in batch])
         drafts: list[Draft] = []
-        for bundle, reply in zip(batch, replies, strict=True):
-            written = read_drafts(reply, bundle)
-            self._unreadable += not written
-            drafts.extend(written)
+        for group, reply in zip(batch, replies, strict=True):
+            drafts_of_group = read_drafts(reply, group)
+            self._unreadable += not drafts_of_group
+            drafts.extend(drafts_of_group)
 
-        self._bundles += len(batch)
+        self._groups += len(batch)
         for draft, reason in zip(drafts, self._auditor.check(drafts), strict=True):
             if reason is None:
                 self.kept.append(draft)
@@ -184,12 +189,12 @@ class _Writing:
         """Return what became of all drafts."""
         return Funnel.of(
             self._reasons,
-            bundles=self._bundles,
+            bundles=self._groups,
             unreadable_replies=self._unreadable,
             drafts=len(self.kept) + len(self.rejected),
             kept=len(self.kept),
             kept_by_type=_counts(draft.type for draft in self.kept),
-            kept_by_split=_counts(draft.bundle.split for draft in self.kept),
+            kept_by_split=_counts(draft.group.split for draft in self.kept),
             tokens=self._model.tokens,
             stopped_by=self._stopped_by,
         )
@@ -205,7 +210,7 @@ def _rejected(draft: Draft, reason: Reason) -> Rejected:
         question_type=draft.type,
         question=draft.question,
         answer=draft.answer,
-        passages=tuple(chunk.id for chunk in draft.bundle.chunks),
+        passages=tuple(chunk.id for chunk in draft.group.chunks),
         evidence=tuple(sentence for _, sentence in draft.proofs),
     )
 
@@ -218,7 +223,7 @@ def _question(draft: Draft) -> Question:
             fact = Evidence(fact=sentence, doc_id=chunk.metadata.doc_id, title=chunk.title or None)
             evidence.append(fact)
 
-    hops = 0 if draft.is_unanswerable else len(draft.bundle.chunks)
+    hops = 0 if draft.is_unanswerable else len(draft.group.chunks)
     extra = {"hops": hops} if hops else {}
     return Question(
         id=sha256_json([draft.question, draft.golden_answer])[:12],

@@ -22,7 +22,7 @@ CHARACTERS_PER_TOKEN = 3
 """Where a server counts no tokens; few tokenizers need more for a text."""
 
 
-class ModelConfig(Record):
+class WriterConfig(Record):
     """A model and how it is asked."""
 
     endpoint: RemoteConfig
@@ -43,7 +43,7 @@ class Call(Record):
 class LoggedModel:
     """A model whose replies are kept in a log."""
 
-    def __init__(self, config: ModelConfig, endpoint: Endpoint, log: AppendLog) -> None:
+    def __init__(self, config: WriterConfig, endpoint: Endpoint, log: AppendLog) -> None:
         self._config = config
         self._endpoint = endpoint
         self._log = log

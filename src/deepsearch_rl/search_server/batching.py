@@ -120,10 +120,10 @@ class SearchQueue:
 
         return None
 
-    async def search(
+    async def answer(
         self, queries: Sequence[str], top_k: int, where: Filter | None = None
     ) -> list[SearchAnswer]:
-        """Return one answer per query, with the hits that :meth:`SearchesChunks.search` gives.
+        """Return one answer per query, with the hits that :meth:`SearchesChunks.find_hits` gives.
 
         Raises:
             OverloadedError: other queries wait, and with these more than ``max_pending`` would.
@@ -355,7 +355,7 @@ class SearchQueue:
     ) -> Sequence[list[Hit] | EndpointError]:
         """Return the hits of every query, or its error where some failed alone; raise what a search of all raises."""
         try:
-            results: Sequence[list[Hit] | EndpointError] = self._searcher.search(
+            results: Sequence[list[Hit] | EndpointError] = self._searcher.find_hits(
                 queries, top_k, where
             )
         except QueriesFailedError as error:

@@ -67,7 +67,7 @@ async def _search(
         )
 
     try:
-        [answer] = await queue.search([query], top_k, where)
+        [answer] = await queue.answer([query], top_k, where)
     except DeepsearchError as error:
         raise ToolError(str(error)) from error
 

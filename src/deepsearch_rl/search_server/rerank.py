@@ -177,7 +177,7 @@ class RerankedSearcher:
     reranker: CrossEncoder
     depth: int
 
-    def search(
+    def find_hits(
         self, queries: Sequence[str], top_k: int, where: Filter | None = None
     ) -> list[list[Hit]]:
         """Return for each query at most ``top_k`` >= 1 hits, best first; fewer where the first stage finds fewer.
@@ -185,7 +185,7 @@ class RerankedSearcher:
         Raise QueriesFailedError where the first stage does; its hits are then in the new order.
         """
         try:
-            hits_Q = self.searcher.search(queries, max(top_k, self.depth), where)
+            hits_Q = self.searcher.find_hits(queries, max(top_k, self.depth), where)
         except QueriesFailedError as error:
             raise QueriesFailedError(self._rerank_outcomes(queries, error, top_k)) from error
 

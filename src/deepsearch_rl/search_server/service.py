@@ -66,7 +66,7 @@ def open_engine(config: ServerConfig) -> SearchEngine:
     else:
         assert config.index is not None
         searcher = open_index(config.index, config.chunks, settings.retriever)
-        searcher.search(["warm up"], settings.top_k)
+        searcher.find_hits(["warm up"], settings.top_k)
         manifest = read_manifest(config.index)
         passages = len(searcher.chunks)
         passage_bytes = manifest.chunks_bytes / manifest.rows
@@ -241,7 +241,7 @@ class RetrievalApp:
         """
         self._documents_of(body)
         try:
-            answers = await self._queue.search(body.queries, self._top_k_of(body))
+            answers = await self._queue.answer(body.queries, self._top_k_of(body))
         except EndpointError as error:
             # A full queue and an online search's endpoint may be well again soon, an index will
             # not.

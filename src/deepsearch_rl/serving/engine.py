@@ -57,7 +57,7 @@ class NonFiniteLogitsError(EndpointError):
         )
 
 
-class Sampling(NamedTuple):
+class SamplingParams(NamedTuple):
     """How tokens are drawn: from the plain softmax at ``temperature``; the most probable token at 0."""
 
     temperature: float
@@ -80,7 +80,7 @@ Watch: TypeAlias = Callable[[int, float], bool]
 @dataclass(slots=True, eq=False)
 class _Request:
     prompt: Sequence[int]
-    sampling: Sampling
+    sampling: SamplingParams
     watch: Watch | None
     result: "Future[Generation]"
     rng: np.random.Generator
@@ -123,7 +123,7 @@ class Engine:
         self._thread.start()
 
     def generate(
-        self, prompt: Sequence[int], sampling: Sampling, watch: Watch | None = None
+        self, prompt: Sequence[int], sampling: SamplingParams, watch: Watch | None = None
     ) -> "Future[Generation]":
         """Queue a prompt of token ids.
 

@@ -36,11 +36,11 @@ from deepsearch_rl.tracking.bundle import (
     QUESTION_F1,
     ROLLOUTS,
     TABLE,
-    Bundle,
     DatasetDigest,
     EvaluatedModel,
     PredictionRow,
     Provenance,
+    ReportBundle,
     TracedRollout,
     TrackConfig,
     TrackedReport,
@@ -104,7 +104,7 @@ def build_bundle(
         for name, model in models.items():
             curves[name] = [point.model_dump() for point in model.curve]
         file_digests = [sha256_file(partial / name) for name in (PREDICTIONS, ROLLOUTS)]
-        bundle = Bundle(
+        bundle = ReportBundle(
             # Of results alone: a report that was sent before is recognised under other settings
             digest=sha256_json([table.model_dump(mode="json"), ifeval, lost, curves, file_digests]),
             experiment=config.experiment,

@@ -145,7 +145,7 @@ class EvaluatedModel(Record):
     tags: dict[str, str]
 
 
-class Bundle(Record):
+class ReportBundle(Record):
     """``bundle.json``."""
 
     schema_version: Literal[1] = 1
@@ -247,6 +247,6 @@ def row_scores(row: F1TableRow) -> dict[str, float]:
     return {f"{name}{suffix}/{run}": value for name, value in scores.items()}
 
 
-def read_bundle(folder: Path) -> Bundle:
+def read_bundle(folder: Path) -> ReportBundle:
     """Read a bundle's description; :class:`ArtifactError` if it is missing or does not fit."""
-    return read_record(folder / BUNDLE, Bundle)
+    return read_record(folder / BUNDLE, ReportBundle)

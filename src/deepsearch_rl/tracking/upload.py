@@ -42,9 +42,9 @@ from deepsearch_rl.tracking.bundle import (
     QUESTION_F1,
     ROLLOUTS,
     TABLE,
-    Bundle,
     DatasetDigest,
     PredictionRow,
+    ReportBundle,
     TracedRollout,
     read_bundle,
 )
@@ -176,7 +176,7 @@ class _Upload:
     experiment: str
     traces_of: str
     folder: Path
-    bundle: Bundle
+    bundle: ReportBundle
     steps: Mapping[str, tuple[int, CurveRun]]
     ending: str
 

@@ -74,7 +74,7 @@ def hybrid(index: Path) -> Searcher:
 
 
 def found(searcher: Searcher, query: str, top_k: int = 5, where: Filter | None = None) -> list[str]:
-    [hits] = searcher.search([query], top_k, where)
+    [hits] = searcher.find_hits([query], top_k, where)
     return [hit.chunk.id for hit in hits]
 
 
@@ -115,7 +115,7 @@ def test_where_learning_does_not_help_the_hybrid_is_the_better_half(
     halves = [
         [
             [hit.row for hit in hits]
-            for hits in open_index(folder, retriever=name).search(queries, 5)
+            for hits in open_index(folder, retriever=name).find_hits(queries, 5)
         ]
         for name in ("hybrid", learnt.ranking)
     ]

@@ -127,7 +127,7 @@ def searching(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 def test_results_become_hits_in_the_endpoints_order(
     endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
 ) -> None:
-    [hits] = searching(fields=FIELDS | {"metadata": {"published_at": "age"}}).search(
+    [hits] = searching(fields=FIELDS | {"metadata": {"published_at": "age"}}).find_hits(
         ["comet & co?"], 5
     )
     assert [hit.chunk.contents for hit in hits] == [
@@ -149,7 +149,7 @@ def test_results_become_hits_in_the_endpoints_order(
 def test_scores_decide_the_order_where_there_are_any(
     searching: Callable[..., OnlineSearcher],
 ) -> None:
-    [hits] = searching(fields=FIELDS | {"score": "rank"}).search(["comet"], 1)
+    [hits] = searching(fields=FIELDS | {"score": "rank"}).find_hits(["comet"], 1)
     assert [(hit.chunk.title, hit.score) for hit in hits] == [("Rosetta", 0.9)]
 
 
@@ -164,7 +164,7 @@ def test_a_post_fills_its_body_and_a_query_is_never_a_template(
         headers={"Authorization": "Bearer {key}"},
         api_key_variable="K",
     )
-    searcher.search(["{key} {top_k}"], 3)
+    searcher.find_hits(["{key} {top_k}"], 3)
     [(path, headers, sent)] = endpoint.asked
     assert path == "/p"
     assert headers["authorization"] == f"Bearer {KEY}"
@@ -176,7 +176,7 @@ def test_a_post_fills_its_body_and_a_query_is_never_a_template(
 def test_no_more_is_asked_for_than_the_endpoint_gives(
     endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
 ) -> None:
-    searching(max_results=10).search(["comet"], 500)
+    searching(max_results=10).find_hits(["comet"], 500)
     assert endpoint.asked[0][0].endswith("n=10")
 
 
@@ -184,8 +184,8 @@ def test_blank_queries_and_no_queries_ask_nothing(
     endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
 ) -> None:
     searcher = searching()
-    assert searcher.search([], 3) == []
-    assert searcher.search(["", " \n"], 3) == [[], []]
+    assert searcher.find_hits([], 3) == []
+    assert searcher.find_hits(["", " \n"], 3) == [[], []]
     assert endpoint.asked == []
 
 
@@ -194,7 +194,7 @@ def test_repeated_results_are_given_once_and_ids_differ(
 ) -> None:
     same_url = RESULTS[0] | {"snippet": "Another passage."}
     endpoint.replies = [as_json({"web": {"items": [RESULTS[0], RESULTS[0], same_url]}})]
-    [hits] = searching().search(["comet"], 5)
+    [hits] = searching().find_hits(["comet"], 5)
     assert [hit.chunk.text for hit in hits] == ["On a comet.", "Another passage."]
     assert len({hit.chunk.id for hit in hits}) == 2
 
@@ -215,7 +215,7 @@ def test_an_answer_that_is_not_as_the_config_says_is_an_error_that_names_the_pat
 ) -> None:
     endpoint.replies = [as_json(answer)]
     with pytest.raises(EndpointError, match=message):
-        searching().search(["comet"], 3)
+        searching().find_hits(["comet"], 3)
 
 
 def test_what_may_be_missing_may_be_missing(
@@ -227,10 +227,10 @@ def test_what_may_be_missing_may_be_missing(
         as_json({"nothing": "found"}),
     ]
     searcher = searching(fields=fields)
-    [[hit]] = searcher.search(["comet"], 3)
+    [[hit]] = searcher.find_hits(["comet"], 3)
     assert hit.chunk.contents == "T\n"
     assert len(hit.chunk.id) == 16
-    assert searcher.search(["comet"], 3) == [[]]
+    assert searcher.find_hits(["comet"], 3) == [[]]
 
 
 def test_too_many_requests_are_tried_again_after_as_long_as_was_asked(
@@ -238,7 +238,7 @@ def test_too_many_requests_are_tried_again_after_as_long_as_was_asked(
 ) -> None:
     endpoint.replies = [as_json({}, 429, Retry_After="7"), as_json({}, 503), endpoint.replies[0]]
     searcher = searching()
-    assert len(searcher.search(["comet"], 3)[0]) == 2
+    assert len(searcher.find_hits(["comet"], 3)[0]) == 2
     assert searcher.waits == [7.0, 1.0]
 
 
@@ -249,12 +249,12 @@ def test_a_longer_wait_than_allowed_and_a_last_failure_are_errors(
     with pytest.raises(
         EndpointDownError, match="asks to wait 3600 s, longer than max_wait_s allows"
     ):
-        searching().search(["comet"], 3)
+        searching().find_hits(["comet"], 3)
     endpoint.replies = [Reply(b"down for repair", 502)]
     down = r"'test web' at http://127.*/s: status 502, 'down for repair'.*3 attempts"
     for queries, kind in ((["comet"], EndpointError), (["comet", "river"], EndpointDownError)):
         with pytest.raises(EndpointError, match=down) as raised:
-            searching().search(queries, 3)
+            searching().find_hits(queries, 3)
         assert type(raised.value) is kind  # one failure may be about the query
 
 
@@ -276,7 +276,7 @@ def test_whatever_is_wrong_with_an_answer_is_an_error_and_is_not_asked_again(
 ) -> None:
     endpoint.replies = [reply]
     with pytest.raises(EndpointError, match=message) as raised:
-        searching(max_response_bytes=100_000).search(["comet"], 3)
+        searching(max_response_bytes=100_000).find_hits(["comet"], 3)
     assert type(raised.value) is EndpointError  # another query may well be answered
     assert len(endpoint.asked) == 1
 
@@ -287,9 +287,9 @@ def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/s?q={{query}}"
         with pytest.raises(EndpointError, match=r"no answer within 0\.05 s.*2 attempts"):
-            searching(url=url, timeout_s=0.05, attempts=2).search(["comet"], 3)
+            searching(url=url, timeout_s=0.05, attempts=2).find_hits(["comet"], 3)
     with pytest.raises(EndpointDownError, match=r"the connection failed.*3 attempts"):
-        searching(url=url).search(["comet"], 3)
+        searching(url=url).find_hits(["comet"], 3)
 
 
 def test_a_lost_connection_without_a_message_is_named_by_its_kind(
@@ -301,7 +301,7 @@ def test_a_lost_connection_without_a_message_is_named_by_its_kind(
     searcher = searching()
     searcher._endpoint._transport = httpx.MockTransport(lose)
     with pytest.raises(EndpointError, match=r"the connection failed \(ReadError\)"):
-        searcher.search(["comet"], 3)
+        searcher.find_hits(["comet"], 3)
 
 
 def test_one_failing_query_fails_the_search_and_leaves_nothing_empty(
@@ -309,14 +309,14 @@ def test_one_failing_query_fails_the_search_and_leaves_nothing_empty(
 ) -> None:
     endpoint.replies = [endpoint.replies[0], Reply(b"no", 400)]
     with pytest.raises(EndpointError, match="status 400"):
-        searching(max_concurrency=1).search(["a", "b"], 3)
+        searching(max_concurrency=1).find_hits(["a", "b"], 3)
 
 
 def test_requests_go_out_together_up_to_the_bound(
     endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
 ) -> None:
     endpoint.gate = threading.Barrier(3)  # nobody is answered before three are there
-    found = searching(max_concurrency=3).search([f"q{number}" for number in range(6)], 3)
+    found = searching(max_concurrency=3).find_hits([f"q{number}" for number in range(6)], 3)
     assert [len(hits) for hits in found] == [2] * 6
     assert endpoint.most_at_once == 3
 
@@ -344,10 +344,10 @@ def test_the_key_is_sent_and_never_shown(
     endpoint.replies = echoing
     shown = [repr(searcher), repr(searcher._endpoint)]
     with pytest.raises(EndpointError, match="HTML page") as html:
-        searcher.search(["comet"], 3)
-    [[hit]] = searcher.search(["comet"], 3)
+        searcher.find_hits(["comet"], 3)
+    [[hit]] = searcher.find_hits(["comet"], 3)
     with pytest.raises(EndpointError, match="is the key in SEARCH_KEY right") as refused:
-        searcher.search(["comet"], 3)
+        searcher.find_hits(["comet"], 3)
     assert all(parse_qs(urlsplit(path).query)["api_key"] == [KEY] for path, _, _ in endpoint.asked)
     shown += [hit.chunk.model_dump_json(), caplog.text]
     for error in (html.value, refused.value):
@@ -369,14 +369,14 @@ def test_no_part_of_the_key_is_shown_where_a_redirects_address_is_cut(
         url=f"{endpoint.url}/s?q={{query}}&api_key={{key}}", api_key_variable="SEARCH_KEY"
     )
     with pytest.raises(EndpointError, match="a redirect to 'https://elsewhere") as error:
-        searcher.search(["comet"], 3)
+        searcher.find_hits(["comet"], 3)
     assert "sk/s" not in str(error.value)
 
 
 def test_filters_are_refused(searching: Callable[..., OnlineSearcher]) -> None:
     with pytest.raises(ConfigError, match="takes no filters"):
-        searching().search(["comet"], 3, Filter(source="x"))
-    assert len(searching().search(["comet"], 3, Filter())[0]) == 2
+        searching().find_hits(["comet"], 3, Filter(source="x"))
+    assert len(searching().find_hits(["comet"], 3, Filter())[0]) == 2
 
 
 def write_config(folder: Path, **changes: object) -> Path:
@@ -439,10 +439,10 @@ def test_a_429_without_a_wait_is_waited_for_longer_than_other_failures(
 ) -> None:
     monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.01)
     endpoint.replies = [*[as_json({}, 429)] * 5, endpoint.replies[0]]
-    assert len(searching().search(["comet"], 3)[0]) == 2
+    assert len(searching().find_hits(["comet"], 3)[0]) == 2
     endpoint.replies = [as_json({}, 429)]
     with pytest.raises(EndpointDownError, match="for longer than rate_limit_wait_s allows"):
-        searching(rate_limit_wait_s=0.05).search(["comet"], 3)
+        searching(rate_limit_wait_s=0.05).find_hits(["comet"], 3)
 
 
 @pytest.mark.parametrize(
@@ -464,5 +464,5 @@ def test_an_endpoint_whose_quota_is_out_is_down_for_every_query_at_once(
 ) -> None:
     endpoint.replies = [as_json(body, status)]
     with pytest.raises(EndpointDownError, match=f"status {status}"):
-        searching().search(["comet"], 3)
+        searching().find_hits(["comet"], 3)
     assert len(endpoint.asked) == 1

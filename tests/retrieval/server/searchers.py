@@ -30,7 +30,7 @@ class GatedSearcher:
     batches: list[list[str]] = field(default_factory=list)
     started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
-    def search(
+    def find_hits(
         self, queries: Sequence[str], top_k: int, where: Filter | None = None
     ) -> list[list[Hit]]:
         """One hit per query; OSError where one of the queries is "broken"."""

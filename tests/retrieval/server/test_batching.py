@@ -31,7 +31,7 @@ class Driver:
         self.queue = SearchQueue(searcher, service_config(**settings), self.metrics)
 
     async def ask(self, *queries: str, top_k: int = 1, where: Filter | None = None) -> list[str]:
-        return found(await self.queue.search(queries, top_k, where))
+        return found(await self.queue.answer(queries, top_k, where))
 
     async def begun(
         self, *queries: str, top_k: int = 1, where: Filter | None = None
@@ -177,7 +177,7 @@ async def test_a_query_that_breaks_the_search_fails_alone_and_is_not_remembered(
 
 async def test_an_error_that_is_meant_for_users_reaches_them() -> None:
     class Unfiltered(GatedSearcher):
-        def search(self, *_) -> None:
+        def find_hits(self, *_) -> None:
             raise ConfigError("this index takes no filters.")
 
     async with driving(Unfiltered()) as driver:
@@ -188,7 +188,7 @@ async def test_an_error_that_is_meant_for_users_reaches_them() -> None:
 class Unreachable(GatedSearcher):
     """Asks an endpoint that refuses the query "refused" and answers no other."""
 
-    def search(self, queries: Sequence[str], *_) -> None:
+    def find_hits(self, queries: Sequence[str], *_) -> None:
         self.batches.append(list(queries))
         raise EndpointError("no.") if "refused" in queries else EndpointDownError("it is down.")
 
@@ -233,7 +233,7 @@ def logged() -> Iterator[io.StringIO]:
 
 async def test_the_log_quotes_our_own_errors_without_their_causes_which_may_hold_a_key() -> None:
     class Telling(GatedSearcher):
-        def search(self, *_) -> None:
+        def find_hits(self, *_) -> None:
             raise EndpointError("the endpoint failed.") from ValueError("api_key=hunter2")
 
     async def fail(searcher: GatedSearcher, query: str) -> str:
@@ -251,7 +251,7 @@ async def test_the_log_quotes_our_own_errors_without_their_causes_which_may_hold
 
 async def test_a_score_that_json_has_no_number_for_fails_its_query_alone() -> None:
     class Overflowing(GatedSearcher):
-        def search(self, queries: Sequence[str], *_):
+        def find_hits(self, queries: Sequence[str], *_):
             return [[dataclasses.replace(hit(query), score=float(query))] for query in queries]
 
     async with driving(Overflowing(), window_ms=15_000, max_batch=3) as driver:
@@ -268,7 +268,7 @@ class Panic(BaseException):
 @pytest.mark.parametrize("error", [MemoryError, Panic, SystemExit])
 async def test_no_error_ends_the_search_thread(error: object) -> None:
     class Failing(GatedSearcher):
-        def search(self, queries: Sequence[str], *_):
+        def find_hits(self, queries: Sequence[str], *_):
             if "bad" in queries:
                 raise error
             return [[hit(query)] for query in queries]
@@ -281,7 +281,7 @@ async def test_no_error_ends_the_search_thread(error: object) -> None:
 
 async def test_a_searcher_that_answers_too_few_queries_fails_them_and_not_the_server() -> None:
     class Forgetful(GatedSearcher):
-        def search(self, queries: Sequence[str], *_):
+        def find_hits(self, queries: Sequence[str], *_):
             return [[hit(query)] for query in queries if query != "forgotten"]
 
     async with driving(Forgetful()) as driver:

@@ -41,7 +41,7 @@ def test_an_online_search_is_served_like_an_index(server_url: str, tmp_path: Pat
     }
     (tmp_path / "online.yaml").write_text(yaml.safe_dump(endpoint))
     engine = open_engine(server_config(service_config(online=tmp_path / "online.yaml")))
-    [hits] = engine.searcher.search(["lander comet"], 2)
+    [hits] = engine.searcher.find_hits(["lander comet"], 2)
     assert [hit.chunk.id for hit in hits] == ["philae-0", "rosetta-0"]
     assert (engine.passages, engine.takes_filters) == (20, False)
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module")
 def expected_hits(index_dir: Path, chunks_path: Path) -> list[Hit]:
-    [hits] = open_index(index_dir, chunks_path, "bm25").search(["lander comet"], 2)
+    [hits] = open_index(index_dir, chunks_path, "bm25").find_hits(["lander comet"], 2)
     return hits
 
 

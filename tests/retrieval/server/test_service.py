@@ -281,7 +281,7 @@ def test_a_fault_of_the_server_is_answered_500_in_json(monkeypatch: pytest.Monke
     async def fail(*_) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(SearchQueue, "search", fail)
+    monkeypatch.setattr(SearchQueue, "answer", fail)
     with serving(open_searcher()) as client:
         answer = client.post("/retrieve", json={"queries": ["a"]})
     assert answer.status_code == 500

@@ -113,7 +113,7 @@ def search(
     index: VectorIndex, queries_QD: np.ndarray, top_k: int, allowed_N: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The scores_QK and rows_QK that an index finds, with row -1 and minus infinity where it finds fewer."""
-    rankings = index.search(queries_QD, top_k, allowed_N)
+    rankings = index.nearest(queries_QD, top_k, allowed_N)
     scores_QK = np.full((len(queries_QD), min(top_k, ROWS)), -np.inf, dtype=np.float32)
     rows_QK = np.full(scores_QK.shape, -1)
     for query, ranking in enumerate(rankings):
@@ -396,8 +396,8 @@ def test_a_gpu_searches_what_it_can_and_the_mapped_index_the_rest(
         (2000, None, 2),
     ):
         for ranking, other in zip(
-            here.search(queries_QD, top_k, allowed),
-            there.search(queries_QD, top_k, allowed),
+            here.nearest(queries_QD, top_k, allowed),
+            there.nearest(queries_QD, top_k, allowed),
             strict=True,
         ):
             assert np.array_equal(ranking.rows_K, other.rows_K)

@@ -15,8 +15,8 @@ from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.environment.search_environment import SearchEnvironment
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 from deepsearch_rl.training.rl.tokens import end_ids
-from deepsearch_rl.training.rl.trainer import RlTask
 from tests.environment.scripted import QUESTION, REWARDS, policy_text
 from tests.policies import CONTEXT_TOKENS
 

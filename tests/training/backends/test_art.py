@@ -27,18 +27,16 @@ from deepsearch_rl.core.errors import (
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, Trajectory
+from deepsearch_rl.training.backends.art.conversations import conversation
 from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.backends.art.samplers import EngineSampler
 from deepsearch_rl.training.backends.art.service import OwnService, make_own_trainer
-from deepsearch_rl.training.backends.art.trainer import (
-    ServiceBackend,
-    conversation,
-    with_advantages,
-)
+from deepsearch_rl.training.backends.art.service_backend import ServiceBackend, with_advantages
 from deepsearch_rl.training.rl import loop
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, advantages
-from deepsearch_rl.training.rl.trainer import BackendConfig, LoraConfig, RlConfig, RlTask
+from deepsearch_rl.training.rl.rl_config import BackendConfig, LoraConfig, RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 from deepsearch_rl.training.rl_process.engines import open_engine
 from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.policies import CONTEXT_TOKENS

@@ -12,7 +12,7 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, prepare_model
 from deepsearch_rl.training.rl.checkpoints import checkpoints
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.rl.watchdog import watch
 from deepsearch_rl.training.rl_process.worker import RlRun, train_watched
 from deepsearch_rl.training.runs.curves import TrainingStep

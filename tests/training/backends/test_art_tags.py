@@ -15,8 +15,9 @@ from deepsearch_rl.training.backends.art import service
 from deepsearch_rl.training.backends.art.service import make_own_trainer
 from deepsearch_rl.training.rl import loop
 from deepsearch_rl.training.rl.loop import train_policy
+from deepsearch_rl.training.rl.rl_config import LoraConfig, RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask, Rollout, RolloutSampling
 from deepsearch_rl.training.rl.tokens import TokenRow
-from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig, RlTask, Rollout, Sampling
 from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.environment.scripted import retrieval
 from tests.policies import CONTEXT_TOKENS
@@ -70,7 +71,9 @@ def test_a_rollout_is_the_environments_own_token_by_token_and_an_update_gives_ob
     packed: list[dict[str, torch.Tensor]] = []
     roll_out = service.ArtTrainer.roll_out
 
-    async def recorded(trainer: Any, questions: Any, sampling: Sampling) -> list[list[Rollout]]:
+    async def recorded(
+        trainer: Any, questions: Any, sampling: RolloutSampling
+    ) -> list[list[Rollout]]:
         groups = await roll_out(trainer, questions, sampling)
         if sampling.trained:
             rollouts.extend(rollout for group in groups for rollout in group)

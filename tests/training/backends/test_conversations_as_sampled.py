@@ -19,8 +19,8 @@ from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_message
 from deepsearch_rl.core.records import Message, Trajectory
 from deepsearch_rl.endpoints.endpoint import Completion
 from deepsearch_rl.training.backends.art.captures import NOT_AS_SAMPLED, why_left_out
+from deepsearch_rl.training.rl.rl_trainer import Rollout
 from deepsearch_rl.training.rl.step_rollouts import rollout_metrics
-from deepsearch_rl.training.rl.trainer import Rollout
 from tests.conftest import ROOT
 from tests.training.backends.captured import captured_choice, recorded
 from tests.trajectories.test_thinking import FolderOf, folder_of

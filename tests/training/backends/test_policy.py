@@ -27,8 +27,9 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.training.backends.art.checkpoints import SEAL, is_whole, require_start
 from deepsearch_rl.training.backends.art.policy import Policy, Rows
 from deepsearch_rl.training.backends.art.service import OwnService, memory_named, minibatches
-from deepsearch_rl.training.pretrain.model import ModelConfig, build_model
-from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig, RlTask
+from deepsearch_rl.training.pretrain.model import ModelShape, build_model
+from deepsearch_rl.training.rl.rl_config import LoraConfig, RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 from deepsearch_rl.training.runs.finite import NotFiniteError
 
 LENGTHS = [50, 120, 64, 64, 90]
@@ -477,7 +478,7 @@ def test_an_adapter_of_another_architecture_is_named(
     }
     rest = {"rope_theta": 10000, "initializer_range": 0.2, "context_tokens": 128}
     other = build_model(
-        ModelConfig.model_validate({**shape, **rest}),
+        ModelShape.model_validate({**shape, **rest}),
         AutoTokenizer.from_pretrained(policy_folder),
         0,
     )

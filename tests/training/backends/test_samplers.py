@@ -13,7 +13,7 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.backends.art.samplers import VllmSampler, lora_rank
 from deepsearch_rl.training.backends.art.service import require_sampler
-from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig, SamplerConfig
+from deepsearch_rl.training.rl.rl_config import LoraConfig, RlConfig, SamplerConfig
 
 NO_POLICY = cast(Policy, None)  # vLLM reads the checkpoint's folder
 MakeSampler = Callable[..., VllmSampler]

@@ -10,7 +10,8 @@ from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.search_server.launch import serve_index
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
+from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 from deepsearch_rl.training.rl_process.engines import open_engine
 from deepsearch_rl.training.rl_process.worker import rl_run
 from tests.training.backends.verl_settings import verl_config

@@ -5,7 +5,7 @@ from typing import Any
 
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.training.backends.verl.overrides import VerlRun
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from tests.environment.check_environments import ROOT, interpreter_of
 
 RUN = VerlRun(

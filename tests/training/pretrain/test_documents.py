@@ -188,7 +188,7 @@ def articles(stage: CurriculumStage, seed: int, *visited: str) -> Articles:
 def test_a_chain_never_comes_back_to_a_name_though_its_kind_has_few(stage: CurriculumStage) -> None:
     names = {"Harwick"}
     for seed in range(10):
-        _, (country,) = articles(stage, seed, *names).search(
+        _, (country,) = articles(stage, seed, *names).find_facts(
             "Harwick", [IN_DOMAIN.relations["country"]]
         )
         assert country not in names
@@ -198,7 +198,7 @@ def test_a_chain_never_comes_back_to_a_name_though_its_kind_has_few(stage: Curri
 def test_a_hidden_fact_is_stated_nowhere(stage: CurriculumStage) -> None:
     birthplace = IN_DOMAIN.relations["birthplace"]
     for seed in range(50):
-        result, names = articles(stage, seed, "Ada Abbott").search(
+        result, names = articles(stage, seed, "Ada Abbott").find_facts(
             "Ada Abbott", [birthplace], hidden=True
         )
         assert names == []
@@ -210,7 +210,7 @@ def test_what_a_search_found_no_later_one_contradicts(stage: CurriculumStage) ->
     for seed in range(50):
         found, read_again = articles(stage, seed, "Ada Abbott"), set[str | None]()
         for chain in [[mentor], [IN_DOMAIN.relations["employer"]], [mentor]] * 3:
-            result, _ = found.search("Ada Abbott", chain)
+            result, _ = found.find_facts("Ada Abbott", chain)
             read_again.add(read("mentor", "Ada Abbott", str(result["content"])))
         assert len(read_again - {None}) == 1
 

@@ -11,7 +11,7 @@ import sys
 from deepsearch_rl.core.records import Question, Record
 from deepsearch_rl.training.rl.heartbeat import run_watched
 from deepsearch_rl.training.rl.loop import train_policy
-from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer
+from deepsearch_rl.training.rl.rl_trainer import RlTask, RlTrainer
 from deepsearch_rl.training.rl_process.worker import RlRun
 from tests.training.rl.tiny_trainer import TinyTrainer
 

@@ -7,7 +7,7 @@ import torch
 
 from deepsearch_rl.core.errors import CheckFailedError, StalePolicyError
 from deepsearch_rl.training.rl.agreement import agreement, require_unclipped
-from deepsearch_rl.training.rl.trainer import LossConfig
+from deepsearch_rl.training.rl.rl_config import LossConfig
 from deepsearch_rl.training.runs.served_share import served_share
 
 NAN = float("nan")

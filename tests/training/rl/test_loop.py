@@ -23,15 +23,9 @@ from deepsearch_rl.training.rl.checkpoints import KeepConfig, kept_steps
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.policy_text import policy_text
 from deepsearch_rl.training.rl.question_order import batch
+from deepsearch_rl.training.rl.rl_config import DevConfig, RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask, RlTrainer, Rollout, RolloutSampling
 from deepsearch_rl.training.rl.run_log import best_line
-from deepsearch_rl.training.rl.trainer import (
-    DevConfig,
-    RlConfig,
-    RlTask,
-    RlTrainer,
-    Rollout,
-    Sampling,
-)
 from deepsearch_rl.training.runs.curves import CurveLine, TrainingStep, recorded_curve
 from deepsearch_rl.training.runs.finite import NotFiniteError
 from tests.training.rl.tiny_trainer import TinyTrainer
@@ -591,7 +585,7 @@ class BadUpdates(TinyTrainer):
         self.seeds: list[int] = []
 
     async def roll_out(
-        self, questions: Sequence[Question], sampling: Sampling
+        self, questions: Sequence[Question], sampling: RolloutSampling
     ) -> list[list[Rollout]]:
         if sampling.trained and self.step == 1:
             self.seeds.append(sampling.seed)

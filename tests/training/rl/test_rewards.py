@@ -25,7 +25,7 @@ from deepsearch_rl.training.rewards.rewards import (
     reward_parts,
     think_length_score,
 )
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 
 PUBLISHED = ThinkLength(min_tokens=10, full_score_tokens=100, max_tokens=600)
 GOLDEN = ("Ada Lovelace", "Countess of Lovelace")

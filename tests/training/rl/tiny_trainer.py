@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Message, Question, StopReason, Trajectory
-from deepsearch_rl.training.rl.trainer import Rollout, Sampling
+from deepsearch_rl.training.rl.rl_trainer import Rollout, RolloutSampling
 
 
 class TinyTrainer:
@@ -43,7 +43,7 @@ class TinyTrainer:
         return self.step
 
     async def roll_out(
-        self, questions: Sequence[Question], sampling: Sampling
+        self, questions: Sequence[Question], sampling: RolloutSampling
     ) -> list[list[Rollout]]:
         self.calls.append(f"roll out {len(questions)} x {sampling.samples}")
         self.trained += [question.id for question in questions if sampling.trained]
@@ -52,7 +52,7 @@ class TinyTrainer:
             for question in questions
         ]
 
-    def _answer(self, question: Question, sample: int, sampling: Sampling) -> Rollout:
+    def _answer(self, question: Question, sample: int, sampling: RolloutSampling) -> Rollout:
         share = (sample + 0.5) / sampling.samples
         end = self.ends.get(sample if sampling.trained else -1 - sample)
         is_right = share < self.skill or question.id in self.easy

@@ -65,8 +65,8 @@ class DocumentFolder:
         return files
 
     def _problem(self) -> str:
-        named = [f"{name}: {reason}" for name, reason in self.unreadable.items()]
-        more = len(named) - NAMED
+        problems = [f"{name}: {reason}" for name, reason in self.unreadable.items()]
+        more = len(problems) - NAMED
         rest = f"; and {more} more" if more > 0 else ""
-        files = "file" if len(named) == 1 else "files"
-        return f"{self._folder}: {len(named)} {files} cannot be read ({'; '.join(named[:NAMED])}{rest})."
+        files = "file" if len(problems) == 1 else "files"
+        return f"{self._folder}: {len(problems)} {files} cannot be read ({'; '.join(problems[:NAMED])}{rest})."

@@ -217,10 +217,11 @@ def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list
         )
 
     if source.id_prefix:
-        questions = [
-            question.model_copy(update={"id": source.id_prefix + question.id})
-            for question in questions
-        ]
+        prefixed: list[Question] = []
+        for question in questions:
+            prefixed.append(question.model_copy(update={"id": source.id_prefix + question.id}))
+
+        questions = prefixed
     if source.shuffle_seed is not None:
         random.Random(source.shuffle_seed).shuffle(questions)
 

@@ -28,7 +28,7 @@ from deepsearch_rl.core.records import SERVER_FAILURES, Question, Trajectory
 from deepsearch_rl.endpoints.endpoint import NO_KEY, Endpoint
 from deepsearch_rl.environment.search_environment import reward_setting
 from deepsearch_rl.training.rewards.rewards import reward_parts
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 
 agents: Any = importlib.import_module("agentlightning.litagent")
 RESOURCE = "main_llm"

@@ -52,8 +52,8 @@ class SearchScheduler(multi_turn.MultiTurnScheduler):
         while episode.outcome is None:
             request = copy.deepcopy(infer_request)
             request.messages = [*opening]
-            if written := episode.row.completion_ids:
-                request.messages.append({"role": "assistant", "content": written})
+            if answer_ids := episode.row.completion_ids:
+                request.messages.append({"role": "assistant", "content": answer_ids})
             config = _turn_config(request_config, episode)
             response = await self.infer_engine.infer_async(request, config, **options)
             await _take_turn(environment, episode, response)
@@ -72,8 +72,8 @@ def _turn_config(request_config: Any, episode: Episode) -> Any:
 
 
 async def _take_turn(environment: BlockingEnvironment, episode: Episode, response: Any) -> None:
-    read = response.prompt_token_ids
-    if read is not None and list(read) != episode.prompt_ids:
+    rendered_ids = response.prompt_token_ids
+    if rendered_ids is not None and list(rendered_ids) != episode.prompt_ids:
         raise ConfigError(
             "ms-swift's template renders another prompt than the model's own chat template, so that the model would "
             "be trained on prompts that it is not served: choose --template and --agent_template that are the model's "
@@ -120,10 +120,11 @@ class SearchReward(rewards.ORM):
         self, completions: Sequence[str], rollout_infos: Sequence[Mapping[str, Any]], **_: Any
     ) -> list[float]:
         """Return a reward for each completion."""
-        return [
-            float(infos["total_reward"])
-            for _completion, infos in zip(completions, rollout_infos, strict=True)
-        ]
+        rewards: list[float] = []
+        for _completion, infos in zip(completions, rollout_infos, strict=True):
+            rewards.append(float(infos["total_reward"]))
+
+        return rewards
 
 
 multi_turn.multi_turns[NAME] = SearchScheduler

@@ -30,7 +30,7 @@ class PlayedQuestion(Record):
     question: str
 
 
-class SwiftRow(Record):
+class SwiftRolloutRow(Record):
     """A row of ms-swift's: the opening messages with the tools, and the column that its scheduler reads."""
 
     messages: list[dict[str, str]]
@@ -40,7 +40,7 @@ class SwiftRow(Record):
 
 def swift_rows(
     questions: Path, *, params: Path, model: Path, retrieval_url: str
-) -> Iterator[SwiftRow]:
+) -> Iterator[SwiftRolloutRow]:
     """Yield a row for each question of a file; raise ConfigError where one does not fit the context."""
     known = list(read_jsonl(questions, Question))
     params = params.absolute()
@@ -55,7 +55,7 @@ def swift_rows(
             retrieval_url=retrieval_url,
             question=question.model_dump_json(),
         )
-        yield SwiftRow(messages=messages, tools=tools, deepsearch=played)
+        yield SwiftRolloutRow(messages=messages, tools=tools, deepsearch=played)
 
 
 def main() -> None:
@@ -66,14 +66,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of the start model")
     parser.add_argument("--retrieval_url", required=True, help="a running retrieval server")
     parser.add_argument("--output", type=Path, required=True, help="file to write")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     rows = swift_rows(
-        given.questions,
-        params=given.params,
-        model=given.model,
-        retrieval_url=given.retrieval_url,
+        arguments.questions,
+        params=arguments.params,
+        model=arguments.model,
+        retrieval_url=arguments.retrieval_url,
     )
-    write_jsonl(given.output, rows)
+    write_jsonl(arguments.output, rows)
 
 
 if __name__ == "__main__":

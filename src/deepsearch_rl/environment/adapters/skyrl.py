@@ -56,9 +56,10 @@ class SearchTextEnv(base.BaseTextEnv):
         self.turns += 1
         (step,) = self._environment.step([self._episode], [action])
         if step.outcome is None:
-            observations = [
-                {"role": message.role, "content": message.content} for message in step.observations
-            ]
+            observations: list[dict[str, str]] = []
+            for message in step.observations:
+                observations.append({"role": message.role, "content": message.content})
+
             return base.BaseTextEnvStepOutput(
                 observations=observations, reward=0.0, done=False, metadata={}
             )

@@ -27,7 +27,7 @@ from deepsearch_rl.core.records import SERVER_FAILURES, Question
 from deepsearch_rl.endpoints.endpoint import Endpoint
 from deepsearch_rl.environment.search_environment import reward_setting
 from deepsearch_rl.training.rewards.rewards import reward_parts
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 
 vf: Any = importlib.import_module("verifiers.v1")
 runtimes: Any = importlib.import_module("verifiers.v1.runtimes")

@@ -276,6 +276,7 @@ async def _ask_all(
     with ProgressBar("ifeval", len(prompts), "prompts") as bar:
 
         async def ask(prompt: IfevalPrompt) -> str:
+            """Return what a model says to one prompt, without its thought."""
             messages: list[ChatCompletionUserMessageParam] = [
                 {"role": "user", "content": prompt.prompt}
             ]

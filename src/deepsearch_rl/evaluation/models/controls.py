@@ -72,7 +72,7 @@ class ControlAgent:
             retrieval = Retrieval(
                 query=question.question, chunk_ids=tuple(passage.chunk_id for passage in passages)
             )
-            search = self._protocol.search(question.question)
+            search = self._protocol.search_turn(question.question)
             transcript.messages.append(search)
             transcript.keep(search.tool_calls[0], self._protocol.observation(passages), retrieval)
 

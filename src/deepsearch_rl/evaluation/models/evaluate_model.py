@@ -294,10 +294,7 @@ class _Evaluator:
         )
 
     def _row(self, run: PlannedRun, rollouts: TrajectoryFile) -> F1TableRow:
-        generated = any(
-            (question.metadata.model_extra or {}).get("generated") is True
-            for question in run.questions
-        )
+        generated = any(map(_is_generated, run.questions))
         corpus = self.setting.corpus_of(run.dataset)
         key = RowKey(
             model=self.model,
@@ -317,3 +314,7 @@ class _Evaluator:
         )
         row = build_row(key, rollouts, generated, self.setting.evaluate.draws)
         return row.model_copy(update={"asked_again": rollouts.asked_again})
+
+
+def _is_generated(question: Question) -> bool:
+    return (question.metadata.model_extra or {}).get("generated") is True

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple, TypeAlias
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from deepsearch_rl.core.records import FilterReport
-from deepsearch_rl.evaluation.report.plots import RlRun, colour_of, f1_figure, inline_svg, rl_figure
+from deepsearch_rl.evaluation.report.plots import (
+    RlTrainingLog,
+    colour_of,
+    f1_figure,
+    inline_svg,
+    rl_figure,
+)
 from deepsearch_rl.evaluation.report.rollouts import (
     OF_EACH_OUTCOME,
     OF_EACH_TURN,
@@ -22,7 +28,7 @@ from deepsearch_rl.evaluation.report.rollouts import (
     ShownRollout,
     pack,
 )
-from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
+from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluation.tables.table_files import FILTERS, passes
 from deepsearch_rl.evaluation.tables.tables import (
     CONTROL_TITLES,
@@ -58,7 +64,7 @@ class Report(NamedTuple):
     table: F1Table
     evaluations: tuple[ModelEvaluation, ...]
     ifeval: tuple[IfevalScore, ...]
-    rl: Mapping[str, RlRun]
+    rl: Mapping[str, RlTrainingLog]
     retrieval: Mapping[str, Mapping[str, Mapping[str, float]]]
     filter: FilterReport | None
     runs: tuple[RunRollouts, ...]
@@ -97,11 +103,10 @@ def render_page(report: Report, table_sha256: str) -> str:
     """
     table = report.table.shown
     optional = ("rl", "ifeval", "retrieval", "filter")
-    digests = {
-        name: sha256
-        for evaluation in report.evaluations
-        for name, sha256 in evaluation.inputs.items()
-    }
+    digests: dict[str, str] = {}
+    for evaluation in report.evaluations:
+        digests.update(evaluation.inputs)
+
     digests.pop("model", None)
     rl_description = "Reward, F1 and searches by step of every reinforcement learning run"
     template = page_templates().get_template("page.html")
@@ -137,11 +142,11 @@ def render_page(report: Report, table_sha256: str) -> str:
 
 def _without_copies(report: Report) -> ExplainReport:
     """Return the lost points of the models that the page shows, without those that kept their start."""
-    kept = report.table.kept_start
+    copies = report.table.kept_start
     return report.lost.model_copy(
         update={
-            "runs": tuple(run for run in report.lost.runs if run.model not in kept),
-            "movements": tuple(move for move in report.lost.movements if move.model not in kept),
+            "runs": tuple(run for run in report.lost.runs if run.model not in copies),
+            "movements": tuple(move for move in report.lost.movements if move.model not in copies),
         }
     )
 
@@ -178,14 +183,11 @@ def _variant_tables(table: F1Table) -> Iterator[Shown]:
             "": "",
             **{name: first_rows[name].changes_from(own) for name in sorted(first_rows)},
         }
-        lines = [
-            (
-                kind or "own setting",
-                text,
-                [by_model_and_kind.get((model, kind)) for model in models],
-            )
-            for kind, text in changes.items()
-        ]
+        lines: list[tuple[str, str, list[F1TableRow | None]]] = []
+        for kind, text in changes.items():
+            rows = [by_model_and_kind.get((model, kind)) for model in models]
+            lines.append((kind or "own setting", text, rows))
+
         yield {"own": own, "models": models, "lines": lines}
 
 
@@ -219,11 +221,12 @@ def _metric_names(retrievers: Mapping[str, Mapping[str, float]]) -> list[str]:
 def _rollout_behaviour(report: Report) -> Iterator[Shown]:
     """Yield how the rollouts on every question set went, by the name of the run, without the greedy runs."""
     for dataset in report.table.shown.datasets:
-        runs = {
-            f"{run.row.model} ({run.row.variant})" if run.row.variant else run.row.model: run
-            for run in report.runs
-            if run.row.dataset == dataset and run.row.kind != "greedy"
-        }
+        runs: dict[str, RunRollouts] = {}
+        for run in report.runs:
+            row = run.row
+            if row.dataset == dataset and row.kind != "greedy":
+                runs[f"{row.model} ({row.variant})" if row.variant else row.model] = run
+
         if not runs:
             continue
         failures = {name for run in runs.values() for name in run.statistics.outcomes} - {
@@ -246,11 +249,12 @@ def _distributions(runs: Mapping[str, RunRollouts]) -> Iterator[Shown]:
     Where there are many values, neighbours share a bin; a run without any is left out.
     """
     for what, field, step in DISTRIBUTIONS:
-        counts = {
-            name: getattr(run.figures, field)
-            for name, run in runs.items()
-            if getattr(run.figures, field)
-        }
+        counts: dict[str, Mapping[int, int]] = {}
+        for name, run in runs.items():
+            count_by_value = getattr(run.figures, field)
+            if count_by_value:
+                counts[name] = count_by_value
+
         values = {value for of_run in counts.values() for value in of_run}
         if not values:
             continue
@@ -259,14 +263,11 @@ def _distributions(runs: Mapping[str, RunRollouts]) -> Iterator[Shown]:
 
         for start in range(min(values) // width * width, max(values) + 1, width):
             title = str(start) if width == 1 else f"{start:,} to {start + width - 1:,}"
-            bins[title] = [
-                (
-                    colour_of(runs[name].row.model),
-                    sum(of_run.get(value, 0) for value in range(start, start + width))
-                    / sum(of_run.values()),
-                )
-                for name, of_run in counts.items()
-            ]
+            bins[title] = []
+            for name, of_run in counts.items():
+                count = sum(of_run.get(value, 0) for value in range(start, start + width))
+                share = count / sum(of_run.values())
+                bins[title].append((colour_of(runs[name].row.model), share))
 
         yield {"what": what, "names": list(counts), "bins": bins}
 

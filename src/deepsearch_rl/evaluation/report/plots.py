@@ -61,17 +61,17 @@ class RlManifest(ForeignRecord):
     seed: int | None = None
 
 
-class RlRun(NamedTuple):
+class RlTrainingLog(NamedTuple):
     """One RL run: its log by step, of which step 0 is the policy before training, and which checkpoint was kept."""
 
     manifest: RlManifest
     steps: tuple[TrainingStep, ...]
 
 
-def read_rl_run(folder: Path) -> RlRun:
+def read_rl_run(folder: Path) -> RlTrainingLog:
     """Return log and manifest of one RL run; raise ArtifactError or RecordError where one does not fit."""
     steps = tuple(read_jsonl(folder / "train_log.jsonl", TrainingStep))
-    return RlRun(read_record(folder / "manifest.json", RlManifest), steps)
+    return RlTrainingLog(read_record(folder / "manifest.json", RlManifest), steps)
 
 
 def colour_of(model: str) -> str:
@@ -142,7 +142,7 @@ def _f1_panel(panel: Axes, rows: Sequence[F1TableRow]) -> None:
     _bare(panel)
 
 
-def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
+def rl_figure(runs: Mapping[str, RlTrainingLog]) -> Figure:
     """Draw by step, from the top: reward, F1 on training questions (line) and on dev questions (dots), searches.
 
     The dot of the checkpoint that was kept is filled. Reward and dev F1 have the intervals whose

@@ -22,7 +22,7 @@ from deepsearch_rl.core.files import read_distinct, read_jsonl
 from deepsearch_rl.core.records import Question, Record, ToolCall, Trajectory
 from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
-from deepsearch_rl.evaluation.tables.tables import Comparison
+from deepsearch_rl.evaluation.tables.comparisons import Comparison
 from deepsearch_rl.retrieval.ranking.gold import gold_evidence
 from deepsearch_rl.trajectories.filters.filters import shown_titles
 from deepsearch_rl.trajectories.statistics.statistics import (

@@ -99,10 +99,10 @@ def write_report(
     questions = read_questions(sources.questions)
 
     # A model that kept its start has the rollouts of that start: one of the two is enough.
-    shown = table.shown
-    turned = turned_questions(shown.comparisons)
+    readers_table = table.shown
+    turned = turned_questions(readers_table.comparisons)
     runs = tuple(
-        read_runs(sources.evaluate, shown.reading_order, questions, config.rollouts, turned)
+        read_runs(sources.evaluate, readers_table.reading_order, questions, config.rollouts, turned)
     )
 
     filter_path = (
@@ -124,7 +124,7 @@ def write_report(
     )
     write_json(out / "lost_points.json", without_examples(report.lost).model_dump(mode="json"))
     write_table(table, report.ifeval, out)
-    save_figure(f1_figure(shown, shown.datasets, columns=2), out / "plots" / "f1")
+    save_figure(f1_figure(readers_table, readers_table.datasets, columns=2), out / "plots" / "f1")
     save_figure(rl_figure(report.rl), out / "plots" / "rl")
 
     with atomic_file(out / "index.html") as partial:

@@ -44,9 +44,10 @@ class Standalone:
         set.
         """
         setting = self.setting
-        sections = [
-            section.model_dump(mode="json") for section in (self.source, setting.chunk, self.index)
-        ]
+        sections: list[dict[str, object]] = []
+        for section in (self.source, setting.chunk, self.index):
+            sections.append(section.model_dump(mode="json"))
+
         rollouts = [setting.agent.rollout_fingerprint(), setting.retrieval.search_fingerprint()]
         others = [setting.serving.backend, setting.evaluate.temperature, setting.seed]
         return sha256_json(

@@ -6,82 +6,31 @@ It is canonical (rows sorted, no time of day), so that equal results have equal 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from pydantic import Field, RootModel
 
-from deepsearch_rl.core.answers import SUCCESS_F1
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import read_jsonl, read_record
 from deepsearch_rl.core.records import NonEmpty, Record, Trajectory
-from deepsearch_rl.evaluation.scoring.f1_row import Control, F1TableRow, ModelEvaluation, Rounded
+from deepsearch_rl.evaluation.scoring.f1_row import Control, F1TableRow, ModelEvaluation
 from deepsearch_rl.evaluation.scoring.score import (
-    TOOL_CALLS,
-    QuestionScores,
-    paired_differences,
     score_questions,
 )
-from deepsearch_rl.evaluation.tables.holm import holm
+from deepsearch_rl.evaluation.tables.comparisons import (
+    TYPE_DRAWS,
+    Comparison,
+    corrected,
+    difference_fields,
+    is_nothing,
+    type_differences,
+)
 from deepsearch_rl.evaluation.tables.published import PublishedRow
 
-# A tenth of the draws of a whole set, since there are many types
-TYPE_DRAWS = 10
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
 DATASET_ORDER += ("nq", "triviaqa", "popqa", "bamboogle")
 MODEL_ORDER = ("base", "sft", "rl", "sft_rl")
 CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
-DifferenceT = TypeVar("DifferenceT", bound="Difference")
-
-
-class Change(Record):
-    """One model minus another in the mean of a figure, over the same questions."""
-
-    difference: Rounded
-    low: Rounded = Field(description="lower end of the paired 95 % bootstrap interval")
-    high: Rounded
-    p_value: Rounded = Field(
-        description="two-sided paired permutation test, as if it were the only one"
-    )
-    p_holm: Rounded | None = Field(
-        default=None,
-        description="corrected for all tests of its table; null where nothing corrected it",
-    )
-
-
-class Difference(Change):
-    """One model minus another in F1."""
-
-    n: int = Field(ge=1, description="questions")
-    tool_calls: Change = Field(description="the same in searches asked for per rollout")
-
-
-class TypeDifference(Difference):
-    """The difference over the questions of one type, and the ids of those that turned.
-
-    A question is right where the mean F1 of its answers is :data:`SUCCESS_F1` or more.
-    """
-
-    gained: tuple[str, ...] = Field(
-        description="questions that only the model has right, not the other"
-    )
-    lost: tuple[str, ...] = Field(description="questions that only the other has right")
-
-
-class Comparison(Difference):
-    """``model`` minus ``other`` on one question set."""
-
-    dataset: NonEmpty
-    temperature: float
-    model: NonEmpty
-    other: NonEmpty
-    types: dict[str, TypeDifference] = Field(
-        default={}, description="by type of question, where they have one"
-    )
-
-    @property
-    def run_name(self) -> str:
-        """The question set, and whether the answers were greedy, as in a row's ``run_name``."""
-        return self.dataset if self.temperature > 0 else f"{self.dataset}, greedy"
 
 
 class F1Table(Record):
@@ -225,7 +174,7 @@ class F1Table(Record):
             while last in result:
                 last = result[last]
 
-            if last != model and all(map(_is_nothing, comparisons)):
+            if last != model and all(map(is_nothing, comparisons)):
                 result[model] = other
 
         return result
@@ -261,12 +210,6 @@ class F1Table(Record):
     def comparisons_on(self, dataset: str) -> list[Comparison]:
         """Return the comparisons on a question set, the greedy answers of a pair of models after the sampled ones."""
         return [entry for entry in self.comparisons if entry.dataset == dataset]
-
-
-def _is_nothing(comparison: Comparison) -> bool:
-    """Whether no question got another score or another number of searches."""
-    changes = (comparison, comparison.tool_calls)
-    return all(change.difference == change.low == change.high == 0 for change in changes)
 
 
 class Figures(RootModel[dict[str, dict[str, dict[str, float]]]]):
@@ -309,14 +252,14 @@ def build_table(
             first = score_questions(first_rollouts, row.samples)
             second = score_questions(second_rollouts, row.samples)
             # Refuses runs over different questions
-            whole = _difference(first, second, seed, draws)
+            whole = difference_fields(first, second, seed, draws)
 
             comparison = Comparison(
                 dataset=row.dataset,
                 temperature=row.temperature,
                 model=model,
                 other=other,
-                types=_type_differences(first, second, seed, draws // TYPE_DRAWS),
+                types=type_differences(first, second, seed, draws // TYPE_DRAWS),
                 **whole,
             )
             comparisons.append(comparison)
@@ -329,66 +272,8 @@ def build_table(
         profile=profile,
         generated=any(row.generated for row in all_rows),
         rows=tuple(all_rows),
-        comparisons=tuple(_corrected(comparisons)),
+        comparisons=tuple(corrected(comparisons)),
     )
-
-
-def _difference(
-    first: QuestionScores, second: QuestionScores, seed: int, draws: int
-) -> dict[str, Any]:
-    """Return the fields of a :class:`Difference`."""
-    changes = {}
-    for name, paired in paired_differences(first, second, seed, draws, ("f1", TOOL_CALLS)).items():
-        changes[name] = {"difference": paired.mean, **paired.model_dump(exclude={"mean"})}
-
-    return {"n": len(first.question_ids), TOOL_CALLS: changes[TOOL_CALLS], **changes["f1"]}
-
-
-def _type_differences(
-    first: QuestionScores, second: QuestionScores, seed: int, draws: int
-) -> dict[str, TypeDifference]:
-    """Return the differences by type of question, which are a table of their own."""
-    types = first.type_names
-    differences: list[TypeDifference] = []
-    for kind in types:
-        of_type = _type_difference(first.of_type(kind), second.of_type(kind), seed, draws)
-        differences.append(of_type)
-
-    return dict(zip(types, _corrected(differences), strict=True))
-
-
-def _type_difference(
-    first: QuestionScores, second: QuestionScores, seed: int, draws: int
-) -> TypeDifference:
-    first_Q = first.metrics["f1"] >= SUCCESS_F1
-    second_Q = second.metrics["f1"] >= SUCCESS_F1
-    return TypeDifference(
-        **_difference(first, second, seed, draws),
-        gained=tuple(itertools.compress(first.question_ids, first_Q & ~second_Q)),
-        lost=tuple(itertools.compress(first.question_ids, second_Q & ~first_Q)),
-    )
-
-
-def _corrected(differences: Sequence[DifferenceT]) -> list[DifferenceT]:
-    """Return the differences of one table with its corrected p-values: all of F1 and of searches are one family."""
-    f1_tests: list[float] = []
-    search_tests: list[float] = []
-    for difference in differences:
-        f1_tests.append(difference.p_value)
-        search_tests.append(difference.tool_calls.p_value)
-
-    # As many decimals as `Rounded` has, which a copy of a record does not apply
-    p_holm = [round(p_value, 6) for p_value in holm([*f1_tests, *search_tests])]
-
-    result: list[DifferenceT] = []
-    for position, difference in enumerate(differences):
-        tool_calls = difference.tool_calls.model_copy(
-            update={"p_holm": p_holm[len(differences) + position]}
-        )
-        changes = {"p_holm": p_holm[position], "tool_calls": tool_calls}
-        result.append(difference.model_copy(update=changes))
-
-    return result
 
 
 def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:

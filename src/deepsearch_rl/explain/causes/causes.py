@@ -7,7 +7,7 @@ blame where it belongs:
 - An answer that is right and scores less than 1 has lost its points to the metric, whatever was
   found.
 - A rollout that a server ended says nothing about the model: after the corpus, which no server can
-  mend, it is infrastructure.
+  repair, it is infrastructure.
 - A rollout that was cut off before its first search had no chance to find anything: it is cut off,
   and did not "never search".
 """
@@ -190,7 +190,7 @@ def is_refusal(text: str) -> bool:
 
 
 def _names_gold(text: str, golds: Sequence[str]) -> bool:
-    """Return whether a text holds a golden answer as whole words; a closed one has to be its first word."""
+    """Return whether a text holds a golden answer as whole words; a closed one must come first."""
     words = f" {normalise(text)} "
     for gold in golds:
         normal = normalise(gold)

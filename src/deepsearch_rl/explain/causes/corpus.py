@@ -14,7 +14,8 @@ from deepsearch_rl.explain.causes.evidence import AnswerEvidence, padded
 from deepsearch_rl.retrieval.ranking.gold import Gold, chunk_title_key, without_space
 
 SEPARATOR = "\x00"
-BLOCK = 2000  # passages whose facts are looked for together
+# Passages whose facts are looked for together
+BLOCK = 2000
 Place = tuple[str, int]
 """A question's id, and the position of one of its gold items."""
 
@@ -24,7 +25,7 @@ class CorpusScan:
     """What one pass over the passages found."""
 
     passages: int = 0
-    shown: dict[str, Chunk] = field(default_factory=dict)
+    chunks_by_id: dict[str, Chunk] = field(default_factory=dict)
     """The wanted passages by id."""
     titles: dict[str, str] = field(default_factory=dict)
     """The title of every gold document that is there, by its id."""
@@ -55,7 +56,7 @@ def scan_corpus(
         for chunk in block:
             doc_id = chunk.metadata.doc_id
             if chunk.id in wanted_ids:
-                scan.shown[chunk.id] = chunk
+                scan.chunks_by_id[chunk.id] = chunk
             if doc_id in wanted_documents:
                 scan.titles.setdefault(doc_id, chunk.title)
             for key in (("documents", doc_id), ("titles", chunk_title_key(chunk))):

@@ -7,7 +7,7 @@ passage does not name it. Answers that every passage may hold (yes, no, none at 
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from deepsearch_rl.core.answers import CLOSED_ANSWERS, normalise
 from deepsearch_rl.core.records import Chunk, Question
@@ -16,24 +16,6 @@ from deepsearch_rl.retrieval.ranking.gold import Gold, gold_evidence
 EvidenceKind = Literal["facts", "documents", "titles", "answer"]
 UNANSWERABLE = frozenset({"insufficient information", "noanswer"})
 """Golden answers, normalised, of questions that the corpus cannot answer."""
-
-
-class Evidence(Protocol):
-    """The items that have to be found."""
-
-    @property
-    def kind(self) -> EvidenceKind:
-        """What an item is."""
-        ...
-
-    @property
-    def items(self) -> tuple[str, ...]:
-        """The items; each has a position."""
-        ...
-
-    def found_in(self, chunk: Chunk) -> set[int]:
-        """Return the positions of the items that a chunk holds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

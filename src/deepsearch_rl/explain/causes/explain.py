@@ -91,9 +91,9 @@ def explain_source(
     depth = top_k or run.top_k
     judged = judge_run(run, questions, corpus, depth)
     answered = len(judged.facts)
-    said = [*source.notes, *notes]
+    all_notes = [*source.notes, *notes]
     if questions and answered < len(questions):
-        said.append(f"{answered} of the {len(questions)} questions of the file were answered.")
+        all_notes.append(f"{answered} of the {len(questions)} questions of the file were answered.")
 
     report = explain_run(
         judged,
@@ -103,7 +103,7 @@ def explain_source(
         draws,
         model=source.model,
         controls=source.controls,
-        notes=said,
+        notes=all_notes,
     )
     return ExplainedRun(source, judged, lost_points_of(judged), report, len(questions))
 

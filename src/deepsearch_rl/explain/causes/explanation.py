@@ -31,10 +31,12 @@ from deepsearch_rl.explain.causes.records import (
 )
 from deepsearch_rl.explain.causes.runs import counted_stops
 
-EXAMPLES = 3  # answers to look at, of every cause
+# Answers to look at, of every cause
+EXAMPLES = 3
 TRAINED_FROM = {"sft": "base", "rl": "base", "sft_rl": "sft"}
 """Models of the graph by the model that their training began with."""
-SHOWN_CHARACTERS = 1000  # of a model's last text
+# Of a model's last text
+SHOWN_CHARACTERS = 1000
 
 
 def lost_points_of(judged: JudgedRun) -> LostPoints:
@@ -69,7 +71,7 @@ def explain_run(
     """
     points = lost_points_of(judged)
     estimates = estimate(points, seed, draws)
-    groups = _Groups(judged, points, seed, draws)
+    groups = _QuestionGroups(judged, points, seed, draws)
     causes = _cause_reports(judged, estimates)
     lucky = [answer for answer in judged.answers if answer.findings.without_evidence]
     beside = _cause_report(lucky, estimates.without_evidence)
@@ -142,11 +144,12 @@ def without_examples(report: ExplainReport) -> ExplainReport:
 
 def _of_importance(estimates: Estimates) -> dict[Cause, Interval]:
     """Return the causes that some question lost points to."""
-    return {
-        cause: interval
-        for cause, interval in estimates.lost.items()
-        if interval.mean or interval.low or interval.high
-    }
+    lost: dict[Cause, Interval] = {}
+    for cause, interval in estimates.lost.items():
+        if interval.mean or interval.low or interval.high:
+            lost[cause] = interval
+
+    return lost
 
 
 def _cause_reports(judged: JudgedRun, estimates: Estimates) -> dict[Cause, CauseReport]:
@@ -175,7 +178,7 @@ def _spread(answers: Sequence[JudgedAnswer]) -> list[JudgedAnswer]:
     return [answers[step * len(answers) // count] for step in range(count)]
 
 
-class _Groups:
+class _QuestionGroups:
     """Lost points of the questions that share a property."""
 
     def __init__(self, judged: JudgedRun, points: LostPoints, seed: int, draws: int) -> None:
@@ -216,15 +219,15 @@ def _examples(judged: JudgedRun, reports: Iterable[tuple[str, CauseReport]]) -> 
 def _example(answer: JudgedAnswer, facts: QuestionFacts, cause: str) -> Example:
     searches = None
     if answer.answer.searches is not None:
-        found = answer.by_search or (frozenset[int](),) * len(answer.answer.searches)
-        searches = tuple(
-            ExampleSearch(
-                query=search.query,
-                passages=max(len(search.chunk_ids), len(search.passages)),
-                items=len(items),
+        items_by_search = answer.by_search or (frozenset[int](),) * len(answer.answer.searches)
+        example_searches: list[ExampleSearch] = []
+        for search, items in zip(answer.answer.searches, items_by_search, strict=True):
+            passages = max(len(search.chunk_ids), len(search.passages))
+            example_searches.append(
+                ExampleSearch(query=search.query, passages=passages, items=len(items))
             )
-            for search, items in zip(answer.answer.searches, found, strict=True)
-        )
+
+        searches = tuple(example_searches)
 
     return Example(
         id=answer.name,

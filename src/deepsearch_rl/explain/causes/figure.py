@@ -28,7 +28,8 @@ COLOURS: dict[Cause, str] = {
 RIGHT = "#12876a"
 LUCKY = "#74c2ab"
 BAR_INCHES = 0.34
-LABELLED = 0.06  # a part narrower than this share has no figure in it
+# A part narrower than this share has no figure in it
+LABELLED = 0.06
 
 
 def lost_points_figure(runs: Sequence[RunReport]) -> Figure:

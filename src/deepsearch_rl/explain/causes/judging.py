@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from deepsearch_rl.retrieval.search.searcher import SearchesChunks
 
 QUERIES_AT_ONCE = 256
-TRIED_QUERIES = 200  # of a run, to see whether the index is the one that it searched
+# Of a run, to see whether the index is the one that it searched
+TRIED_QUERIES = 200
 Items = frozenset[int]
 """Positions of gold items."""
 
@@ -112,16 +113,19 @@ def judge_run(
     ``questions`` know the gold evidence of the run's questions, by id. Raise ArtifactError where
     the run answers another question, or shows a passage that the corpus does not have.
     """
-    asked = _questions_of(run, questions)
+    run_questions = _questions_of(run, questions)
     evidence: dict[str, Gold | AnswerEvidence] = {}
-    for name, question in asked.items():
+    for name, question in run_questions.items():
         gold = evidence_of(question, ids_known=corpus is not None)
         if gold is not None:
             evidence[name] = gold
 
     scan = None
     if corpus is not None:
-        documents = [name for question in asked.values() for name in gold_documents(question)]
+        documents: list[str] = []
+        for question in run_questions.values():
+            documents += gold_documents(question)
+
         scan = scan_corpus(corpus.chunks, evidence, run.shown_ids(), documents)
         corpus.passages = scan.passages
         _require_passages(run, scan)
@@ -129,7 +133,7 @@ def judge_run(
     searcher = corpus.searcher if corpus else None
     if corpus is not None:
         corpus.other_results = _count_other_results(run, searcher, top_k)
-    facts = _question_facts(asked, evidence, scan, searcher, top_k)
+    facts = _question_facts(run_questions, evidence, scan, searcher, top_k)
     judged = [_judge(answer, facts[answer.question_id], scan) for answer in run.answers]
     return JudgedRun(run, judged, facts, top_k)
 
@@ -147,7 +151,7 @@ def _questions_of(run: Run, questions: Mapping[str, Question]) -> dict[str, Ques
             "whose questions were answered (--questions)."
         )
 
-    asked: dict[str, Question] = {}
+    run_questions: dict[str, Question] = {}
     for name, question in questions.items():
         answered = run.questions.get(name)
         if answered is None:
@@ -161,13 +165,15 @@ def _questions_of(run: Run, questions: Mapping[str, Question]) -> dict[str, Ques
                 f"{question.question!r}: they are of different sets, or splits (--questions)."
             )
         # The score is of the run's golden answers
-        asked[name] = question.model_copy(update={"golden_answers": answered.golden_answers})
+        run_questions[name] = question.model_copy(
+            update={"golden_answers": answered.golden_answers}
+        )
 
-    return asked
+    return run_questions
 
 
 def _require_passages(run: Run, scan: CorpusScan) -> None:
-    missing = sorted(run.shown_ids() - scan.shown.keys())
+    missing = sorted(run.shown_ids() - scan.chunks_by_id.keys())
     if missing:
         raise ArtifactError(
             f"{run.path} shows {len(missing)} passages that are not in the corpus ({', '.join(missing[:3])}); give the "
@@ -176,7 +182,7 @@ def _require_passages(run: Run, scan: CorpusScan) -> None:
 
 
 def _question_facts(
-    asked: Mapping[str, Question],
+    questions: Mapping[str, Question],
     evidence: Mapping[str, Gold | AnswerEvidence],
     scan: CorpusScan | None,
     searcher: "SearchesChunks | None",
@@ -186,11 +192,11 @@ def _question_facts(
     if searcher is not None and top_k > 0:
         titles = scan.titles if scan else {}
         for name in evidence:
-            queries[name] = _queries(asked[name], titles)
+            queries[name] = _queries(questions[name], titles)
 
     hits = _search(searcher, queries, top_k)
     facts: dict[str, QuestionFacts] = {}
-    for name, question in asked.items():
+    for name, question in questions.items():
         gold = evidence.get(name)
         by_query: dict[str, Items] = {}
         if gold is not None:
@@ -221,7 +227,7 @@ def _search(
     distinct = list(dict.fromkeys(query for each in queries.values() for query in each))
     for start in range(0, len(distinct), QUERIES_AT_ONCE):
         batch = distinct[start : start + QUERIES_AT_ONCE]
-        for query, result in zip(batch, searcher.search(batch, top_k), strict=True):
+        for query, result in zip(batch, searcher.find_hits(batch, top_k), strict=True):
             hits[query] = [hit.chunk for hit in result]
 
     return hits
@@ -245,17 +251,17 @@ def _count_other_results(
     if searcher is None or top_k == 0:
         return 0, 0
 
-    shown: dict[str, tuple[str, ...]] = {}
+    ids_by_query: dict[str, tuple[str, ...]] = {}
     for answer in run.answers:
         for search in answer.searches or ():
             if search.query and search.chunk_ids:
-                shown[search.query] = search.chunk_ids
+                ids_by_query[search.query] = search.chunk_ids
 
-    queries = list(shown)[:: max(1, len(shown) // TRIED_QUERIES)]
+    queries = list(ids_by_query)[:: max(1, len(ids_by_query) // TRIED_QUERIES)]
     hits = _search(searcher, {"": queries}, top_k)
     other = 0
     for query in queries:
-        ids = shown[query]
+        ids = ids_by_query[query]
         other += tuple(chunk.id for chunk in hits[query][: len(ids)]) != ids
     return other, len(queries)
 
@@ -266,7 +272,7 @@ def _judge(answer: Answer, facts: QuestionFacts, scan: CorpusScan | None) -> Jud
     if evidence is not None and answer.searches is not None:
         by_search = tuple(items_in(evidence, _passages(search, scan)) for search in answer.searches)
 
-    shown = None if by_search is None else len(frozenset[int]().union(*by_search))
+    shown_items = None if by_search is None else len(frozenset[int]().union(*by_search))
     findings = Findings(
         pred=answer.pred,
         last_text=answer.last_text,
@@ -277,7 +283,7 @@ def _judge(answer: Answer, facts: QuestionFacts, scan: CorpusScan | None) -> Jud
         searches=None if answer.searches is None else len(answer.searches),
         items=None if evidence is None else len(evidence.items),
         in_corpus=None if facts.in_corpus is None else len(facts.in_corpus),
-        shown=shown,
+        shown=shown_items,
         findable=facts.findable,
     )
     return JudgedAnswer(answer, findings, find_cause(findings), by_search)
@@ -287,4 +293,4 @@ def _passages(search: Search, scan: CorpusScan | None) -> Iterable[Chunk]:
     """Return the passages of a search as the corpus has them, or else as the run shows them."""
     if scan is None or not search.chunk_ids:
         return search.passages
-    return [scan.shown[name] for name in search.chunk_ids]
+    return [scan.chunks_by_id[name] for name in search.chunk_ids]

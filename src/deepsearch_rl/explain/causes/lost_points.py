@@ -63,12 +63,10 @@ class LostPoints:
 
     def values(self) -> NDArray[np.float64]:
         """Return F1, the share that is right without evidence, and every cause, shape (Q, 2 + C)."""
-        rows = [
-            [float(f1), float(lucky), *map(float, row_C)]
-            for f1, lucky, row_C in zip(
-                self.f1_Q, self.without_evidence_Q, self.lost_QC, strict=True
-            )
-        ]
+        rows: list[list[float]] = []
+        for f1, lucky, row_C in zip(self.f1_Q, self.without_evidence_Q, self.lost_QC, strict=True):
+            rows.append([float(f1), float(lucky), *map(float, row_C)])
+
         return np.array(rows)
 
 

@@ -62,11 +62,11 @@ class Run:
     @property
     def top_k(self) -> int:
         """Passages of the largest search; 0 where no search is known."""
-        sizes = [
-            max(len(search.chunk_ids), len(search.passages))
-            for answer in self.answers
-            for search in answer.searches or ()
-        ]
+        sizes: list[int] = []
+        for answer in self.answers:
+            for search in answer.searches or ():
+                sizes.append(max(len(search.chunk_ids), len(search.passages)))
+
         return max(sizes, default=0)
 
     @property

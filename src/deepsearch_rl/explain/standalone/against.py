@@ -32,7 +32,8 @@ from deepsearch_rl.explain.causes.records import (
 )
 from deepsearch_rl.explain.causes.runs import Answer, Run
 
-FIRST = 200  # questions that many publications score, the first ones of a development set
+# Questions that many publications score, the first ones of a development set
+FIRST = 200
 NORMALISATION = "SQuAD: lower case, no punctuation, no articles; the best of all golden answers"
 Values = NDArray[np.float64]
 
@@ -206,9 +207,11 @@ def _recompute(
         if count < n:
             yield some(f"the first {count} questions", set(in_order[:count]))
 
-    answerable = {
-        name for name, facts in judged.facts.items() if not is_unanswerable(facts.question)
-    }
+    answerable: set[str] = set()
+    for name, facts in judged.facts.items():
+        if not is_unanswerable(facts.question):
+            answerable.add(name)
+
     if 0 < len(answerable) < n:
         yield some("answerable questions alone", answerable)
     covered = {name for name, facts in judged.facts.items() if facts.is_covered}

@@ -67,20 +67,20 @@ def explain_paths(paths: Sequence[Path], options: Options) -> list[ExplainedRun]
             built = _built_or_opened(options.corpus, options.seed, stack, open_searcher)
 
         for source in find_sources(paths, options.dataset):
-            named = _as_named(source, options)
+            run_source = _as_named(source, options)
             notes: list[str] = []
             corpus = None
             if built is not None:
                 corpus = Corpus(built.chunks, built)
                 notes.append(BUILT_HERE)
-            elif named.index is not None:
-                searcher = open_searcher(named.index, named.chunks, named.retriever)
+            elif run_source.index is not None:
+                searcher = open_searcher(run_source.index, run_source.chunks, run_source.retriever)
                 corpus = Corpus(searcher.chunks, searcher)
 
-            run = read_run(named.path)
-            top_k = options.top_k or named.setting.top_k
+            run = read_run(run_source.path)
+            top_k = options.top_k or run_source.setting.top_k
             explained.append(
-                explain_source(named, run, corpus, top_k, options.seed, options.draws, notes)
+                explain_source(run_source, run, corpus, top_k, options.seed, options.draws, notes)
             )
 
     return _with_distinct_names(explained)
@@ -94,7 +94,7 @@ def _as_named(source: Source, options: Options) -> Source:
     if options.retriever is not None and setting.retriever is None:
         setting = setting.model_copy(update={"retriever": options.retriever})
 
-    named = replace(
+    result = replace(
         source,
         setting=setting,
         questions=options.questions or source.questions,
@@ -103,9 +103,9 @@ def _as_named(source: Source, options: Options) -> Source:
         controls={**source.controls, **options.controls},
     )
     if options.index is None:
-        return named
+        return result
     # The run's own retriever is one of its own index
-    return replace(named, index=options.index, chunks=options.chunks, retriever=options.retriever)
+    return replace(result, index=options.index, chunks=options.chunks, retriever=options.retriever)
 
 
 def _with_distinct_names(runs: Sequence[ExplainedRun]) -> list[ExplainedRun]:

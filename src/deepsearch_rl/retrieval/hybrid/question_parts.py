@@ -156,16 +156,18 @@ def find_dates(text: str) -> list[tuple[re.Match[str], DayRange]]:
     """Return where a text names the first MAX_DATES days or months, in English or ISO spelling, in order."""
     dates: list[tuple[re.Match[str], DayRange]] = []
     for match in _date_matches(text):
-        overlaps = any(
-            match.start() < other.end() and other.start() < match.end() for other, _ in dates
-        )
-        days = None if overlaps else _days(match)
+        days = None if _overlaps(match, dates) else _days(match)
         if days:
             dates.append((match, days))
         if len(dates) == MAX_DATES:
             break
 
     return sorted(dates, key=lambda pair: pair[0].start())
+
+
+def _overlaps(match: re.Match[str], dates: Sequence[tuple[re.Match[str], DayRange]]) -> bool:
+    """Return whether a match shares a letter with one of those before it."""
+    return any(match.start() < other.end() and other.start() < match.end() for other, _ in dates)
 
 
 def _date_matches(text: str) -> Iterator[re.Match[str]]:

@@ -3,6 +3,12 @@
 The order is total, so that equal inputs give equal results on every machine: higher score first,
 then lower row.
 
+Three verbs name a search by what it returns:
+
+    nearest(vectors)        a ranking of rows for each vector: an index of vectors (:mod:`..vectors`)
+    search(texts)           a ranking of rows for each text: a :class:`Retriever`, the user's own ones too
+    find_hits(texts)        chunks with scores for each text: whatever can be served (``SearchesChunks``)
+
 An index that was built with training questions has learnt a hybrid's weights (:mod:`.hybrid`). For
 one that was not, params say which half its hybrid is, or that both are fused by weighted reciprocal
 ranks (Cormack, Clarke and Buettcher 2009): a row's score is the sum over the rankings of ``weight /

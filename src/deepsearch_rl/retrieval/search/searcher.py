@@ -48,7 +48,7 @@ class QueriesFailedError(EndpointError):
 class SearchesChunks(Protocol):
     """Whatever turns queries into chunks: an index's searcher, one with a reranker behind it, an online search."""
 
-    def search(
+    def find_hits(
         self, queries: Sequence[str], top_k: int, where: Filter | None = None
     ) -> list[list[Hit]]:
         """Return at most ``top_k`` hits per query, best first; fewer where fewer match, none for a blank query.
@@ -67,7 +67,7 @@ class Searcher:
     chunks: Sequence[Chunk]
     rows: RowTable
 
-    def search(
+    def find_hits(
         self, queries: Sequence[str], top_k: int, where: Filter | None = None
     ) -> list[list[Hit]]:
         """Return what :class:`SearchesChunks` promises; raise ValueError for a ``top_k`` below 1."""

@@ -1,11 +1,6 @@
 """Dense retrieval: an encoder's query vectors, searched in a vector index whose row N is row N of the chunk store.
 
-An approximate index is FAISS's, memory-mapped. ``IO_FLAG_MMAP_IFC`` leaves inverted lists, codes,
-vectors and graph links in the file: opening takes no memory but the cells' centroids and code
-books. Codes of 4 bits are the exception: FAISS reads them into memory.
-
-A mask lowers the number of rows that a visit of a cell (or a step through the graph) can find. The
-effort therefore grows as the share of allowed rows falls, so that a filter does not cost hits.
+An approximate index is FAISS's (:mod:`.faiss_index`).
 
 Refinement scores a few dozen candidates, because the error of a code is larger than the gaps
 between neighbours. They are requested from the disk at once for a whole batch, so that a cold page
@@ -19,31 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.retrieval.encoding.encoder import Encoder, Vectors
-from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
+from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE
-from deepsearch_rl.retrieval.vectors.config import (
-    GPU_CANDIDATES,
-    HnswConfig,
-    IvfConfig,
-    PqConfig,
-    VectorsConfig,
+from deepsearch_rl.retrieval.vectors.config import IvfConfig, PqConfig, VectorsConfig
+from deepsearch_rl.retrieval.vectors.faiss_index import (
+    FaissIndex,
+    read_faiss,
+    read_imported,
+    with_effort,
 )
 from deepsearch_rl.retrieval.vectors.flat import FlatIndex, VectorFile, open_vector_file
 from deepsearch_rl.retrieval.vectors.gpu import copy_to_gpu, require_device
-from deepsearch_rl.retrieval.vectors.imported import (
-    TIE_SLACK,
-    ImportedIndex,
-    faiss_rankings,
-    read_faiss,
-    read_imported,
-    row_selection,
-)
 
 
 class VectorIndex(Protocol):
@@ -54,7 +40,7 @@ class VectorIndex(Protocol):
         """D, the components of a vector."""
         ...
 
-    def search(
+    def nearest(
         self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
         """Return one ranking per query of at most ``top_k`` rows, best first, equal scores by row.
@@ -66,50 +52,10 @@ class VectorIndex(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ApproximateIndex:
-    """A FAISS index with the effort of a search."""
-
-    index: faiss.Index
-    config: IvfConfig | HnswConfig
-    # A copy for searches without a filter, of at most GPU_CANDIDATES hits
-    gpu_index: faiss.Index | None = None
-
-    @property
-    def dimension(self) -> int:
-        """D, the components of a vector."""
-        return self.index.d
-
-    def search(
-        self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
-    ) -> list[Ranking]:
-        """See :meth:`VectorIndex.search`; a row that is not looked at is not found."""
-        depth = min(top_k + TIE_SLACK, self.index.ntotal)
-        fits_gpu = allowed_N is None and depth <= GPU_CANDIDATES
-        index = self.gpu_index if self.gpu_index is not None and fits_gpu else self.index
-        parameters = self._parameters(depth, allowed_N)
-        return faiss_rankings(index, queries_QD, top_k, depth, parameters)
-
-    def _parameters(self, depth: int, allowed_N: Mask | None) -> faiss.SearchParameters:
-        share = 1.0
-        selection = row_selection(allowed_N)
-        rows = self.index.ntotal
-
-        if allowed_N is not None:
-            share = max(int(allowed_N.sum()), 1) / rows
-
-        if isinstance(self.config, HnswConfig):
-            effort = min(math.ceil(max(self.config.ef_search, depth) / share), rows)
-            return faiss.SearchParametersHNSW(**selection, efSearch=effort)  # pyright: ignore[reportAttributeAccessIssue]
-
-        nprobe = min(math.ceil(self.config.nprobe / share), self.config.nlist)
-        return faiss.SearchParametersIVF(**selection, **{"nprobe": nprobe})
-
-
-@dataclass(frozen=True, slots=True)
 class RefinedIndex:
     """A first stage whose candidates are ordered by their inner products with the vectors of a file."""
 
-    first: ApproximateIndex
+    first: FaissIndex
     file: VectorFile
     refine_factor: float
 
@@ -118,19 +64,14 @@ class RefinedIndex:
         """D, the components of a vector."""
         return self.file.dimension
 
-    def search(
+    def nearest(
         self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
-        """See :meth:`VectorIndex.search`; scores are exact, and so is the order of the candidates."""
+        """See :meth:`VectorIndex.nearest`; scores are exact, and so is the order of the candidates."""
         candidates = self._candidates(queries_QD, top_k, allowed_N)
         self.file.prefetch(np.concatenate([np.empty(0, np.int64), *candidates]))
 
-        rankings: list[Ranking] = []
-        for rows_C, query_D in zip(candidates, queries_QD, strict=True):
-            scores_C = self.file.inner_products(rows_C, query_D)
-            rankings.append(rank(rows_C, scores_C, top_k))
-
-        return rankings
+        return self.file.rank_exactly(candidates, queries_QD, top_k)
 
     def _candidates(
         self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None
@@ -144,7 +85,7 @@ class RefinedIndex:
             return [allowed_C if query_D.any() else allowed_C[:0] for query_D in queries_QD]
 
         # In the order of the file, so that the disk reads in one direction.
-        rankings = self.first.search(queries_QD, depth, allowed_N)
+        rankings = self.first.nearest(queries_QD, depth, allowed_N)
         return [np.sort(ranking.rows_K) for ranking in rankings]
 
 
@@ -168,11 +109,11 @@ def open_vector_index(folder: Path, config: VectorsConfig) -> VectorIndex:
             os.posix_fadvise(codes.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
     if config.kind == "faiss":
-        return ImportedIndex(read_imported(folder / INDEX_FILE), config)
+        return with_effort(read_imported(folder / INDEX_FILE), config)
 
     index = read_faiss(folder / INDEX_FILE)
     on_gpu = isinstance(config, IvfConfig) and config.search_device == "cuda"
-    first = ApproximateIndex(index, config, copy_to_gpu(index) if on_gpu else None)
+    first = with_effort(index, config, copy_to_gpu(index) if on_gpu else None)
     if config.kind != "ivf_pq_refine":
         return first
     file = open_vector_file(folder / VECTORS_FILE, random_access=True)
@@ -212,4 +153,4 @@ class DenseRetriever:
                 f"{self.vectors.dimension}, so it was built with another encoder; build it again with this one."
             )
 
-        return self.vectors.search(queries_QD, top_k, allowed_N)
+        return self.vectors.nearest(queries_QD, top_k, allowed_N)

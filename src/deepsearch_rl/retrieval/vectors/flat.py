@@ -14,7 +14,7 @@ block and on the queries beside it.
 import contextlib
 import mmap
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +26,10 @@ from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.retrieval.encoding.encoder import Vectors
 from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
 
-BLOCK_ROWS = 16_384  # rows of one pass of a sequential read
-GATHERED_ROWS = 4096  # rows that are copied out of the map at once
+# Rows of one pass of a sequential read
+BLOCK_ROWS = 16_384
+# Rows that are copied out of the map at once
+GATHERED_ROWS = 4096
 # More than the scores of a matrix product of unit vectors in float32 can be off by
 ROUNDING = 1e-5
 
@@ -46,7 +48,8 @@ class VectorFile:
 
     vectors_ND: NDArray[np.float32] | NDArray[np.float16]
     pages: mmap.mmap
-    offset_bytes: int  # where the first row begins
+    # Where the first row begins
+    offset_bytes: int
 
     @property
     def rows(self) -> int:
@@ -73,6 +76,17 @@ class VectorFile:
             scores_C[part] = np.einsum("cd,d->c", vectors_CD, query_D)
 
         return scores_C
+
+    def rank_exactly(
+        self, candidates: Sequence[NDArray[np.int64]], queries_QD: Vectors, top_k: int
+    ) -> list[Ranking]:
+        """Order the candidates of every query, rows_C each, by their inner products with it."""
+        rankings: list[Ranking] = []
+        for rows_C, query_D in zip(candidates, queries_QD, strict=True):
+            scores_C = self.inner_products(rows_C, query_D)
+            rankings.append(rank(rows_C, scores_C, top_k))
+
+        return rankings
 
     def prefetch(self, rows_C: NDArray[np.int64]) -> None:
         """Ask the disk for rows, all at once, without waiting for them."""
@@ -183,10 +197,10 @@ class FlatIndex:
         """D, the components of a vector."""
         return self.file.dimension
 
-    def search(
+    def nearest(
         self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
-        """See :meth:`VectorIndex.search`; exact."""
+        """See :meth:`VectorIndex.nearest`; exact."""
         rankings: list[Ranking] = []
         for start in range(0, len(queries_QD), QUERIES):
             rankings += self._rank(queries_QD[start : start + QUERIES], top_k, allowed_N)
@@ -212,9 +226,4 @@ class FlatIndex:
                 pools[query].add(start, scores_QB[query], top_k)
 
         # The matrix product chose the candidates; their scores are computed anew, row by row.
-        rankings: list[Ranking] = []
-        for pool, query_D in zip(pools, queries_QD, strict=True):
-            scores_C = self.file.inner_products(pool.rows_C, query_D)
-            rankings.append(rank(pool.rows_C, scores_C, top_k))
-
-        return rankings
+        return self.file.rank_exactly([pool.rows_C for pool in pools], queries_QD, top_k)

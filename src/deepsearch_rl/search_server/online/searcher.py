@@ -51,7 +51,7 @@ class OnlineSearcher:
             self.config.max_concurrency, thread_name_prefix="online-search"
         )
 
-    def search(
+    def find_hits(
         self, queries: Sequence[str], top_k: int, where: Filter | None = None
     ) -> list[list[Hit]]:
         """Return at most ``top_k`` >= 1 hits per query, best first; a blank query finds nothing, without a request.
@@ -73,6 +73,7 @@ class OnlineSearcher:
         answered: list[str] = []
 
         def outcome(query: str) -> list[Hit] | EndpointError:
+            """Return the hits of a query, or why it has none; an outage ends the queries after it."""
             if not query.strip():
                 return []
             if outages:
@@ -186,7 +187,7 @@ class OnlineSearcher:
 def _hits_of_all(
     outcomes: Sequence[list[Hit] | EndpointError], outages: Sequence[EndpointDownError]
 ) -> list[list[Hit]]:
-    """Return the hits of every query; raise as :meth:`OnlineSearcher.search` where one of them failed."""
+    """Return the hits of every query; raise as :meth:`OnlineSearcher.find_hits` where one of them failed."""
     failures: list[EndpointError] = []
     hits_Q: list[list[Hit]] = []
     for outcome in outcomes:

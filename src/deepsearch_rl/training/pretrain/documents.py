@@ -166,7 +166,7 @@ class Articles:
     """Names that no fact leads to, so that a chain never returns to an earlier one."""
     _objects: dict[tuple[str, Relation], str] = field(default_factory=dict)
 
-    def search(
+    def find_facts(
         self, subject: str, chain: Sequence[Relation], hidden: bool = False, word: str | None = None
     ) -> tuple[Turn, list[str]]:
         """Return a result with the facts of a chain from ``subject``, and the names that they lead to.
@@ -316,12 +316,12 @@ class DocumentGenerator:
         for place, relation in enumerate(task.chain[:hops], 1):
             word = None
             if rng.random() < self.config.second_query:
-                result, _ = articles.search(subject, [relation], hidden=True)
+                result, _ = articles.find_facts(subject, [relation], hidden=True)
                 turns.append(result)
                 turns.append(_call(write_note(relation.noun, None), subject, relation.second))
                 word = relation.second
 
-            result, (subject,) = articles.search(subject, [relation], word=word)
+            result, (subject,) = articles.find_facts(subject, [relation], word=word)
             turns.append(result)
             note = write_note(relation.noun, subject)
             if place == len(task.chain):
@@ -333,7 +333,7 @@ class DocumentGenerator:
 
     def _given(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng)
-        result, names = self._articles(task, stage, rng).search(task.head, task.chain)
+        result, names = self._articles(task, stage, rng).find_facts(task.head, task.chain)
         notes: list[str] = []
         for relation, name in zip(task.chain, names, strict=True):
             notes.append(write_note(relation.noun, name))
@@ -346,7 +346,7 @@ class DocumentGenerator:
         task = self._task(stage, rng)
         noun = task.chain[0].noun
         hidden = rng.random() < self.config.unanswerable
-        result, names = self._articles(task, stage, rng).search(
+        result, names = self._articles(task, stage, rng).find_facts(
             task.head, task.chain[:1], hidden=hidden
         )
         name = names[0] if names else None

@@ -133,7 +133,7 @@ def _learn(texts: list[str], subwords: int) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(settings))
 
 
-class ModelConfig(Record):
+class ModelShape(Record):
     """Shape of a Qwen3 model with tied embeddings."""
 
     hidden_size: int = Field(ge=8, description="width of the residual stream")
@@ -150,7 +150,7 @@ class ModelConfig(Record):
 
 
 def build_model(
-    config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int
+    config: ModelShape, tokenizer: PreTrainedTokenizerFast, seed: int
 ) -> Qwen3ForCausalLM:
     """Return a float32 model with random weights drawn from ``seed``, its generation settings included."""
     torch.manual_seed(seed)

@@ -38,7 +38,7 @@ from deepsearch_rl.training.pretrain.documents import (
 from deepsearch_rl.training.pretrain.model import (
     TURN_END,
     TURN_START,
-    ModelConfig,
+    ModelShape,
     build_model,
     world_tokenizer,
 )
@@ -88,7 +88,7 @@ class PretrainConfig(Record):
     subwords: int = Field(
         ge=256, description="tokens learned by BPE, the 256 bytes included; whole words come on top"
     )
-    model: ModelConfig
+    model: ModelShape
     documents: DocumentConfig
     curriculum: tuple[CurriculumStage, ...] = Field(min_length=1, description="easiest stage first")
     optimizer: PretrainOptimizerConfig
@@ -345,6 +345,7 @@ class Muon:
 
         @torch.no_grad()
         def step_group(group: list[torch.nn.Parameter], momenta_NRC: Tensor) -> None:
+            """Move the N matrices of one shape, R by C, together."""
             gradients = [parameter.grad for parameter in group if parameter.grad is not None]
             gradients_NRC = torch.stack(gradients)
             momenta_NRC.lerp_(gradients_NRC, 1 - _MOMENTUM)

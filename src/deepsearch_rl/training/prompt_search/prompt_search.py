@@ -171,29 +171,35 @@ def optimize_prompt(
                 )
 
     candidates = _candidates(result, dev)
+    _write(out, task, config, candidates, result, reflect.calls)
+    return candidates
+
+
+def _write(
+    out: Path,
+    task: PromptTask,
+    config: OptimizePromptConfig,
+    candidates: Sequence[Candidate],
+    result: Any,
+    reflections: int,
+) -> None:
+    """Write the best prompt, all candidates and a manifest; ``result`` is GEPA's."""
     best = candidates[result.best_idx]
     manifest = {
         "model": task.name,
-        "start": setting.agent.prompt_title,
+        "start": task.setting.agent.prompt_title,
         "dataset": config.dataset,
         "rewards": {**config.rewards},
         "start_dev_reward": candidates[0].dev_reward,
         "best_dev_reward": best.dev_reward,
         "best": result.best_idx,
         "rollouts": result.total_metric_calls,
-        "reflections": reflect.calls,
-        "seed": setting.seed,
+        "reflections": reflections,
+        "seed": task.setting.seed,
     }
-    _write(out, candidates, best.prompt, manifest)
-    return candidates
-
-
-def _write(
-    out: Path, candidates: Sequence[Candidate], prompt: str, manifest: Mapping[str, object]
-) -> None:
     rows = [candidate.model_dump(mode="json") for candidate in candidates]
     with atomic_directory(out) as partial:
-        (partial / MADE_PROMPT).write_text(f"{prompt}\n", encoding="utf-8")
+        (partial / MADE_PROMPT).write_text(f"{best.prompt}\n", encoding="utf-8")
         write_json(partial / CANDIDATES, rows)
         write_json(partial / MANIFEST, manifest)
 

@@ -147,10 +147,11 @@ def reward_parts(
     """Return the summands of a rollout's reward by name, each weight times score; all zero for a failed rollout."""
 
     def parts(rollout: Trajectory) -> dict[str, float]:
-        return {
-            name: weight * find_reward(name)(rollout, question, policy)
-            for name, weight in weights.items()
-        }
+        values: dict[str, float] = {}
+        for name, weight in weights.items():
+            values[name] = weight * find_reward(name)(rollout, question, policy)
+
+        return values
 
     return trajectory.score(parts, dict.fromkeys(weights, 0.0))
 

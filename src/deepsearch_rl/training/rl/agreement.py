@@ -15,7 +15,7 @@ import math
 import torch
 
 from deepsearch_rl.core.errors import CheckFailedError, StalePolicyError
-from deepsearch_rl.training.rl.trainer import LossConfig
+from deepsearch_rl.training.rl.rl_config import LossConfig
 from deepsearch_rl.training.runs.served_share import is_start_model, served_share
 
 

@@ -8,8 +8,9 @@ from statistics import fmean
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.training.rl.health import gate_warning
+from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask, RlTrainer, RolloutSampling
 from deepsearch_rl.training.rl.step_rollouts import roll_out_seed, trainable
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Sampling
 from deepsearch_rl.training.runs.curves import standard_error
 from deepsearch_rl.training.runs.dev_f1 import f1_by_question, mean_f1
 
@@ -30,7 +31,7 @@ class DevScores:
         """Return the start's F1 of one answer and of the best of several; warn where RL cannot help it."""
         gate = self.config.gate
         seed = roll_out_seed(self.task.seed, draw=-2)
-        sampling = Sampling(gate.samples, self.config.temperature, seed, trained=False)
+        sampling = RolloutSampling(gate.samples, self.config.temperature, seed, trained=False)
         f1_QG = await self._f1(self.task.dev[: gate.questions], sampling)
 
         pass_1, _ = mean_f1(f1_QG)
@@ -44,13 +45,15 @@ class DevScores:
         """Return the mean F1 on the dev questions with its standard error."""
         dev = self.config.dev
         seed = roll_out_seed(self.task.seed, draw=-1)
-        sampling = Sampling(dev.samples, dev.temperature, seed, trained=False)
+        sampling = RolloutSampling(dev.samples, dev.temperature, seed, trained=False)
         f1_QG = await self._f1(self.task.dev[: dev.questions], sampling)
 
         mean, f1_Q = mean_f1(f1_QG)
         return {"dev_f1": mean, **standard_error("dev_f1", f1_Q)}
 
-    async def _f1(self, questions: Sequence[Question], sampling: Sampling) -> list[list[float]]:
+    async def _f1(
+        self, questions: Sequence[Question], sampling: RolloutSampling
+    ) -> list[list[float]]:
         """Return the F1 of every rollout that infrastructure left whole, by question.
 
         Raises EndpointError if they are less than :data:`MIN_DEV_SHARE`.

@@ -41,6 +41,8 @@ from deepsearch_rl.training.rl.health import gate_warning
 from deepsearch_rl.training.rl.heartbeat import begin
 from deepsearch_rl.training.rl.policy_text import policy_text
 from deepsearch_rl.training.rl.question_order import batch
+from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask, RlTrainer, Rollout, RolloutSampling
 from deepsearch_rl.training.rl.run_log import TRAIN_LOG, RunLog, best_line
 from deepsearch_rl.training.rl.step_rollouts import (
     Groups,
@@ -50,7 +52,6 @@ from deepsearch_rl.training.rl.step_rollouts import (
     trainable,
 )
 from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollout, Sampling
 from deepsearch_rl.training.runs.curves import TrainingStep, standard_error
 from deepsearch_rl.training.runs.finite import NotFiniteError
 
@@ -306,7 +307,9 @@ class _Run:
         """Return the rollouts of ``count`` questions from number ``first`` on, with their rewards."""
         questions = batch(self.task, self.config.type_shares, first, count)
         seed = roll_out_seed(self.task.seed, step - 1, self._bad_tries(step))
-        sampling = Sampling(self.config.group_size, self.config.temperature, seed, trained=True)
+        sampling = RolloutSampling(
+            self.config.group_size, self.config.temperature, seed, trained=True
+        )
         rollouts_QG = await self.trainer.roll_out(questions, sampling)
         weights = self.config.rewards
         policy = self.policy

@@ -30,7 +30,7 @@ from typing import Literal
 
 import torch
 
-from deepsearch_rl.training.rl.trainer import Aggregation, AlgorithmName, KlEstimate
+from deepsearch_rl.training.rl.rl_config import Aggregation, AlgorithmName, KlEstimate
 
 AdvantageKind = Literal["group_std", "group_mean", "leave_one_out", "whitened"]
 RatioLevel = Literal["token", "sequence", "sequence_token"]

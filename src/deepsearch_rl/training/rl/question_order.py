@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.training.rl.trainer import RlTask
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 
 
 def batch(task: RlTask, type_shares: Mapping[str, float], first: int, size: int) -> list[Question]:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from deepsearch_rl.training.rl.health import AlarmWatch
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.runs.curves import Alarm, TrainingStep, record_step
 
 TRAIN_LOG = "train_log.jsonl"

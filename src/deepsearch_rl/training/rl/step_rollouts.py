@@ -8,7 +8,7 @@ from deepsearch_rl.core.answers import INSUFFICIENT, normalise, score_rollout
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.records import SERVER_FAILURES
-from deepsearch_rl.training.rl.trainer import Rollout
+from deepsearch_rl.training.rl.rl_trainer import Rollout
 from deepsearch_rl.training.runs.curves import TrainingStep
 
 # Q questions, G rollouts of each

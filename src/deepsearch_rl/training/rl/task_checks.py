@@ -4,7 +4,8 @@ from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING
 from deepsearch_rl.conversation.trained_with import TrainedWith, require_trained_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.training.rewards.rewards import PolicyText, require_scores
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
+from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 
 
 def require_task(task: RlTask, config: RlConfig, served: TrainedWith) -> None:

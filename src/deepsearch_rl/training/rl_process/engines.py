@@ -9,7 +9,8 @@ from pathlib import Path
 
 from deepsearch_rl.core.errors import UnavailableError, look_up
 from deepsearch_rl.core.hardware import require_gpu
-from deepsearch_rl.training.rl.trainer import BackendConfig, RlConfig, RlTask, RlTrainer
+from deepsearch_rl.training.rl.rl_config import BackendConfig, RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask, RlTrainer
 
 MakeTrainer = Callable[[RlTask, RlConfig], RlTrainer]
 RlEngine = Callable[[RlTask, RlConfig, Path], None]

@@ -24,8 +24,8 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import STATE_FILE, scratch_path, unfinished
 from deepsearch_rl.core.stage_state import read_state
 from deepsearch_rl.training.rl.checkpoints import FORK_FILE, checkpoints
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.rl.run_log import TRAIN_LOG, best_line, evaluations_since_best
-from deepsearch_rl.training.rl.trainer import RlConfig
 from deepsearch_rl.training.rl.watchdog import OUTPUT_LOG
 from deepsearch_rl.training.rl_process.worker import RUN_FILE, RlRun, rl_run
 from deepsearch_rl.training.runs.curves import ERROR, TrainingStep, curve_path

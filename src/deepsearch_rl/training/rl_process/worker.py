@@ -14,7 +14,8 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, Record
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.training.rl.heartbeat import check_server, run_watched
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
+from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 from deepsearch_rl.training.rl.watchdog import watch
 from deepsearch_rl.training.rl_process.engines import open_engine
 from deepsearch_rl.training.runs.curves import recorded_curve

@@ -80,8 +80,9 @@ def not_finite_metrics(line: str) -> str:
 
 def bad_numbers(metrics: Mapping[str, float | None]) -> str:
     """Return the metrics that are not finite, as ``grad_norm nan``; empty where all are."""
-    return ", ".join(
-        f"{name} {value}"
-        for name, value in metrics.items()
-        if value is not None and not math.isfinite(value)
-    )
+    bad: list[str] = []
+    for name, value in metrics.items():
+        if value is not None and not math.isfinite(value):
+            bad.append(f"{name} {value}")
+
+    return ", ".join(bad)

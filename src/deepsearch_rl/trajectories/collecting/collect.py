@@ -311,6 +311,7 @@ async def _answer_missing(
     failures_in_a_row = 0
 
     async def work(agent: Agent) -> None:
+        """Answer one missing question after the other; workers share what is missing."""
         nonlocal failures_in_a_row
         for question, sample in missing:
             stopwatch = Stopwatch()

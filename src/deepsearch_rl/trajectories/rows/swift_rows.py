@@ -48,11 +48,12 @@ def row_targets(trajectory: Trajectory, flatten: bool) -> list[int | None]:
     """Return what each row of a trajectory trains: the position of one assistant message, or None for all of them."""
     if not flatten:
         return [None]
-    return [
-        position
-        for position, message in enumerate(trajectory.messages)
-        if message.role == "assistant"
-    ]
+    positions: list[int | None] = []
+    for position, message in enumerate(trajectory.messages):
+        if message.role == "assistant":
+            positions.append(position)
+
+    return positions
 
 
 def swift_row(trajectory: Trajectory, target: int | None = None) -> SwiftRow:

@@ -143,6 +143,7 @@ class _Group:
         self._counts = {name: Counter[int]() for name in ("rounds", "tool_calls", "tokens")}
 
     def add(self, trajectory: Trajectory, figures: Mapping[str, float | None]) -> None:
+        """Count a rollout; a figure that is None is not counted for it."""
         self._rollouts += 1
         if has_turns(trajectory):
             self._counts["rounds"][trajectory.rounds] += 1

@@ -34,6 +34,7 @@ class OwnEncoder:
         """Return embeddings_ND of N texts; raise ConfigError where the user's vectors are not N finite ones of D."""
 
         def encode(readable: list[str]) -> Vectors:
+            """Encode texts that are not blank, and check what comes back."""
             with self._code.named():
                 vectors_ND = np.asarray(self._encoder.encode(readable, kind), dtype=np.float32)
             expected = (len(readable), self.dimension)

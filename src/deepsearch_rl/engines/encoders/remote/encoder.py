@@ -178,6 +178,7 @@ class RemoteEncoder:
 
         @wait_for_capacity(self._config.rate_limit_wait_s, log)
         def take_turn() -> bytes:
+            """Send one request as soon as the limits allow it."""
             self._limits.wait_in_thread()
             try:
                 answer = self._client.embeddings.with_raw_response.create(

@@ -28,11 +28,13 @@ _ENDINGS = frozenset({"stop", "length", "tool_calls", "function_call"})
 
 def sampled_choices(captured: art.Trajectory) -> list[Choice]:
     """Return the turns of a captured rollout in their order, without generations that failed and were asked again."""
-    histories = [
-        history.messages_and_choices for history in (captured, *captured.additional_histories)
-    ]
-    choices = [item for history in histories for item in history if isinstance(item, Choice)]
-    return [choice for choice in choices if _is_turn(choice)]
+    choices: list[Choice] = []
+    for history in (captured, *captured.additional_histories):
+        for item in history.messages_and_choices:
+            if isinstance(item, Choice) and _is_turn(item):
+                choices.append(item)
+
+    return choices
 
 
 def _is_turn(choice: Choice) -> bool:
@@ -74,7 +76,7 @@ def sampled_tokens(choice: Choice) -> list[int]:
 def token_ids(reported: Sequence[str]) -> list[int]:
     """Return the ids of tokens that a server reports as ``token_id:N``; empty if one is not."""
     ids = [_TOKEN.fullmatch(token) for token in reported]
-    return [int(found[1]) for found in ids if found] if all(ids) else []
+    return [int(match[1]) for match in ids if match] if all(ids) else []
 
 
 def comes_back(

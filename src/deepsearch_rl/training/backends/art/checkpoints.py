@@ -29,9 +29,9 @@ def is_whole(folder: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
-    return {
-        name: digest for name, digest in file_digests(folder).items() if name != SEAL
-    } == digests
+    present = file_digests(folder)
+    present.pop(SEAL, None)
+    return present == digests
 
 
 def require_start(folder: Path, start: str) -> None:

@@ -43,7 +43,7 @@ from deepsearch_rl.training.rl.policy_loss import (
     log_ratios,
     policy_losses,
 )
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.runs.finite import (
     NotFiniteError,
     require_finite_tensors,

@@ -23,7 +23,7 @@ from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
 from deepsearch_rl.serving.launch import VllmConfig, vllm_serve_command
 from deepsearch_rl.training.backends.art.policy import Policy
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 
 
 @dataclass

@@ -24,6 +24,7 @@ from art.utils.get_model_step import get_step_from_dir
 from art.utils.output_dirs import get_step_checkpoint_dir
 
 from deepsearch_rl.core.errors import ConfigError, UnavailableError
+from deepsearch_rl.training.backends.art.art_trainer import ArtTrainer
 from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.backends.art.samplers import (
     EngineSampler,
@@ -31,9 +32,10 @@ from deepsearch_rl.training.backends.art.samplers import (
     VllmSampler,
     lora_rank,
 )
+from deepsearch_rl.training.backends.art.service_backend import model_settings
 from deepsearch_rl.training.backends.art.step_rows import Rows
-from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, learning_rate
+from deepsearch_rl.training.rl.rl_config import RlConfig, learning_rate
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 
 
 @dataclass

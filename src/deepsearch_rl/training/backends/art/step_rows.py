@@ -8,7 +8,7 @@ from art.loss import shift_tensor
 from art.preprocessing.pack import PackedTensors
 
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, token_weights
-from deepsearch_rl.training.rl.trainer import LossConfig
+from deepsearch_rl.training.rl.rl_config import LossConfig
 
 
 class Rows:

@@ -51,25 +51,25 @@ class TagPolicy(RolloutPolicy):
         was_cut = response.choices[0].finish_reason in ENDED_BY_LIMIT
 
         self.tokens.begin_turn(prompt)
-        written = self.tokens.read(ids, messages, max_tokens, was_cut)
-        self.tokens.end_turn(written.ids, logprobs)
+        turn_tokens = self.tokens.read(ids, messages, max_tokens, was_cut)
+        self.tokens.end_turn(turn_tokens.ids, logprobs)
 
         protocol = self.endpoint.protocol
-        turn = protocol.turn(written.completion, messages)
+        turn = protocol.turn(turn_tokens.completion, messages)
         truncated = was_cut and not protocol.complete(turn)
-        return Reply(turn, written.completion.usage, truncated)
+        return Reply(turn, turn_tokens.completion.usage, truncated)
 
     async def _complete(
         self, prompt: Sequence[int], messages: Sequence[Message], max_tokens: int
     ) -> TextCompletion:
-        asked = self.endpoint
-        request: dict[str, Any] = {} if asked.seed is None else {"seed": asked.seed}
-        return await asked.client.completions.create(
-            model=asked.model,
+        endpoint = self.endpoint
+        request: dict[str, Any] = {} if endpoint.seed is None else {"seed": endpoint.seed}
+        return await endpoint.client.completions.create(
+            model=endpoint.model,
             prompt=list(prompt),
             max_tokens=max_tokens,
-            temperature=asked.temperature,
-            stop=asked.protocol.request(messages)["stop"],
+            temperature=endpoint.temperature,
+            stop=endpoint.protocol.request(messages)["stop"],
             logprobs=0,
             extra_body={"include_stop_str_in_output": True, "return_tokens_as_token_ids": True},
             **request,

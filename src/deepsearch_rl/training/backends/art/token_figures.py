@@ -8,7 +8,7 @@ from art.loss import shift_tensor
 
 from deepsearch_rl.training.rl.agreement import outside_clip
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, log_ratios
-from deepsearch_rl.training.rl.trainer import LossConfig
+from deepsearch_rl.training.rl.rl_config import LossConfig
 
 
 def log_softmax_of(

@@ -22,13 +22,15 @@ from art.unsloth import train as unsloth_train
 from art.unsloth.service import UnslothService
 
 from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.training.backends.art.art_trainer import ArtTrainer
 from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
 from deepsearch_rl.training.backends.art.service import memory_named
+from deepsearch_rl.training.backends.art.service_backend import model_settings
 from deepsearch_rl.training.backends.art.token_figures import clipped, mean_kl
-from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
 from deepsearch_rl.training.rl.agreement import agreement
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
+from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 from deepsearch_rl.training.runs.finite import require_finite_tensors
 
 LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -70,11 +72,11 @@ def require_honoured(config: RlConfig) -> None:
         "sampler.reasoning_parser": (config.sampler.reasoning_parser, None, "ART names none"),
         "sampler.tool_call_parser": (config.sampler.tool_call_parser, "hermes", "ART's"),
     }
-    wrong = [
-        f"rl.{name}: {value} ({why})"
-        for name, (given, value, why) in needed.items()
-        if given != value
-    ]
+    wrong: list[str] = []
+    for name, (chosen, value, why) in needed.items():
+        if chosen != value:
+            wrong.append(f"rl.{name}: {value} ({why})")
+
     if loss.algorithm not in ("grpo", "gspo"):
         wrong.append("rl.loss.algorithm: grpo or gspo (ART's)")
     if config.lora is None:

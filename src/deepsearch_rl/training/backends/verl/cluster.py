@@ -22,30 +22,30 @@ NodeFacts = Mapping[str, str]
 
 def facts(node: str, gpus: float, retrieval_url: str) -> dict[str, str]:
     """Return the facts of the node that this runs on."""
-    found = {"node": node, "gpus": f"{gpus:g}", "python": platform.python_version()}
+    result = {"node": node, "gpus": f"{gpus:g}", "python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            result[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "none"
+            result[package] = "none"
 
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         opener.open(f"{retrieval_url}/healthz", timeout=TIMEOUT_S).close()
-        found["retrieval"] = ""
+        result["retrieval"] = ""
     except OSError as error:
-        found["retrieval"] = str(error)
-    return found
+        result["retrieval"] = str(error)
+    return result
 
 
 def problems(
     expected: NodeFacts, nodes: Sequence[NodeFacts], count: int, gpus_per_node: int, url: str
 ) -> list[str]:
     """Return what keeps veRL from training on these nodes, each with what to do."""
-    said: list[str] = []
+    texts: list[str] = []
     able = [node for node in nodes if float(node["gpus"]) >= gpus_per_node]
     if len(able) < count:
-        said.append(
+        texts.append(
             f"{len(able)} of {len(nodes)} nodes have {gpus_per_node} GPUs, and rl.backend.verl.nodes is {count}: start "
             "`ray start --address=HEAD:6379` on more, or lower nodes or gpus_per_node"
         )
@@ -53,16 +53,16 @@ def problems(
     for node in nodes:
         for name in ("python", *PACKAGES):
             if node[name] != expected[name]:
-                said.append(
+                texts.append(
                     f"{node['node']} has {name} {node[name]}, and the head {expected[name]}: make its environment from "
                     "the same file"
                 )
         if node["retrieval"]:
-            said.append(
+            texts.append(
                 f"{node['node']} does not reach the retrieval server {url} ({node['retrieval']}): serve it at an "
                 "address of the cluster's network"
             )
-    return said
+    return texts
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,10 +81,10 @@ def main(arguments: Sequence[str]) -> int:
         name = node["NodeManagerAddress"]
         answers.append(ask.options(scheduling_strategy=placed).remote(name, gpus, url))
 
-    found = problems(facts("head", 0, url), ray.get(answers), int(count), int(gpus_per_node), url)
-    for problem in found:
+    texts = problems(facts("head", 0, url), ray.get(answers), int(count), int(gpus_per_node), url)
+    for problem in texts:
         sys.stdout.write(f"{problem}.\n")
-    return int(bool(found))
+    return int(bool(texts))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from deepsearch_rl.core.files import sha256_json
-from deepsearch_rl.serving.engine import Engine, Sampling
+from deepsearch_rl.serving.engine import Engine, SamplingParams
 from deepsearch_rl.training.backends.verl import cpu_platform  # noqa: F401 - registers the platform
 
 ray: Any = importlib.import_module("ray")
@@ -47,7 +47,7 @@ class CpuServer:
         prompt = sha256_json([self._seed, self._step, temperature, prompt_ids])
         self._asked[prompt] += 1
         seed = int(sha256_json([prompt, self._asked[prompt]])[:12], 16)
-        sampling = Sampling(temperature, int(sampling_params["max_tokens"]), seed)
+        sampling = SamplingParams(temperature, int(sampling_params["max_tokens"]), seed)
         answer = await asyncio.wrap_future(self._engine.generate(list(prompt_ids), sampling))
         return replicas.TokenOutput(
             token_ids=list(answer.token_ids),

@@ -47,9 +47,10 @@ from deepsearch_rl.training.backends.verl.overrides import (
 from deepsearch_rl.training.rl.checkpoints import origin
 from deepsearch_rl.training.rl.heartbeat import begin
 from deepsearch_rl.training.rl.question_order import batch
+from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.rl_trainer import RlTask
 from deepsearch_rl.training.rl.run_log import TRAIN_LOG, RunLog, best_line
 from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 from deepsearch_rl.training.runs.curves import TrainingStep
 from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
 
@@ -259,18 +260,18 @@ class VerlSteps:
         Steps that are trained again, because a start goes on from an earlier checkpoint, take the
         place of those before.
         """
-        kept = 0
+        unchanged = 0
         for old, new in zip(self._lines, lines, strict=False):
             if old != new:
                 break
-            kept += 1
-        if kept < len(self._lines):
-            self._go_back(lines[:kept])
+            unchanged += 1
+        if unchanged < len(self._lines):
+            self._go_back(lines[:unchanged])
 
-        for line in lines[kept:]:
+        for line in lines[unchanged:]:
             self._lines.append(line)
             self.log.add(line.model_dump())
-        return list(lines[kept:])
+        return list(lines[unchanged:])
 
     def _go_back(self, lines: Sequence[TrainingStep]) -> None:
         """Let the log have these steps alone; they are in the curve already."""

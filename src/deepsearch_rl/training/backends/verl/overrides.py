@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.training.rl.trainer import AlgorithmName, RlConfig
+from deepsearch_rl.training.rl.rl_config import AlgorithmName, RlConfig
 from deepsearch_rl.training.rl.verl_config import AGENT_LOOP, VerlConfig
 
 ACTOR = "actor_rollout_ref.actor"

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.training.rl.trainer import RlConfig, learning_rate
+from deepsearch_rl.training.rl.rl_config import RlConfig, learning_rate
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""The work of the stages in which a model answers: on this machine, or behind the server of an API."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from deepsearch_rl.core.files import read_json
+from deepsearch_rl.planning.sizes import Sizes, StageWork
+from deepsearch_rl.search_server.requests import is_loopback
+
+
+def answers(
+    sizes: Sizes, stage: str, server: Mapping[str, str] | None, count: int, is_ifeval: bool = False
+) -> StageWork:
+    """Return the work of so many rollouts or prompts, by a model on this machine or by that of an API's server."""
+    if server and not is_loopback(urlsplit(server["base_url"]).hostname or ""):
+        return _asks(sizes, stage, server["model"], count, is_ifeval)
+    slope = "ifeval_prompt_s" if is_ifeval else rollout_slope(sizes.vllm)
+    work = {"serve_start_s": 1, slope: count * sizes.size}
+    # vLLM takes its share of a GPU at once
+    utilization = sizes.vllm.get("gpu_memory_utilization", 0.0)
+    gpu_gib = utilization * sizes.profile.value("requires")["gpu_memory_gib"]
+    rollouts = 0 if is_ifeval else count
+    return sizes.stage(stage, work, rollouts, host_gib=sizes.weights_gib, gpu_gib=gpu_gib)
+
+
+def _asks(sizes: Sizes, stage: str, model: str, count: int, is_ifeval: bool = False) -> StageWork:
+    if is_ifeval:
+        calls = count / sizes.profile.value("ifeval")["concurrency"]
+        tokens = (0.0, count * sizes.slope("ifeval_tokens"))
+    else:
+        at_once = sizes.profile.value("agent")["concurrency"]
+        calls = count * sizes.slope("calls_per_rollout") / at_once
+        tokens = (count * sizes.slope("prompt_tokens"), count * sizes.slope("completion_tokens"))
+
+    return sizes.stage(
+        stage, {"api_call_s": calls}, 0 if is_ifeval else count, api=model, tokens=tokens
+    )
+
+
+def evaluation_rollouts(sizes: Sizes, model: str) -> int:
+    """Return the rollouts of one model's evaluation: samples, greedy answers, two controls and variants."""
+    section = sizes.profile.value("evaluate")
+    rollouts = 0
+
+    for name, plan in section["sets"].items():
+        count = sizes.questions(name, section["split"], plan["questions"])
+        rollouts += count * plan["samples"] + min(count, plan["greedy"])
+        # Without search, and with the gold passages
+        rollouts += 2 * min(count, plan["controls"])
+
+    for variant in section["variants"].values():
+        if variant["models"] is None or model in variant["models"]:
+            count = sizes.questions(variant["dataset"], section["split"], variant["questions"])
+            rollouts += count * variant["samples"]
+
+    return rollouts
+
+
+def endpoint_of(folder: str) -> Mapping[str, str] | None:
+    """Return the address of a model behind a server, None for a folder with weights."""
+    file = Path(folder, "endpoint.json")
+    return read_json(file) if file.is_file() else None
+
+
+def rollout_slope(server: Mapping[str, Any]) -> str:
+    """Return the slope of a rollout by a model server with these settings."""
+    return "rollout_eager_s" if server.get("enforce_eager") else "rollout_s"

@@ -1,0 +1,122 @@
+"""The params of a profile as amounts: questions, passages, parameters, bytes; and the work of a stage made of them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.planning.slopes import Slope, SlopeFile
+
+GIB = 2**30
+_BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """One stage: how much of every slope its time is made of, and what else it takes."""
+
+    stage: str
+    amounts: Mapping[str, float]
+    disk_gib: float = 0.0
+    host_gib: float = 0.0
+    gpu_gib: float = 0.0
+    api: str = ""
+    """The API's model that is asked, and the tokens that it reads and writes."""
+    tokens: tuple[float, float] = (0.0, 0.0)
+
+    def seconds(self, slopes: Mapping[str, Slope]) -> float:
+        """Return the wall time."""
+        return sum(amount * slopes[name].value for name, amount in self.amounts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a profile works on, and the slopes of the machine that it is planned for."""
+
+    profile: Profile
+    slopes: Mapping[str, Slope]
+    file: SlopeFile
+
+    def slope(self, name: str) -> float:
+        """Return the value of a slope."""
+        return self.slopes[name].value
+
+    def stage(
+        self, name: str, amounts: Mapping[str, float], rollouts: int = 0, **other: Any
+    ) -> StageWork:
+        """Return the work of a stage: ``amounts``, its start, its process, and the rollouts that it keeps."""
+        disk_gib = other.pop("disk_gib", 0.0)
+        disk_gib += self.disk_gib(rollouts * self.slope("rollout_bytes"))
+        host_gib = other.pop("host_gib", 0.0) + self.slope("process_gib")
+        return StageWork(name, {"start_s": 1, **amounts}, disk_gib, host_gib, **other)
+
+    def questions(self, dataset: str, split: str, at_most: int | None) -> int:
+        """Return the questions of a split of a set; raise UnknownNameError where there is no such set or split."""
+        download = self.profile.value("download")
+        if download["source"] == "world":
+            world = download["world"]
+            if dataset == self.profile.value("synthesize")["dataset"]:
+                count = look_up("split", split, world["questions"])
+            else:
+                count = world["out_of_domain_questions"]
+            return min(count, at_most or count)
+
+        question_sets = download["folder"]["questions"]
+        sources = look_up("question set of download.folder", dataset, question_sets)
+        sizes: dict[str, int] = {}
+        # Several files may give a split their questions
+        for source in sources:
+            for name in source["splits"]:
+                sizes[name] = sizes.get(name, 0) + self._split_size(source, name)
+
+        count = look_up("split", split, sizes)
+        return min(count, at_most or count)
+
+    def _split_size(self, source: Mapping[str, Any], split: str) -> int:
+        """Return the questions that one file gives a split."""
+        cut = sum(count for count in source["splits"].values() if count)
+        rest = self.file.sizes.questions.get(source["format"], cut) - cut
+        return source["splits"][split] or rest
+
+    def passages(self) -> dict[str, int]:
+        """Return the number of passages of every corpus."""
+        download = self.profile.value("download")
+        sizes = self.file.sizes.passages
+        if download["source"] == "world":
+            names = {"world": "in_domain", "outworld": "out_of_domain"}
+            return {corpus: sum(download["world"][name].values()) for corpus, name in names.items()}
+
+        corpora = download["folder"]["corpora"]
+        passages: dict[str, int] = {}
+        for name, corpus in corpora.items():
+            passages[name] = sizes.get(corpus["format"], sizes["other"])
+
+        return passages
+
+    @property
+    def billions(self) -> float:
+        """Thousand million parameters of the base model, by its name; 0 of a model that is trained here."""
+        section = self.profile.value("prepare_model")
+        name = _BILLIONS.search(section["hub"]["repository"]) if section.get("hub") else None
+        return float(name[1]) if name else 0.0
+
+    @property
+    def size(self) -> float:
+        """What slopes of model work are multiplied by; those of a model that is trained here are of its own size."""
+        return self.billions or 1.0
+
+    @property
+    def weights_gib(self) -> float:
+        """The weights of the base model in 16 bits."""
+        return 2e9 * self.billions / GIB
+
+    @property
+    def vllm(self) -> Mapping[str, Any]:
+        """The settings of vLLM; empty where another server is used."""
+        return self.profile.value("serving").get("vllm") or {}
+
+    def disk_gib(self, size_bytes: float) -> float:
+        """Return what artifacts take on disk, with the copies of them that DVC keeps."""
+        return size_bytes * self.slope("copies") / GIB
