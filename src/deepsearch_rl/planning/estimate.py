@@ -394,15 +394,16 @@ class _Sizes:
         return StageWork(stage, {"start_s": 1, **work}, disk_gib, host_gib, **other)
 
     def _evaluated(self, model: str) -> int:
-        """Return the rollouts of one model's evaluation: samples, greedy answers, two controls and variants."""
+        """Return the rollouts of one model's evaluation: samples, greedy answers, controls and variants."""
         section = self.profile.value("evaluate")
         rollouts = 0
 
         for name, plan in section["sets"].items():
             count = self._questions(name, section["split"], plan["questions"])
             rollouts += count * plan["samples"] + min(count, plan["greedy"])
-            # Without search, and with the gold passages
-            rollouts += 2 * min(count, plan["controls"])
+            # Without search, with the gold passages, and with random ones where these are asked for
+            controls = 3 if section["random_passages"] else 2
+            rollouts += controls * min(count, plan["controls"])
 
         for variant in section["variants"].values():
             if variant["models"] is None or model in variant["models"]:

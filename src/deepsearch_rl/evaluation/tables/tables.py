@@ -29,7 +29,11 @@ TYPE_DRAWS = 10
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
 DATASET_ORDER += ("nq", "triviaqa", "popqa", "bamboogle")
 MODEL_ORDER = ("base", "sft", "rl", "sft_rl")
-CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
+CONTROL_TITLES: dict[Control, str] = {
+    "no_search": "no search",
+    "random_passage": "random passages",
+    "gold_passage": "gold passages",
+}
 DifferenceT = TypeVar("DifferenceT", bound="Difference")
 
 
