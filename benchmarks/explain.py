@@ -1,30 +1,32 @@
-"""Time of `deepsearch explain` on a run of the size of an evaluation, with an index and with a corpus alone.
+"""`deepsearch explain`: its time on a run of the size of an evaluation, and what it finds of planted faults.
 
     .venv/bin/python -m benchmarks.explain
+    .venv/bin/python -m benchmarks.explain --tables faults
 
 The corpus is generated: passages of a hundred words in which some words are rare. A question's gold
 facts are sentences of two passages; an answer searches with words of them, with words of the
 question, or not at all, and shows the top five of BM25. Times are of the whole command but for
 reading its modules: files, corpus, BM25 with ``--corpus``, causes, a thousand resamples, and the
-page. Facts are the slowest kind of evidence.
+page. Facts are the slowest kind of evidence. The faults are those of
+:mod:`benchmarks.planted_faults`, over the real question sets.
 """
 
+import argparse
 import random
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.data import DATA
 from benchmarks.measure import parse_options, publish, restart_peak, status_kb, verdict
-from deepsearch_rl.conversation.passages import format_passages
+from benchmarks.planted_faults import make_rollout, recover
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import (
+    Chunk,
     Document,
     Evidence,
-    Message,
     Question,
     QuestionMetadata,
-    Retrieval,
-    StopReason,
     Trajectory,
 )
 from deepsearch_rl.explain.standalone.explain import Options, explain_paths, report_of
@@ -103,32 +105,12 @@ def make_rollouts(
         for sample in range(samples):
             queries = [" ".join(rng.sample(fact.split(), 4)) for fact in facts]
             queries = [*queries, question.question][: rng.randint(0, 3)]
-            messages = [Message(role="user", content=question.question)]
-            retrievals: list[Retrieval] = []
+            searches: list[tuple[str, list[Chunk]]] = []
             for query, hits in zip(queries, searcher.find_hits(queries, TOP_K), strict=True):
-                chunks = [hit.chunk for hit in hits]
-                messages.append(Message(role="tool", content=format_passages(chunks)))
-                chunk_ids = tuple(chunk.id for chunk in chunks)
-                retrievals.append(Retrieval(query=query, chunk_ids=chunk_ids))
+                searches.append((query, [hit.chunk for hit in hits]))
 
             answer = question.golden_answers[0] if rng.random() < 1 / 3 else "Nobody knows"
-            messages.append(Message(role="assistant", content=f"<answer>{answer}</answer>"))
-            rollouts.append(
-                Trajectory(
-                    id=f"{question.id}#{sample}",
-                    question_id=question.id,
-                    sample=sample,
-                    question=question.question,
-                    golden_answers=question.golden_answers,
-                    model="generated",
-                    prompt="none",
-                    temperature=0.7,
-                    messages=tuple(messages),
-                    retrievals=tuple(retrievals),
-                    answer=answer,
-                    stop_reason=StopReason.ANSWERED,
-                )
-            )
+            rollouts.append(make_rollout(question, answer, searches, sample))
 
     return rollouts
 
@@ -157,13 +139,24 @@ def measure(folder: Path, options: Options) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     options = parse_options(
         __doc__,
+        tables=(["time"], "time, faults"),
         passages=(20_000, "of the corpus"),
         questions=(400, "of the run"),
         samples=(3, "answers per question"),
+        data=(DATA, "folder of the real data"),
+        sets=(["musique", "2wikimultihopqa", "hotpotqa"], "question sets with faults"),
+        retrievers=(["bm25", "hybrid"], "how their passages are found"),
     )
+    if "time" in options.tables:
+        _publish_time(options)
+    if "faults" in options.tables:
+        _publish_faults(options)
+
+
+def _publish_time(options: argparse.Namespace) -> None:
     lines: list[list[str]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -189,6 +182,18 @@ def main() -> None:
         f"target: {TARGET_S} s",
     ]
     publish(options, "explain", header, lines)
+
+
+def _publish_faults(options: argparse.Namespace) -> None:
+    lines: list[list[str]] = []
+    for name in options.sets:
+        for retriever in options.retrievers:
+            with tempfile.TemporaryDirectory() as folder:
+                for each in recover(Path(folder), options.data / name, retriever):
+                    lines.append([name, retriever, *each.cells()])
+
+    header = ["set", "retriever", "fault", "cause", "planted", "found", "share", "lost points"]
+    publish(options, "explain faults", header, lines)
 
 
 if __name__ == "__main__":

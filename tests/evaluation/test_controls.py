@@ -6,7 +6,12 @@ from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.conversation.passages import format_passages
 from deepsearch_rl.core.records import Evidence, Question, QuestionMetadata, StopReason, Trajectory
 from deepsearch_rl.endpoints.endpoint import Endpoint
-from deepsearch_rl.evaluation.models.controls import ControlAgent, GoldPassages
+from deepsearch_rl.evaluation.models.controls import (
+    ControlAgent,
+    GivenPassages,
+    GoldPassages,
+    RandomPassages,
+)
 from tests.chunks import make_chunk
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.settings import AGENT
@@ -33,9 +38,9 @@ def ask(evidence: tuple[Evidence, ...] | None = FACTS) -> Question:
     )
 
 
-def answer(chat: ChatEndpoint, gold: GoldPassages | None) -> Trajectory:
+def answer(chat: ChatEndpoint, given: GivenPassages | None) -> Trajectory:
     async def run() -> Trajectory:
-        async with ControlAgent(AGENT, chat.endpoint, 0.7, "sft", gold, seed=0) as agent:
+        async with ControlAgent(AGENT, chat.endpoint, 0.7, "sft", given, seed=0) as agent:
             return await agent.answer(ask(), 0)
 
     return asyncio.run(run())
@@ -52,9 +57,25 @@ def test_gold_passages_are_the_chunks_that_hold_the_facts_in_the_order_of_the_ev
     assert gold(ask(evidence=())) == ()
 
 
+def test_random_passages_hold_no_gold_fact_and_repeat_with_the_seed() -> None:
+    facts = (Evidence(doc_id="d1", fact="She works for Fusion Works."),)
+    question = ask(facts)
+    drawn: set[str] = set()
+    for seed in range(20):
+        passages = RandomPassages(CHUNKS, 2, seed)(question)
+        assert len({chunk.id for chunk in passages}) == 2
+        assert passages == RandomPassages(CHUNKS, 2, seed)(question)
+        drawn |= {chunk.id for chunk in passages}
+
+    assert drawn == {"d1-0", "d2-0", "d2-1"}
+    # A corpus that has no more
+    every_other = RandomPassages(CHUNKS, 9, 0)(question)
+    assert sorted(chunk.id for chunk in every_other) == ["d1-0", "d2-0", "d2-1"]
+
+
 def test_without_search_the_model_is_asked_once_and_offered_no_tool() -> None:
     with serve_chat(lambda _: says("<answer> Ben Ide</answer>")) as chat:
-        trajectory = answer(chat, gold=None)
+        trajectory = answer(chat, given=None)
     (request,) = chat.requests
     assert "tools" not in request
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
@@ -69,7 +90,7 @@ def test_without_search_the_model_is_asked_once_and_offered_no_tool() -> None:
 
 def test_a_turn_without_a_pair_of_tags_is_no_answer() -> None:
     with serve_chat(lambda _: says("Ben Ide</answer>")) as chat:
-        trajectory = answer(chat, gold=None)
+        trajectory = answer(chat, given=None)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ANSWER_TAG, "")
 
 
@@ -124,13 +145,13 @@ def test_a_model_that_only_searches_runs_out_of_turns() -> None:
 def test_a_reply_without_a_choice_is_a_failed_rollout() -> None:
     with serve_chat(lambda _: {}) as chat:
         chat.choices = 0
-        assert answer(chat, gold=None).stop_reason is StopReason.MODEL_ERROR
+        assert answer(chat, given=None).stop_reason is StopReason.MODEL_ERROR
 
 
 @pytest.mark.parametrize("status", [401, 500])
 def test_a_failing_endpoint_is_a_failed_rollout_without_the_key_in_it(status: int) -> None:
     with serve_chat(lambda _: status) as chat:
-        trajectory = answer(chat, gold=None)
+        trajectory = answer(chat, given=None)
     assert trajectory.stop_reason is StopReason.MODEL_ERROR
     assert "failed for" in str(trajectory.error)
     assert KEY not in trajectory.model_dump_json()

@@ -80,13 +80,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def setting(sets: dict[str, SetPlan], variants: dict[str, VariantPlan] | None = None) -> Evaluation:
+def setting(
+    sets: dict[str, SetPlan],
+    variants: dict[str, VariantPlan] | None = None,
+    random_passages: bool = False,
+) -> Evaluation:
     return Evaluation(
         evaluate=EvaluateConfig(
             split="val",
             temperature=0.7,
             agent={},
             sets=sets,
+            random_passages=random_passages,
             variants=variants or {},
             prompts="prompts",
             draws=100,
@@ -525,10 +530,41 @@ def test_two_questions_of_one_id_are_refused_before_anything_is_asked(
 def test_the_gold_passage_control_needs_known_evidence() -> None:
     unknown = [Question(id="q", question="Where?", golden_answers=("Stoke",))]
     plan = SetPlan(questions=None, samples=3, greedy=0, controls=1)
-    assert [run.condition for run in plan_runs("musique", unknown, plan, 0.7, "")] == [
-        "search",
-        "no_search",
-    ]
+    evaluate = setting({"musique": plan}).evaluate
+    conditions = [run.condition for run in plan_runs("musique", unknown, evaluate, "")]
+    assert conditions == ["search", "no_search"]
+
+
+@pytest.mark.usefixtures("named", "search_here")
+def test_random_passages_are_a_control_where_params_ask_for_it_and_change_no_other_figure(
+    data: Path, tmp_path: Path
+) -> None:
+    sets = {"musique": SetPlan(questions=None, samples=1, greedy=0, controls=4)}
+    with serve_chat(reads) as chat:
+        model = model_at(chat.endpoint.base_url, tmp_path / "model")
+        usual = evaluate_model(
+            "sft", model, setting(sets), data, tmp_path / "usual", tmp_path / "work"
+        )
+        asked = len(chat.requests)
+        plan = setting(sets, random_passages=True)
+        evaluation = evaluate_model("sft", model, plan, data, tmp_path / "out", tmp_path / "work")
+
+    [row] = evaluation.rows
+    [usual_row] = usual.rows
+    assert list(row.controls) == ["no_search", "random_passage", "gold_passage"]
+    control = row.controls["random_passage"]
+    assert (control.n, control.f1, control.searched_f1) == (4, 0.0, 1.0)
+    others = {name: row.controls[name] for name in usual_row.controls}
+    assert row.model_copy(update={"controls": others}) == usual_row
+    assert usual.settings_sha256 != evaluation.settings_sha256
+    assert len(chat.requests) == asked + 4
+
+    path = tmp_path / "out" / "musique.random_passage.t0.7.jsonl"
+    for rollout in read_jsonl(path, Trajectory):
+        [retrieval] = rollout.retrievals
+        gold = f"d{rollout.question_id[-1]}-0"
+        assert len(retrieval.chunk_ids) == plan.retrieval.top_k
+        assert gold not in retrieval.chunk_ids
 
 
 def test_a_checkpoint_is_named_by_its_folder_and_the_step_that_was_kept(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
 from deepsearch_rl.evaluation.tables.published import read_published
 from deepsearch_rl.explain.causes.causes import Cause
+from deepsearch_rl.explain.causes.explain import choice_of
 from deepsearch_rl.explain.causes.explanation import explain_run
 from deepsearch_rl.explain.causes.judging import Corpus, JudgedRun, judge_run
 from deepsearch_rl.explain.causes.records import AgainstReport, Setting
@@ -41,7 +42,7 @@ def beside(judged: tuple[JudgedRun, Corpus], name: str, **changes: object) -> Ag
     run, corpus = judged
     setting = SETTING.model_copy(update=changes)
     report = explain_run(run, setting, corpus, seed=0, draws=100)
-    [against] = compare_published(run, report, name, 16, None, seed=0, draws=100)
+    [against] = compare_published(run, report, name, "the first 16", None, seed=0, draws=100)
     return against
 
 
@@ -57,7 +58,7 @@ def test_what_differs_is_named_and_what_the_source_leaves_open_is_unknown(
     assert verdicts(against) == {
         "split": "unknown",
         "number of questions": "differs",
-        "choice of questions": "unknown",
+        "choice of questions": "differs",
         "passages per search": "same",
         "prompt": "same",
         "corpus": "same",
@@ -67,7 +68,7 @@ def test_what_differs_is_named_and_what_the_source_leaves_open_is_unknown(
         "temperature": "unknown",
         "answers per question": "unknown",
         "metric": "differs",
-        "normalisation": "unknown",
+        "normalisation": "same",
     }
     other = verdicts(beside(judged, "Search-R1 Qwen2.5-7B", retriever="bm25", split="train"))
     assert other["retriever"] == other["split"] == "differs"
@@ -85,6 +86,31 @@ def test_what_the_run_can_show_is_no_unknown_and_everything_else_is(
     unnamed = beside(judged, "tinker-cookbook Qwen3-4B-Instruct-2507")
     assert unnamed.metric is None
     assert {"metric", "retriever", "prompt", "split"} <= set(unnamed.unknown)
+
+
+def test_what_a_source_says_of_its_answers_is_compared(judged: tuple[JudgedRun, Corpus]) -> None:
+    published = beside(judged, "Qwen3-4B-Instruct-2507 + SFT", dataset="musique", samples=1)
+    lines = {line.what: line for line in published.settings}
+    assert lines["choice of questions"].published == "the first 200"
+    assert [lines[name].verdict for name in ("temperature", "answers per question")] == [
+        "same",
+        "same",
+    ]
+
+    # One answer of several is scored as the publication did; the choice of 200 of 16 cannot be
+    several = beside(judged, "Qwen3-4B-Instruct-2507 + SFT", dataset="musique", samples=8)
+    assert {line.what: line.verdict for line in several.settings}["answers per question"] == (
+        "differs"
+    )
+    assert "answers per question" not in several.unknown
+    assert "choice of questions" in several.unknown
+
+
+def test_the_choice_of_questions_says_whether_they_are_the_first_of_their_file() -> None:
+    names = ["c", "a", "b"]
+    assert choice_of(names, names) == "all"
+    assert choice_of(["c", "a"], names) == "the first 2"
+    assert choice_of(["c", "b"], names) == "2 of 3, not the first ones"
 
 
 def test_the_recomputed_scores_are_those_of_the_run_scored_so(
@@ -137,6 +163,7 @@ def test_every_published_block_of_a_source_that_leaves_the_task_open_stands_besi
         "github.com/thinking-machines-lab/tinker-cookbook",
         "github.com/RUC-NLPIR/FlashRAG",
         "github.com/TIGER-AI-Lab/verl-tool",
+        "github.com/AMAP-ML/Tree-GRPO",
         "arXiv 2501.14342",
     }
     assert all(block.task.n is None for block in open_blocks)

@@ -5,128 +5,48 @@ The agents are scripts: what they do to whom is drawn before they run, and that 
 
 import json
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from benchmarks.planted_faults import (
+    HELD_OUT,
+    SEED,
+    TOP_K,
+    BrokenSearch,
+    build,
+    explain,
+    garbled,
+    held_out,
+    index_config,
+    known_questions,
+    right_with_evidence,
+    run_agent,
+    with_format_faults,
+)
 from deepsearch_rl.core.files import write_jsonl
-from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Question, Trajectory
+from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Question, RetrieverName
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.corpora.reading.flashrag import read_documents, read_questions
 from deepsearch_rl.corpora.reading.layouts import read_numbered
 from deepsearch_rl.explain.causes.causes import Cause
 from deepsearch_rl.explain.causes.corpus import scan_corpus
 from deepsearch_rl.explain.causes.evidence import evidence_of
-from deepsearch_rl.explain.causes.explanation import explain_run
-from deepsearch_rl.explain.causes.judging import Corpus, judge_run
-from deepsearch_rl.explain.causes.records import RunReport, Setting
-from deepsearch_rl.explain.standalone.run_files import read_run
+from deepsearch_rl.explain.causes.records import RunReport
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.ranking.gold import mean_scores, score_retriever, with_gold
-from deepsearch_rl.retrieval.search.manifest import IndexConfig
-from deepsearch_rl.retrieval.search.searcher import Hit, Searcher, SearchesChunks, open_index
-from tests.explain.answers import make_rollout
+from deepsearch_rl.retrieval.search.searcher import open_index
 
 pytestmark = [pytest.mark.realdata, pytest.mark.timeout(300)]
-TOP_K = 5
-SEED = 0
-# Of the questions whose evidence is held out, as of wiki-18 in arXiv 2605.27881
-HELD_OUT = 0.37
-
-Answers = Callable[[Question, bool], str]
-"""What a scripted agent answers to a question, given whether it saw all evidence."""
-
-
-def known_questions(folder: Path) -> list[Question]:
-    """The questions whose gold documents the corpus beside them has."""
-    questions = read_questions(folder / "dev.jsonl.gz")
-    return [
-        each
-        for each in questions
-        if (each.metadata.model_extra or {})["gold_in_corpus"] == "all"
-        and each.metadata.supporting_doc_ids
-    ]
-
-
-def build(
-    folder: Path, documents: Iterable[Document], config: IndexConfig, name: str = "index"
-) -> Searcher:
-    write_jsonl(folder / f"{name}.jsonl", documents)
-    build_index(folder / f"{name}.jsonl", folder / name, config, SEED)
-    return open_index(folder / name)
-
-
-def run_agent(
-    path: Path,
-    questions: Sequence[Question],
-    searcher: SearchesChunks,
-    answer: Answers,
-) -> Path:
-    """Let a script search for every question, then for its gold titles, and write its rollouts."""
-    rollouts: list[Trajectory] = []
-    for question in questions:
-        evidence = evidence_of(question)
-        assert evidence is not None
-        shown: set[int] = set()
-        searches: list[tuple[str, list[tuple[str, str]]]] = []
-
-        for query in (question.question, *(question.metadata.supporting_titles or ())):
-            [hits] = searcher.find_hits([query], TOP_K)
-            for hit in hits:
-                shown |= evidence.found_in(hit.chunk)
-            passages = [(hit.chunk.id, hit.chunk.contents) for hit in hits]
-            searches.append((query.replace('"', ""), passages))
-
-        text = answer(question, len(shown) == len(evidence.items))
-        rollouts.append(make_rollout(question, text, searches))
-
-    rollouts.sort(key=lambda rollout: rollout.id)
-    write_jsonl(path, rollouts)
-    return path
-
-
-def right_with_evidence(question: Question, saw_all: bool) -> str:
-    return question.golden_answers[0] if saw_all else "something else entirely"
-
-
-def explain(
-    path: Path, questions: Iterable[Question], searcher: SearchesChunks, chunks: Iterable[Chunk]
-) -> RunReport:
-    by_id = {each.id: each for each in questions}
-    corpus = Corpus(chunks, searcher)
-    judged = judge_run(read_run(path), by_id, corpus, TOP_K)
-    return explain_run(judged, Setting(), corpus, SEED, draws=500)
 
 
 def costs(report: RunReport) -> dict[Cause, float]:
     return {cause: entry.lost.mean for cause, entry in report.causes.items()}
 
 
-def held_out(questions: Sequence[Question]) -> tuple[set[str], set[str]]:
-    """Documents to leave out, and the questions that need one of them: :data:`HELD_OUT` of all, drawn one by one."""
-    order = list(questions)
-    random.Random(SEED).shuffle(order)
-    documents: set[str] = set()
-    affected: set[str] = set()
-
-    for question in order:
-        if len(affected) >= HELD_OUT * len(questions):
-            break
-        documents.add((question.metadata.supporting_doc_ids or ("",))[0])
-        affected = {each.id for each in questions if needs(each, documents)}
-
-    return documents, affected
-
-
-def needs(question: Question, documents: Collection[str]) -> bool:
-    return not set(question.metadata.supporting_doc_ids or ()).isdisjoint(documents)
-
-
 @pytest.mark.parametrize("name", ["musique", "2wikimultihopqa"])
 def test_the_share_of_questions_whose_documents_were_removed_is_recovered(
-    real_data: Path, tmp_path: Path, bm25_config: IndexConfig, name: str
+    real_data: Path, tmp_path: Path, name: str
 ) -> None:
     folder = real_data / name
     questions = known_questions(folder)
@@ -135,11 +55,11 @@ def test_the_share_of_questions_whose_documents_were_removed_is_recovered(
     assert share == pytest.approx(HELD_OUT, abs=0.02)
     documents = read_documents(folder / "corpus.jsonl.gz")
     remaining = [each for each in documents if each.id not in removed]
-    searcher = build(tmp_path, remaining, bm25_config)
-    path = run_agent(tmp_path / "run.jsonl", questions, searcher, right_with_evidence)
+    searcher = build(tmp_path, remaining, "bm25")
+    rollouts = run_agent(questions, searcher, right_with_evidence)
 
     # All questions: exactly those that need a removed document
-    report = explain(path, questions, searcher, searcher.chunks)
+    report = explain(tmp_path / "run.jsonl", rollouts, questions, searcher)
     assert report.causes[Cause.NOT_IN_CORPUS].answers == len(affected)
     assert report.causes[Cause.NOT_IN_CORPUS].lost.mean == pytest.approx(share)
     assert report.ceilings.in_corpus is not None
@@ -148,8 +68,10 @@ def test_the_share_of_questions_whose_documents_were_removed_is_recovered(
 
     # Half of them, drawn at random: the interval holds the share of all
     sample = random.Random(SEED + 1).sample(questions, len(questions) // 2)
-    path = run_agent(tmp_path / "sample.jsonl", sample, searcher, right_with_evidence)
-    lost = explain(path, sample, searcher, searcher.chunks).causes[Cause.NOT_IN_CORPUS].lost
+    names = {each.id for each in sample}
+    rollouts = [each for each in rollouts if each.question_id in names]
+    of_sample = explain(tmp_path / "sample.jsonl", rollouts, sample, searcher)
+    lost = of_sample.causes[Cause.NOT_IN_CORPUS].lost
     assert lost.low <= share <= lost.high
 
     # What is left was found in part, or not at all; nothing that was found was not used
@@ -158,37 +80,17 @@ def test_the_share_of_questions_whose_documents_were_removed_is_recovered(
     assert report.ceilings.agent.whole.mean == pytest.approx(report.f1.mean, abs=0.02)
 
 
-class BrokenSearch(NamedTuple):
-    """A search that returns the passages behind those that match."""
-
-    searcher: Searcher
-
-    def find_hits(
-        self, queries: Sequence[str], top_k: int, where: object = None
-    ) -> list[list[Hit]]:
-        """Return the next passages of the file."""
-        assert where is None
-        chunks = self.searcher.chunks
-        results: list[list[Hit]] = []
-        for hits in self.searcher.find_hits(queries, top_k):
-            rows = [(hit.row + 7) % len(chunks) for hit in hits]
-            results.append([Hit(row, 0.0, chunks[row]) for row in rows])
-        return results
-
-
 def test_a_broken_search_and_an_index_that_misses_passages_are_told_apart(
-    real_data: Path, tmp_path: Path, bm25_config: IndexConfig
+    real_data: Path, tmp_path: Path
 ) -> None:
     folder = real_data / "musique"
     questions = known_questions(folder)[:150]
     documents = list(read_documents(folder / "corpus.jsonl.gz"))
-    searcher = build(tmp_path, documents, bm25_config)
+    searcher = build(tmp_path, documents, "bm25")
 
     # The rollouts' search was broken: their queries find the evidence now
-    path = run_agent(
-        tmp_path / "broken.jsonl", questions, BrokenSearch(searcher), right_with_evidence
-    )
-    report = explain(path, questions, searcher, searcher.chunks)
+    rollouts = run_agent(questions, BrokenSearch(searcher), right_with_evidence)
+    report = explain(tmp_path / "broken.jsonl", rollouts, questions, searcher)
     assert costs(report)[Cause.BAD_QUERY] > 0.5
     assert Cause.INDEX_MISSES not in report.causes
     assert any(
@@ -196,67 +98,29 @@ def test_a_broken_search_and_an_index_that_misses_passages_are_told_apart(
     )
 
     # The index cannot find the gold passages of these questions: their words are gone
-    blind = set(random.Random(SEED).sample([each.id for each in questions], 45))
-    lost_documents = {
-        name
-        for each in questions
-        if each.id in blind
-        for name in each.metadata.supporting_doc_ids or ()
-    }
-    garbled = [
-        each.model_copy(update={"contents": f"xq{row}\nzv{row} wk{row}"})
-        if each.id in lost_documents
-        else each
-        for row, each in enumerate(documents)
-    ]
-    searcher = build(tmp_path, garbled, bm25_config, "garbled")
-    path = run_agent(tmp_path / "garbled.jsonl.run", questions, searcher, right_with_evidence)
-    report = explain(path, questions, searcher, searcher.chunks)
-    all_gone = [
-        each for each in questions if set(each.metadata.supporting_doc_ids or ()) <= lost_documents
-    ]
-    assert report.causes[Cause.INDEX_MISSES].answers == len(all_gone) >= len(blind)
+    changed, blind = garbled(questions, documents, 45)
+    searcher = build(tmp_path, changed, "bm25", "garbled")
+    rollouts = run_agent(questions, searcher, right_with_evidence)
+    report = explain(tmp_path / "garbled.run.jsonl", rollouts, questions, searcher)
+    assert report.causes[Cause.INDEX_MISSES].answers == len(blind) >= 45
     assert Cause.NOT_IN_CORPUS not in report.causes
 
 
 def test_planted_format_errors_are_lost_to_the_metric_in_their_shares(
-    real_data: Path, tmp_path: Path, bm25_config: IndexConfig
+    real_data: Path, tmp_path: Path
 ) -> None:
     folder = real_data / "2wikimultihopqa"
     questions = known_questions(folder)
     closed = {"yes", "no"}
     questions = [each for each in questions if each.golden_answers[0].lower() not in closed]
-    searcher = build(tmp_path, read_documents(folder / "corpus.jsonl.gz"), bm25_config)
-    generator = random.Random(SEED)
-    kinds = {
-        each.id: generator.choices(["words", "tags", "wrong", ""], (3, 2, 2, 3))[0]
-        for each in questions
-    }
-    path = run_agent(
-        tmp_path / "run.jsonl", questions, searcher, lambda each, _: each.golden_answers[0]
-    )
-    lines: list[str] = []
-    for line in path.read_text().splitlines():
-        rollout = json.loads(line)
-        match kinds[rollout["question_id"]]:
-            case "words":
-                rollout["answer"] = f"The answer must be {rollout['answer']}, I believe"
-            case "tags":
-                text = f"So it is {rollout['answer']} in the end."
-                rollout["messages"][-1]["content"] = text
-                rollout |= {"answer": "", "stop_reason": "no_answer_tag"}
-            case "wrong":
-                rollout["answer"] = "Xyzzy"
-            case _:
-                pass
-        lines.append(json.dumps(rollout))
-    path.write_text("\n".join(lines) + "\n")
+    searcher = build(tmp_path, read_documents(folder / "corpus.jsonl.gz"), "bm25")
+    right = run_agent(questions, searcher, lambda each, _: each.golden_answers[0])
+    rollouts, counts = with_format_faults(right, random.Random(SEED))
 
-    report = explain(path, questions, searcher, searcher.chunks)
-    counts = {kind: list(kinds.values()).count(kind) for kind in ("words", "tags", "wrong")}
+    report = explain(tmp_path / "run.jsonl", rollouts, questions, searcher)
     details = report.causes[Cause.METRIC].details
-    assert details["format"] == counts["tags"]
-    assert details["extra words"] == counts["words"]
+    assert details["format"] == counts["format"]
+    assert details["extra words"] == counts["extra words"]
     others = sum(
         entry.answers for cause, entry in report.causes.items() if cause is not Cause.METRIC
     )
@@ -293,7 +157,7 @@ def as_chunk(document: Document) -> Chunk:
 @pytest.mark.nightly
 @pytest.mark.parametrize("retriever", ["bm25", "hybrid"])
 def test_on_real_news_the_ceilings_are_the_retrievers_own_scores(
-    real_data: Path, tmp_path: Path, bm25_config: IndexConfig, retriever: str
+    real_data: Path, tmp_path: Path, retriever: RetrieverName
 ) -> None:
     folder = real_data / "multihoprag"
     questions: list[Question] = []
@@ -316,19 +180,12 @@ def test_on_real_news_the_ceilings_are_the_retrievers_own_scores(
         chunker="sentences", chunk_size=256, overlap=0, tokenizer="words", passages=(), variants={}
     )
     chunk_corpora(tmp_path / "corpora", tmp_path / "chunks", chunked)
-    config = bm25_config
-    if retriever == "hybrid":
-        from deepsearch_rl.presets import load_preset  # noqa: PLC0415
-
-        section = load_preset("retrieve").value("index")
-        values = {name: section[name] for name in IndexConfig.model_fields}
-        values["encoder"]["dimension"] = 64
-        config = IndexConfig.model_validate(values)
-    build_index(tmp_path / "chunks" / "news.jsonl", tmp_path / "index", config, SEED)
+    chunks = tmp_path / "chunks" / "news.jsonl"
+    build_index(chunks, tmp_path / "index", index_config(retriever), SEED)
     searcher = open_index(tmp_path / "index", retriever=retriever)
 
-    path = run_agent(tmp_path / "run.jsonl", questions, searcher, right_with_evidence)
-    report = explain(path, questions, searcher, searcher.chunks)
+    rollouts = run_agent(questions, searcher, right_with_evidence)
+    report = explain(tmp_path / "run.jsonl", rollouts, questions, searcher)
     assert report.evidence == {"facts": len(questions)}
     scores = mean_scores(
         score_retriever(searcher.retriever, searcher.chunks, with_gold(questions), (TOP_K,))

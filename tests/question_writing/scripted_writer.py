@@ -27,6 +27,37 @@ FAULTS = (
     "not_answered",
     "answerable",
 )
+PLANTED = {
+    "untitled": ("not_findable",),
+    "single": (
+        "not_verbatim",
+        "answer_not_in_evidence",
+        "too_long",
+        "near_duplicate",
+        "known_without_passages",
+        "not_answered",
+    ),
+    "pair": (
+        "answerable",
+        "answerable",
+        "evidence_missing",
+        "one_passage_is_enough",
+        "near_duplicate",
+        "too_long",
+    ),
+    "chain": (
+        "evidence_missing",
+        "one_passage_is_enough",
+        "not_verbatim",
+        "answer_not_in_evidence",
+        "known_without_passages",
+        "not_answered",
+    ),
+}
+"""Faults by the passages that they can be planted about, so that every kind is about as frequent.
+
+A title finds its passage, and a linking term both of its own.
+"""
 _PASSAGE = re.compile(r"^\[(\d+)\] ", re.MULTILINE)
 _NAME = re.compile(r"\b[A-Z][\w'-]+(?: [A-Z][\w'-]+)*")
 
@@ -80,22 +111,16 @@ class ScriptedWriter:
             for lines in passages
         ]
         draw = int(hashlib.sha256(prompt.encode()).hexdigest(), 16)
-        fault = FAULTS[draw // 1000 % len(FAULTS)] if draw % 1000 < self.share * 1000 else ""
-        # What has a title is found by it
-        if fault == "not_findable" and not texts[0].startswith("\n"):
-            fault = "too_long"
+        kind = ("single", "pair", "chain")[len(texts) - 1]
+        if kind == "single" and texts[0].startswith("\n"):
+            kind = "untitled"
+        faults = PLANTED[kind]
+        fault = faults[draw // 1000 % len(faults)] if draw % 1000 < self.share * 1000 else ""
         rows = self._questions(sentences, fault, draw)
         return f"Here it is:\n{json.dumps({'questions': rows})}"
 
     def _questions(self, sentences: list[list[str]], fault: str, draw: int) -> list[dict[str, Any]]:
         is_single = len(sentences) == 1
-        if fault in ("evidence_missing", "one_passage_is_enough", "answerable") and is_single:
-            fault = "not_verbatim"
-        if fault in ("not_findable",) and not is_single:
-            fault = "too_long"
-        if fault == "answerable" and len(sentences) != 2:
-            fault = "not_answered"
-
         chosen = self._linking(sentences, draw)
         name = _asked_name(chosen)
         if name is None:
@@ -145,6 +170,26 @@ class ScriptedWriter:
             chosen.append(options[draw % len(options)])
 
         return chosen
+
+
+class ScriptedModel(ScriptedWriter):
+    """The scripted writer, who also answers as a search agent: it searches the question, and reads what is shown."""
+
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
+        messages = body["messages"]
+        if messages[0]["role"] != "system":
+            return super().reply(body)
+
+        question = messages[1]["content"]
+        if "tools" in body and messages[-1]["role"] == "user":
+            function = {"name": "retrieve", "arguments": json.dumps({"query": question})}
+            call = {"id": "call", "type": "function", "function": function}
+            return {"content": None, "tool_calls": [call]}
+
+        planted = self.planted[question]
+        shown = "".join(each["content"] for each in messages[2:] if each["role"] == "tool")
+        is_known = all(sentence in shown for sentence in planted.needed)
+        return says(f"<answer> {planted.answer if is_known else INSUFFICIENT}</answer>")
 
 
 def _asked_name(chosen: list[str]) -> str | None:

@@ -40,15 +40,16 @@ def _asks(sizes: Sizes, stage: str, model: str, count: int, is_ifeval: bool = Fa
 
 
 def evaluation_rollouts(sizes: Sizes, model: str) -> int:
-    """Return the rollouts of one model's evaluation: samples, greedy answers, two controls and variants."""
+    """Return the rollouts of one model's evaluation: samples, greedy answers, controls and variants."""
     section = sizes.profile.value("evaluate")
     rollouts = 0
 
     for name, plan in section["sets"].items():
         count = sizes.questions(name, section["split"], plan["questions"])
         rollouts += count * plan["samples"] + min(count, plan["greedy"])
-        # Without search, and with the gold passages
-        rollouts += 2 * min(count, plan["controls"])
+        # Without search, with the gold passages, and with random ones where these are asked for
+        controls = 3 if section["random_passages"] else 2
+        rollouts += controls * min(count, plan["controls"])
 
     for variant in section["variants"].values():
         if variant["models"] is None or model in variant["models"]:

@@ -1,4 +1,4 @@
-"""Controls beside every F1: the model without search, and with the gold passages.
+"""Controls beside every F1: the model without search, with random passages, and with the gold passages.
 
 **No search**: system prompt and question as always, no tool offered; the single answer is scored.
 Right answers come from the model's weights or from guessing.
@@ -8,10 +8,15 @@ sees a call that it did not write, ``retrieve`` with the question as its query, 
 the chunks that hold the gold facts, in the order of the question's evidence. The tool stays
 offered, so that the prompt is the one of training; every further search returns the same passages.
 Wrong answers are not the retriever's fault. The inserted turn is not counted.
+
+**Random passages**: the same with as many passages as a search returns, drawn from the corpus for
+each question, none of which holds gold evidence. What the model gains over these by the gold
+passages, it has read in them; what it answers with these, it knows or guesses.
 """
 
-from collections.abc import Iterable
-from typing import Self
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self, TypeAlias
 
 from deepsearch_rl.agent.protocols import EndpointPolicy, open_protocol
 from deepsearch_rl.agent.rollout import RolloutModel, rollout_seed, run_rollout
@@ -22,13 +27,16 @@ from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.records import Chunk, Question, Retrieval, Trajectory
 from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.endpoints.endpoint import Endpoint, open_client
-from deepsearch_rl.retrieval.ranking.gold import chunk_title_key, without_space
+from deepsearch_rl.retrieval.ranking.gold import chunk_title_key, gold_evidence, without_space
+
+GivenPassages: TypeAlias = Callable[[Question], tuple[Chunk, ...]]
+"""Returns what every search of a question shows."""
 
 
 class ControlAgent:
-    """Answers questions under one of the two controls; the same interface and arguments as ``SearchAgent``.
+    """Answers questions under one of the controls; the same interface and arguments as ``SearchAgent``.
 
-    ``gold_passages`` finds the result of every search; None for the control without search.
+    ``passages`` finds the result of every search; None for the control without search.
     """
 
     def __init__(
@@ -37,22 +45,22 @@ class ControlAgent:
         endpoint: Endpoint,
         temperature: float,
         model_name: str,
-        gold_passages: "GoldPassages | None",
+        passages: GivenPassages | None,
         seed: int,
     ) -> None:
         self._endpoint = endpoint
         self._seed = seed
-        self._gold_passages = gold_passages
+        self._passages = passages
         self._key = RolloutKey(model_name, config.prompt_title, temperature, config.protocol)
         self._protocol = open_protocol(
             config,
-            offer_tool=gold_passages is not None,
+            offer_tool=passages is not None,
             begins_in_thought=endpoint.begins_in_thought,
         )
         inserted_turn = {"max_turns": config.max_turns + 1}
         single_answer = {"max_searches": 0, "max_turns": 1}
         self._config = config.model_copy(
-            update=single_answer if gold_passages is None else inserted_turn
+            update=single_answer if passages is None else inserted_turn
         )
         self._tool = SearchTool(self._search, self._config, self._protocol)
 
@@ -67,7 +75,7 @@ class ControlAgent:
         """Answer one question; a failure is the trajectory's stop reason and error, nothing is raised."""
         transcript = Transcript(question, self._protocol.opening(question.question))
         # Begin with a search that the model did not write
-        if self._gold_passages is not None:
+        if self._passages is not None:
             passages = await self._search(question.question, question)
             retrieval = Retrieval(
                 query=question.question, chunk_ids=tuple(passage.chunk_id for passage in passages)
@@ -94,7 +102,7 @@ class ControlAgent:
         )
 
     async def _search(self, query: str, question: Question) -> tuple[ShownPassage, ...]:  # noqa: ARG002 - the same for all
-        chunks = self._gold_passages(question) if self._gold_passages else ()
+        chunks = self._passages(question) if self._passages else ()
         return tuple(ShownPassage(chunk=chunk.contents, chunk_id=chunk.id) for chunk in chunks)
 
 
@@ -143,3 +151,35 @@ class GoldPassages:
                 passages.setdefault(chunk.id, chunk)
 
         return tuple(passages.values())
+
+
+class RandomPassages:
+    """Draws ``top_k`` passages of a corpus for each question, none of which holds its gold evidence.
+
+    A question gets the same passages at every search and in every run of the same ``seed``; fewer
+    where the corpus has no more.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], top_k: int, seed: int) -> None:
+        self._chunks = chunks
+        self._top_k = top_k
+        self._seed = seed
+
+    def __call__(self, question: Question) -> tuple[Chunk, ...]:
+        """Return the passages of ``question``."""
+        rng = random.Random(f"{self._seed}/{question.id}/random passages")
+        gold = gold_evidence(question)
+        drawn: set[int] = set()
+        passages: list[Chunk] = []
+
+        # Row by row: a corpus has millions of passages, and few of them are gold
+        while len(passages) < self._top_k and len(drawn) < len(self._chunks):
+            row = rng.randrange(len(self._chunks))
+            if row in drawn:
+                continue
+            drawn.add(row)
+            chunk = self._chunks[row]
+            if gold is None or not gold.found_in(chunk):
+                passages.append(chunk)
+
+        return tuple(passages)

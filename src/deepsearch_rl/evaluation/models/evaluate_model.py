@@ -33,7 +33,12 @@ from deepsearch_rl.endpoints.remote import (
     resolve_endpoint,
     shown_address,
 )
-from deepsearch_rl.evaluation.models.controls import ControlAgent, GoldPassages
+from deepsearch_rl.evaluation.models.controls import (
+    ControlAgent,
+    GivenPassages,
+    GoldPassages,
+    RandomPassages,
+)
 from deepsearch_rl.evaluation.models.plan import Evaluation, PlannedRun, plan_runs, settings_of
 from deepsearch_rl.evaluation.scoring.f1_row import (
     ControlScore,
@@ -43,7 +48,8 @@ from deepsearch_rl.evaluation.scoring.f1_row import (
     run_file,
 )
 from deepsearch_rl.evaluation.scoring.score import build_control, build_row
-from deepsearch_rl.retrieval.search.manifest import digest_index, read_manifest
+from deepsearch_rl.retrieval.search.manifest import ROWS_FOLDER, digest_index, read_manifest
+from deepsearch_rl.retrieval.search.rows import ChunkStore
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.adapters import digest_weights, tokenizer_folder
 from deepsearch_rl.serving.launch import require_backend, serve_model
@@ -222,10 +228,7 @@ class _Evaluator:
     ) -> list[F1TableRow]:
         """Answer a set under every condition of the plan; the main run's row holds the controls."""
         evaluate = self.setting.evaluate
-        plan = evaluate.sets[dataset]
-        main, *others = plan_runs(
-            dataset, questions, plan, evaluate.temperature, self.setting.variant
-        )
+        main, *others = plan_runs(dataset, questions, evaluate, self.setting.variant)
         searched = self._rollouts(main, retrieval_url, gold)
         row = self._row(main, searched)
         controls: dict[str, ControlScore] = {}
@@ -258,7 +261,7 @@ class _Evaluator:
                     agent, self.endpoint, retrieval_url, run.temperature, model_name=name, seed=seed
                 )
 
-            passages = gold.result() if run.condition == "gold_passage" else None
+            passages = self._given_passages(run, gold)
             return ControlAgent(agent, self.endpoint, run.temperature, name, passages, seed)
 
         return collect(
@@ -270,6 +273,18 @@ class _Evaluator:
             label=f"{self.model} {run.dataset} {run.variant or run.condition} T={run.temperature:g}",
             out=self.out / file,
         )
+
+    def _given_passages(self, run: PlannedRun, gold: Future[GoldPassages]) -> GivenPassages | None:
+        """Return what a control shows in place of search results; None where nothing is searched."""
+        if run.condition == "no_search":
+            return None
+        if run.condition == "gold_passage":
+            return gold.result()
+
+        corpus = self.setting.corpus_of(run.dataset)
+        rows = self.data / "index" / corpus / ROWS_FOLDER
+        chunks = ChunkStore(self.data / "chunks" / f"{corpus}.jsonl", rows)
+        return RandomPassages(chunks, self.setting.retrieval.top_k, self.setting.seed)
 
     def _retriever(self, dataset: str, corpus: str) -> str:
         """Return how a set's passages are found: the retriever, how its two halves are fused, and a reranker."""

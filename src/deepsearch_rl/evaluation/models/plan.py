@@ -57,6 +57,10 @@ class EvaluateConfig(Record):
 
     split: NonEmpty = Field(description="questions of this split are answered")
     temperature: float = Field(gt=0, description="of the main figure")
+    random_passages: bool = Field(
+        exclude_if=lambda is_asked: not is_asked,
+        description="whether a third control answers with random passages of the corpus",
+    )
     agent: dict[str, JsonValue] = Field(
         description="fields of section agent that have other values in evaluation"
     )
@@ -180,9 +184,11 @@ class PlannedRun(NamedTuple):
 
 
 def plan_runs(
-    dataset: str, questions: Sequence[Question], plan: SetPlan, temperature: float, variant: str
+    dataset: str, questions: Sequence[Question], evaluate: EvaluateConfig, variant: str
 ) -> Iterator[PlannedRun]:
     """Yield the runs over one set, without the gold-passage control where no question's evidence is known."""
+    plan = evaluate.sets[dataset]
+    temperature = evaluate.temperature
     planned = tuple(questions[: plan.questions])
     yield PlannedRun(dataset, "search", temperature, plan.samples, planned, variant)
     if plan.greedy:
@@ -190,5 +196,7 @@ def plan_runs(
     controlled = planned[: plan.controls]
     if controlled:
         yield PlannedRun(dataset, "no_search", temperature, 1, controlled, variant)
+    if controlled and evaluate.random_passages:
+        yield PlannedRun(dataset, "random_passage", temperature, 1, controlled, variant)
     if any(question.metadata.evidence_list is not None for question in controlled):
         yield PlannedRun(dataset, "gold_passage", temperature, 1, controlled, variant)

@@ -11,9 +11,12 @@ Rounded = Annotated[float, AfterValidator(lambda value: round(value, 6))]
 """Six decimals, so that equal results have equal files."""
 Share = Rounded
 """A score in [0, 1]."""
-Control = Literal["no_search", "gold_passage"]
-Condition = Literal["search", "no_search", "gold_passage"]
-"""How a question was answered: by the agent with its search tool, without it, or with the gold passages given."""
+Control = Literal["no_search", "random_passage", "gold_passage"]
+Condition = Literal["search", "no_search", "random_passage", "gold_passage"]
+"""How a question was answered: by the agent with its search tool, without it, or with passages given.
+
+The given passages are random ones, or those with the gold evidence.
+"""
 
 
 AskedAgain = Annotated[

@@ -19,6 +19,8 @@ PUBLISHED = Path(__file__).with_name("published.yaml")
 
 
 PublishedMetric = Literal["f1", "em", "acc", "prompt_strict"]
+Normalisation = Literal["squad"]
+"""How answers are compared. ``squad``: lower case, no punctuation, no articles."""
 
 
 class Task(Record):
@@ -39,12 +41,24 @@ class Task(Record):
     n: int | None = Field(default=None, ge=1, description="questions")
 
 
+class Answering(Record):
+    """How a publication's answers were made and compared; None where it does not say."""
+
+    choice: NonEmpty | None = Field(
+        default=None, description="which questions of the split: `all`, or `the first N`"
+    )
+    temperature: float | None = Field(default=None, ge=0)
+    samples: int | None = Field(default=None, ge=1, description="answers per question")
+    normalisation: Normalisation | None = None
+
+
 class PublishedScores(Record):
     """What one publication states for one task: a block of ``published.yaml``."""
 
     source: NonEmpty
     metric: PublishedMetric | None = Field(description="null: the source does not name it")
     task: Task
+    answering: Answering = Answering()
     scores: dict[NonEmpty, Share]
 
 

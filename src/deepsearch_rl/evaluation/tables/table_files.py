@@ -24,6 +24,8 @@ _NO_COLUMNS = {"temperature_sent", "asked_again", "pass_at", "constant", "types"
 # their own names.
 CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in _NO_COLUMNS)
 BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "gold_passage_f1")
+# Of a control that a profile has to name
+RANDOM_COLUMN = "random_passage_f1"
 _SHARE = pa.Check.in_range(0, 1)
 _COUNT = pa.Check.ge(0)
 
@@ -97,6 +99,8 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
     write_json(folder / "f1_table.json", table.model_dump(mode="json"))
     write_json(folder / "metrics.json", metrics(table, ifeval))
     columns = [*CSV_COLUMNS, *map("pass_at_{}".format, passes(table.rows)), *BASELINE_COLUMNS]
+    if any("random_passage" in row.controls for row in table.rows):
+        columns.append(RANDOM_COLUMN)
     lines: list[dict[str, Any]] = []
     for row, flat in zip(table.rows, flat_rows(table.rows), strict=True):
         line = flat | {"constant_f1": row.constant.f1}

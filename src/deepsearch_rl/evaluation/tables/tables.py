@@ -30,7 +30,11 @@ from deepsearch_rl.evaluation.tables.published import PublishedRow
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
 DATASET_ORDER += ("nq", "triviaqa", "popqa", "bamboogle")
 MODEL_ORDER = ("base", "sft", "rl", "sft_rl")
-CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
+CONTROL_TITLES: dict[Control, str] = {
+    "no_search": "no search",
+    "random_passage": "random passages",
+    "gold_passage": "gold passages",
+}
 
 
 class F1Table(Record):

@@ -36,7 +36,8 @@ class ExplainedRun:
     judged: JudgedRun
     points: LostPoints
     report: RunReport
-    questions_in_file: int
+    choice: str | None
+    """Which questions of the file were answered; None where no file was given."""
 
 
 def explain_evaluations(
@@ -105,7 +106,18 @@ def explain_source(
         controls=source.controls,
         notes=all_notes,
     )
-    return ExplainedRun(source, judged, lost_points_of(judged), report, len(questions))
+    choice = choice_of(list(judged.facts), list(questions)) if questions else None
+    return ExplainedRun(source, judged, lost_points_of(judged), report, choice)
+
+
+def choice_of(answered: Sequence[str], in_file: Sequence[str]) -> str:
+    """Return which questions of a file were answered, both in the order of the file."""
+    count = len(answered)
+    if count == len(in_file):
+        return "all"
+    if answered == in_file[:count]:
+        return f"the first {count}"
+    return f"{count} of {len(in_file)}, not the first ones"
 
 
 def _read_questions(path: Path) -> dict[str, Question]:

@@ -20,8 +20,8 @@ CEILINGS = {
 """What the page and the table call the ceilings."""
 CONTROLS = {
     "gold_passage": "F1 with gold passages",
-    "no_search": "F1 without search",
     "random_passage": "F1 with random passages",
+    "no_search": "F1 without search",
 }
 
 

@@ -19,7 +19,11 @@ from deepsearch_rl.core.answers import METRICS
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError, look_up
 from deepsearch_rl.core.records import SERVER_FAILURES
 from deepsearch_rl.evaluation.scoring.score import Interval, bootstrap_intervals
-from deepsearch_rl.evaluation.tables.published import PublishedScores, read_published
+from deepsearch_rl.evaluation.tables.published import (
+    Normalisation,
+    PublishedScores,
+    read_published,
+)
 from deepsearch_rl.explain.causes.causes import Cause
 from deepsearch_rl.explain.causes.evidence import is_unanswerable
 from deepsearch_rl.explain.causes.judging import JudgedRun
@@ -34,7 +38,9 @@ from deepsearch_rl.explain.causes.runs import Answer, Run
 
 # Questions that many publications score, the first ones of a development set
 FIRST = 200
-NORMALISATION = "SQuAD: lower case, no punctuation, no articles; the best of all golden answers"
+NORMALISATIONS: dict[Normalisation, str] = {
+    "squad": "SQuAD: lower case, no punctuation, no articles"
+}
 Values = NDArray[np.float64]
 
 
@@ -55,14 +61,14 @@ def compare_published(
     judged: JudgedRun,
     report: RunReport,
     name: str,
-    questions_in_file: int,
+    choice: str | None,
     greedy: Run | None,
     seed: int,
     draws: int,
 ) -> list[AgainstReport]:
     """Return the run beside every published row of a name and of the run's question set.
 
-    ``questions_in_file`` is how many questions the run's file has, 0 where none was given. Raise
+    ``choice`` says which questions of its file the run answers, None where no file was given. Raise
     ConfigError where the run's question set is not known, UnknownNameError where it has no row of
     that name.
     """
@@ -71,7 +77,7 @@ def compare_published(
     reports: list[AgainstReport] = []
 
     for block in blocks:
-        settings = tuple(_settings(report, block, questions_in_file))
+        settings = tuple(_settings(report, block, choice))
         recomputed = tuple(_recompute(judged, scored, block, greedy, seed, draws))
         reports.append(
             AgainstReport(
@@ -121,16 +127,16 @@ def score_run(answers: Sequence[Answer]) -> ScoredRun:
 
 
 def _settings(
-    report: RunReport, block: PublishedScores, questions_in_file: int
+    report: RunReport, block: PublishedScores, choice: str | None
 ) -> Iterator[SettingDifference]:
     here = report.setting
     task = block.task
+    answering = block.answering
     coverage = report.ceilings.in_corpus
-    chosen = f"{report.n} of {questions_in_file} of the file" if questions_in_file else None
 
     yield _split_line(here, task.questions)
     yield _line("number of questions", report.n, task.n)
-    yield _line("choice of questions", chosen, None)
+    yield _line("choice of questions", choice, answering.choice)
     yield _line("passages per search", here.top_k, task.top_k)
     yield _line("prompt", here.prompt, task.prompt)
     yield _line("corpus", here.corpus, task.corpus)
@@ -141,10 +147,11 @@ def _settings(
     )
     yield _line("passage length", _length(here.chunk_size), _length(task.chunk_size))
     yield _line("retriever", here.retriever, task.retriever)
-    yield _line("temperature", None if here.temperature is None else f"{here.temperature:g}", None)
-    yield _line("answers per question", here.samples, None)
+    yield _line("temperature", _number(here.temperature), _number(answering.temperature))
+    yield _line("answers per question", here.samples, answering.samples)
     yield _line("metric", "f1", block.metric)
-    yield _line("normalisation", NORMALISATION, None)
+    published = NORMALISATIONS[answering.normalisation] if answering.normalisation else None
+    yield _line("normalisation", NORMALISATIONS["squad"], published)
 
 
 def _split_line(here: Setting, published: str | None) -> SettingDifference:
@@ -165,6 +172,10 @@ def _line(what: str, here: object, published: object) -> SettingDifference:
         published=None if published is None else str(published),
         verdict="unknown" if here is None or published is None else verdict,
     )
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"
 
 
 def _length(chunk_size: int | None) -> str | None:
@@ -315,6 +326,10 @@ def _unknown(
     """Yield what is not the same and whose effect the run cannot show."""
     done = {line.what for line in recomputed}
     metrics = {line.metric for line in recomputed}
+    shown_by = {
+        ("temperature", "0"): "greedy answers",
+        ("answers per question", "1"): "one answer per question, the first",
+    }
 
     for line in settings:
         if line.verdict == "same":
@@ -322,5 +337,9 @@ def _unknown(
         if line.what == "metric" and line.published in metrics:
             continue
         if line.what == "number of questions" and f"the first {line.published} questions" in done:
+            continue
+        if line.what == "choice of questions" and f"{line.published} questions" in done:
+            continue
+        if shown_by.get((line.what, line.published or "")) in done:
             continue
         yield line.what

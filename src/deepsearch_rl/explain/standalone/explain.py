@@ -140,7 +140,7 @@ def report_of(runs: Sequence[ExplainedRun], options: Options) -> ExplainReport:
             run.judged,
             run.report,
             options.against,
-            run.questions_in_file,
+            run.choice,
             greedy,
             options.seed,
             options.draws,
