@@ -5,7 +5,7 @@
 A trainer that fits the versions of `.venv` gets a folder of packages beside those, which has torch,
 transformers and this project: the trainer at the version that its adapter was written for, and what
 it needs and `.venv` does not have. The others get an environment of their own, with this project in
-it.
+it. One whose example is in no package is cloned at a tag.
 """
 
 import os
@@ -37,6 +37,8 @@ ENVIRONMENTS = {
     "agent_lightning": ["agentlightning==0.3.0", "transformers==5.2.0", TORCH],
 }
 """The packages of each trainer's own environment; cachetools is imported by veRL, which does not ask for it."""
+CHECKOUTS = {"rlinf": ("https://github.com/RLinf/RLinf", "v0.3")}
+"""Trainers whose example is in no package: repository and tag. RLinf's loader runs on veRL's packages."""
 
 
 def packages_of(trainer: str) -> Path:
@@ -75,6 +77,18 @@ def build() -> None:
                     python=interpreter_of(trainer),
                 )
             _stamp(trainer, pins)
+
+    for trainer, (repository, tag) in CHECKOUTS.items():
+        if not packages_of(trainer).is_dir():
+            _clone(repository, tag, packages_of(trainer))
+
+
+def _clone(repository: str, tag: str, folder: Path) -> None:
+    """Clone a tag; without the network say so, and leave the tests of this trainer out."""
+    options = ["--quiet", "--depth", "1", "--config", "advice.detachedHead=false"]
+    command = ["git", "clone", *options, "--branch", tag, repository, str(folder)]
+    if subprocess.run(command, check=False).returncode:
+        sys.stderr.write(f"{repository} cannot be cloned, so that its tests are left out.\n")
 
 
 def _is_current(trainer: str, pins: list[str]) -> bool:
