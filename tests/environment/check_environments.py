@@ -5,10 +5,11 @@
 A trainer that fits the versions of `.venv` gets a folder of packages beside those, which has torch,
 transformers and this project: the trainer at the version that its adapter was written for, and what
 it needs and `.venv` does not have. The others get an environment of their own, with this project in
-it. One whose example is in no package is cloned at a tag.
+it. One whose example is in no package is fetched at a commit.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,8 +38,12 @@ ENVIRONMENTS = {
     "agent_lightning": ["agentlightning==0.3.0", "transformers==5.2.0", TORCH],
 }
 """The packages of each trainer's own environment; cachetools is imported by veRL, which does not ask for it."""
-CHECKOUTS = {"rlinf": ("https://github.com/RLinf/RLinf", "v0.3")}
-"""Trainers whose example is in no package: repository and tag. RLinf's loader runs on veRL's packages."""
+CHECKOUTS = {
+    "rlinf": ("https://github.com/RLinf/RLinf", "a3816b596478dcd8a5c69a6ec1468c9519f77b5b")
+}
+"""Trainers whose example is in no package: repository and commit. RLinf's loader runs on veRL's packages."""
+BESIDE = {"rlinf": ["sortedcontainers==2.4.0"]}
+"""What a checkout's parts import besides, put into its folder."""
 
 
 def packages_of(trainer: str) -> Path:
@@ -78,17 +83,26 @@ def build() -> None:
                 )
             _stamp(trainer, pins)
 
-    for trainer, (repository, tag) in CHECKOUTS.items():
+    for trainer, (repository, commit) in CHECKOUTS.items():
         if not packages_of(trainer).is_dir():
-            _clone(repository, tag, packages_of(trainer))
+            _check_out(repository, commit, packages_of(trainer), BESIDE[trainer])
 
 
-def _clone(repository: str, tag: str, folder: Path) -> None:
-    """Clone a tag; without the network say so, and leave the tests of this trainer out."""
-    options = ["--quiet", "--depth", "1", "--config", "advice.detachedHead=false"]
-    command = ["git", "clone", *options, "--branch", tag, repository, str(folder)]
-    if subprocess.run(command, check=False).returncode:
-        sys.stderr.write(f"{repository} cannot be cloned, so that its tests are left out.\n")
+def _check_out(repository: str, commit: str, folder: Path, packages: list[str]) -> None:
+    """Fetch a commit, with packages beside it; without the network say so, and leave the tests of this trainer out."""
+    folder.mkdir(parents=True)
+    steps = [
+        ["init", "--quiet"],
+        ["fetch", "--quiet", "--depth", "1", repository, commit],
+        ["-c", "advice.detachedHead=false", "checkout", "--quiet", "FETCH_HEAD"],
+    ]
+    for step in steps:
+        if subprocess.run(["git", *step], cwd=folder, check=False).returncode:
+            sys.stderr.write(f"{repository} cannot be fetched, so that its tests are left out.\n")
+            shutil.rmtree(folder)
+            return
+
+    _uv("pip", "install", "--no-deps", "--target", folder, *packages, python=sys.executable)
 
 
 def _is_current(trainer: str, pins: list[str]) -> bool:

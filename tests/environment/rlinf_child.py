@@ -5,9 +5,11 @@ python tests/environment/rlinf_child.py FOLDER     # writes one JSON line
 
 import asyncio
 import importlib
+import importlib.util
 import json
 import os
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,31 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 hydra: Any = importlib.import_module("hydra")
 config_module: Any = importlib.import_module("rlinf.config")
-datasets: Any = importlib.import_module("rlinf.data.datasets")
+datasets: Any = importlib.import_module("rlinf.data.datasets.reasoning")
 tools: Any = importlib.import_module("rlinf.agents.searchr1.search_tool_worker")
-rewards: Any = importlib.import_module("rlinf.algorithms.rewards.searchr1")
 parsers: Any = importlib.import_module("rlinf.agents.tool_call.parsers")
 transformers: Any = importlib.import_module("transformers")
 
 
+def reward_module() -> Any:
+    """Return the example's rewards, without their package, which imports parsers of formulas."""
+    rlinf: Any = importlib.import_module("rlinf")
+    path = Path(rlinf.__file__).parent / "algorithms" / "rewards" / "searchr1" / "__init__.py"
+    spec = importlib.util.spec_from_file_location("searchr1_rewards", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def loaded_config(folder: Path) -> Any:
     """Return the written config as RLinf's program loads and validates it."""
-    # Importing it registers RLinf's resolvers, `subtract` and `not`
-    importlib.import_module("rlinf.utils.utils")
+    # The loader asks Megatron's worker for one constant, and Megatron is not installed here
+    manager = types.ModuleType("megatron_model_manager")
+    manager.__dict__["HAVE_FUSCO"] = False
+    sys.modules["rlinf.hybrid_engines.megatron.megatron_model_manager"] = manager
+
     with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.1"):
         config = hydra.compose(config_name="searchr1")
     return config_module.validate_cfg(config)
@@ -35,13 +51,14 @@ def main(folder: Path) -> None:
     """Write what RLinf reads from the files, and what its client gets from the server."""
     config = loaded_config(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.rollout.model.model_path)
-    train, _ = datasets.create_rl_dataset(config, tokenizer)
+    train, _ = datasets.create_reasoning_datasets(config, tokenizer)
     items = [train[index] for index in range(len(train))]
 
     query = {"queries": ["capital of Austria"], "topk": config.tools.search.topk}
     client = tools.AsyncSearchClient(config)
     found = asyncio.run(client.query_async(query | {"return_scores": False}))
 
+    rewards = reward_module()
     turn = "<think> I need it. </think> <search> capital of Austria </search>"
     _, calls = asyncio.run(parsers.Searchr1QwenToolCallParser()(turn))
     line = {
