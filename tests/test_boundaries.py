@@ -29,7 +29,7 @@ from deepsearch_rl.evaluation.tables.tables import F1Table, Figures
 from deepsearch_rl.explain.causes.records import ExplainReport
 from deepsearch_rl.retrieval.search.manifest import read_manifest
 from deepsearch_rl.retrieval.search.rows import read_chunks
-from deepsearch_rl.search_server.answers import read_pages
+from deepsearch_rl.search_server.pages import PageFile
 from deepsearch_rl.trajectories.collecting.collect import read_times
 from deepsearch_rl.trajectories.exchange import SCHEMAS
 from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow
@@ -199,7 +199,7 @@ LINES = {
         str(TIMINGS),
     ),
     "pages": Lines(
-        read_pages,
+        PageFile,
         {"url": "u", "contents": "x"},
         {"url": {"url": None}, "contents": {"contents": 7}},
     ),

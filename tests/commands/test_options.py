@@ -177,6 +177,15 @@ SERVE_ONLINE = Command(
     SERVE.function,
     {"--online": ("endpoint.yaml", "0.retrieval.online", Path("endpoint.yaml"))},
 )
+ONLINE_PRESET = Command(
+    "retrieve online google --out web.yaml",
+    "deepsearch_rl.commands.retrieve_online.write_preset",
+    {
+        "--out": ("other.yaml", "1", Path("other.yaml")),
+        "--engine": ("id", "2", "id"),
+        "--address": ("http://127.0.0.1:8888", "3", "http://127.0.0.1:8888"),
+    },
+)
 SEARCH = Command(
     "retrieve search --index index words",
     "deepsearch_rl.retrieval.search.searcher.open_index",
@@ -393,6 +402,7 @@ COMMANDS = (
     IMPORT_LUCENE,
     SERVE,
     SERVE_ONLINE,
+    ONLINE_PRESET,
     SEARCH,
     SEARCH_OPENED,
     SEARCH_RERANKED,

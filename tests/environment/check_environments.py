@@ -5,10 +5,11 @@
 A trainer that fits the versions of `.venv` gets a folder of packages beside those, which has torch,
 transformers and this project: the trainer at the version that its adapter was written for, and what
 it needs and `.venv` does not have. The others get an environment of their own, with this project in
-it.
+it. One whose example is in no package is fetched at a commit.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,12 @@ ENVIRONMENTS = {
     "agent_lightning": ["agentlightning==0.3.0", "transformers==5.2.0", TORCH],
 }
 """The packages of each trainer's own environment; cachetools is imported by veRL, which does not ask for it."""
+CHECKOUTS = {
+    "rlinf": ("https://github.com/RLinf/RLinf", "a3816b596478dcd8a5c69a6ec1468c9519f77b5b")
+}
+"""Trainers whose example is in no package: repository and commit. RLinf's loader runs on veRL's packages."""
+BESIDE = {"rlinf": ["sortedcontainers==2.4.0"]}
+"""What a checkout's parts import besides, put into its folder."""
 
 
 def packages_of(trainer: str) -> Path:
@@ -75,6 +82,27 @@ def build() -> None:
                     python=interpreter_of(trainer),
                 )
             _stamp(trainer, pins)
+
+    for trainer, (repository, commit) in CHECKOUTS.items():
+        if not packages_of(trainer).is_dir():
+            _check_out(repository, commit, packages_of(trainer), BESIDE[trainer])
+
+
+def _check_out(repository: str, commit: str, folder: Path, packages: list[str]) -> None:
+    """Fetch a commit, with packages beside it; without the network say so, and leave the tests of this trainer out."""
+    folder.mkdir(parents=True)
+    steps = [
+        ["init", "--quiet"],
+        ["fetch", "--quiet", "--depth", "1", repository, commit],
+        ["-c", "advice.detachedHead=false", "checkout", "--quiet", "FETCH_HEAD"],
+    ]
+    for step in steps:
+        if subprocess.run(["git", *step], cwd=folder, check=False).returncode:
+            sys.stderr.write(f"{repository} cannot be fetched, so that its tests are left out.\n")
+            shutil.rmtree(folder)
+            return
+
+    _uv("pip", "install", "--no-deps", "--target", folder, *packages, python=sys.executable)
 
 
 def _is_current(trainer: str, pins: list[str]) -> bool:

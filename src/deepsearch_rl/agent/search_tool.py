@@ -43,6 +43,7 @@ from deepsearch_rl.core.records import (
     StopReason,
     ToolCall,
 )
+from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN, bearer
 from deepsearch_rl.core.retries import retry
 from deepsearch_rl.endpoints.timing import timed
 from deepsearch_rl.search_server.requests import MAX_QUERY_CHARS
@@ -179,14 +180,19 @@ async def search_over_mcp(
 
 @asynccontextmanager
 async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Client]:
-    """Open a session with a retrieval server, with a time-out per call; raise EndpointError without a search tool."""
+    """Open a session with a retrieval server, with a time-out per call.
+
+    A token in the environment variable :data:`RETRIEVAL_TOKEN` is sent. Raises EndpointError without
+    a search tool, ConfigError for a token that is none.
+    """
     url = f"{retrieval_url.rstrip('/')}/mcp"
+    headers = bearer(RETRIEVAL_TOKEN, "the retrieval server")
     # ``agent.concurrency`` and the calls of one turn limit the searches at once.
     transport = _ErrorsAsResponses(
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     )
     async with (
-        httpx2.AsyncClient(transport=transport, timeout=timeout_s) as http,
+        httpx2.AsyncClient(transport=transport, timeout=timeout_s, headers=headers) as http,
         AsyncExitStack() as opened,
     ):
         session = Client(

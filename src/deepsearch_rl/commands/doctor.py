@@ -39,11 +39,14 @@ from deepsearch_rl.planning.plan import make_plan
 from deepsearch_rl.project.dvc_lock import repair_dvc_locks
 from deepsearch_rl.project.locked import UV_LOCK
 from deepsearch_rl.project.state import notices, project_problems
+from deepsearch_rl.training.rl.trainer import RlConfig
 from deepsearch_rl.training.sft.attention import ATTENTION_FIX, attention_problem
 
 GIB = 2**30
 PORTS = {4200: "Prefect", 5000: "MLflow"}
 LUCENE_JAVA = 21
+CLUSTER_TIMEOUT_S = 60.0
+SOURCES = Path(__file__).resolve().parents[2]
 VARIABLES = ("OPENAI_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_URI")
 NAME_WIDTH = 13
 LINE_WIDTH = 100
@@ -235,11 +238,47 @@ def missing_in_environments(root: Path, profile: Profile) -> Iterator[MissingReq
     if uses_art_vllm and not any(runtimes.glob("*/install.json")):
         yield MissingRequirement(f"ART's vLLM, below {runtimes}", "make art-vllm")
 
+    yield from _missing_in_cluster(root, profile.section("rl", RlConfig))
+
     serve = root / python["serve"]
     has_real_prompts = profile.value("ifeval")["prompts"] == "real"
     if has_real_prompts and serve.exists() and not _has_sentence_model(serve):
         model = "NLTK's sentence model for IFEval's official prompts, in python.serve"
         yield MissingRequirement(model, f"{serve.relative_to(root)} -m scripts.sentence_model")
+
+
+def _missing_in_cluster(root: Path, config: RlConfig) -> Iterator[MissingRequirement]:
+    """Yield what the nodes of the Ray cluster that section ``rl`` names have otherwise than its head."""
+    verl = config.backend.verl
+    if verl is None or verl.address is None:
+        return
+    interpreter = root / verl.python
+    if not interpreter.exists():
+        yield MissingRequirement(f"interpreter {verl.python}", "make verl-environment")
+        return
+
+    command = [str(interpreter), "-m", "deepsearch_rl.training.backends.verl.cluster"]
+    command += [verl.address, str(verl.nodes), str(verl.gpus_per_node)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "RAY_USAGE_STATS_ENABLED": "0"}
+    try:
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=CLUSTER_TIMEOUT_S,
+            check=False,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        what = f"an answer of the Ray cluster {verl.address} within {CLUSTER_TIMEOUT_S:g} s"
+        yield MissingRequirement(what, "`ray status` on its head says how it is")
+        return
+
+    problems = result.stdout.splitlines()
+    if result.returncode and not problems:
+        problems = result.stderr.strip().splitlines()[-1:]
+    for problem in problems:
+        yield MissingRequirement(f"Ray cluster {verl.address}: {problem}", "docs/training.md")
 
 
 def _has_vectors_on_gpu(index: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from typer import Option
 from deepsearch_rl.commands import retrieve_options as options
 from deepsearch_rl.commands.defaults import Fields, field_options, named_numbers
 from deepsearch_rl.commands.retrieve_measure import eval_command, frontier_command
+from deepsearch_rl.commands.retrieve_online import online_command
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import distinct, write_jsonl
 from deepsearch_rl.core.profile import Profile, read_values
@@ -368,3 +369,4 @@ def serve_command(
 
 app.command("eval")(eval_command)
 app.command("frontier")(frontier_command)
+app.command("online")(online_command)

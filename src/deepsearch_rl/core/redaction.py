@@ -17,6 +17,8 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 """A last word of ``token``: HF_TOKEN and AWS_SESSION_TOKEN are secrets, ``max_tokens`` and ``token_limit`` are none."""
+# The token of a retrieval server that asks for one, wherever the project's own clients search
+RETRIEVAL_TOKEN = "DEEPSEARCH_RETRIEVAL_TOKEN"
 _LOGIN_NAME = re.compile(r"login$|auth_string$", re.IGNORECASE)  # holds name:password
 _KEY_LIKE = re.compile(r"(?=.*\d)[\w.+=~-]{16,}")
 """A long word with a digit: what a key in ``.env`` looks like, and no path, address, number or switch."""
@@ -107,3 +109,13 @@ def read_key(variable: str, place: str) -> str:
         )
 
     return key
+
+
+def bearer(variable: str, place: str) -> dict[str, str]:
+    """Return the header that sends a server's token, empty where the variable is not set.
+
+    Raises as :func:`read_key`.
+    """
+    if not os.environ.get(variable):
+        return {}
+    return {"Authorization": f"Bearer {read_key(variable, place)}"}

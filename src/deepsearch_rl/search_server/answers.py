@@ -1,4 +1,4 @@
-"""Answers and pages as they are sent, and a bounded cache of answers.
+"""Answers as they are sent, and a bounded cache of answers.
 
 A document is written as JSON once, when it is found; a repeated query is then a look-up and a copy
 of bytes.
@@ -8,14 +8,11 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Self
 
 from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
-from deepsearch_rl.core.files import read_jsonl
-from deepsearch_rl.core.records import OpenRecord, RequiredText, Text
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import Hit
 
@@ -125,24 +122,3 @@ class AnswerCache:
         while len(self._entries) > self._max_entries or self._size_bytes > MAX_CACHE_BYTES:
             _, (_, dropped_bytes) = self._entries.popitem(last=False)
             self._size_bytes -= dropped_bytes
-
-
-class Page(OpenRecord):
-    """One page of a pages file; further keys are sent as they are."""
-
-    url: RequiredText
-    contents: Text
-
-
-def normalise_url(url: str) -> str:
-    """Return the one spelling of a wiki page's two (ASearcher's rule)."""
-    return url.replace("index.php/", "index.php?title=")
-
-
-def read_pages(path: Path) -> dict[str, bytes]:
-    """Return the pages of a JSON Lines file for ``POST /access``, as JSON, by URL; raise as :func:`read_jsonl`."""
-    pages: dict[str, bytes] = {}
-    for page in read_jsonl(path, Page):
-        pages[normalise_url(page.url)] = to_json(page, inf_nan_mode="null")
-
-    return pages

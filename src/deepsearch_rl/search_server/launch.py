@@ -46,24 +46,36 @@ KEEP_ALIVE_S = 75
 
 
 @contextlib.contextmanager
-def serve_index(index_dir: Path, chunks_path: Path, config: RetrievalConfig) -> Iterator[str]:
-    """Serve an index from its own process on a free loopback port and yield the base URL (MCP is at URL + "/mcp").
+def serve_index(
+    index_dir: Path,
+    chunks_path: Path,
+    config: RetrievalConfig,
+    *,
+    host: str = LOOPBACK,
+    port: int = 0,
+    token_variable: str | None = None,
+) -> Iterator[str]:
+    """Serve an index from its own process and yield the base URL (MCP is at URL + "/mcp").
 
-    Raise EndpointError where the server does not come up in time; it also stops when this process
-    is killed.
+    It is on a free loopback port where no address is given. Clients have to send the token that the
+    environment variable ``token_variable`` holds. Raise EndpointError where the server does not
+    come up in time, ConfigError for an address that cannot be had or a token that is not set; the
+    server also stops when this process is killed.
     """
+    if token_variable is not None:
+        read_key(token_variable, "the retrieval server")
     server = ServerConfig(
         retrieval=config,
         index=index_dir,
         chunks=chunks_path,
-        host=LOOPBACK,
-        port=0,
-        public=False,
-        token_variable=None,
+        host=host,
+        port=port,
+        public=not is_loopback(host),
+        token_variable=token_variable,
     )
     # The port is bound here and inherited, so that no other program can take it in between.
-    with listen(LOOPBACK, 0) as listener:
-        url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+    with open_listener(server) as listener:
+        url = _address(listener)
         command = [
             sys.executable,
             "-m",
@@ -102,6 +114,11 @@ def listen(host: str, port: int) -> socket.socket:
     # acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def open_listener(config: ServerConfig) -> socket.socket:
@@ -166,8 +183,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
     # The MCP library logs the contents of a request that it refuses.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    address = _address(listener)
     auth = "with a token" if token else "without a token"
     retriever = "online search" if settings.online else settings.retriever
     source = settings.online or config.index

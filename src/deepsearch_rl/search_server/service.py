@@ -29,7 +29,6 @@ from deepsearch_rl.retrieval.search.manifest import read_manifest
 from deepsearch_rl.retrieval.search.rows import UNKNOWN_DAY
 from deepsearch_rl.retrieval.search.searcher import SearchesChunks, open_index
 from deepsearch_rl.search_server import requests
-from deepsearch_rl.search_server.answers import normalise_url, read_pages
 from deepsearch_rl.search_server.batching import OverloadedError, SearchQueue, SearchTimeoutError
 from deepsearch_rl.search_server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.search_server.limits import RETRY, BodyLimit, Budget, max_documents
@@ -37,6 +36,7 @@ from deepsearch_rl.search_server.mcp_accept import AnyAccept
 from deepsearch_rl.search_server.mcp_tool import make_mcp_server
 from deepsearch_rl.search_server.metrics import OTHER_ROUTE, Metrics
 from deepsearch_rl.search_server.online.searcher import open_online
+from deepsearch_rl.search_server.pages import NO_PAGE, PageFile
 from deepsearch_rl.search_server.rerank import CrossEncoder, RerankedSearcher
 
 _LOG = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def open_engine(config: ServerConfig) -> SearchEngine:
 
 
 class RetrievalApp:
-    """The ASGI application over one engine, ``api`` its FastAPI part; making it raises what :func:`read_pages` does."""
+    """The ASGI application over one engine, ``api`` its FastAPI part; making it raises what :class:`PageFile` does."""
 
     def __init__(
         self, engine: SearchEngine, config: RetrievalConfig, guard: requests.Guard
@@ -91,7 +91,7 @@ class RetrievalApp:
         self._guard = guard
         self._top_k = config.top_k
         self._max_top_k = engine.passages
-        self._pages = read_pages(config.pages) if config.pages else None
+        self._pages = PageFile(config.pages) if config.pages else None
         self._metrics = Metrics()
         self._wait_s = config.search_timeout_s
         self._bodies = BodyLimit(requests.MAX_BODIES_BYTES)
@@ -217,7 +217,7 @@ class RetrievalApp:
 
         request = requests.parse_body(requests.AccessRequest, body)
 
-        size_bytes = sum(map(len, self._find_pages(request)))
+        size_bytes = self._size_of_pages(request)
         async with self._page_bytes.part(size_bytes, self._wait_s):
             response = await self._access(request)
             async with asyncio.timeout(requests.SEND_TIMEOUT_S):
@@ -267,19 +267,24 @@ class RetrievalApp:
 
     async def _access(self, body: requests.AccessRequest) -> Response:
         """Return pages by URL, null where there is no such page, as ASearcher and RLinf read them."""
-        return _results(self._find_pages(body))
+        self._size_of_pages(body)
+        return _results(await asyncio.to_thread(self._find_pages, body))
 
     def _find_pages(self, body: requests.AccessRequest) -> list[bytes]:
-        known = self._pages or {}
-        pages = [known.get(normalise_url(url), b"null") for url in body.urls]
+        if self._pages is None:
+            return [NO_PAGE for _ in body.urls]
+        return [self._pages.find(url) for url in body.urls]
 
-        if sum(map(len, pages)) > requests.MAX_PAGES_BYTES:
+    def _size_of_pages(self, body: requests.AccessRequest) -> int:
+        """Return how many bytes the answer takes; raise a HTTPException (422) if they are too many."""
+        size_bytes = sum(map(self._pages.size_bytes, body.urls)) if self._pages else 0
+        if size_bytes > requests.MAX_PAGES_BYTES:
             raise HTTPException(
                 422,
                 f"urls: the pages have more than {requests.MAX_PAGES_BYTES} bytes; ask for fewer.",
             )
 
-        return pages
+        return size_bytes
 
     async def _healthz(self) -> dict[str, str]:
         """Answer once the index is open and warm, with 503 while a search is past its deadline."""

@@ -4,9 +4,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,7 +19,7 @@ from deepsearch_rl.search_server.online.endpoint import (
     read_online_config,
 )
 from deepsearch_rl.search_server.online.searcher import OnlineSearcher, open_online
-from tests.search_servers import in_thread
+from tests.retrieval.online.loopback import Endpoint, Reply, as_json
 
 KEY = "sk/secret+key-1234567890"
 RESULTS = [
@@ -42,68 +40,11 @@ RESULTS = [
 FIELDS = {"results": "web.items", "title": "title", "text": "snippet", "url": "link"}
 
 
-@dataclass
-class Reply:
-    body: bytes
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-def as_json(value: object, status: int = 200, **headers: str) -> Reply:
-    return Reply(
-        json.dumps(value).encode(),
-        status,
-        {name.replace("_", "-"): text for name, text in headers.items()},
-    )
-
-
-@dataclass
-class Endpoint:
-    """Gives its replies in turn, the last one for ever, and remembers what it was asked."""
-
-    url: str = ""
-    replies: list[Reply] = field(default_factory=lambda: [as_json({"web": {"items": RESULTS}})])
-    asked: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
-    at_once: int = 0
-    most_at_once: int = 0
-    gate: threading.Barrier | None = None
-
-
 @pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    state, lock = Endpoint(), threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            with lock:
-                state.asked.append(
-                    (self.path, {name.lower(): text for name, text in self.headers.items()}, body)
-                )
-                reply = state.replies.pop(0) if len(state.replies) > 1 else state.replies[0]
-                state.at_once += 1
-                state.most_at_once = max(state.most_at_once, state.at_once)
-            if state.gate:
-                state.gate.wait(10)
-            with lock:
-                state.at_once -= 1
-            self.send_response(reply.status)
-            for name, text in {"content-length": str(len(reply.body)), **reply.headers}.items():
-                self.send_header(name, text)
-            self.end_headers()
-            self.wfile.write(reply.body)
-
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.url = f"http://127.0.0.1:{server.server_port}"
-    with in_thread(server):
-        yield state
+def endpoint(endpoint: Endpoint) -> Endpoint:
+    """One that finds both results."""
+    endpoint.replies = [as_json({"web": {"items": RESULTS}})]
+    return endpoint
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import asyncio
 import signal
 import socket
 import subprocess
@@ -6,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.core.errors import EndpointError
+from deepsearch_rl.agent.search_tool import open_session
+from deepsearch_rl.core.errors import ConfigError, EndpointError
+from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN
 from deepsearch_rl.search_server.config import RetrievalConfig
 from deepsearch_rl.search_server.launch import serve_index
+from deepsearch_rl.training.backends.verl.cluster import facts
 
 SERVE_UNTIL_KILLED = """
 import sys
@@ -57,3 +61,50 @@ def test_a_server_that_cannot_start_tells_why(
     with pytest.raises(EndpointError, match=STARTED_WITHOUT_AN_INDEX) as raised:
         serving.__enter__()
     assert "Traceback" not in str(raised.value)
+
+
+def test_a_server_with_a_token_is_searched_by_those_who_have_it(
+    index_dir: Path,
+    chunks_path: Path,
+    retrieval_config: RetrievalConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(RETRIEVAL_TOKEN, "token-of-this-test")
+
+    async def tools(url: str) -> int:
+        async with open_session(url, 20) as session:
+            return len((await session.list_tools()).tools)
+
+    serving = serve_index(index_dir, chunks_path, retrieval_config, token_variable=RETRIEVAL_TOKEN)
+    with serving as url:
+        assert asyncio.run(tools(url)) == 1
+        assert facts("here", 0, url)["retrieval"] == ""
+
+        monkeypatch.setenv(RETRIEVAL_TOKEN, "another")
+        with pytest.raises(EndpointError, match="does not answer"):
+            asyncio.run(tools(url))
+        monkeypatch.delenv(RETRIEVAL_TOKEN)
+        assert f"401: Unauthorized; export {RETRIEVAL_TOKEN}" in facts("here", 0, url)["retrieval"]
+
+
+def test_a_token_that_is_not_set_and_an_address_of_another_machine_are_named(
+    index_dir: Path,
+    chunks_path: Path,
+    retrieval_config: RetrievalConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(RETRIEVAL_TOKEN, raising=False)
+    serving = serve_index(index_dir, chunks_path, retrieval_config, token_variable=RETRIEVAL_TOKEN)
+    with pytest.raises(ConfigError, match=RETRIEVAL_TOKEN):
+        serving.__enter__()
+
+    monkeypatch.setenv(RETRIEVAL_TOKEN, "token-of-this-test")
+    elsewhere = serve_index(
+        index_dir,
+        chunks_path,
+        retrieval_config,
+        host="192.0.2.1",
+        token_variable=RETRIEVAL_TOKEN,
+    )
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
+        elsewhere.__enter__()

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from deepsearch_rl.core.errors import RecordError
-from deepsearch_rl.search_server.answers import read_pages
 from deepsearch_rl.search_server.batching import SearchQueue
+from deepsearch_rl.search_server.pages import PageFile
 from deepsearch_rl.search_server.requests import (
     MAX_BODY_BYTES,
     MAX_QUERIES,
@@ -267,7 +267,7 @@ def test_access_without_pages_is_answered_404_with_the_reason(client: TestClient
 def test_a_pages_file_without_contents_names_file_line_and_field(tmp_path: Path) -> None:
     (tmp_path / "pages.jsonl").write_text('{"url": "http://w/"}\n')
     with pytest.raises(RecordError, match=r"pages\.jsonl, line 1: field 'contents'"):
-        read_pages(tmp_path / "pages.jsonl")
+        PageFile(tmp_path / "pages.jsonl")
 
 
 def test_a_search_that_fails_is_answered_500_and_the_next_one_works(client: TestClient) -> None:

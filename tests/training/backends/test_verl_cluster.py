@@ -1,6 +1,10 @@
 """What a Ray cluster has to have: compared without Ray."""
 
+import pytest
+from pydantic import ValidationError
+
 from deepsearch_rl.training.backends.verl.cluster import PACKAGES, facts, problems
+from deepsearch_rl.training.rl.verl_config import VerlConfig
 
 URL = "http://10.0.0.1:8099"
 HEAD = {"python": "3.11.9", **dict.fromkeys(PACKAGES, "1.0")}
@@ -19,10 +23,28 @@ def test_each_problem_names_the_node_and_what_to_do() -> None:
     few, version, unreachable = problems(HEAD, nodes, 2, 8, URL)
     assert "1 of 2 nodes have 8 GPUs" in few
     assert "10.0.0.3 has torch 2.9, and the head 1.0" in version
-    assert f"10.0.0.3 does not reach the retrieval server {URL} (refused)" in unreachable
+    assert f"10.0.0.3 cannot search at {URL} (refused)" in unreachable
 
 
 def test_a_node_tells_its_versions_and_whether_it_reaches_the_server() -> None:
     found = facts("here", 0, "http://127.0.0.1:1")
     assert found["torch"] != "none"
     assert "refused" in found["retrieval"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"nodes": 2}, "nodes: 2 needs the address"),
+        ({"nodes": 2, "address": "auto"}, "nodes: 2 needs retrieval_host"),
+        ({"retrieval_host": "0.0.0.0"}, "no address that another node can ask"),
+        ({"retrieval_host": "::"}, "no address that another node can ask"),
+        ({"tensor_parallel": 3}, "tensor_parallel: 3 does not divide gpus_per_node: 8"),
+    ],
+)
+def test_machines_that_cannot_train_together_are_refused(
+    changes: dict[str, object], named: str
+) -> None:
+    values = {"python": "python", "gpus_per_node": 8, "rollout": "vllm"}
+    with pytest.raises(ValidationError, match=named):
+        VerlConfig.model_validate(values | changes)

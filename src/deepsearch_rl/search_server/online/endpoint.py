@@ -25,7 +25,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.core.files import first_problem
-from deepsearch_rl.core.rate_limits import rate_limits
+from deepsearch_rl.core.rate_limits import MachineLimit, rate_limits
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.core.redaction import public_address, redact
 from deepsearch_rl.core.retries import (
@@ -78,6 +78,14 @@ class FieldMap(Record):
         default=False,
         description="whether an answer without the list means no results; otherwise it is an error",
     )
+    expected: dict[AnswerPath, str] = Field(
+        default_factory=dict,
+        description="texts that the answer to a search that worked has; another one is an error",
+    )
+    failures: AnswerPath | None = Field(
+        default=None,
+        description="path of what went wrong, where an answer without results may be a failure",
+    )
 
 
 class OnlineConfig(Record):
@@ -108,6 +116,11 @@ class OnlineConfig(Record):
     )
     requests_per_minute: int | None = Field(
         default=None, ge=1, description="of this process, all searches together; null: no limit"
+    )
+    requests_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        description="of all processes of this user on the machine together; null: no limit",
     )
     rate_limit_wait_s: float = Field(
         default=300.0,
@@ -166,6 +179,11 @@ def read_online_config(path: Path) -> OnlineConfig:
             f"{path} cannot be read as YAML: {' '.join(str(error).split())}."
         ) from error
 
+    return parse_online_config(values, path)
+
+
+def parse_online_config(values: object, path: Path) -> OnlineConfig:
+    """Return what a file holds; raise ConfigError with the first field that does not fit."""
     try:
         return OnlineConfig.model_validate(values)
     except ValidationError as error:
@@ -198,6 +216,8 @@ class SearchEndpoint:
         self.config = config
         self._key = key
         self._limits = rate_limits(config.place, config.requests_per_minute)
+        per_second = config.requests_per_second
+        self._machine = None if per_second is None else MachineLimit(config.place, per_second)
         self._transport = httpx.HTTPTransport(
             limits=httpx.Limits(max_connections=config.max_concurrency)
         )
@@ -281,6 +301,8 @@ class SearchEndpoint:
         config = self.config
         body = bytearray()
         self._limits.wait_in_thread()
+        if self._machine is not None:
+            self._machine.wait_in_thread()
         deadline = time.monotonic() + config.timeout_s
 
         try:

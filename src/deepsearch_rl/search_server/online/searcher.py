@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import orjson
 from pydantic import JsonValue
 
 from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointError
@@ -16,6 +17,7 @@ from deepsearch_rl.core.redaction import read_key
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import Hit, QueriesFailedError
 from deepsearch_rl.search_server.online.endpoint import (
+    ERROR_CHARS,
     ResultField,
     SearchEndpoint,
     SuspectedDownError,
@@ -103,7 +105,17 @@ class OnlineSearcher:
     def _hits(self, answer: JsonValue) -> list[Hit]:
         """Return results of different contents, best score first; a URL's second passage has a digest for its id."""
         fields = self.config.fields
+        for path, text in fields.expected.items():
+            value = value_at(answer, path)
+            if value != text:
+                raise self._endpoint.error(f"{path!r} is not {text!r} but {_shown(value)}.")
+
         results = answer if fields.results is None else value_at(answer, fields.results)
+        failures = value_at(answer, fields.failures) if fields.failures else None
+        if not results and failures:
+            raise self._endpoint.error(
+                f"no results, and {fields.failures!r} says why: {_shown(failures)}."
+            )
         if results is None and fields.results_optional:
             return []
         if not isinstance(results, list):
@@ -228,6 +240,10 @@ def value_at(value: JsonValue, path: str) -> JsonValue:
 def _digest(contents: str) -> str:
     """Return the id of a passage without a URL: 16 hex digits of the SHA-256 of its contents."""
     return hashlib.sha256(contents.encode()).hexdigest()[:16]
+
+
+def _shown(value: JsonValue) -> str:
+    return orjson.dumps(value).decode()[:ERROR_CHARS]
 
 
 def _keys_of(value: JsonValue) -> str:

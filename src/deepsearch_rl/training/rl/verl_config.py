@@ -8,6 +8,7 @@ from deepsearch_rl.core.records import NonEmpty, Record
 
 # The agent loop's name in veRL: ``actor_rollout_ref.rollout.agent.default_agent_loop``.
 AGENT_LOOP = "deepsearch"
+EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 class CriticConfig(Record):
@@ -34,6 +35,11 @@ class VerlConfig(Record):
         description="`host:port` of a Ray cluster, or `auto`; null: Ray is started here",
     )
     nodes: int = Field(default=1, ge=1)
+    retrieval_host: NonEmpty | None = Field(
+        default=None,
+        description="address of this machine at which other nodes search; null: 127.0.0.1 alone",
+    )
+    retrieval_port: int = Field(default=0, ge=0, le=65535, description="0: a free one")
     gpus_per_node: int = Field(ge=1, description="on a cpu: processes that train")
     rollout: Literal["vllm", "sglang", "own"] = Field(
         description="what samples; own: our engine, on a cpu alone"
@@ -54,6 +60,16 @@ class VerlConfig(Record):
             raise ValueError(
                 f"nodes: {self.nodes} needs the address of a Ray cluster that has them (address: HOST:6379, or auto "
                 "on its head)"
+            )
+        if self.nodes > 1 and self.retrieval_host is None:
+            raise ValueError(
+                f"nodes: {self.nodes} needs retrieval_host, the address of this machine at which the other nodes reach "
+                "its retrieval server"
+            )
+        if self.retrieval_host in EVERY_ADDRESS:
+            raise ValueError(
+                f"retrieval_host: {self.retrieval_host} is no address that another node can ask: name this machine's "
+                "in the cluster's network"
             )
         if self.gpus_per_node % self.tensor_parallel:
             raise ValueError(

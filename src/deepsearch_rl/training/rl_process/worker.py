@@ -6,12 +6,14 @@ Torch and the engine are imported in that process alone; the watching one stays 
 """
 
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import read_jsonl, sha256_file, sha256_json, write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, Record
+from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.training.rl.heartbeat import check_server, run_watched
 from deepsearch_rl.training.rl.rl_config import RlConfig
@@ -73,10 +75,7 @@ def train(run: RlRun) -> None:
     train_task = open_engine(run.rl.backend)
     setting = run.setting
 
-    with (
-        serve_index(setting.index, setting.chunks, setting.retrieval) as url,
-        recorded_curve(run.curve),
-    ):
+    with _retrieval_server(run) as url, recorded_curve(run.curve):
         task = RlTask(
             start=run.start,
             start_name=run.start_name,
@@ -90,6 +89,23 @@ def train(run: RlRun) -> None:
         )
         check_server("the retrieval server", f"{url}/healthz")
         train_task(task, run.rl, run.output)
+
+
+def _retrieval_server(run: RlRun) -> AbstractContextManager[str]:
+    """Serve the index of a run, with a token where other nodes reach it."""
+    setting = run.setting
+    verl = run.rl.backend.verl
+    if verl is None or verl.retrieval_host is None:
+        return serve_index(setting.index, setting.chunks, setting.retrieval)
+
+    return serve_index(
+        setting.index,
+        setting.chunks,
+        setting.retrieval,
+        host=verl.retrieval_host,
+        port=verl.retrieval_port,
+        token_variable=RETRIEVAL_TOKEN,
+    )
 
 
 if __name__ == "__main__":

@@ -1,21 +1,27 @@
 """What a Ray cluster has to have before veRL trains on it; runs in veRL's environment.
 
-    python -m deepsearch_rl.training.backends.verl.cluster ADDRESS NODES GPUS_PER_NODE RETRIEVAL_URL
+    python -m deepsearch_rl.training.backends.verl.cluster ADDRESS NODES GPUS_PER_NODE [RETRIEVAL_URL]
 
-asks every node for its versions and for an answer of the retrieval server, and ends with an error
-where nodes differ, are too few, or reach no server. The driver's own versions are the expected ones.
+asks every node for its versions and for a search of the retrieval server, and ends with an error
+where nodes differ, are too few, or find no server. The driver's own versions are the expected ones.
 """
 
 import importlib
 import importlib.metadata
+import json
 import platform
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN, bearer
+
 PACKAGES = ("verl", "torch", "transformers", "ray", "vllm", "deepsearch-rl")
 TIMEOUT_S = 10.0
+UNAUTHORIZED = 401
 NodeFacts = Mapping[str, str]
 """A node's address as ``node``, its GPUs as ``gpus``, an error of the retrieval server as ``retrieval``, versions."""
 
@@ -29,13 +35,26 @@ def facts(node: str, gpus: float, retrieval_url: str) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             result[package] = "none"
 
-    try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        opener.open(f"{retrieval_url}/healthz", timeout=TIMEOUT_S).close()
-        result["retrieval"] = ""
-    except OSError as error:
-        result["retrieval"] = str(error)
+    result["retrieval"] = _search_problem(retrieval_url) if retrieval_url else ""
     return result
+
+
+def _search_problem(url: str) -> str:
+    """Return why a search without queries is not answered; empty where it is."""
+    try:
+        headers = {"Content-Type": "application/json", **bearer(RETRIEVAL_TOKEN, url)}
+        body = json.dumps({"queries": []}).encode()
+        request = urllib.request.Request(f"{url}/retrieve", body, headers)
+        # No proxy of the node's environment stands between it and the cluster's own network
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener.open(request, timeout=TIMEOUT_S).close()
+    except urllib.error.HTTPError as error:
+        if error.code != UNAUTHORIZED:
+            return str(error)
+        return f"{error}; export {RETRIEVAL_TOKEN} before `ray start`"
+    except (OSError, DeepsearchError) as error:
+        return str(error)
+    return ""
 
 
 def problems(
@@ -59,18 +78,23 @@ def problems(
                 )
         if node["retrieval"]:
             texts.append(
-                f"{node['node']} does not reach the retrieval server {url} ({node['retrieval']}): serve it at an "
-                "address of the cluster's network"
+                f"{node['node']} cannot search at {url} ({node['retrieval']}): rl.backend.verl.retrieval_host "
+                f"has to be an address that all nodes reach, with one {RETRIEVAL_TOKEN} for all of them"
             )
     return texts
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the problems of a cluster; return 1 where there are any."""
-    address, count, gpus_per_node, url = arguments
+    address, count, gpus_per_node, *rest = arguments
+    url = rest[0] if rest else ""
     ray: Any = importlib.import_module("ray")
     strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
-    ray.init(address=address, log_to_driver=False)
+    try:
+        ray.init(address=address, log_to_driver=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        sys.stdout.write(f"there is no Ray cluster at {address}: {error}.\n")
+        return 1
     ask = ray.remote(num_cpus=0)(facts)
     alive = [node for node in ray.nodes() if node["Alive"]]
     answers: list[Any] = []

@@ -42,6 +42,7 @@ from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 from deepsearch_rl.training.backends.verl.overrides import (
     VerlRun,
     hydra_overrides,
+    hydra_value,
     require_honoured,
 )
 from deepsearch_rl.training.rl.checkpoints import origin
@@ -217,6 +218,7 @@ def _train(task: RlTask, config: RlConfig, run: VerlRun) -> RunLog:
         "verl.trainer.main_ppo",
         f"hydra.run.dir={run.agent.parent / 'hydra'}",
         *hydra_overrides(config, run),
+        *_workers_environment(config, figures),
     ]
     text = logs / f"{number:03}.txt"
 
@@ -312,18 +314,35 @@ def _python(config: RlConfig) -> list[str]:
 
 
 def _environment(config: RlConfig, figures: Path) -> dict[str, str]:
-    """Return the environment of veRL's processes: nothing is reported to anybody."""
+    """Return the environment of veRL's processes."""
+    return {**os.environ, **_own_variables(config, figures)}
+
+
+def _own_variables(config: RlConfig, figures: Path) -> dict[str, str]:
+    """Return what veRL's processes are told: nothing is reported to anybody."""
     paths = [str(SOURCES), os.environ.get("PYTHONPATH", "")]
     ours = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "VERL_FILE_LOGGER_PATH": str(figures),
+        "VERL_FILE_LOGGER_PATH": str(figures.absolute()),
         "RAY_USAGE_STATS_ENABLED": "0",
         "HF_HUB_OFFLINE": "1",
         "HYDRA_FULL_ERROR": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    cpu = CPU_ENVIRONMENT if config.backend.device == "cpu" else {}
-    return {**os.environ, **ours, **cpu}
+    return {**ours, **CPU_ENVIRONMENT} if config.backend.device == "cpu" else ours
+
+
+def _workers_environment(config: RlConfig, figures: Path) -> list[str]:
+    """Return the arguments that give these variables to the workers of a cluster.
+
+    They have the environment in which their node was started. That of a Ray which veRL starts
+    itself is the trainer's.
+    """
+    if require_honoured(config).address is None:
+        return []
+    place = "+ray_kwargs.ray_init.runtime_env.env_vars"
+    variables = _own_variables(config, figures)
+    return [f"{place}.{name}={hydra_value(value)}" for name, value in variables.items()]
 
 
 def read_logs(logs: Path, config: RlConfig) -> list[TrainingStep]:

@@ -89,11 +89,11 @@ def hydra_overrides(config: RlConfig, run: VerlRun) -> list[str]:
     if verl.address is not None:
         values["+ray_kwargs.ray_init.address"] = verl.address
     if config.backend.device == "cpu":
-        values |= {
-            "trainer.device": "cpu",
-            "ray_kwargs.ray_init.num_cpus": RAY_CPUS,
-            "+ray_kwargs.ray_init.num_gpus": verl.gpus_per_node,
-        }
+        values["trainer.device"] = "cpu"
+        # A cluster's nodes have said how many they have
+        if verl.address is None:
+            values["ray_kwargs.ray_init.num_cpus"] = RAY_CPUS
+            values["+ray_kwargs.ray_init.num_gpus"] = verl.gpus_per_node
     return [f"{name}={hydra_value(value)}" for name, value in values.items()]
 
 

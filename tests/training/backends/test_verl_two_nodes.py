@@ -1,0 +1,199 @@
+"""veRL on a Ray cluster of two nodes, by ``ray job submit``: a worker is killed in mid-step, and the run goes on.
+
+Both nodes are on this machine, and a node's "GPU" is a process that trains on the CPU.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deepsearch_rl.core.files import read_json, read_jsonl, write_json, write_jsonl
+from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, free_port
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN
+from deepsearch_rl.indexing.build import build_index
+from deepsearch_rl.training.backends.verl.engine import CPU_ENVIRONMENT, VerlLine
+from deepsearch_rl.training.rl_process.worker import RlRun
+from deepsearch_rl.training.runs.curves import TrainingStep
+from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
+from tests.chunks import make_chunk
+from tests.environment.check_environments import ROOT, interpreter_of
+from tests.environment.scripted import QUESTION, retrieval
+from tests.policies import CONTEXT_TOKENS
+from tests.settings import INDEX, RETRIEVAL
+from tests.training.backends.tagged import learn_by_heart, tags_agent
+from tests.training.backends.verl_settings import verl_config
+
+RAY = interpreter_of("verl").with_name("ray")
+STEPS = 3
+WAIT_S = 600.0
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(
+        not interpreter_of("verl").exists(), reason="make check-trainers builds veRL's environment"
+    ),
+]
+
+
+def environment_of_ray() -> dict[str, str]:
+    ours = {
+        "PYTHONPATH": str(ROOT),
+        RETRIEVAL_TOKEN: "token-of-this-test",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    values = {**os.environ, **CPU_ENVIRONMENT, **ours}
+    # An empty one would contradict the GPUs that Ray is told of
+    values.pop("CUDA_VISIBLE_DEVICES", None)
+    return values
+
+
+@contextmanager
+def two_nodes(folder: str, logs: Path) -> Iterator[tuple[str, str]]:
+    """Start two nodes of one training process each; yield the addresses of the cluster and of its jobs."""
+    port = free_port(0)
+    dashboard = free_port(0)
+    address = f"{LOOPBACK}:{port}"
+    node = ["--node-ip-address", LOOPBACK, "--num-cpus", "16", "--num-gpus", "1", "--block"]
+    head = ["--head", "--port", str(port), "--dashboard-port", str(dashboard)]
+    head += ["--include-dashboard", "true", "--temp-dir", folder]
+
+    with ProcessGuard() as guard:
+        for number, options in enumerate((head, ["--address", address])):
+            with (logs / f"node{number}.txt").open("w", encoding="utf-8") as log:
+                command = [str(RAY), "start", *options, *node]
+                process = guard.start(command, environment=environment_of_ray(), output=log)
+            wait_for(lambda number=number: alive(address) > number, process)
+        yield address, f"http://{LOOPBACK}:{dashboard}"
+
+
+def alive(address: str) -> int:
+    """Return how many nodes a cluster has; 0 where there is none yet."""
+    command = [str(RAY), "status", "--address", address]
+    status = subprocess.run(
+        command, env=environment_of_ray(), capture_output=True, text=True, check=False
+    )
+    return status.stdout.count("node_")
+
+
+def wait_for(happened: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    """Return when a function returns true; fail where the process ends before, or nothing happens for long."""
+    until = time.monotonic() + WAIT_S
+    while not happened():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+def submitted(jobs: str, run: Path, log: Path) -> "subprocess.Popen[str]":
+    """Submit the stage's run as a job, and follow it."""
+    program = f"cd {ROOT} && exec {sys.executable} -m tests.training.backends.verl_job {run}"
+    command = [str(RAY), "job", "submit", "--address", jobs, "--", "bash", "-c", f"'{program}'"]
+    with log.open("w", encoding="utf-8") as output:
+        return subprocess.Popen(
+            command, env=environment_of_ray(), stdout=output, stderr=subprocess.STDOUT, text=True
+        )
+
+
+def training_processes(nodes: str) -> list[psutil.Process]:
+    """Return the Ray workers that train; their process title says what they do."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        title = " ".join(process.info["cmdline"] or [])
+        if title.startswith("ray::WorkerDict") and nodes in str(process.info["environ"]):
+            found.append(process)
+    return found
+
+
+def written_run(folder: Path, policy: Path, smoke: Profile, address: str) -> Path:
+    """Write what the stage would hand to its training process."""
+    agent = tags_agent(smoke, folder)
+    with retrieval() as url:
+        learn_by_heart(policy, agent, url, folder / "start", steps=25)
+
+    chunks = folder / "chunks.jsonl"
+    write_jsonl(chunks, [make_chunk("Silent Harbor\nMary Moss directed it.", "c-0", "c")])
+    build_index(chunks, folder / "index", INDEX, seed=0)
+    for split in ("train", "dev"):
+        write_jsonl(folder / "questions" / f"{split}.jsonl", [QUESTION])
+
+    config = verl_config(
+        verl={"address": address, "nodes": 2, "retrieval_host": LOOPBACK, "agent_workers": 2},
+        groups_per_step=4,
+        group_size=4,
+        steps={"base": STEPS},
+        epochs=99.0,
+        rewards={"f1": 1.0, "answer_format": 0.5, "short_think": 0.1},
+        dev={"every": 1, "questions": 1, "samples": 1, "temperature": 0.7},
+        max_sequence_tokens=CONTEXT_TOKENS,
+        lora=None,
+    )
+    setting = RolloutSetting(
+        questions=folder / "questions",
+        index=folder / "index",
+        chunks=chunks,
+        agent=agent,
+        retrieval=RETRIEVAL,
+        seed=0,
+    )
+    run = RlRun(
+        start_name="base",
+        start=folder / "start",
+        weights="digest",
+        setting=setting,
+        rl=config,
+        scratch=folder / "scratch",
+        curve=folder / "curve.jsonl",
+        output=folder / "out",
+    )
+    (folder / "scratch").mkdir()
+    write_json(folder / "run.json", run.model_dump(mode="json"))
+    return folder / "run.json"
+
+
+def test_a_worker_killed_in_mid_step_ends_in_a_resume_from_the_last_checkpoint(
+    policy_folder: Path, smoke: Profile, tmp_path: Path
+) -> None:
+    # Paths of sockets in it have to be short
+    with (
+        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as nodes,
+        two_nodes(nodes, tmp_path) as (address, jobs),
+    ):
+        run = written_run(tmp_path, policy_folder, smoke, address)
+        checkpoints = tmp_path / "scratch" / "verl" / "checkpoints"
+        newest = checkpoints / "latest_checkpointed_iteration.txt"
+
+        with submitted(jobs, run, tmp_path / "first.txt") as job:
+            wait_for(lambda: newest.is_file() and newest.read_text() == "1", job)
+            workers = training_processes(nodes)
+            assert len(workers) == 2, [process.cmdline() for process in workers]
+            workers[0].kill()
+            assert job.wait(timeout=WAIT_S) != 0
+        assert "go on from its last checkpoint" in (tmp_path / "first.txt").read_text()
+
+        with submitted(jobs, run, tmp_path / "second.txt") as job:
+            assert job.wait(timeout=WAIT_S) == 0, (tmp_path / "second.txt").read_text()[-4000:]
+
+    logs = sorted((tmp_path / "scratch/verl/logs").glob("*.jsonl"))
+    assert [path.name for path in logs] == ["000.jsonl", "001.jsonl"]
+    first = steps_of(logs[0])
+    second = steps_of(logs[1])
+    assert max(first) < STEPS
+    assert min(second) >= 1
+    lines = list(read_jsonl(tmp_path / "out" / "train_log.jsonl", TrainingStep))
+    assert [line.step for line in lines] == list(range(STEPS + 1))
+    assert lines[-1].metrics["mismatch_mean"] < 1e-3
+    assert read_json(tmp_path / "out" / "manifest.json")["backend"] == "verl"
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def steps_of(log: Path) -> set[int]:
+    return {line.step for line in read_jsonl(log, VerlLine)}
