@@ -166,7 +166,7 @@ SERVE = Command(
         "--pages": ("pages.jsonl", "0.retrieval.pages", Path("pages.jsonl")),
         "--window-ms": ("2.5", "0.retrieval.window_ms", 2.5),
         "--max-batch": ("8", "0.retrieval.max_batch", 8),
-        "--max-pending": ("16", "0.retrieval.max_pending", 16),
+        "--threads": ("3", "0.threads", 3),
         "--cache-entries": ("0", "0.retrieval.cache_entries", 0),
         "--search-timeout-s": ("2.5", "0.retrieval.search_timeout_s", 2.5),
     },

@@ -74,6 +74,7 @@ def build_command(
     field: options.FieldWeights = None,
     questions: options.Questions = None,
     work: options.Work = None,
+    threads: options.Threads = None,
     seed: options.Seed = _SEED,
 ) -> None:
     """Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
@@ -102,7 +103,8 @@ def build_command(
 
     known = list(read_questions(questions)) if questions else []
     config = settings.section("index", IndexSection).of(corpus_name)
-    _print_build(out, build_index(corpus, out, config, seed, work, known), bool(questions))
+    index = build_index(corpus, out, config, seed, work, known, threads=threads)
+    _print_build(out, index, bool(questions))
 
 
 def _print_build(out: Path, index: "IndexManifest", has_questions: bool) -> None:
@@ -243,9 +245,9 @@ def _build_settings(
     # The manifest's reader may have another working directory. A hub's name is left as it is.
     is_folder = Path(encoder).is_dir() and fields["index.encoder.revision"] is None
     changes["index.encoder.model"] = str(Path(encoder).resolve()) if is_folder else encoder
-    # Batches that fill a GPU would be slow on a CPU, which has no fast float16 either
+    # A CPU has no fast float16
     if fields["index.encoder.device"] == "cuda":
-        changes |= {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
+        changes["index.encoder.dtype"] = "float16"
     return load_preset("encoder").with_overrides({**changes, **of("index.encoder.")})
 
 
@@ -307,6 +309,7 @@ def serve_command(
     chunks: options.Chunks = None,
     *,
     fields: Fields,
+    threads: options.Threads = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
@@ -350,6 +353,7 @@ def serve_command(
         retrieval=settings.section("retrieval", RetrievalConfig),
         index=index,
         chunks=chunks,
+        threads=threads,
         host=host,
         port=port,
         public=public,

@@ -26,9 +26,6 @@ class RetrievalConfig(Record):
     top_k: int = Field(ge=1, description="passages per search where a request does not say")
     window_ms: float = Field(ge=0, description="how long a search waits for others to share it")
     max_batch: int = Field(ge=1, description="queries that share a search at most")
-    max_pending: int = Field(
-        ge=1, description="queries that may wait at the server; more are answered 503"
-    )
     cache_entries: int = Field(ge=0, description="answers kept for repeated queries")
     pages: Path | None = Field(
         description="JSON Lines of {url, contents} for /access; null where there are none"
@@ -76,6 +73,11 @@ class ServerConfig(Record):
     )
     chunks: Path | None = Field(
         description="the chunk file; null takes the one that the index names"
+    )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU threads of an encoder with weights; null: those of the index, or one for each core",
     )
     host: NonEmpty
     port: int = Field(ge=0, le=65535, description="0 takes a free one")

@@ -8,6 +8,7 @@ It stops on SIGTERM or SIGINT: running requests are answered, new connections ar
 import contextlib
 import errno
 import functools
+import gc
 import logging
 import resource
 import signal
@@ -132,7 +133,14 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
         token = read_key(config.token_variable, "this server").encode()
     settings = config.retrieval
     guard = Guard(token, loopback=not config.public)
-    app = RetrievalApp(open_engine(config), settings, guard)
+    engine = open_engine(config)
+    app = RetrievalApp(engine, settings, guard)
+
+    # What the libraries have loaded stays: a garbage collector that looks through it again and again
+    # would stop all answers each time.
+    gc.collect()
+    gc.freeze()
+
     # A trainer's rollouts hold a connection each, and 1,024 open files is the usual limit.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_files = max(soft, min(hard, MAX_OPEN_FILES))
@@ -172,6 +180,8 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
     retriever = "online search" if settings.online else settings.retriever
     source = settings.online or config.index
     _LOG.info("serving %s by %s at %s (MCP at /mcp), %s", source, retriever, address, auth)
+    if engine.choices:
+        _LOG.info("%s", engine.choices)
     server.run(sockets=[listener])
     _LOG.info("stopped serving %s", source)
 
