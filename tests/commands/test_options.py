@@ -115,6 +115,7 @@ BUILD = Command(
         "--field": ("title=2 --field body=1", "2.bm25.fields", {"title": 2.0, "body": 1.0}),
         "--questions": ("questions.jsonl", "5.0.id", "q"),
         "--work": ("work", "4", Path("work")),
+        "--threads": ("3", "7", 3),
         "--seed": ("7", "3", 7),
     },
 )
@@ -175,6 +176,11 @@ SERVE_ONLINE = Command(
     "retrieve serve",
     SERVE.function,
     {"--online": ("endpoint.yaml", "0.retrieval.online", Path("endpoint.yaml"))},
+)
+SERVE_WORKERS = Command(
+    "retrieve serve --index index",
+    "deepsearch_rl.search_server.workers.serve_workers",
+    {"--workers": ("2", "0.workers", 2)},
 )
 SEARCH = Command(
     "retrieve search --index index words",
@@ -392,6 +398,7 @@ COMMANDS = (
     IMPORT_LUCENE,
     SERVE,
     SERVE_ONLINE,
+    SERVE_WORKERS,
     SEARCH,
     SEARCH_OPENED,
     SEARCH_RERANKED,
@@ -534,6 +541,7 @@ def test_an_option_arrives_where_it_is_used(
     assert field(arguments_of(command, f"{option} {text}", monkeypatch), path) == expected
     if option != "--cross-validate" and command not in (
         SERVE_ONLINE,
+        SERVE_WORKERS,
         FRONTIER_OF_INDEX,
         LIVE_FOLLOWED,
         LIVE_STAGE,

@@ -103,7 +103,7 @@ def build_command(
 
     known = list(read_questions(questions)) if questions else []
     config = settings.section("index", IndexSection).of(corpus_name)
-    index = build_index(corpus, out, config, seed, work, known, threads=threads)
+    index = build_index(corpus, out, config, seed, work, known, None, threads)
     _print_build(out, index, bool(questions))
 
 
@@ -310,6 +310,9 @@ def serve_command(
     *,
     fields: Fields,
     threads: options.Threads = None,
+    workers: Annotated[
+        int, Option(help="Processes that share the port, the cores and the index's files.", min=1)
+    ] = 1,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
@@ -327,15 +330,16 @@ def serve_command(
 ) -> None:
     """Serve an index to any trainer: Search-R1, veRL, RLinf, ASearcher, and agents over MCP.
 
-    One process answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp
-    (streamable HTTP) and /sse. It stops on Ctrl-C or SIGTERM, after it has answered the requests
-    that it has accepted.
+    It answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp (streamable
+    HTTP) and, with one worker, /sse. It stops on Ctrl-C or SIGTERM, after it has answered the
+    requests that it has accepted.
 
         deepsearch retrieve serve --index index --port 8000
     """
     from deepsearch_rl.search_server import launch  # noqa: PLC0415 - and the MCP library
     from deepsearch_rl.search_server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
     from deepsearch_rl.search_server.rerank import RerankerConfig  # noqa: PLC0415 - loads FAISS
+    from deepsearch_rl.search_server.workers import serve_workers  # noqa: PLC0415
 
     if (index is None) == (fields["retrieval.online"] is None):
         raise ConfigError(
@@ -354,6 +358,7 @@ def serve_command(
         index=index,
         chunks=chunks,
         threads=threads,
+        workers=workers,
         host=host,
         port=port,
         public=public,
@@ -361,6 +366,10 @@ def serve_command(
         no_token=no_token,
     )
     launch.log_to_stderr()
+    if workers > 1:
+        serve_workers(config)
+        return
+
     with launch.open_listener(config) as listener:
         launch.serve(config, listener)
 

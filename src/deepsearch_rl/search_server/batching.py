@@ -90,8 +90,6 @@ class SearchQueue:
         self._patience_s = 0.0
         self._arrivals = 0
         self._hanging: dict[SearchThread[Sequence[SearchKey], Outcomes], frozenset[SearchKey]] = {}
-        metrics.queue_queries.set_function(lambda: len(self._in_flight))
-        metrics.hanging_searches.set_function(lambda: len(self._hanging))
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -169,6 +167,7 @@ class SearchQueue:
 
         self._requests.append(request)
         self._waiting += len(searches)
+        self._metrics.queue_queries.set(len(self._in_flight))
         self._arrived.set()
         if self._waiting >= self._expected:
             self._full.set()
@@ -259,9 +258,10 @@ class SearchQueue:
 
         # The thread that hangs is left behind: nothing can end a search from outside.
         self._hanging[thread] = frozenset(group)
+        self._metrics.hanging_searches.set(len(self._hanging))
         self._thread = SearchThread(self._answer, self._loop)
         thread.stop()
-        future.add_done_callback(lambda _: self._hanging.pop(thread))
+        future.add_done_callback(lambda _: self._forget_hanging(thread))
         self._metrics.search_failures.inc(len(group))
         problem = f"the search did not return within {self._config.search_timeout_s:g} s (search_timeout_s)."
         _LOG.error(
@@ -271,6 +271,10 @@ class SearchQueue:
             group[0].query,
         )
         return dict.fromkeys(group, SearchTimeoutError(problem))
+
+    def _forget_hanging(self, thread: SearchThread[Sequence[SearchKey], Outcomes]) -> None:
+        del self._hanging[thread]
+        self._metrics.hanging_searches.set(len(self._hanging))
 
     def _settle(self, outcomes: Mapping[SearchKey, SearchAnswer | SearchFailedError]) -> None:
         for search, outcome in outcomes.items():
@@ -286,6 +290,8 @@ class SearchQueue:
                 future.set_exception(outcome)
                 # Marks it as retrieved: the client may have gone away
                 future.exception()
+
+        self._metrics.queue_queries.set(len(self._in_flight))
 
     def _fail(self, searches: Iterable[SearchKey], failure: SearchFailedError) -> None:
         self._settle(dict.fromkeys(searches, failure))

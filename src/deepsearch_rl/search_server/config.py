@@ -79,6 +79,7 @@ class ServerConfig(Record):
         ge=1,
         description="CPU threads of an encoder with weights; null: those of the index, or one for each core",
     )
+    workers: int = Field(default=1, ge=1, description="processes that share the port")
     host: NonEmpty
     port: int = Field(ge=0, le=65535, description="0 takes a free one")
     public: bool = Field(description="whether an address that is not loopback may be listened on")

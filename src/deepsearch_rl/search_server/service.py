@@ -101,8 +101,13 @@ class RetrievalApp:
     """The ASGI application over one engine, ``api`` its FastAPI part; making it raises what :func:`read_pages` does."""
 
     def __init__(
-        self, engine: SearchEngine, config: RetrievalConfig, guard: requests.Guard
+        self,
+        engine: SearchEngine,
+        config: RetrievalConfig,
+        guard: requests.Guard,
+        alone: bool = True,
     ) -> None:
+        """``alone``: no other process answers at the same port, so that a session finds its process again."""
         self._guard = guard
         self._top_k = config.top_k
         self._max_top_k = engine.passages
@@ -126,19 +131,16 @@ class RetrievalApp:
             transport_security=security, max_request_body_size=requests.MAX_BODY_BYTES
         )
         self._mcp_apps: dict[str, ASGIApp] = {
-            "/mcp": AnyAccept(self._mcp.session_manager.handle_request),
-            "/messages": sse,
-            "/sse": sse,
+            "/mcp": AnyAccept(self._mcp.session_manager.handle_request)
         }
+        if alone:
+            self._mcp_apps |= {"/messages": sse, "/sse": sse}
         self.api = self._make_api()
         self._methods = {route.path: "GET" for route in self.api.routes if isinstance(route, Route)}
-        self._methods |= {
-            "/retrieve": "POST",
-            "/access": "POST",
-            "/mcp": "POST",
-            "/messages": "POST",
-            "/sse": "GET",
-        }
+        self._methods |= {"/retrieve": "POST", "/access": "POST"}
+        self._methods |= {path: "POST" for path in self._mcp_apps}
+        if alone:
+            self._methods["/sse"] = "GET"
 
     def _make_api(self) -> FastAPI:
         api = FastAPI(

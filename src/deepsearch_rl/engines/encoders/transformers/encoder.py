@@ -39,6 +39,11 @@ class TransformersEncoder:
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - and seconds more
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: PLC0415
 
+        from deepsearch_rl.engines.encoders.transformers.packing import (  # noqa: PLC0415 - torch
+            keep_freed_memory,
+            pack_linear_layers,
+        )
+
         require_device(config.device, f"the encoder {config.model}", "index.encoder.device")
         torch.set_num_threads(config.used_threads)
         self._batch_tokens = config.used_batch_tokens
@@ -64,6 +69,10 @@ class TransformersEncoder:
             ) from error
 
         self._model.eval()
+        if config.device == "cpu":
+            pack_linear_layers(self._model)
+            keep_freed_memory()
+
         self._model.max_seq_length = folder.max_tokens
         self.dimension = self._model.get_embedding_dimension() or 0
 
