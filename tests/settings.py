@@ -44,7 +44,6 @@ RETRIEVAL = RetrievalConfig(
     top_k=2,
     window_ms=0,
     max_batch=32,
-    max_pending=64,
     cache_entries=100,
     pages=None,
     reranker=None,

@@ -116,6 +116,7 @@ BUILD = Command(
         "--field": ("title=2 --field body=1", "2.bm25.fields", {"title": 2.0, "body": 1.0}),
         "--questions": ("questions.jsonl", "5.0.id", "q"),
         "--work": ("work", "4", Path("work")),
+        "--threads": ("3", "7", 3),
         "--seed": ("7", "3", 7),
     },
 )
@@ -167,7 +168,7 @@ SERVE = Command(
         "--pages": ("pages.jsonl", "0.retrieval.pages", Path("pages.jsonl")),
         "--window-ms": ("2.5", "0.retrieval.window_ms", 2.5),
         "--max-batch": ("8", "0.retrieval.max_batch", 8),
-        "--max-pending": ("16", "0.retrieval.max_pending", 16),
+        "--threads": ("3", "0.threads", 3),
         "--cache-entries": ("0", "0.retrieval.cache_entries", 0),
         "--search-timeout-s": ("2.5", "0.retrieval.search_timeout_s", 2.5),
     },
@@ -185,6 +186,11 @@ ONLINE_PRESET = Command(
         "--engine": ("id", "2", "id"),
         "--address": ("http://127.0.0.1:8888", "3", "http://127.0.0.1:8888"),
     },
+)
+SERVE_WORKERS = Command(
+    "retrieve serve --index index",
+    "deepsearch_rl.search_server.workers.serve_workers",
+    {"--workers": ("2", "0.workers", 2)},
 )
 SEARCH = Command(
     "retrieve search --index index words",
@@ -403,6 +409,7 @@ COMMANDS = (
     SERVE,
     SERVE_ONLINE,
     ONLINE_PRESET,
+    SERVE_WORKERS,
     SEARCH,
     SEARCH_OPENED,
     SEARCH_RERANKED,
@@ -545,6 +552,7 @@ def test_an_option_arrives_where_it_is_used(
     assert field(arguments_of(command, f"{option} {text}", monkeypatch), path) == expected
     if option != "--cross-validate" and command not in (
         SERVE_ONLINE,
+        SERVE_WORKERS,
         FRONTIER_OF_INDEX,
         LIVE_FOLLOWED,
         LIVE_STAGE,

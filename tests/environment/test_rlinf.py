@@ -19,7 +19,7 @@ from deepsearch_rl.environment.adapters import rlinf_rows
 from deepsearch_rl.environment.adapters.rlinf_config import RlinfRun, config_facts, rlinf_config
 from deepsearch_rl.search_server.requests import Guard
 from deepsearch_rl.search_server.service import RetrievalApp
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from tests.environment.check_environments import ROOT, interpreter_of, packages_of
 from tests.environment.params_of import write_params
 from tests.environment.scripted import QUESTION, Script

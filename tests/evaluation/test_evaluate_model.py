@@ -348,7 +348,6 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         "startup_timeout_s": 1,
         "window_ms": 5,
         "max_batch": 1,
-        "max_pending": 1,
         "cache_entries": 0,
     }
     variant = ChunkVariant(corpus="world", chunker="sentences", chunk_size=8, overlap=0)

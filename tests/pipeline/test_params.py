@@ -100,10 +100,10 @@ def test_a_field_keeps_the_presets_comment_unless_the_profile_has_one() -> None:
 
 def test_a_changed_preset_reaches_every_params_file(project: Path) -> None:
     preset = project / "tiny.yaml"
-    preset.write_text(preset.read_text().replace("max_pending: 4096", "max_pending: 9"))
+    preset.write_text(preset.read_text().replace("max_batch: 256", "max_batch: 9"))
     write_params(force=False)
     files = [project / "params.yaml", *project.glob("profiles/*/params.yaml")]
-    assert {load_profile(path).value("retrieval")["max_pending"] for path in files} == {9}
+    assert {load_profile(path).value("retrieval")["max_batch"] for path in files} == {9}
 
 
 def test_a_value_that_was_edited_in_params_is_named_and_not_overwritten(project: Path) -> None:

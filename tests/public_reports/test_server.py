@@ -302,9 +302,7 @@ def test_a_search_that_hangs_stops_nobody_else_and_healthz_says_so() -> None:
 def test_a_request_of_ten_thousand_queries_leaves_room_and_turns_for_others() -> None:
     async def scenario() -> list[list[str]]:
         searcher = GatedSearcher()
-        queue = SearchQueue(
-            searcher, service_config(max_batch=8, max_pending=16, cache_entries=0), Metrics()
-        )
+        queue = SearchQueue(searcher, service_config(max_batch=8, cache_entries=0), Metrics())
         async with queue:
             first = asyncio.create_task(queue.answer(["first"], 1))
             await asyncio.to_thread(searcher.started.acquire, timeout=10)
@@ -429,7 +427,7 @@ def test_the_peak_of_a_server_does_not_grow_with_the_requests_for_many_passages(
         update={"encoder": INDEX.encoder.model_copy(update={"fit_rows": 10})}
     )
     build_index(tmp_path / "chunks.jsonl", tmp_path / "index", bm25_config, seed=0)
-    config = RETRIEVAL.model_copy(update={"max_batch": 256, "max_pending": 4096})
+    config = RETRIEVAL.model_copy(update={"max_batch": 256})
     with serve_index(tmp_path / "index", tmp_path / "chunks.jsonl", config) as url:
 
         def ask(number: int) -> int:

@@ -39,7 +39,7 @@ from deepsearch_rl.planning.plan import make_plan
 from deepsearch_rl.project.dvc_lock import repair_dvc_locks
 from deepsearch_rl.project.locked import UV_LOCK
 from deepsearch_rl.project.state import notices, project_problems
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.sft.attention import ATTENTION_FIX, attention_problem
 
 GIB = 2**30

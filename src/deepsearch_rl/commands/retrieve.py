@@ -75,6 +75,7 @@ def build_command(
     field: options.FieldWeights = None,
     questions: options.Questions = None,
     work: options.Work = None,
+    threads: options.Threads = None,
     seed: options.Seed = _SEED,
 ) -> None:
     """Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
@@ -103,7 +104,8 @@ def build_command(
 
     known = list(read_questions(questions)) if questions else []
     config = settings.section("index", IndexSection).of(corpus_name)
-    _print_build(out, build_index(corpus, out, config, seed, work, known), bool(questions))
+    index = build_index(corpus, out, config, seed, work, known, None, threads)
+    _print_build(out, index, bool(questions))
 
 
 def _print_build(out: Path, index: "IndexManifest", has_questions: bool) -> None:
@@ -249,9 +251,9 @@ def _build_settings(
     # The manifest's reader may have another working directory. A hub's name is left as it is.
     is_folder = Path(encoder).is_dir() and fields["index.encoder.revision"] is None
     changes["index.encoder.model"] = str(Path(encoder).resolve()) if is_folder else encoder
-    # Batches that fill a GPU would be slow on a CPU, which has no fast float16 either
+    # A CPU has no fast float16
     if fields["index.encoder.device"] == "cuda":
-        changes |= {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
+        changes["index.encoder.dtype"] = "float16"
     return load_preset("encoder").with_overrides({**changes, **of("index.encoder.")})
 
 
@@ -313,6 +315,10 @@ def serve_command(
     chunks: options.Chunks = None,
     *,
     fields: Fields,
+    threads: options.Threads = None,
+    workers: Annotated[
+        int, Option(help="Processes that share the port, the cores and the index's files.", min=1)
+    ] = 1,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
@@ -330,15 +336,16 @@ def serve_command(
 ) -> None:
     """Serve an index to any trainer: Search-R1, veRL, RLinf, ASearcher, and agents over MCP.
 
-    One process answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp
-    (streamable HTTP) and /sse. It stops on Ctrl-C or SIGTERM, after it has answered the requests
-    that it has accepted.
+    It answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp (streamable
+    HTTP) and, with one worker, /sse. It stops on Ctrl-C or SIGTERM, after it has answered the
+    requests that it has accepted.
 
         deepsearch retrieve serve --index index --port 8000
     """
     from deepsearch_rl.search_server import launch  # noqa: PLC0415 - and the MCP library
     from deepsearch_rl.search_server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
     from deepsearch_rl.search_server.rerank import RerankerConfig  # noqa: PLC0415 - loads FAISS
+    from deepsearch_rl.search_server.workers import serve_workers  # noqa: PLC0415
 
     if (index is None) == (fields["retrieval.online"] is None):
         raise ConfigError(
@@ -356,6 +363,8 @@ def serve_command(
         retrieval=settings.section("retrieval", RetrievalConfig),
         index=index,
         chunks=chunks,
+        threads=threads,
+        workers=workers,
         host=host,
         port=port,
         public=public,
@@ -363,6 +372,10 @@ def serve_command(
         no_token=no_token,
     )
     launch.log_to_stderr()
+    if workers > 1:
+        serve_workers(config)
+        return
+
     with launch.open_listener(config) as listener:
         launch.serve(config, listener)
 

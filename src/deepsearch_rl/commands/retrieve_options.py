@@ -57,6 +57,14 @@ Work: TypeAlias = Annotated[
         show_default="a hidden folder beside --out",
     ),
 ]
+Threads: TypeAlias = Annotated[
+    int | None,
+    Option(
+        help="CPU threads of an encoder with weights; the index does not keep them.",
+        min=1,
+        show_default="one for each core",
+    ),
+]
 Seed: TypeAlias = Annotated[int, Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)]
 
 Index: TypeAlias = Annotated[Path, Option(help="Folder that `retrieve build` wrote.")]
@@ -111,9 +119,6 @@ SERVE_FIELDS = {
     ),
     "max_batch": FieldOption(
         "retrieval.max_batch", int, "Queries that share a search at most.", min=1
-    ),
-    "max_pending": FieldOption(
-        "retrieval.max_pending", int, "Queries that may wait; more are answered 503.", min=1
     ),
     "search_timeout_s": FieldOption(
         "retrieval.search_timeout_s", float, "Longest search; then 503.", min=0.001

@@ -25,6 +25,7 @@ from deepsearch_rl.retrieval.encoding.encoding import (
     encode_to_file,
     prepare_encoder,
     remove_work,
+    with_threads,
 )
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.ranking.gold import with_gold
@@ -129,6 +130,7 @@ def build_index(
     work: Path | None = None,
     questions: Sequence[Question] = (),
     imported: Path | None = None,
+    threads: int | None = None,
 ) -> IndexManifest:
     """Index a chunk file, or a corpus in FlashRAG's layout, into ``index_dir``, replacing an index there.
 
@@ -136,7 +138,9 @@ def build_index(
     moment at the end. ``work``, by default a hidden folder beside it, keeps the progress of
     encoding until then. The hybrid learns from those of ``questions`` that have gold evidence;
     ``seed`` is for random samples. ``imported`` is a prebuilt index, which becomes this one's; then
-    ``config`` is that of :func:`~deepsearch_rl.indexing.importing.imported_config`.
+    ``config`` is that of :func:`~deepsearch_rl.indexing.importing.imported_config`. ``threads`` are
+    those of an encoder with weights during the build, in place of the configuration's; the index
+    keeps the configuration's.
 
     Raises:
         ArtifactError: the chunk file is missing, empty, or changed meanwhile; or the disk is full.
@@ -152,11 +156,13 @@ def build_index(
 
     with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
         with atomic_directory(index_dir) as folder:
-            built = _write_parts(folder, chunks_path, config, seed, work, questions, imported)
+            encoder = with_threads(config.encoder, threads)
+            working = config.model_copy(update={"encoder": encoder})
+            built = _write_parts(folder, chunks_path, working, seed, work, questions, imported)
 
             # Relative, so that a folder with chunks and index can be moved as one.
             relative_path = os.path.relpath(chunks_path.resolve(), index_dir)
-            built = built.model_copy(update={"chunks": relative_path})
+            built = built.model_copy(update={"chunks": relative_path, "config": config})
             manifest.write_manifest(folder, built)
 
         remove_work(work)

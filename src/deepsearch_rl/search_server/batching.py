@@ -2,8 +2,11 @@
 
 Searches run in a thread of their own, one after the other. Queries that arrive while one runs wait,
 and the next search takes as many of them as it may, one of each waiting request in turn, so that a
-request of thousands of queries delays the others by its fair share alone. A window lets a search
-wait for more queries even when nothing runs. Queries share a search where they ask for as many
+request of thousands of queries delays the others by its fair share alone. Clients that wait for an
+answer come back when they have it: the next search waits for as many queries as the last one
+answered, at most a tenth of the time that it took, because the first of them alone would cost
+nearly as much as all. One client never waits. A window lets a search wait for more queries even
+when nothing runs. Queries share a search where they ask for as many
 passages by the same filter: an approximate index, a fusion or a reranker looks further for ten
 passages than for three, and an answer must not depend on what else happened to wait.
 
@@ -35,9 +38,9 @@ _LOG = logging.getLogger(__name__)
 # begun: each of them may use a core.
 MAX_HANGING = 4
 
-
-class OverloadedError(EndpointError):
-    """More queries wait than the server may hold."""
+# The part of a search's time that the next one may wait for the clients that it has answered
+PATIENCE = 0.1
+MAX_PATIENCE_S = 0.05
 
 
 class SearchFailedError(EndpointError):
@@ -57,19 +60,14 @@ class _QueuedRequest:
 
     # With their numbers in the order of arrival
     waiting: deque[tuple[int, SearchKey]] = field(default_factory=deque)
-    unanswered: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """A query that waits or is being searched, its request, and the answer to come."""
-
-    request: _QueuedRequest
-    future: asyncio.Future[SearchAnswer]
 
 
 class SearchQueue:
-    """A bounded queue and a cache before a searcher; equal queries share one search. Used with ``async with``."""
+    """A queue and a cache before a searcher; equal queries share one search. Used with ``async with``.
+
+    It holds whatever it is given: a server bounds what all requests together may ask for
+    (:class:`~deepsearch_rl.search_server.limits.Budget`).
+    """
 
     def __init__(
         self,
@@ -84,21 +82,20 @@ class SearchQueue:
         self._metrics = metrics
         self._max_documents = max_documents
         self._cache = AnswerCache(config.cache_entries)
-        self._in_flight: dict[SearchKey, _Search] = {}
+        self._in_flight: dict[SearchKey, asyncio.Future[SearchAnswer]] = {}
         # Those of which queries wait, the next one first
         self._requests: deque[_QueuedRequest] = deque()
         self._waiting = 0  # queries of all of them
-        self._pending = 0  # what the queries in flight count against ``max_pending``
+        self._expected = 1  # queries that the next search waits for
+        self._patience_s = 0.0
         self._arrivals = 0
         self._hanging: dict[SearchThread[Sequence[SearchKey], Outcomes], frozenset[SearchKey]] = {}
-        metrics.queue_queries.set_function(lambda: len(self._in_flight))
-        metrics.hanging_searches.set_function(lambda: len(self._hanging))
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread = SearchThread(self._answer, self._loop)
         self._arrived = asyncio.Event()
-        self._full = asyncio.Event()  # a whole batch waits
+        self._full = asyncio.Event()  # as many wait as are expected
         self._dispatcher = asyncio.create_task(self._dispatch())
         return self
 
@@ -126,7 +123,6 @@ class SearchQueue:
         """Return one answer per query, with the hits that :meth:`SearchesChunks.find_hits` gives.
 
         Raises:
-            OverloadedError: other queries wait, and with these more than ``max_pending`` would.
             SearchFailedError: the search for one of the queries raised an error.
             SearchTimeoutError: it did not return within ``search_timeout_s``.
         """
@@ -150,60 +146,61 @@ class SearchQueue:
     async def _search(self, searches: Collection[SearchKey]) -> dict[SearchKey, SearchAnswer]:
         """Return the answers to different queries, none of which is in the cache."""
         new = [search for search in searches if search not in self._in_flight]
-        self._admit(len(new))
         self._metrics.cache_misses.inc(len(new))
         self._metrics.coalesced.inc(len(searches) - len(new))
         self._enqueue(new)
-        futures = {search: self._in_flight[search].future for search in searches}
+        futures = {search: self._in_flight[search] for search in searches}
 
         # Not awaited one by one: a client that leaves would cancel the others'
         await asyncio.wait(futures.values())
         return {search: future.result() for search, future in futures.items()}
 
-    def _admit(self, queries: int) -> None:
-        """Raise OverloadedError where a request's new queries do not fit beside those of other requests.
-
-        A request counts no more queries than a search can take, so that a long one leaves room for
-        others.
-        """
-        pending = self._pending
-        limit = self._config.max_pending
-        if queries and pending and pending + min(queries, self._config.max_batch) > limit:
-            raise OverloadedError(f"{pending} queries wait and at most {limit} may; try again.")
-
     def _enqueue(self, searches: Sequence[SearchKey]) -> None:
         if not searches:
             return
-        request = _QueuedRequest(unanswered=len(searches))
+        request = _QueuedRequest()
 
         for search in searches:
-            self._in_flight[search] = _Search(request, self._loop.create_future())
+            self._in_flight[search] = self._loop.create_future()
             request.waiting.append((self._arrivals, search))
             self._arrivals += 1
 
         self._requests.append(request)
         self._waiting += len(searches)
-        self._pending += min(len(searches), self._config.max_batch)
+        self._metrics.queue_queries.set(len(self._in_flight))
         self._arrived.set()
-        if self._waiting >= self._config.max_batch:
+        if self._waiting >= self._expected:
             self._full.set()
 
     async def _dispatch(self) -> None:
         """Search for what waits, batch after batch, until cancelled."""
         while True:
             await self._arrived.wait()
-            if self._config.window_ms and self._waiting < self._config.max_batch:
-                self._full.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._config.window_ms / 1000):
-                        await self._full.wait()
-
+            await self._collect()
             batch = self._next_batch()
+            started_s = time.perf_counter()
 
             try:
                 await self._search_batch(batch)
             except Exception as error:  # noqa: BLE001 - a fault of this module must not leave anybody waiting
                 self._fail(batch, _client_error(error))
+
+            self._expected = len(batch)
+            took_s = time.perf_counter() - started_s
+            self._patience_s = min(PATIENCE * took_s, MAX_PATIENCE_S)
+
+    async def _collect(self) -> None:
+        """Wait until as many queries wait as are expected, or until waiting costs more than it saves."""
+        patience_s = self._patience_s
+        if self._config.window_ms:
+            self._expected = self._config.max_batch
+            patience_s = self._config.window_ms / 1000
+
+        if self._waiting < self._expected:
+            self._full.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await self._full.wait()
 
     async def _search_batch(self, batch: Sequence[SearchKey]) -> None:
         for group in self._groups(batch):
@@ -261,9 +258,10 @@ class SearchQueue:
 
         # The thread that hangs is left behind: nothing can end a search from outside.
         self._hanging[thread] = frozenset(group)
+        self._metrics.hanging_searches.set(len(self._hanging))
         self._thread = SearchThread(self._answer, self._loop)
         thread.stop()
-        future.add_done_callback(lambda _: self._hanging.pop(thread))
+        future.add_done_callback(lambda _: self._forget_hanging(thread))
         self._metrics.search_failures.inc(len(group))
         problem = f"the search did not return within {self._config.search_timeout_s:g} s (search_timeout_s)."
         _LOG.error(
@@ -274,25 +272,26 @@ class SearchQueue:
         )
         return dict.fromkeys(group, SearchTimeoutError(problem))
 
+    def _forget_hanging(self, thread: SearchThread[Sequence[SearchKey], Outcomes]) -> None:
+        del self._hanging[thread]
+        self._metrics.hanging_searches.set(len(self._hanging))
+
     def _settle(self, outcomes: Mapping[SearchKey, SearchAnswer | SearchFailedError]) -> None:
         for search, outcome in outcomes.items():
             # The server may have stopped before.
-            pending = self._in_flight.pop(search, None)
-            if pending is None:
+            future = self._in_flight.pop(search, None)
+            if future is None:
                 continue
-
-            # A request counts at most ``max_batch`` of its queries (:meth:`_admit`).
-            pending.request.unanswered -= 1
-            if pending.request.unanswered < self._config.max_batch:
-                self._pending -= 1
 
             if isinstance(outcome, SearchAnswer):
                 self._cache.put(search, outcome)
-                pending.future.set_result(outcome)
+                future.set_result(outcome)
             else:
-                pending.future.set_exception(outcome)
+                future.set_exception(outcome)
                 # Marks it as retrieved: the client may have gone away
-                pending.future.exception()
+                future.exception()
+
+        self._metrics.queue_queries.set(len(self._in_flight))
 
     def _fail(self, searches: Iterable[SearchKey], failure: SearchFailedError) -> None:
         self._settle(dict.fromkeys(searches, failure))

@@ -26,9 +26,6 @@ class RetrievalConfig(Record):
     top_k: int = Field(ge=1, description="passages per search where a request does not say")
     window_ms: float = Field(ge=0, description="how long a search waits for others to share it")
     max_batch: int = Field(ge=1, description="queries that share a search at most")
-    max_pending: int = Field(
-        ge=1, description="queries that may wait at the server; more are answered 503"
-    )
     cache_entries: int = Field(ge=0, description="answers kept for repeated queries")
     pages: Path | None = Field(
         description="JSON Lines of {url, contents} for /access; null where there are none"
@@ -77,6 +74,12 @@ class ServerConfig(Record):
     chunks: Path | None = Field(
         description="the chunk file; null takes the one that the index names"
     )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU threads of an encoder with weights; null: those of the index, or one for each core",
+    )
+    workers: int = Field(default=1, ge=1, description="processes that share the port")
     host: NonEmpty
     port: int = Field(ge=0, le=65535, description="0 takes a free one")
     public: bool = Field(description="whether an address that is not loopback may be listened on")

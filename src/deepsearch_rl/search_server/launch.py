@@ -1,6 +1,6 @@
 """The retrieval server process: ``deepsearch retrieve serve``, and what the graph's stages start while they need it.
 
-    python -m deepsearch_rl.search_server.launch SOCKET     (started by serve_index)
+    python -m deepsearch_rl.search_server.launch SOCKET [READY]     (started by serve_index, and for each worker)
 
 It stops on SIGTERM or SIGINT: running requests are answered, new connections are refused.
 """
@@ -8,7 +8,9 @@ It stops on SIGTERM or SIGINT: running requests are answered, new connections ar
 import contextlib
 import errno
 import functools
+import gc
 import logging
+import os
 import resource
 import signal
 import socket
@@ -35,6 +37,9 @@ _LOG = logging.getLogger(__name__)
 
 # How long running requests may take once the server must stop
 SHUTDOWN_TIMEOUT_S = 10
+
+# Connections that wait to be accepted
+BACKLOG = 2048
 
 # With Python's 5 ms, every answer from the cache waits so long for the search thread
 SWITCH_INTERVAL_S = 0.0005
@@ -99,10 +104,27 @@ def serve_index(
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket, on a free port for 0; raise ConfigError where host or port cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = bind(host, port)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def bind(host: str, port: int, shared: bool = False) -> socket.socket:
+    """Return a TCP socket at an address, on which nothing listens yet; raise as :func:`listen`.
+
+    ``shared``: further sockets of this user can have the same address, and those that listen share
+    its connections.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if listener.family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host, port))
     except OSError as error:
+        listener.close()
         advice = "; stop the program there, or choose another port (0 takes a free one)"
         is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise ConfigError(
@@ -142,14 +164,25 @@ def open_listener(config: ServerConfig) -> socket.socket:
     return listen(config.host, config.port)
 
 
-def serve(config: ServerConfig, listener: socket.socket) -> None:
-    """Serve an index or an online search on a socket until a signal comes; raise as read_key and open_engine."""
+def serve(config: ServerConfig, listener: socket.socket, ready: int | None = None) -> None:
+    """Serve an index or an online search on a socket until a signal comes; raise as read_key and open_engine.
+
+    This process's number is written to the descriptor ``ready``, and that is closed, once the index
+    is open.
+    """
     token = None
     if config.token_variable is not None:
         token = read_key(config.token_variable, "this server").encode()
     settings = config.retrieval
     guard = Guard(token, loopback=not config.public)
-    app = RetrievalApp(open_engine(config), settings, guard)
+    engine = open_engine(config)
+    app = RetrievalApp(engine, settings, guard, alone=config.workers == 1)
+
+    # What the libraries have loaded stays: a garbage collector that looks through it again and again
+    # would stop all answers each time.
+    gc.collect()
+    gc.freeze()
+
     # A trainer's rollouts hold a connection each, and 1,024 open files is the usual limit.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_files = max(soft, min(hard, MAX_OPEN_FILES))
@@ -183,28 +216,47 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
     # The MCP library logs the contents of a request that it refuses.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _LOG.info("%s", describe(config, listener))
+    if engine.choices:
+        _LOG.info("%s", engine.choices)
+    if ready is not None:
+        os.write(ready, str(os.getpid()).encode())
+        os.close(ready)
+
+    server.run(sockets=[listener])
+    _LOG.info("stopped serving %s", settings.online or config.index)
+
+
+def describe(config: ServerConfig, listener: socket.socket) -> str:
+    """Return what a server says of itself when it begins to answer."""
     address = _address(listener)
-    auth = "with a token" if token else "without a token"
+    settings = config.retrieval
+    auth = "without a token" if config.token_variable is None else "with a token"
     retriever = "online search" if settings.online else settings.retriever
     source = settings.online or config.index
-    _LOG.info("serving %s by %s at %s (MCP at /mcp), %s", source, retriever, address, auth)
-    server.run(sockets=[listener])
-    _LOG.info("stopped serving %s", source)
+    return f"serving {source} by {retriever} at {address} (MCP at /mcp), {auth}"
 
 
 def log_to_stderr() -> None:
     """Show warnings of everything and the server's own lines."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    _LOG.setLevel(logging.INFO)
+    logging.getLogger("deepsearch_rl.search_server").setLevel(logging.INFO)
 
 
 def main() -> None:
     """Serve what the :class:`ServerConfig` on standard input says, on the inherited socket whose number is given."""
-    log_to_stderr()
+    socket_number, *ready = map(int, sys.argv[1:])
+
+    # Of several workers, the process that starts them speaks
+    if ready:
+        logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    else:
+        log_to_stderr()
+
     try:
         config = ServerConfig.model_validate_json(sys.stdin.buffer.read())
-        with socket.socket(fileno=int(sys.argv[1])) as listener:
-            serve(config, listener)
+        with socket.socket(fileno=socket_number) as listener:
+            serve(config, listener, *ready)
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
 

@@ -1,6 +1,11 @@
-"""What ``GET /metrics`` shows: counters, histograms and gauges of one server, in Prometheus's text format."""
+"""What ``GET /metrics`` shows: counters, histograms and gauges of one server, in Prometheus's text format.
+
+Of a server with several workers, whichever answers shows the sums of all: prometheus_client then
+keeps every figure in a file of a folder that they share, because the variable below names it.
+"""
 
 import functools
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -10,6 +15,11 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.values import MutexValue, ValueClass
+
+# Read by prometheus_client when it is imported
+MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 OTHER_ROUTE = "other"  # the label of paths that are no routes
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -43,11 +53,16 @@ class Metrics:
         self.cache_misses = counter("deepsearch_cache_misses", "Queries that were searched for.")
         text = "Queries answered by a running search for the same query."
         self.coalesced = counter("deepsearch_coalesced_queries", text)
+        gauge = functools.partial(Gauge, registry=self._registry, multiprocess_mode="livesum")
         text = "Queries that wait or are being searched."
-        self.queue_queries = Gauge("deepsearch_queue_queries", text, registry=self._registry)
+        self.queue_queries = gauge("deepsearch_queue_queries", text)
         text = "Searches that are past their deadline and have not returned."
-        self.hanging_searches = Gauge("deepsearch_hanging_searches", text, registry=self._registry)
-        ProcessCollector(registry=self._registry)
+        self.hanging_searches = gauge("deepsearch_hanging_searches", text)
+
+        # Memory and time of a process are not shared.
+        self._is_shared = ValueClass is not MutexValue
+        if not self._is_shared:
+            ProcessCollector(registry=self._registry)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
@@ -57,4 +72,13 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all figures in Prometheus's text format."""
-        return generate_latest(self._registry)
+        registry = self._registry
+        if self._is_shared:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)
+        return generate_latest(registry)
+
+
+def forget_worker(pid: int, folder: Path) -> None:
+    """Take the queries that a dead worker had out of the sums; what it has counted stays."""
+    mark_process_dead(pid, str(folder))

@@ -25,11 +25,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepsearch_rl import __version__
 from deepsearch_rl.core.errors import EndpointError
+from deepsearch_rl.retrieval.encoding.configs import AnyEncoderConfig
+from deepsearch_rl.retrieval.encoding.encoding import with_threads
+from deepsearch_rl.retrieval.encoding.model_folder import ModelFolderConfig
 from deepsearch_rl.retrieval.search.manifest import read_manifest
 from deepsearch_rl.retrieval.search.rows import UNKNOWN_DAY
 from deepsearch_rl.retrieval.search.searcher import SearchesChunks, open_index
 from deepsearch_rl.search_server import requests
-from deepsearch_rl.search_server.batching import OverloadedError, SearchQueue, SearchTimeoutError
+from deepsearch_rl.search_server.batching import SearchQueue, SearchTimeoutError
 from deepsearch_rl.search_server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.search_server.limits import RETRY, BodyLimit, Budget, max_documents
 from deepsearch_rl.search_server.mcp_accept import AnyAccept
@@ -53,11 +56,14 @@ class SearchEngine:
     takes_filters: bool  # whether its passages name sources or days
     # Mean size of a passage in the chunk file; 0 where it is not known
     passage_bytes: float = 0.0
+    # How the machine is used, for whoever starts the server; empty where nothing is chosen
+    choices: str = ""
 
 
 def open_engine(config: ServerConfig) -> SearchEngine:
     """Open an index or an online search, reranked or not, ready for the first query; raise what opening them raises."""
     settings = config.retrieval
+    choices = ""
     if settings.online:
         searcher = open_online(settings.online)
         passages = searcher.config.max_results
@@ -65,9 +71,10 @@ def open_engine(config: ServerConfig) -> SearchEngine:
         passage_bytes = 0.0  # an answer's bytes have a limit of their own
     else:
         assert config.index is not None
-        searcher = open_index(config.index, config.chunks, settings.retriever)
+        searcher = open_index(config.index, config.chunks, settings.retriever, config.threads)
         searcher.find_hits(["warm up"], settings.top_k)
         manifest = read_manifest(config.index)
+        choices = _encoder_choices(with_threads(manifest.config.encoder, config.threads))
         passages = len(searcher.chunks)
         passage_bytes = manifest.chunks_bytes / manifest.rows
         takes_filters = bool(searcher.rows.sources) or bool(
@@ -79,15 +86,28 @@ def open_engine(config: ServerConfig) -> SearchEngine:
         reranker.warm_up()
         searcher = RerankedSearcher(searcher, reranker, settings.reranker.depth)
 
-    return SearchEngine(searcher, passages, takes_filters, passage_bytes)
+    return SearchEngine(searcher, passages, takes_filters, passage_bytes, choices)
+
+
+def _encoder_choices(encoder: AnyEncoderConfig | None) -> str:
+    if not isinstance(encoder, ModelFolderConfig):
+        return ""
+    threads = encoder.used_threads
+    plural = "" if threads == 1 else "s"
+    return f"encoding on {threads} thread{plural}, {encoder.used_batch_tokens:,} tokens a batch"
 
 
 class RetrievalApp:
     """The ASGI application over one engine, ``api`` its FastAPI part; making it raises what :class:`PageFile` does."""
 
     def __init__(
-        self, engine: SearchEngine, config: RetrievalConfig, guard: requests.Guard
+        self,
+        engine: SearchEngine,
+        config: RetrievalConfig,
+        guard: requests.Guard,
+        alone: bool = True,
     ) -> None:
+        """``alone``: no other process answers at the same port, so that a session finds its process again."""
         self._guard = guard
         self._top_k = config.top_k
         self._max_top_k = engine.passages
@@ -111,19 +131,16 @@ class RetrievalApp:
             transport_security=security, max_request_body_size=requests.MAX_BODY_BYTES
         )
         self._mcp_apps: dict[str, ASGIApp] = {
-            "/mcp": AnyAccept(self._mcp.session_manager.handle_request),
-            "/messages": sse,
-            "/sse": sse,
+            "/mcp": AnyAccept(self._mcp.session_manager.handle_request)
         }
+        if alone:
+            self._mcp_apps |= {"/messages": sse, "/sse": sse}
         self.api = self._make_api()
         self._methods = {route.path: "GET" for route in self.api.routes if isinstance(route, Route)}
-        self._methods |= {
-            "/retrieve": "POST",
-            "/access": "POST",
-            "/mcp": "POST",
-            "/messages": "POST",
-            "/sse": "GET",
-        }
+        self._methods |= {"/retrieve": "POST", "/access": "POST"}
+        self._methods |= {path: "POST" for path in self._mcp_apps}
+        if alone:
+            self._methods["/sse"] = "GET"
 
     def _make_api(self) -> FastAPI:
         api = FastAPI(
@@ -243,9 +260,9 @@ class RetrievalApp:
         try:
             answers = await self._queue.answer(body.queries, self._top_k_of(body))
         except EndpointError as error:
-            # A full queue and an online search's endpoint may be well again soon, an index will
-            # not.
-            may_pass = isinstance(error, OverloadedError | SearchTimeoutError)
+            # A search that takes long and an online search's endpoint may be well again soon, an
+            # index will not.
+            may_pass = isinstance(error, SearchTimeoutError)
             may_pass = may_pass or isinstance(error.__cause__, EndpointError)
             if may_pass:
                 raise HTTPException(503, str(error), RETRY) from error

@@ -1,6 +1,7 @@
 """The layouts in which encoders are published, read without weights where weights do not matter."""
 
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,12 @@ import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder
-from deepsearch_rl.retrieval.encoding.model_folder import ModelFolder, read_model_folder
+from deepsearch_rl.retrieval.encoding.encoder import batches_by_length
+from deepsearch_rl.retrieval.encoding.model_folder import (
+    BATCH_TOKENS,
+    ModelFolder,
+    read_model_folder,
+)
 from tests.retrieval.encoders.folders import (
     transformers_config,
     write,
@@ -109,14 +115,35 @@ def test_a_folders_length_is_cut_to_its_positions_and_a_longer_one_in_params_is_
         read_folder(root, max_tokens=65)
 
 
-@pytest.mark.parametrize(("batch_tokens", "rows"), [(64, 5), (12, 1), (3, 1)])
-def test_a_batch_has_as_many_of_the_longest_texts_as_the_budget_holds_and_at_least_one(
-    tmp_path: Path, batch_tokens: int, rows: int
+@pytest.mark.parametrize(
+    ("batch_tokens", "batches"),
+    [
+        (64, [[2, 0, 4, 1, 3]]),
+        (60, [[2, 0, 4, 1, 3]]),
+        (59, [[2, 0, 4, 1], [3]]),
+        (24, [[2, 0], [4, 1, 3]]),
+        (12, [[2], [0], [4], [1, 3]]),
+        (3, [[2], [0], [4], [1], [3]]),
+    ],
+)
+def test_a_batch_has_as_many_texts_as_the_budget_holds_and_at_least_one(
+    batch_tokens: int, batches: list[list[int]]
 ) -> None:
-    folder = read_folder(
-        write_bert(tmp_path), pooling="mean", max_tokens=12, batch_tokens=batch_tokens
-    )
-    assert folder.batch_rows == rows
+    assert list(batches_by_length([10, 6, 12, 5, 8], batch_tokens)) == batches
+
+
+def test_threads_and_batches_that_are_not_named_follow_the_machine() -> None:
+    config = transformers_config(Path("encoder"), threads=None, batch_tokens=None)
+    affinity = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(affinity)})
+    try:
+        assert config.used_threads == 1
+    finally:
+        os.sched_setaffinity(0, affinity)
+
+    assert config.used_batch_tokens == BATCH_TOKENS["cpu"]
+    assert config.model_dump()["threads"] is None
+    assert transformers_config(Path("encoder"), threads=7).used_threads == 7
 
 
 def test_a_folder_trained_for_another_measure_than_cosine_logs_a_warning(

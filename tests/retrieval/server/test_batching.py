@@ -9,11 +9,11 @@ import pytest
 
 from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.search.rows import Filter
+from deepsearch_rl.search_server import batching
 from deepsearch_rl.search_server.answers import SearchAnswer
 from deepsearch_rl.search_server.batching import (
     MAX_HANGING,
     Metrics,
-    OverloadedError,
     SearchFailedError,
     SearchQueue,
 )
@@ -144,18 +144,45 @@ async def test_without_a_cache_every_query_is_searched_for() -> None:
         assert driver.searcher.batches == [["a"], ["a"]]
 
 
-async def test_more_waiting_queries_than_allowed_are_refused_and_a_lone_long_request_is_not() -> (
-    None
-):
-    async with driving(GatedSearcher(), max_pending=2) as driver:
-        long = await driver.begun("a", "b", "c")
-        with pytest.raises(OverloadedError):
-            await driver.ask("d")
-        known = await driver.begun("a")
+async def test_no_request_is_refused_however_many_queries_wait() -> None:
+    async with driving(GatedSearcher(), max_batch=2) as driver:
+        requests: list[asyncio.Task[list[str]]] = []
+        for number in range(16):
+            requests.append(await driver.begun(*(f"{number}.{query}" for query in range(512))))
+
         driver.searcher.gate.set()
-        assert await long == ["a/1/", "b/1/", "c/1/"]
-        assert await known == ["a/1/"]
+        answers = await asyncio.gather(*requests)
+        assert [len(answer) for answer in answers] == [512] * 16
+        assert answers[15][511] == "15.511/1/"
+
+
+async def test_a_search_waits_for_the_clients_that_the_last_one_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batching, "PATIENCE", 1e6)
+    monkeypatch.setattr(batching, "MAX_PATIENCE_S", 15.0)
+    async with driving(GatedSearcher(), cache_entries=0) as driver:
+        first = await driver.begun("first")
+        await driver.searching()
+        three = [await driver.begun(query) for query in "abc"]
+        driver.searcher.gate.set()
+        await asyncio.gather(first, *three)
+
+        # They come back one after the other, and the first of them is not searched for alone.
+        again: list[asyncio.Task[list[str]]] = []
+        for query in "abc":
+            again.append(await driver.begun(query))
+            await asyncio.sleep(0)
+        await asyncio.gather(*again)
+        assert driver.searcher.batches == [["first"], ["a", "b", "c"], ["a", "b", "c"]]
+
+
+async def test_a_client_that_does_not_come_back_is_not_waited_for_long() -> None:
+    async with driving(open_searcher(), cache_entries=0) as driver:
+        assert await driver.ask("a", "b") == ["a/1/", "b/1/"]
+        assert await driver.ask("c") == ["c/1/"]
         assert await driver.ask("d") == ["d/1/"]
+        assert driver.searcher.batches == [["a", "b"], ["c"], ["d"]]
 
 
 async def test_a_query_that_breaks_the_search_fails_alone_and_is_not_remembered() -> None:

@@ -13,7 +13,13 @@ from pydantic import ValidationError
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import sha256_file
-from deepsearch_rl.engines.bm25.builtin.bm25 import FEW_COLUMNS, LANES, Bm25Index, top_rows
+from deepsearch_rl.engines.bm25.builtin.bm25 import (
+    MAX_LANES,
+    MIN_COLUMNS,
+    SCORES_AT_ONCE,
+    Bm25Index,
+    top_rows,
+)
 from deepsearch_rl.engines.bm25.builtin.building import RunWriter, merge_runs
 from deepsearch_rl.retrieval.ranking.ranking import Ranking, rank
 from deepsearch_rl.retrieval.search.analysis import analyse
@@ -260,21 +266,44 @@ def test_arrays_of_two_indexes_are_refused(index: Bm25Index, tmp_path: Path) -> 
         Bm25Index.open(tmp_path / "bm25", CONFIG)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 63, LANES * FEW_COLUMNS + 77, 3 * LANES * FEW_COLUMNS])
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("sixty_fours", [0, 1, 2, 5, 40, 1537])
 @pytest.mark.parametrize("top_k", [1, 10, 1000, 1_000_000])
 @pytest.mark.parametrize("distinct", [2, 50, 1_000_000])
-def test_the_best_rows_are_those_of_a_sort(rows: int, top_k: int, distinct: int) -> None:
+def test_the_best_rows_are_those_of_a_sort(
+    queries: int, sixty_fours: int, top_k: int, distinct: int
+) -> None:
+    rows = sixty_fours * MAX_LANES
     rng = np.random.default_rng([rows, top_k, distinct])
-    scores_N = np.maximum(rng.integers(-distinct, distinct, rows), 0).astype(np.float32)
-    expected = sorted(np.flatnonzero(scores_N).tolist(), key=lambda row: (-scores_N[row], row))[
-        :top_k
-    ]
-    ranking = top_rows(scores_N, top_k)
-    assert ranking.rows_K.tolist() == expected
-    assert ranking.scores_K.tolist() == scores_N[expected].tolist()
+    drawn_QN = rng.integers(-distinct, distinct, (queries, rows))
+    scores_QN = np.maximum(drawn_QN, 0).astype(np.float32)
+    rankings = top_rows(scores_QN, top_k)
+    assert len(rankings) == queries
+
+    for scores_N, ranking in zip(scores_QN, rankings, strict=True):
+        positive = np.flatnonzero(scores_N)
+        expected = positive[np.lexsort((positive, -scores_N[positive]))][:top_k]
+        assert ranking.rows_K.tolist() == expected.tolist()
+        assert ranking.scores_K.tolist() == scores_N[expected].tolist()
 
 
 def test_a_single_positive_row_is_found_among_many() -> None:
-    scores_N = np.zeros(4 * LANES * FEW_COLUMNS + 5, dtype=np.float32)
-    scores_N[-1] = 0.5
-    assert top_rows(scores_N, 10).rows_K.tolist() == [len(scores_N) - 1]
+    scores_QN = np.zeros((2, 4 * MAX_LANES * MIN_COLUMNS), dtype=np.float32)
+    scores_QN[1, -1] = 0.5
+    none, single = top_rows(scores_QN, 10)
+    assert none.rows_K.tolist() == []
+    assert single.rows_K.tolist() == [scores_QN.shape[1] - 1]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_query_has_the_same_ranking_in_every_batch(tmp_path: Path, masked: bool) -> None:
+    rng = np.random.default_rng(9)
+    rows = 3000
+    index = Bm25Index.build(make_chunks(random_texts(rng, rows)), tmp_path, CONFIG)
+    queries = [*random_texts(rng, 2 * SCORES_AT_ONCE // rows), "", "unheard", "word1 word1 word1"]
+    allowed_N = rng.random(rows) < 0.1 if masked else None
+
+    for query, together in zip(queries, index.search(queries, 20, allowed_N), strict=True):
+        [alone] = index.search([query], 20, allowed_N)
+        assert together.rows_K.tolist() == alone.rows_K.tolist()
+        assert together.scores_K.tolist() == alone.scores_K.tolist()

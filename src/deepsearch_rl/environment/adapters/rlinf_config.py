@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from deepsearch_rl.conversation.agent_config import SEARCH_TAGS, AgentConfig
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 
 EXAMPLE: Final = Path("examples/agent/searchr1/config")
 EXAMPLE_CONFIG: Final = "train_qwen2.5"

@@ -27,7 +27,7 @@ from deepsearch_rl.core.records import Question, Record
 from deepsearch_rl.environment.adapters.rlinf_config import RlinfRun, config_facts, rlinf_config
 from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
 from deepsearch_rl.search_server.config import RetrievalConfig
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 
 
 class RlinfRow(Record):

@@ -72,6 +72,13 @@ def prepare_encoder(
         TfidfSvdEncoder.fit(sample_texts(chunks, config.fit_rows, seed), config, seed).save(folder)
 
 
+def with_threads(config: AnyEncoderConfig | None, threads: int | None) -> AnyEncoderConfig | None:
+    """Return an encoder's config with other threads where it has any; as it is for None."""
+    if threads is None or not isinstance(config, ModelFolderConfig):
+        return config
+    return config.model_copy(update={"threads": threads})
+
+
 def open_encoder(config: AnyEncoderConfig, folder: Path) -> Encoder:
     """Open the encoder of an index; ``folder`` is what :func:`prepare_encoder` made."""
     # The code of the other encoders is no dep of a stage

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, Field, RootModel
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.core.files import read_record
+from deepsearch_rl.core.hardware import usable_cores
 from deepsearch_rl.core.records import NonEmpty, OpenRecord, Record
 from deepsearch_rl.retrieval.encoding.encoder import Kind, first_line
 
@@ -30,6 +31,10 @@ logger = logging.getLogger(__name__)
 # Downloaded from a hub repository beside the weights: tokenizers and the files that this module
 # reads.
 DESCRIPTIONS = ("*.json", "*.txt", "*.model")
+
+# Most tokens of a forward pass where params say nothing. On a CPU a larger pass is no faster, and
+# its activations leave the cache (docs/measurements.md); a GPU needs many tokens to be busy.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 65_536}
 
 # Models that number positions from behind the number of the padding token, so that their tables
 # have fewer places for text.
@@ -69,13 +74,25 @@ class ModelFolderConfig(Record):
     max_tokens: int | None = Field(
         ge=3, description="longer texts are cut; null: the folder's max_seq_length"
     )
-    batch_tokens: int = Field(
-        ge=1, description="most tokens of a forward pass: batch_tokens / max_tokens texts"
+    batch_tokens: int | None = Field(
+        ge=1,
+        description="most tokens of a forward pass, padding counted; null: as suits the device",
     )
-    threads: int = Field(
-        ge=1, description="CPU threads of a forward pass; part of what decides the last bits"
+    threads: int | None = Field(
+        ge=1,
+        description="CPU threads of a forward pass, part of what decides the last bits; null: one for each core",
     )
     device: Literal["cpu", "cuda"]
+
+    @property
+    def used_threads(self) -> int:
+        """CPU threads of a forward pass on this machine."""
+        return self.threads or usable_cores()
+
+    @property
+    def used_batch_tokens(self) -> int:
+        """Most tokens of a forward pass, padding counted."""
+        return self.batch_tokens or BATCH_TOKENS[self.device]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +111,6 @@ class ModelFolder:
     lower_case: bool
     max_tokens: int  # tokens that are read of a text, [CLS] and [SEP] counted
     pad_id: int
-    # Texts of a forward pass, so that it stays within ``batch_tokens`` whatever their lengths
-    batch_rows: int
 
 
 class _Settings(OpenRecord):
@@ -162,7 +177,6 @@ def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
         lower_case=bool(settings.do_lower_case),
         max_tokens=max_tokens,
         pad_id=model.pad_token_id or 0,
-        batch_rows=max(1, config.batch_tokens // max_tokens),
     )
 
 

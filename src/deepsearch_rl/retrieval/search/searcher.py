@@ -12,7 +12,7 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.own_code import is_own
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.core.remembered_digests import remembered_sha256
-from deepsearch_rl.retrieval.encoding.encoding import open_encoder
+from deepsearch_rl.retrieval.encoding.encoding import open_encoder, with_threads
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms
@@ -85,12 +85,16 @@ class Searcher:
 
 
 def open_index(
-    index_dir: Path, chunks_path: Path | None = None, retriever: str | None = None
+    index_dir: Path,
+    chunks_path: Path | None = None,
+    retriever: str | None = None,
+    threads: int | None = None,
 ) -> Searcher:
     """Open one retriever of an index, by default its first half, together with the chunks that it was built from.
 
     ``chunks_path`` is the chunk file if it is no longer where the manifest says. The user's own
-    retrievers are named by ``path/to/file.py:name``.
+    retrievers are named by ``path/to/file.py:name``. ``threads`` are those of an encoder with
+    weights, in place of its configuration's.
 
     Raises:
         ArtifactError: the index is missing or incomplete, of another format, or was built from
@@ -122,7 +126,9 @@ def open_index(
     if is_own(name):
         ranked_by = OwnRetriever(name, chunks, index_dir)
     else:
-        ranked_by = open_retriever(index_dir, built.config, built.fusion_weights, name)
+        encoder = with_threads(built.config.encoder, threads)
+        config = built.config.model_copy(update={"encoder": encoder})
+        ranked_by = open_retriever(index_dir, config, built.fusion_weights, name)
     return Searcher(ranked_by, chunks, RowTable.open(rows_folder))
 
 

@@ -7,9 +7,11 @@ scores.npy   float32 P   what the term adds to the score of the row
 index.json               configuration, number of rows
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
@@ -27,17 +29,24 @@ from deepsearch_rl.engines.bm25.builtin.building import (
     RunWriter,
     merge_runs,
 )
-from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
+from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking
 from deepsearch_rl.retrieval.search.analysis import analyse, field_text, term_key
 from deepsearch_rl.retrieval.search.bm25_configs import Bm25Config
 from deepsearch_rl.retrieval.search.rows import open_column
 
-# Rows of the matrix that :func:`top_rows` reads scores as; more of them leave fewer columns, and
-# more rows in each of the best ones.
-LANES = 64
+# Scores of a few queries that are added up side by side, 1 MiB: they stay in a core's cache, and the
+# calls that rank them are shared by all of these queries.
+SCORES_AT_ONCE = 2**18
 
-# Up to this number, ranking all rows is faster than looking for the best columns first
-FEW_COLUMNS = 512
+# :func:`top_rows` reads a query's scores as a matrix of at most so many rows, a power of two; more
+# of them leave fewer columns, and more rows in each of the best ones.
+MAX_LANES = 64
+
+# With fewer columns than so many for each hit, or in all, the best ones hold a great part of all rows.
+COLUMNS_PER_HIT = 8
+MIN_COLUMNS = 512
+
+SMALLEST_SCORE = np.nextafter(np.float32(0), np.float32(1))
 
 
 class IndexSummary(Record):
@@ -116,57 +125,88 @@ class Bm25Index:
         self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
         """Rank the allowed rows that share a term with the query; a term counts as often as the query repeats it."""
-        # One for the call, so that threads do not meet
-        scores_N = np.empty(self.summary.rows, dtype=np.float32)
+        rows = self.summary.rows
+        width = math.ceil(rows / MAX_LANES) * MAX_LANES
+        queries_at_once = max(1, min(len(queries), SCORES_AT_ONCE // width))
+
+        # One for the call, so that threads do not meet; no term scores the last few rows
+        scores_QN = np.empty((queries_at_once, width), dtype=np.float32)
         rankings: list[Ranking] = []
 
-        for query in queries:
-            # In the order in which the terms first occur
-            counts = Counter(analyse(query))
-            keys_U = np.fromiter(map(term_key, counts), dtype=np.uint64, count=len(counts))
-            counts_U = np.fromiter(counts.values(), dtype=np.float32, count=len(counts))
-
-            # The M terms that the index has, and the stretch of postings of each
-            places_U = np.searchsorted(self.keys_V, keys_U)
-            known_U = self.keys_V[np.minimum(places_U, len(self.keys_V) - 1)] == keys_U
-            places_M = places_U[known_U]
-            starts_M = self.offsets[places_M].tolist()
-            ends_M = self.offsets[places_M + 1].tolist()
-            scores_N.fill(0)
-
-            for start, end, count in zip(starts_M, ends_M, counts_U[known_U], strict=True):
-                scores_P = self.scores_P[start:end]
-                # The postings of a term are read once, however often the query repeats it.
-                np.add.at(
-                    scores_N, self.rows_P[start:end], scores_P if count == 1 else count * scores_P
-                )
+        for start in range(0, len(queries), queries_at_once):
+            part = queries[start : start + queries_at_once]
+            part_QN = scores_QN[: len(part)]
+            self._add_up(part, part_QN)
 
             if allowed_N is not None:
-                np.multiply(scores_N, allowed_N, out=scores_N)
-            rankings.append(top_rows(scores_N, top_k))
+                part_QN[:, :rows] *= allowed_N
+            rankings += top_rows(part_QN, top_k)
 
         return rankings
 
+    def _add_up(self, queries: Sequence[str], scores_QN: NDArray[np.float32]) -> None:
+        """Write the score of every row for Q queries."""
+        # The terms of all queries, each query's in the order in which they first occur
+        counts_of_queries = [Counter(analyse(query)) for query in queries]
+        keys = map(term_key, chain.from_iterable(counts_of_queries))
+        keys_U = np.fromiter(keys, dtype=np.uint64)
 
-def top_rows(scores_N: NDArray[np.float32], top_k: int) -> Ranking:
-    """Return the ``top_k`` best rows with a positive score, by score, then by row; fewer where fewer score.
+        # The stretch of postings of each term, if the index has it
+        places_U = self.keys_V.searchsorted(keys_U)
+        places_U[places_U == len(self.keys_V)] = 0
+        known = (self.keys_V[places_U] == keys_U).tolist()
+        starts = self.offsets[places_U].tolist()
+        ends = self.offsets[places_U + 1].tolist()
+        stretches = zip(known, starts, ends, strict=True)
 
-    The scores are read as a matrix of ``LANES`` rows; its column maxima cost one vectorised pass.
-    The k-th largest maximum is a lower bound of the k-th best score, so the best rows are in the
-    few columns whose maximum reaches it.
+        # Each query takes its own terms from the one iterator of stretches.
+        scores_QN.fill(0)
+        for scores_N, counts in zip(scores_QN, counts_of_queries, strict=True):
+            for count, (is_known, start, end) in zip(counts.values(), stretches, strict=False):
+                if not is_known:
+                    continue
+                scores_P = self.scores_P[start:end]
+
+                # The postings of a term are read once, however often the query repeats it.
+                if count != 1:
+                    scores_P = np.float32(count) * scores_P
+                np.add.at(scores_N, self.rows_P[start:end], scores_P)
+
+
+def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
+    """Return each query's ``top_k`` best rows with a positive score, by score, then by row; fewer where fewer score.
+
+    N is a multiple of ``MAX_LANES``. The scores of a query are read as a matrix; its column maxima
+    cost one vectorised pass. The k-th largest maximum is a lower bound of the k-th best score, so
+    the best rows are in the few columns whose maximum reaches it.
     """
-    columns = len(scores_N) // LANES
-    if columns <= max(top_k, FEW_COLUMNS):
-        rows_M = np.flatnonzero(scores_N > 0)
-        return rank(rows_M, scores_N[rows_M], top_k)
+    queries, rows = scores_QN.shape
+    lanes = MAX_LANES
+    while lanes > 1 and rows // lanes < max(MIN_COLUMNS, COLUMNS_PER_HIT * top_k):
+        lanes //= 2
+    columns = rows // lanes
 
-    scores_RC = scores_N[: LANES * columns].reshape(LANES, columns)
-    best_C = scores_RC.max(axis=0)
-    threshold = np.partition(best_C, columns - top_k)[columns - top_k]
-    top_C = np.flatnonzero((best_C >= threshold) & (best_C > 0))
+    scores_QLC = scores_QN.reshape(queries, lanes, columns)
+    best_QC = scores_QLC.max(axis=1)
+    least_Q1 = np.full((queries, 1), SMALLEST_SCORE)
+    if columns > top_k:
+        place = columns - top_k
+        least_Q1 = np.maximum(np.partition(best_QC, place)[:, place, None], SMALLEST_SCORE)
 
-    # The rows of these columns, and those behind the matrix, which has no place for the remainder.
-    rows_M = (np.arange(0, LANES * columns, columns)[:, None] + top_C).ravel()
-    rows_M = np.concatenate([rows_M, np.arange(LANES * columns, len(scores_N))])
-    rows_M = rows_M[scores_N[rows_M] > 0]
-    return rank(rows_M, scores_N[rows_M], top_k)
+    queries_B, columns_B = np.nonzero(best_QC >= least_Q1)
+    scores_BL = scores_QLC[queries_B, :, columns_B]
+    best_M, lanes_M = np.nonzero(scores_BL >= least_Q1[queries_B])
+
+    queries_M = queries_B[best_M]
+    rows_M = columns_B[best_M] + columns * lanes_M
+    scores_M = scores_BL[best_M, lanes_M]
+    order_M = np.lexsort((rows_M, -scores_M, queries_M))
+
+    rankings: list[Ranking] = []
+    start = 0
+    for end in np.searchsorted(queries_M, np.arange(queries), side="right").tolist():
+        order_K = order_M[start : min(end, start + top_k)]
+        rankings.append(Ranking(rows_M[order_K], scores_M[order_K]))
+        start = end
+
+    return rankings

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.retrieval.encoding.configs import OnnxConfig
-from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_readable, first_line
+from deepsearch_rl.retrieval.encoding.encoder import (
+    Kind,
+    Vectors,
+    batches_by_length,
+    encode_readable,
+    first_line,
+)
 from deepsearch_rl.retrieval.encoding.model_folder import (
     ModelFolder,
     read_model_folder,
@@ -48,6 +54,7 @@ class OnnxEncoder:
                 f"the encoder in {folder.root} pools tokens by {folder.pooling}{prompt}, {advice}."
             )
 
+        self._batch_tokens = config.used_batch_tokens
         self._tokenizer, self._session = _load(folder, config)
         self._inputs = [node.name for node in self._session.get_inputs()]
         outputs = [node.name for node in self._session.get_outputs()]
@@ -73,21 +80,24 @@ class OnnxEncoder:
         )
 
     def _embed_texts(self, texts: list[str], kind: Kind) -> Vectors:
-        """Embed in batches of texts of nearly one length, the longest first, as sentence-transformers does."""
+        """Embed in batches of texts of nearly one length, the longest first."""
         prefix = self._folder.prefixes[kind]
         inputs: list[str] = []
         for text in texts:
             prompted = prefix + text
             inputs.append(prompted.lower() if self._folder.lower_case else prompted)
 
-        order_N = sorted(range(len(inputs)), key=lambda row: -len(inputs[row]))
         embeddings_ND = np.empty((len(inputs), self.dimension), dtype=np.float32)
+        encodings = self._tokenizer.encode_batch(inputs)
+        lengths_N = [len(encoding) for encoding in encodings]
 
-        for start in range(0, len(order_N), self._folder.batch_rows):
-            batch = order_N[start : start + self._folder.batch_rows]
-            encodings = self._tokenizer.encode_batch([inputs[row] for row in batch])
-            ids_BT = np.array([encoding.ids for encoding in encodings], np.int64)
-            mask_BT = np.array([encoding.attention_mask for encoding in encodings], np.int64)
+        for batch in batches_by_length(lengths_N, self._batch_tokens):
+            ids_BT = np.full((len(batch), lengths_N[batch[0]]), self._folder.pad_id, np.int64)
+            mask_BT = np.zeros_like(ids_BT)
+            for place, row in enumerate(batch):
+                ids_BT[place, : lengths_N[row]] = encodings[row].ids
+                mask_BT[place, : lengths_N[row]] = 1
+
             embeddings_ND[batch] = self._embed(ids_BT, mask_BT)
 
         return embeddings_ND
@@ -108,7 +118,7 @@ class OnnxEncoder:
 
 
 def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
-    """Return a tokenizer that cuts at the folder's length and pads on the right, and a session; neither has types."""
+    """Return a tokenizer that cuts at the folder's length and pads nothing, and a session; neither has types."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - needed by this encoder alone
 
     try:
@@ -134,7 +144,7 @@ def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
         raise ArtifactError(f"{folder.root} holds neither model.onnx nor onnx/model.onnx.")
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = config.threads
+    options.intra_op_num_threads = config.used_threads
 
     # The errors of both libraries have no other root than Exception.
     try:
@@ -151,5 +161,5 @@ def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
         ) from error
 
     tokenizer.enable_truncation(folder.max_tokens)
-    tokenizer.enable_padding(pad_id=folder.pad_id)
+    tokenizer.no_padding()
     return tokenizer, session

@@ -5,14 +5,26 @@ pooling and further steps, and so does a plain transformers folder.
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.retrieval.encoding.configs import TransformersConfig
-from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_readable, first_line
+from deepsearch_rl.retrieval.encoding.encoder import (
+    Kind,
+    Vectors,
+    batches_by_length,
+    encode_readable,
+    first_line,
+)
 from deepsearch_rl.retrieval.encoding.model_folder import (
     read_model_folder,
     require_device,
 )
+
+# Texts that are tokenized at once: their tokens are padded to the longest of them
+TOKENIZED_TEXTS = 1024
 
 
 class TransformersEncoder:
@@ -27,8 +39,14 @@ class TransformersEncoder:
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - and seconds more
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: PLC0415
 
+        from deepsearch_rl.engines.encoders.transformers.packing import (  # noqa: PLC0415 - torch
+            keep_freed_memory,
+            pack_linear_layers,
+        )
+
         require_device(config.device, f"the encoder {config.model}", "index.encoder.device")
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.used_threads)
+        self._batch_tokens = config.used_batch_tokens
         self._folder = folder = read_model_folder(config, "*.safetensors")
         path = str(folder.root)
         dtype = {"dtype": getattr(torch, config.dtype)}
@@ -50,14 +68,78 @@ class TransformersEncoder:
                 f"{path} holds no encoder that can be loaded: {first_line(error)}"
             ) from error
 
+        self._model.eval()
+        if config.device == "cpu":
+            pack_linear_layers(self._model)
+            keep_freed_memory()
+
         self._model.max_seq_length = folder.max_tokens
         self.dimension = self._model.get_embedding_dimension() or 0
 
     def encode(self, texts: Sequence[str], kind: Kind) -> Vectors:
         """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero."""
-        options = {"prompt": self._folder.prefixes[kind], "batch_size": self._folder.batch_rows}
         return encode_readable(
-            texts,
-            self.dimension,
-            lambda readable: self._model.encode(readable, **options, show_progress_bar=False),
+            texts, self.dimension, lambda readable: self._embed_texts(readable, kind)
         )
+
+    def _embed_texts(self, texts: list[str], kind: Kind) -> Vectors:
+        """Embed in batches of texts of nearly one length, the longest first.
+
+        sentence-transformers' own ``encode`` has a fixed number of texts in a batch: few enough for
+        the longest ones are too few for queries.
+        """
+        embeddings_ND = np.empty((len(texts), self.dimension), dtype=np.float32)
+        order_N = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        for start in range(0, len(texts), TOKENIZED_TEXTS):
+            rows = order_N[start : start + TOKENIZED_TEXTS]
+            embeddings_ND[rows] = self._embed_some([texts[row] for row in rows], kind)
+
+        return embeddings_ND
+
+    def _embed_some(self, texts: list[str], kind: Kind) -> Vectors:
+        prompt = self._folder.prefixes[kind]
+        features: dict[str, Any] = self._model.preprocess(texts, prompt=prompt)
+        mask_BT = features.get("attention_mask")
+
+        # A model that is no transformer, or one that packs its texts itself
+        if mask_BT is None or len(mask_BT) != len(texts):
+            rows = max(1, self._batch_tokens // self._folder.max_tokens)
+            return self._model.encode(
+                texts, prompt=prompt, batch_size=rows, show_progress_bar=False
+            )
+
+        # One query, or a few, are a batch as they are
+        if mask_BT.numel() <= self._batch_tokens:
+            return self._forward(features)
+
+        embeddings_BD = np.empty((len(texts), self.dimension), dtype=np.float32)
+        lengths_B = mask_BT.sum(dim=1).tolist()
+        for batch in batches_by_length(lengths_B, self._batch_tokens):
+            embeddings_BD[batch] = self._forward(_part(features, batch))
+
+        return embeddings_BD
+
+    def _forward(self, features: dict[str, Any]) -> Vectors:
+        import torch  # noqa: PLC0415
+
+        inputs: dict[str, Any] = {}
+        for name, value in features.items():
+            is_tensor = isinstance(value, torch.Tensor)
+            inputs[name] = value.to(self._model.device) if is_tensor else value
+
+        with torch.inference_mode():
+            return self._model(inputs)["sentence_embedding"].float().cpu().numpy()
+
+
+def _part(features: dict[str, Any], batch: list[int]) -> dict[str, Any]:
+    """Return the features of some rows, without the columns that are padding in all of them."""
+    # Padding is on the right, and on the left for some decoders
+    mask_NT = features["attention_mask"]
+    columns_T = mask_NT[batch].any(dim=0).nonzero()
+    columns = slice(int(columns_T[0]), int(columns_T[-1]) + 1)
+    part: dict[str, Any] = {}
+    for name, value in features.items():
+        is_of_tokens = getattr(value, "shape", None) == mask_NT.shape
+        part[name] = value[batch][:, columns] if is_of_tokens else value
+
+    return part
