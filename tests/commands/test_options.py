@@ -66,7 +66,6 @@ EVALUATE = Command(
         "--greedy": ("2", "0.setting.evaluate.sets.musique.greedy", 2),
         "--controls": ("4", "0.setting.evaluate.sets.musique.controls", 4),
         "--random-passages": ("", "0.setting.evaluate.random_passages", True),
-        "--no-random-passages": ("", "0.setting.evaluate.random_passages", False),
         "--prompt": ("tiny", "0.setting.agent.prompt", "tiny"),
         "--protocol": ("search_tags", "0.setting.agent.protocol", "search_tags"),
         "--top-k": ("9", "0.setting.retrieval.top_k", 9),

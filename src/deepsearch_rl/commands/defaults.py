@@ -30,11 +30,15 @@ RequestOption: TypeAlias = Annotated[
 
 
 class FieldOption:
-    """An option of type ``kind`` whose default is a field of a preset; ``limits`` as those of :class:`typer.Option`."""
+    """An option of type ``kind`` whose default is a field of a preset.
 
-    def __init__(self, field: str, kind: Any, text: str, **limits: Any) -> None:
+    ``names`` and ``limits`` are those of :class:`typer.Option`; a switch whose default is off names
+    itself, so that it has no opposite.
+    """
+
+    def __init__(self, field: str, kind: Any, text: str, *names: str, **limits: Any) -> None:
         self.field = field
-        self.annotation = Annotated[kind, Option(help=text, **limits)]
+        self.annotation = Annotated[kind, Option(*names, help=text, **limits)]
 
 
 def field_options(

@@ -56,7 +56,10 @@ _FIELDS = {
         "serving.backend", ServingBackend, "What serves a model folder; vllm needs a GPU."
     ),
     "random_passages": FieldOption(
-        "evaluate.random_passages", bool, "With --controls: with random passages as well."
+        "evaluate.random_passages",
+        bool,
+        "With --controls: with random passages as well.",
+        "--random-passages",
     ),
     "draws": FieldOption("evaluate.draws", int, "Bootstrap resamples of the intervals.", min=100),
     "seed": FieldOption("seed", int, "Of sampling and resampling.", min=0, max=2**31 - 1),
