@@ -75,6 +75,9 @@ def test_what_differs_is_named_and_what_the_source_leaves_open_is_unknown(
     assert (
         verdicts(beside(judged, "Search-R1 Qwen2.5-7B", retriever=None))["retriever"] == "unknown"
     )
+    # A source that names no split has other questions than generated ones all the same
+    generated = verdicts(beside(judged, "CoRAG-8B", generated=True))
+    assert generated["split"] == "differs"
 
 
 def test_what_the_run_can_show_is_no_unknown_and_everything_else_is(

@@ -12,7 +12,7 @@ from deepsearch_rl.evaluation.report.page import bin_width
 from deepsearch_rl.evaluation.report.plots import read_rl_run, rl_figure
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation
-from deepsearch_rl.evaluation.tables.table_files import flat_rows, markdown
+from deepsearch_rl.evaluation.tables.table_files import flat_rows, markdown, write_table
 from deepsearch_rl.evaluation.tables.tables import F1Table
 from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.evaluation.conftest import SEARCHED, sources_in
@@ -187,6 +187,22 @@ def test_controls_tell_what_was_asked_for_again_too(own: F1TableRow) -> None:
     note = f"because a server had failed them: {own.model}, {own.run_name}, gold passages: 2."
     assert note in markdown(F1Table(profile="tiny", generated=True, rows=(again,), comparisons=()))
     assert "asked_again" not in control.model_dump()
+
+
+def test_random_passages_are_a_column_where_that_control_ran(
+    own: F1TableRow, tmp_path: Path
+) -> None:
+    control = next(iter(own.controls.values()))
+    controls = {"no_search": control, "random_passage": control, "gold_passage": control}
+    with_random = own.model_copy(update={"controls": controls})
+    for row, is_there in ((own, False), (with_random, True)):
+        table = F1Table(profile="tiny", generated=True, rows=(row,), comparisons=())
+        folder = tmp_path / str(is_there)
+        folder.mkdir()
+        write_table(table, (), folder)
+        header = (folder / "f1_table.csv").read_text().splitlines()[0]
+        assert header.endswith("gold_passage_f1,random_passage_f1") is is_there
+        assert ("random passages" in markdown(table)) is is_there
 
 
 def test_rows_are_read_the_in_domain_set_first_and_models_in_training_order(

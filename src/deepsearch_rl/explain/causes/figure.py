@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import matplotlib as mpl
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -30,6 +31,8 @@ LUCKY = "#74c2ab"
 BAR_INCHES = 0.34
 # A part narrower than this share has no figure in it
 LABELLED = 0.06
+DARK_TEXT = "#101214"
+"""On light colours, in either scheme of the page."""
 
 
 def lost_points_figure(runs: Sequence[RunReport]) -> Figure:
@@ -56,7 +59,7 @@ def lost_points_figure(runs: Sequence[RunReport]) -> Figure:
                     label = f"{width:.2f}".lstrip("0")
                     panel.text(
                         start + width / 2, place, label, ha="center", va="center", fontsize=7.5,
-                        color="white",
+                        color=label_colour(colour),
                     )  # fmt: skip
                 start += width
 
@@ -77,3 +80,21 @@ def lost_points_figure(runs: Sequence[RunReport]) -> Figure:
         panel.tick_params(length=0)
 
     return figure
+
+
+def label_colour(background: str) -> str:
+    """Return white, or a dark colour where that has more contrast with the background (WCAG 2)."""
+    luminance = _luminance(background)
+    on_white = 1.05 / (luminance + 0.05)
+    on_dark = (luminance + 0.05) / (_luminance(DARK_TEXT) + 0.05)
+    return "white" if on_white >= on_dark else DARK_TEXT
+
+
+def _luminance(colour: str) -> float:
+    """Return the relative luminance of a colour, 0 to 1."""
+    linear: list[float] = []
+    for value in to_rgb(colour):
+        linear.append(value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4)
+
+    red, green, blue = linear
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -158,7 +158,10 @@ def _split_line(here: Setting, published: str | None) -> SettingDifference:
     """Return the line of the split: the source of the questions is not known here, the name of the split is."""
     own = "generated questions" if here.generated else here.split
     line = _line("split", own, published)
-    if here.generated or published is None or here.split is None:
+    if here.generated:
+        # No publication has these questions
+        return line.model_copy(update={"verdict": "differs"})
+    if published is None or here.split is None:
         return line
     same_split = published.rpartition("/")[2] == here.split
     return line.model_copy(update={"verdict": "unknown" if same_split else "differs"})
