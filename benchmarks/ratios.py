@@ -156,10 +156,9 @@ def encoding(folder: Path, texts: list[str], rounds: int) -> Iterator[tuple[str,
     encoder = TransformersEncoder(
         TransformersConfig.model_validate({**DEFAULTS, "model": str(folder)})
     )
-    ours_threads = torch.get_num_threads()
 
     def encode_here(batch: list[str]) -> object:
-        torch.set_num_threads(ours_threads)
+        torch.set_num_threads(1)
         return encoder.encode(batch, "passage")
 
     def encode_there(batch: list[str]) -> object:
