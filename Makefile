@@ -12,7 +12,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro restore flow rft rft-rounds plan preflight own multihoprag api-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
+.PHONY: help environment repro restore flow rft rft-rounds plan preflight own multihoprag api-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint bench gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -108,7 +108,7 @@ worker: environment  ##team take runs of the pool POOL (cpu or gpu) on this mach
 worker-service: environment  ##team write a systemd unit that keeps `make worker` running
 	@$(BIN)/python -m flows.worker service $(POOL) $(if $(LIMIT),--limit $(LIMIT))
 
-test test-all unit lint: EXTRAS := --all-extras
+test test-all unit lint bench: EXTRAS := --all-extras
 # pytest loads the plugins of every folder of PYTHONPATH.
 PYTEST := env -u PYTHONPATH $(BIN)/python -m pytest --numprocesses $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder
 # The tests wait for servers and processes at times; the checks of the code use these. They speak only of what they find.
@@ -134,6 +134,9 @@ lint: environment  ##change ruff, the rules of scripts/lint.py, pyright, and whe
 	@$(BIN)/ruff check
 	@$(BIN)/python -m scripts.lint
 	@$(BIN)/pyright
+
+bench: environment  ##change the speed of retrieval as ratios to other libraries, against the committed ones; 3 minutes on a quiet machine
+	@$(BIN)/python -m benchmarks.ratios
 
 readme: environment  ##change the generated parts of documents: README's results, the file tree, the gpu profile's departures
 	@$(BIN)/python -m scripts.readme

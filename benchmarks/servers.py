@@ -79,11 +79,14 @@ def running_server(
     command line, which ``program`` reads. All its threads run on ``core``, or anywhere.
     """
     port = free_port()
-    pinned = [] if core is None else ["taskset", "-c", str(core)]
     # One thread for the numeric libraries: the server's core is one, and the other belongs to the
     # clients.
-    python = ["env", "OMP_NUM_THREADS=1", sys.executable, "-c", program]
+    pinned = [] if core is None else ["taskset", "-c", str(core), "env", "OMP_NUM_THREADS=1"]
     command = [
+        *pinned,
+        sys.executable,
+        "-c",
+        program,
         "retrieve",
         "serve",
         "--port",
@@ -95,9 +98,16 @@ def running_server(
         *options,
     ]
 
+    with running_command(command, port) as server:
+        yield server
+
+
+@contextmanager
+def running_command(command: Sequence[str], port: int) -> Iterator[ServerProcess]:
+    """Run a server's command until the end of the block, which begins when ``/healthz`` answers at the port."""
     with processes.running_server(
         "the retrieval server",
-        [*pinned, *python, *command],
+        command,
         f"http://{LOOPBACK}:{port}",
         "/healthz",
         STARTUP_TIMEOUT_S,

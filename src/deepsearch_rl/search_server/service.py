@@ -94,7 +94,9 @@ def _encoder_choices(encoder: AnyEncoderConfig | None) -> str:
         return ""
     threads = encoder.used_threads
     plural = "" if threads == 1 else "s"
-    return f"encoding on {threads} thread{plural}, {encoder.used_batch_tokens:,} tokens a batch"
+    return (
+        f"encoding on {threads} thread{plural}, at most {encoder.used_batch_tokens:,} tokens each"
+    )
 
 
 class RetrievalApp:

@@ -9,7 +9,12 @@ import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder
-from deepsearch_rl.retrieval.encoding.encoder import batches_by_length
+from deepsearch_rl.retrieval.encoding.batches import (
+    MIN_TOKENS,
+    ParallelBatches,
+    batches_by_length,
+    shared_budget,
+)
 from deepsearch_rl.retrieval.encoding.model_folder import (
     BATCH_TOKENS,
     ModelFolder,
@@ -130,6 +135,28 @@ def test_a_batch_has_as_many_texts_as_the_budget_holds_and_at_least_one(
     batch_tokens: int, batches: list[list[int]]
 ) -> None:
     assert list(batches_by_length([10, 6, 12, 5, 8], batch_tokens)) == batches
+
+
+@pytest.mark.parametrize(
+    ("tokens", "threads", "passes"),
+    [(12, 2, 1), (128, 2, 2), (600, 2, 2), (1100, 2, 4), (600, 8, 8)],
+)
+def test_all_threads_have_about_as_much_to_do(tokens: int, threads: int, passes: int) -> None:
+    budget = shared_budget(tokens, 512, threads)
+    assert MIN_TOKENS <= budget <= 512
+    assert len(list(batches_by_length([1] * tokens, budget))) == passes
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_text_gets_its_own_vector_on_any_number_of_threads(threads: int) -> None:
+    lengths = [row % 40 for row in range(500)]
+
+    def embed(batch: list[int]) -> np.ndarray:
+        return np.array([[row, lengths[row]] for row in batch], dtype=np.float32)
+
+    embeddings_ND = ParallelBatches(128, threads).embed(lengths, 2, embed)
+    assert embeddings_ND[:, 0].tolist() == list(range(500))
+    assert embeddings_ND[:, 1].tolist() == lengths
 
 
 def test_threads_and_batches_that_are_not_named_follow_the_machine() -> None:

@@ -6,7 +6,7 @@ finds nothing, as a passage it scores 0. A text's vector does not depend on the 
 except for the rounding of floats.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -41,22 +41,6 @@ def encode_readable(
         embeddings_ND[rows_M] = normalise_rows(encode(readable))
 
     return embeddings_ND
-
-
-def batches_by_length(lengths_N: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Yield the rows of N texts in batches, the longest texts first.
-
-    ``lengths_N`` are their tokens. A batch padded to its longest text has at most ``batch_tokens``
-    tokens, or one text. The greatest batch comes first, so that one that a GPU cannot hold fails at
-    once.
-    """
-    order_N = sorted(range(len(lengths_N)), key=lambda row: -lengths_N[row])
-    start = 0
-    while start < len(order_N):
-        longest = max(1, lengths_N[order_N[start]])
-        end = start + max(1, batch_tokens // longest)
-        yield order_N[start:end]
-        start = end
 
 
 def _without_lone_surrogates(text: str) -> str:

@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 # reads.
 DESCRIPTIONS = ("*.json", "*.txt", "*.model")
 
-# Most tokens of a forward pass where params say nothing. On a CPU a larger pass is no faster, and
-# its activations leave the cache (docs/measurements.md); a GPU needs many tokens to be busy.
-BATCH_TOKENS = {"cpu": 1024, "cuda": 65_536}
+# Most tokens of a forward pass where params say nothing. On a core a larger pass is no faster
+# (docs/measurements.md); a GPU needs many tokens to be busy.
+BATCH_TOKENS = {"cpu": 512, "cuda": 65_536}
 
 # Models that number positions from behind the number of the padding token, so that their tables
 # have fewer places for text.
@@ -80,13 +80,13 @@ class ModelFolderConfig(Record):
     )
     threads: int | None = Field(
         ge=1,
-        description="CPU threads of a forward pass, part of what decides the last bits; null: one for each core",
+        description="forward passes side by side on a CPU, part of what decides the last bits; null: one for each core",
     )
     device: Literal["cpu", "cuda"]
 
     @property
     def used_threads(self) -> int:
-        """CPU threads of a forward pass on this machine."""
+        """Forward passes side by side on this machine's CPU, a thread each."""
         return self.threads or usable_cores()
 
     @property

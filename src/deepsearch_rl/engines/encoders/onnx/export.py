@@ -10,14 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.retrieval.encoding.batches import ParallelBatches
 from deepsearch_rl.retrieval.encoding.configs import OnnxConfig
-from deepsearch_rl.retrieval.encoding.encoder import (
-    Kind,
-    Vectors,
-    batches_by_length,
-    encode_readable,
-    first_line,
-)
+from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_readable, first_line
 from deepsearch_rl.retrieval.encoding.model_folder import (
     ModelFolder,
     read_model_folder,
@@ -54,7 +49,7 @@ class OnnxEncoder:
                 f"the encoder in {folder.root} pools tokens by {folder.pooling}{prompt}, {advice}."
             )
 
-        self._batch_tokens = config.used_batch_tokens
+        self._batches = ParallelBatches(config.used_batch_tokens, config.used_threads)
         self._tokenizer, self._session = _load(folder, config)
         self._inputs = [node.name for node in self._session.get_inputs()]
         outputs = [node.name for node in self._session.get_outputs()]
@@ -87,20 +82,19 @@ class OnnxEncoder:
             prompted = prefix + text
             inputs.append(prompted.lower() if self._folder.lower_case else prompted)
 
-        embeddings_ND = np.empty((len(inputs), self.dimension), dtype=np.float32)
         encodings = self._tokenizer.encode_batch(inputs)
         lengths_N = [len(encoding) for encoding in encodings]
 
-        for batch in batches_by_length(lengths_N, self._batch_tokens):
+        def embed(batch: list[int]) -> Vectors:
             ids_BT = np.full((len(batch), lengths_N[batch[0]]), self._folder.pad_id, np.int64)
             mask_BT = np.zeros_like(ids_BT)
             for place, row in enumerate(batch):
                 ids_BT[place, : lengths_N[row]] = encodings[row].ids
                 mask_BT[place, : lengths_N[row]] = 1
 
-            embeddings_ND[batch] = self._embed(ids_BT, mask_BT)
+            return self._embed(ids_BT, mask_BT)
 
-        return embeddings_ND
+        return self._batches.embed(lengths_N, self.dimension, embed)
 
     def _embed(self, ids_BT: NDArray[np.int64], mask_BT: NDArray[np.int64]) -> Vectors:
         # Every text is one segment, so the type of all its tokens is 0. Some exports take no types.
@@ -144,7 +138,7 @@ def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
         raise ArtifactError(f"{folder.root} holds neither model.onnx nor onnx/model.onnx.")
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = config.used_threads
+    options.intra_op_num_threads = 1  # of a pass; several run side by side
 
     # The errors of both libraries have no other root than Exception.
     try:

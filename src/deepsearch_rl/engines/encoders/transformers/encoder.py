@@ -10,14 +10,9 @@ from typing import Any
 import numpy as np
 
 from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.retrieval.encoding.batches import ParallelBatches
 from deepsearch_rl.retrieval.encoding.configs import TransformersConfig
-from deepsearch_rl.retrieval.encoding.encoder import (
-    Kind,
-    Vectors,
-    batches_by_length,
-    encode_readable,
-    first_line,
-)
+from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_readable, first_line
 from deepsearch_rl.retrieval.encoding.model_folder import (
     read_model_folder,
     require_device,
@@ -31,7 +26,7 @@ class TransformersEncoder:
     """Sentence vectors of an encoder with weights, with a prefix per side (E5, Wang et al. 2022)."""
 
     def __init__(self, config: TransformersConfig) -> None:
-        """Load the model and set the process's torch threads; raise as :func:`read_model_folder`.
+        """Load the model and set the process's torch threads to one; raise as :func:`read_model_folder`.
 
         Raise UnavailableError without the device, ArtifactError where nothing can be loaded.
         """
@@ -45,9 +40,12 @@ class TransformersEncoder:
         )
 
         require_device(config.device, f"the encoder {config.model}", "index.encoder.device")
-        torch.set_num_threads(config.used_threads)
-        self._batch_tokens = config.used_batch_tokens
+        torch.set_num_threads(1)
+        threads = config.used_threads if config.device == "cpu" else 1
+        self._batches = ParallelBatches(config.used_batch_tokens, threads)
         self._folder = folder = read_model_folder(config, "*.safetensors")
+        # As many of the longest texts as the budget holds
+        self._rows = max(1, config.used_batch_tokens // folder.max_tokens)
         path = str(folder.root)
         dtype = {"dtype": getattr(torch, config.dtype)}
 
@@ -103,21 +101,14 @@ class TransformersEncoder:
 
         # A model that is no transformer, or one that packs its texts itself
         if mask_BT is None or len(mask_BT) != len(texts):
-            rows = max(1, self._batch_tokens // self._folder.max_tokens)
             return self._model.encode(
-                texts, prompt=prompt, batch_size=rows, show_progress_bar=False
+                texts, prompt=prompt, batch_size=self._rows, show_progress_bar=False
             )
 
-        # One query, or a few, are a batch as they are
-        if mask_BT.numel() <= self._batch_tokens:
-            return self._forward(features)
-
-        embeddings_BD = np.empty((len(texts), self.dimension), dtype=np.float32)
         lengths_B = mask_BT.sum(dim=1).tolist()
-        for batch in batches_by_length(lengths_B, self._batch_tokens):
-            embeddings_BD[batch] = self._forward(_part(features, batch))
-
-        return embeddings_BD
+        return self._batches.embed(
+            lengths_B, self.dimension, lambda batch: self._forward(_part(features, batch))
+        )
 
     def _forward(self, features: dict[str, Any]) -> Vectors:
         import torch  # noqa: PLC0415

@@ -1,0 +1,334 @@
+"""The speed of retrieval as ratios of two things in one run, against a committed table: ``make bench``.
+
+    .venv/bin/python -m benchmarks.ratios                    # about two minutes; status 1 after a loss
+    .venv/bin/python -m benchmarks.ratios --update           # and write the table, and the documents' copy of it
+    .venv/bin/python -m benchmarks.ratios --all --update     # with 128 and 512 clients
+
+Every ratio is the other's time to the project's, or the project's rate to the other's: more than 1
+means that the project is faster. Both run in turn, in rounds, and the ratio is that of a round, so
+that a busy machine slows both; the table has the medians of the rounds, and as noise half the
+distance between the least and the greatest as a share of the median. A ratio is lost where it is
+below the table's by more than 15 %, or by more than the noise where that is greater.
+
+    bm25       CPU time beside bm25s, one query and 64 at a time, and of a build
+    encoding   time beside sentence-transformers as it comes: passages of wiki-18, and 64 queries
+    server     queries/s beside a server that serves as Search-R1's does (benchmarks/peer_server.py), over
+               the same vectors, by queries of a request x clients; p99 as a ratio behind it
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import uvloop
+
+from benchmarks import data, sparse
+from benchmarks.measure import fill_section, in_turn, markdown_table, parse_options, timed
+from benchmarks.servers import (
+    Load,
+    Request,
+    ServerProcess,
+    drive,
+    json_request,
+    load_server,
+    running_command,
+    running_server,
+)
+from deepsearch_rl.core.processes import free_port
+from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
+from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder
+from deepsearch_rl.retrieval.encoding.configs import TransformersConfig
+from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
+
+TABLE = Path("benchmarks/ratios.json")
+DOCUMENT = Path("docs/measurements.md")
+SECTION = "ratios"
+MAX_LOSS = 0.15
+TOP_K = 3
+BATCH = 64
+
+# Queries of a request, and clients; the second list takes minutes
+CELLS = ((1, 1), (1, 64), (64, 1))
+MORE_CELLS = ((1, 128), (1, 512), (64, 64))
+
+# As an index on this machine is opened where nothing is said
+DEFAULTS = {**data.RANDOM_ENCODER, "batch_tokens": None, "threads": None}
+ENCODED_PASSAGES = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The medians of what was compared, and how far the rounds were apart."""
+
+    ratio: float
+    noise: float
+    ours: float
+    other: float
+    unit: str
+
+    @classmethod
+    def of(cls, ours: Sequence[float], other: Sequence[float], unit: str) -> "Ratio":
+        """Return the ratio of two times, or of two rates, of the same rounds."""
+        is_rate = unit.endswith("/s")
+        ratios: list[float] = []
+        for our, their in zip(ours, other, strict=True):
+            ratios.append(our / their if is_rate else their / our)
+
+        ratio = statistics.median(ratios)
+        noise = (max(ratios) - min(ratios)) / 2 / ratio
+        return cls(ratio, noise, statistics.median(ours), statistics.median(other), unit)
+
+    def loss(self, committed: "Ratio") -> float:
+        """Return the share of the committed ratio that is lost; negative where it is greater now."""
+        return 1 - self.ratio / committed.ratio
+
+    def is_lost(self, committed: "Ratio") -> bool:
+        """Return whether the loss is more than noise explains."""
+        return self.loss(committed) > max(MAX_LOSS, self.noise, committed.noise)
+
+
+def wall(work: Callable[[], object]) -> float:
+    """Return the seconds that ``work`` takes."""
+    started_s = time.perf_counter()
+    work()
+    return time.perf_counter() - started_s
+
+
+def cpu(work: Callable[[], object]) -> float:
+    """Return the CPU seconds that ``work`` takes."""
+    return timed(work)[0]
+
+
+def compare(
+    ours: Callable[[], object],
+    other: Callable[[], object],
+    rounds: int,
+    measure: Callable[[Callable[[], object]], float],
+) -> Ratio:
+    """Return the ratio of two pieces of work, each of which is done once before."""
+    ours()
+    other()
+    runs = in_turn({"ours": partial(measure, ours), "other": partial(measure, other)}, rounds)
+    return Ratio.of(runs["ours"], runs["other"], "CPU s" if measure is cpu else "s")
+
+
+def bm25(rounds: int) -> Iterator[tuple[str, Ratio]]:
+    """Compare the built-in BM25 with bm25s."""
+    chunks = [data.make_chunk(row, text) for row, text in enumerate(data.wiki18_passages())]
+    rows = data.gzip_rows(data.DATA / "searchr1/nq.jsonl.gz")
+    queries = [row["question"] for row in itertools.islice(rows, 640)]
+
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        index = Bm25Index.build(chunks, folder / "ours", sparse.ONE_FIELD)
+        theirs = sparse.Bm25s.build(chunks, folder / "theirs")
+        for size, title in ((1, "one query"), (BATCH, f"{BATCH} queries together")):
+            search = partial(sparse.search_in_batches, queries=queries, size=size)
+            ratio = compare(partial(search, index), partial(search, theirs), rounds, cpu)
+            yield f"bm25, {title}", ratio
+
+        build = partial(Bm25Index.build, chunks, folder / "ours", sparse.ONE_FIELD)
+        others = partial(sparse.Bm25s.build, chunks, folder / "theirs")
+        yield "bm25, build", compare(build, others, 3, cpu)
+
+
+def encoding(folder: Path, texts: list[str], rounds: int) -> Iterator[tuple[str, Ratio]]:
+    """Compare the encoder with sentence-transformers, both with what they choose by themselves."""
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - seconds
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: PLC0415
+
+    # Before the encoder sets the process's threads
+    threads = torch.get_num_threads()
+    transformer = Transformer(str(folder))
+    pooling = Pooling(transformer.get_embedding_dimension(), "mean")
+    theirs = SentenceTransformer(modules=[transformer, pooling], device="cpu")
+    encoder = TransformersEncoder(
+        TransformersConfig.model_validate({**DEFAULTS, "model": str(folder)})
+    )
+
+    def encode_here(batch: list[str]) -> object:
+        torch.set_num_threads(1)
+        return encoder.encode(batch, "passage")
+
+    def encode_there(batch: list[str]) -> object:
+        torch.set_num_threads(threads)
+        return normalise_rows(theirs.encode(batch, show_progress_bar=False))
+
+    queries = data.draw_queries(texts, 1, BATCH)
+    for name, batch in (("passages", texts[:ENCODED_PASSAGES]), (f"{BATCH} queries", queries)):
+        works = partial(encode_here, batch), partial(encode_there, batch)
+        yield f"encoding, {name}", compare(*works, rounds, wall)
+
+
+def server(
+    options: argparse.Namespace, texts: list[str], encoder: Path
+) -> Iterator[tuple[str, Ratio]]:
+    """Compare the servers, started as they come."""
+    model = {**DEFAULTS, "max_tokens": 32, "model": str(encoder.resolve())}
+    index, chunks = data.prepare_index(
+        texts[: options.passages],
+        encoder.parent / f"defaults-{options.passages}",
+        data.index_config(encoder=model),
+    )
+    queries = data.draw_queries(texts, 1, 40_000)
+    arguments = ["--retriever", "dense", "--top-k", str(TOP_K), "--cache-entries", "0"]
+    port = free_port()
+    vectors = index / "dense" / "vectors.npy"
+    peer = [sys.executable, "-m", "benchmarks.peer_server"]
+    peer += [str(chunks), str(vectors), str(encoder), str(port)]
+
+    with ExitStack() as stack:
+        servers = {
+            "ours": stack.enter_context(running_server((index, chunks), arguments, None)),
+            "other": stack.enter_context(running_command(peer, port)),
+        }
+        for size, clients in CELLS + (MORE_CELLS if options.all else ()):
+            requests = list(_requests(queries, size))
+            works: dict[str, Callable[[], Load]] = {}
+            for name, process in servers.items():
+                uvloop.run(drive(process.port, requests[:clients], clients, 30))
+                works[name] = partial(_load, process, requests, clients, options.seconds)
+
+            loads = in_turn(works, options.rounds)
+            yield from _server_ratios(f"server, {size} x {clients}", size, loads)
+
+
+def _requests(queries: list[str], size: int) -> Iterator[Request]:
+    for start in range(0, len(queries) - size + 1, size):
+        body = {"queries": queries[start : start + size], "topk": TOP_K, "return_scores": True}
+        yield json_request(body, expected=b'"document"')
+
+
+def _load(process: ServerProcess, requests: list[Request], clients: int, seconds: float) -> Load:
+    load = load_server(process, requests, clients, seconds)
+    if load.errors:
+        raise RuntimeError(f"{load.errors} answers of {process.url} were wrong or missing")
+    return load
+
+
+def _server_ratios(
+    name: str, size: int, loads: Mapping[str, Sequence[Load]]
+) -> Iterator[tuple[str, Ratio]]:
+    rates = {key: [size * load.rate_per_s for load in rounds] for key, rounds in loads.items()}
+    yield name, Ratio.of(rates["ours"], rates["other"], "queries/s")
+    p99 = {key: [load.percentile_ms(99) for load in rounds] for key, rounds in loads.items()}
+    yield f"{name}, p99", Ratio.of(p99["ours"], p99["other"], "ms")
+
+
+def arithmetic_limit(encoder: Path, texts: list[str]) -> str:
+    """Return a sentence: what the cores multiply, and how many queries of the server's rows that is."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    rows = 1024
+    width = data.MINILM["hidden_size"]
+    inner = data.MINILM["intermediate_size"]
+    inputs = torch.randn(rows, width)
+    weights = torch.randn(width, inner)
+    with torch.inference_mode():
+        fastest_s = min(wall(lambda: inputs @ weights) for _ in range(50))
+    flops_per_s = 2 * rows * width * inner / fastest_s
+
+    queries = data.draw_queries(texts, 1, 1000)
+    tokens = AutoTokenizer.from_pretrained(encoder)(queries, max_length=32, truncation=True)
+    mean_tokens = statistics.fmean(map(len, tokens["input_ids"]))
+    layers = data.MINILM["num_hidden_layers"]
+    flops = 2 * layers * (4 * width * width + 2 * width * inner) * mean_tokens
+    return (
+        f"The cores multiply {flops_per_s / 1e9:.0f} GFLOP/s in float32 (the fastest of 50 products of the encoder's "
+        f"shape). A query has {mean_tokens:.1f} tokens and takes {flops / 1e6:.0f} MFLOP, so that no float32 encoder "
+        f"of this shape encodes more than {flops_per_s / flops:.0f} queries/s here."
+    )
+
+
+def read_table() -> dict[str, Ratio]:
+    """Return the committed ratios by name."""
+    rows = json.loads(TABLE.read_text(encoding="utf-8"))["ratios"]
+    return {name: Ratio(**row) for name, row in rows.items()}
+
+
+def write_table(ratios: Mapping[str, Ratio], note: str) -> None:
+    """Write the committed table, and its copy in the document."""
+    rows = {name: asdict(ratio) for name, ratio in ratios.items()}
+    TABLE.write_text(json.dumps({"note": note, "ratios": rows}, indent=2) + "\n", encoding="utf-8")
+    cells: list[tuple[object, ...]] = []
+    for name, ratio in ratios.items():
+        size = f"{ratio.ours:.3g}", f"{ratio.other:.3g}", ratio.unit
+        cells.append((name, f"{ratio.ratio:.2f}", f"{100 * ratio.noise:.0f}%", *size))
+
+    header = ("what", "ratio", "noise", "ours", "the other", "unit")
+    fill_section(DOCUMENT, SECTION, f"{note}\n\n{markdown_table(header, cells)}")
+
+
+def judge(ratios: Mapping[str, Ratio], committed: Mapping[str, Ratio]) -> list[str]:
+    """Print every ratio beside the committed one and return the names of those that are lost."""
+    lost: list[str] = []
+    rows: list[tuple[object, ...]] = []
+    for name, ratio in ratios.items():
+        before = committed.get(name)
+        change = "new"
+        if before is not None:
+            change = f"{-100 * ratio.loss(before):+.0f}%"
+            if ratio.is_lost(before):
+                lost.append(name)
+                change += ", lost"
+        was = f"{before.ratio:.2f}" if before else "-"
+        rows.append((name, f"{ratio.ratio:.2f}", f"{100 * ratio.noise:.0f}%", was, change))
+
+    sys.stdout.write(markdown_table(("what", "ratio", "noise", "committed", "change"), rows))
+    return lost
+
+
+def main() -> None:
+    """Measure, and compare with the table or replace it."""
+    options = parse_options(
+        __doc__,
+        rounds=(5, "of every comparison"),
+        seconds=(1.5, "of load per round and server"),
+        passages=(2000, "rows of the servers' index"),
+        all=(False, "more clients, several minutes"),
+        update=(False, "write the table and the document instead of comparing"),
+        work=(data.WORK, "indexes"),
+    )
+    texts = data.wiki18_passages(least=options.passages)
+    encoder = options.work / "minilm"
+    if not encoder.exists():
+        data.write_random_model(encoder, texts[:10_000], data.MINILM)
+
+    ratios: dict[str, Ratio] = {}
+    load_before = os.getloadavg()[0]
+    parts = (
+        bm25(options.rounds),
+        encoding(encoder, texts, options.rounds),
+        server(options, texts, encoder),
+    )
+    for name, ratio in itertools.chain.from_iterable(parts):
+        ratios[name] = ratio
+        sys.stderr.write(f"{name}: {ratio.ratio:.2f}\n")
+
+    note = (
+        f"Medians of {options.rounds} rounds on {len(os.sched_getaffinity(0))} cores; the load of the machine was "
+        f"{load_before:.1f} before. {arithmetic_limit(encoder, texts)}"
+    )
+    sys.stdout.write(f"{note}\n\n")
+    committed = read_table() if TABLE.exists() else {}
+    lost = judge(ratios, committed)
+    if options.update:
+        write_table({**committed, **ratios}, note)
+    elif lost:
+        sys.exit(f"lost more than {100 * MAX_LOSS:.0f} %, and more than noise: {'; '.join(lost)}")
+
+
+if __name__ == "__main__":
+    main()
