@@ -318,7 +318,9 @@ class _Sizes:
             share,
             self._weights_gib / verl.get("tensor_parallel", 1),
         )
-        host_gib = policy_and_critic * billions * 16e9 / GIB if offloaded else 0.0
+        # Of one node
+        host_gib = policy_and_critic * billions * 16e9 / GIB / verl.get("nodes", 1)
+        host_gib = host_gib if offloaded else 0.0
         host_gib += self._weights_gib + self._of("training_gib")
         # A checkpoint of every step that dev scores, with the optimizer's moments
         saved = rl["steps"][start] // rl["dev"]["every"]

@@ -92,8 +92,8 @@ def main(arguments: Sequence[str]) -> int:
     strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
     try:
         ray.init(address=address, log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        sys.stdout.write(f"there is no Ray cluster at {address}: {error}.\n")
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        sys.stdout.write(f"the Ray cluster {address} is not reached: {error}.\n")
         return 1
     ask = ray.remote(num_cpus=0)(facts)
     alive = [node for node in ray.nodes() if node["Alive"]]

@@ -39,6 +39,7 @@ from deepsearch_rl.core.files import (
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
+from deepsearch_rl.training.backends.verl.merging import merge_command
 from deepsearch_rl.training.backends.verl.overrides import (
     VerlRun,
     hydra_overrides,
@@ -81,8 +82,9 @@ CPU_ENVIRONMENT = {
     # The engines are registered for accelerators alone
     "VERL_ENGINE_DEVICE": "cuda",
     "OMP_NUM_THREADS": "1",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
+# Without it Ray listens on every interface, and with it no second node may join
+LOOPBACK_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 class VerlLine(Record):
@@ -314,7 +316,9 @@ def _python(config: RlConfig) -> list[str]:
 
 def _environment(config: RlConfig, figures: Path) -> dict[str, str]:
     """Return the environment of veRL's processes."""
-    return {**os.environ, **_own_variables(config, figures)}
+    values = {**os.environ, **_own_variables(config, figures)}
+    is_alone = config.backend.device == "cpu" and require_honoured(config).address is None
+    return {**values, **LOOPBACK_ALONE} if is_alone else values
 
 
 def _own_variables(config: RlConfig, figures: Path) -> dict[str, str]:
@@ -394,10 +398,13 @@ def _name(step: int) -> str:
 def _convert(config: RlConfig, start: Path, checkpoint: Path, folder: Path) -> None:
     """Write a checkpoint as the adapter, or all weights, by veRL's own converter."""
     merged = folder / "merged"
-    as_it_is = config.dtype == "bfloat16"
-    merger = "verl.model_merger" if as_it_is else "deepsearch_rl.training.backends.verl.convert"
-    command = [*_python(config), "-m", merger, "merge", "--backend", "fsdp"]
-    command += ["--local_dir", str(checkpoint / "actor"), "--target_dir", str(merged)]
+    command = merge_command(
+        require_honoured(config).python,
+        "fsdp",
+        checkpoint / "actor",
+        merged,
+        rounds=config.dtype == "bfloat16",
+    )
     log = checkpoint.parent / "merge.txt"
     _run(command, log, "veRL's model_merger failed", _environment(config, log))
 
