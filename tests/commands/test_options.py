@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl import cli
 from deepsearch_rl.cli import app, load_command
+from deepsearch_rl.commands.model_converters import Kind
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.serving.launch import vllm_serve_command
 from tests.conftest import ROOT
@@ -374,6 +375,24 @@ PLAN = Command(
     "deepsearch_rl.commands.plan.make_plan",
     {"--slope": ("rollout_s=0.5 --slope copies=1", "1", {"rollout_s": 0.5, "copies": 1.0})},
 )
+PLAN_SIZES = Command(
+    "plan tiny --sizes 3",
+    "deepsearch_rl.commands.plan.verl_scales",
+    {"--sizes": ("7,72", "2", [7.0, 72.0])},
+)
+CONVERT_MODEL = Command(
+    "model convert actor out --from verl-fsdp --start base --python python",
+    "deepsearch_rl.commands.model.convert",
+    {
+        "--from": ("verl-megatron", "0.kind", Kind.VERL_MEGATRON),
+        "--start": ("other", "1", Path("other")),
+        "--python": ("other", "0.python", "other"),
+        "--model": ("Qwen2.5-3B", "0.model", "Qwen2.5-3B"),
+        "--tensor-parallel": ("2", "0.tensor_parallel", 2),
+        "--pipeline-parallel": ("4", "0.pipeline_parallel", 4),
+        "--rounded": ("", "0.rounds", True),
+    },
+)
 FORK = Command(
     "rl fork sft 20",
     "deepsearch_rl.training.rl_process.fork.fork_run",
@@ -402,6 +421,8 @@ COMPARE_RL = Command(
 COMMANDS = (
     COMPARE_RL,
     PLAN,
+    PLAN_SIZES,
+    CONVERT_MODEL,
     EVALUATE,
     BUILD,
     IMPORT_INDEX,
@@ -578,7 +599,7 @@ def test_every_option_of_every_command_has_a_case() -> None:
 
 def named_options(command: Command) -> Iterator[tuple[list[str], str]]:
     words = command.line.split()
-    name = words[: 2 if words[0] in ("retrieve", "trajectories", "rl") else 1]
+    name = words[: 2 if words[0] in ("retrieve", "trajectories", "rl", "model") else 1]
     return ((name, option) for option in command.options)
 
 

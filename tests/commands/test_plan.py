@@ -15,8 +15,13 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameErr
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.planning import slopes as slopes_module
+<<<<<<< HEAD
 from deepsearch_rl.planning.plan import Plan, make_plan, require_hours
 from deepsearch_rl.planning.sizes import StageWork
+=======
+from deepsearch_rl.planning.estimate import Plan, StageWork, make_plan, require_hours
+from deepsearch_rl.planning.scale import verl_scales
+>>>>>>> 94958082c498a7dc2202cf5cf4377c382deba717
 from deepsearch_rl.planning.slopes import SLOPES, read_slopes
 from scripts.slopes import measure, write
 from tests.conftest import ROOT
@@ -197,6 +202,57 @@ def test_verl_shares_rollouts_updates_and_memory_among_its_gpus() -> None:
     )
     assert whole_gib - offloaded_gib == pytest.approx(3e9 * (12 - 8) / 8 / 2**30)
     assert eight_host_gib - whole_host_gib == pytest.approx(3e9 * 16 / 2**30)
+
+
+def test_larger_models_take_more_gpus_and_more_hours_and_ask_for_fewer_searches() -> None:
+    small, medium, large, largest = verl_scales(profile("search_r1"), {}, [3, 7, 14, 72])
+    assert (small.nodes, small.tensor_parallel) == (1, 1)
+    assert largest.nodes > 1
+    assert largest.tensor_parallel > 1
+    # Two bytes a weight, of which half of the sampler's share may be taken
+    assert 2 * 72e9 / 2**30 / largest.tensor_parallel < 0.5 * 0.6 * 79
+    for scale in (small, medium, large, largest):
+        assert scale.gpu_gib <= 79
+        gpus = scale.nodes * scale.gpus_per_node
+        # The slope is of a thousand million parameters on one GPU; 2.4 searches a rollout
+        assert scale.queries_per_s == pytest.approx(2.4 * gpus / (0.018 * scale.billions))
+    assert small.hours < medium.hours < large.hours
+    assert small.queries_per_s > medium.queries_per_s > large.queries_per_s
+
+    same = profile("search_r1", rl__backend__verl__nodes=2)
+    (work,) = [work for work in make_plan(same, {}).stages if work.stage == "rl@base"]
+    (alone,) = [
+        work for work in make_plan(profile("search_r1"), {}).stages if work.stage == "rl@base"
+    ]
+    assert alone.host_gib - work.host_gib == pytest.approx(3e9 * 16 / 2 / 2**30)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "named"),
+    [
+        ("tiny", [3], "does not train by engine: verl"),
+        ("search_r1", [50_000], "takes .* GiB of each GPU on 64 nodes"),
+    ],
+)
+def test_a_size_that_fits_nowhere_is_named(name: str, sizes: list[float], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        list(verl_scales(profile(name), {}, sizes))
+
+
+@pytest.mark.parametrize("sizes", ["", "3,,7", "-1", "inf", "nan", "3B"])
+def test_a_size_that_is_no_number_is_named(sizes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(app, ["plan", "search_r1", "--sizes", sizes])
+    assert "is no size of a model" in str(result.exception)
+
+
+def test_the_table_of_sizes_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    line = ["plan", "search_r1", "--sizes", "3,72"]
+    text = CliRunner().invoke(app, line, catch_exceptions=False).output
+    assert "72B" in text
+    values = json.loads(CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False).output)
+    assert [value["billions"] for value in values] == [3, 72]
 
 
 def test_a_profile_without_sft_plans_none() -> None:

@@ -1,6 +1,7 @@
 """``deepsearch plan``: hours, disk, memory, tokens and cost of a profile, stage by stage, before anything starts."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +13,15 @@ from typer import Option
 from deepsearch_rl.commands.defaults import named_numbers
 from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import find_profile
+<<<<<<< HEAD
 from deepsearch_rl.planning.plan import Plan, make_plan, require_hours
 from deepsearch_rl.planning.sizes import StageWork
+=======
+from deepsearch_rl.planning.estimate import Plan, StageWork, make_plan, require_hours
+from deepsearch_rl.planning.scale import Scale, verl_scales
+>>>>>>> 94958082c498a7dc2202cf5cf4377c382deba717
 
 
 def plan_command(
@@ -26,6 +33,13 @@ def plan_command(
         bool, Option("--check", help="Only compare the hours with requires.max_hours.")
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    sizes: Annotated[
+        str | None,
+        Option(
+            help="With `engine: verl`: a table of models of these sizes instead, in thousand million parameters, "
+            "e.g. `3,7,14,72`."
+        ),
+    ] = None,
 ) -> None:
     """Show what a run of a profile takes, stage by stage: time, disk, memory, an API's tokens and their price.
 
@@ -35,9 +49,14 @@ def plan_command(
 
         deepsearch plan gpu
         deepsearch plan gpu --slope rollout_eager_s=0.05 --slope copies=1
+        deepsearch plan search_r1 --sizes 3,7,14,72
     """
     settings = find_profile(Path(), profile)
     slopes = named_numbers("--slope", slope or (), "name=value, e.g. rollout_s=0.05")
+    if sizes is not None:
+        show_scales(list(verl_scales(settings, slopes, _numbers(sizes))), as_json=as_json)
+        return
+
     plan = make_plan(settings, slopes)
 
     if check:
@@ -46,6 +65,51 @@ def plan_command(
         typer.echo(json.dumps(as_values(plan), indent=2))
     else:
         show(plan)
+
+
+def _numbers(text: str) -> list[float]:
+    """Return the numbers of a list; raise ConfigError where one is none, or not above 0."""
+    numbers: list[float] = []
+    for part in text.split(","):
+        try:
+            number = float(part)
+        except ValueError:
+            number = 0.0
+        if not 0 < number < math.inf:
+            raise ConfigError(f"--sizes {text}: {part!r} is no size of a model, e.g. 3,7,14,72.")
+        numbers.append(number)
+    return numbers
+
+
+def show_scales(scales: Sequence[Scale], *, as_json: bool) -> None:
+    """Print a line for each size of model."""
+    if as_json:
+        typer.echo(json.dumps([asdict(scale) for scale in scales], indent=2))
+        return
+
+    rows: list[tuple[str, ...]] = []
+    for scale in scales:
+        rows.append(
+            (
+                f"{scale.billions:g}B",
+                f"{scale.nodes} x {scale.gpus_per_node}",
+                str(scale.tensor_parallel),
+                f"{scale.gpu_gib:.0f}",
+                f"{scale.host_gib:.0f}",
+                f"{scale.disk_gib:.0f}",
+                f"{scale.hours:.1f}",
+                f"{scale.rollout_hours:.1f}",
+                f"{scale.queries_per_s:.0f}",
+                f"{scale.cores:.1f}",
+            )
+        )
+
+    header = ("model", "nodes x GPUs", "tensor parallel", "GiB of a GPU", "GiB of a node")
+    header += ("checkpoints GiB", "hours", "of them rollouts", "queries/s", "cores that answer")
+    print_table("RL by veRL, by size of the model", header, rows)
+    typer.echo(
+        "Nothing of it has been measured on GPUs: the slopes are assumptions, without lost time."
+    )
 
 
 def as_values(plan: Plan) -> dict[str, object]:

@@ -31,6 +31,7 @@ from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, Transcript
 from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.conversation.tool_template import require_tool_template
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question
@@ -112,13 +113,14 @@ async def open_environment(
     """Open the environment that a params file describes, for a model folder and a running retrieval server.
 
     It reads the sections ``agent`` and ``rl`` (rewards, think_length, temperature). Raises
-    ConfigError for their values, ArtifactError for a folder without a chat template, EndpointError
-    where the server does not answer.
+    ConfigError for their values and for a chat template that shows no tools, ArtifactError for a
+    folder without a chat template, EndpointError where the server does not answer.
     """
     profile = load_profile(params)
     agent = profile.section("agent", AgentConfig)
     training = profile.section("rl", RlConfig)
     chat_format = load_chat_format(model)
+    require_tool_template(chat_format, agent, model)
     rewards = reward_setting(training, chat_format)
 
     async with open_session(retrieval_url, agent.call_timeout_s) as session:

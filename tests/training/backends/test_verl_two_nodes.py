@@ -3,18 +3,24 @@
 Both nodes are on this machine, and a node's "GPU" is a process that trains on the CPU.
 """
 
+import contextlib
+import functools
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from deepsearch_rl.commands.model import convert
+from deepsearch_rl.commands.model_converters import Conversion, Kind
 from deepsearch_rl.core.files import read_json, read_jsonl, write_json, write_jsonl
 from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, free_port
 from deepsearch_rl.core.profile import Profile
@@ -44,10 +50,14 @@ pytestmark = [
 ]
 
 
+@functools.cache
 def environment_of_ray() -> dict[str, str]:
     ours = {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         RETRIEVAL_TOKEN: "token-of-this-test",
+        # Ray's own, with which nodes, drivers and jobs reach each other
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     values = {**os.environ, **CPU_ENVIRONMENT, **ours}
@@ -56,7 +66,7 @@ def environment_of_ray() -> dict[str, str]:
     return values
 
 
-@contextmanager
+@contextlib.contextmanager
 def two_nodes(folder: str, logs: Path) -> Iterator[tuple[str, str]]:
     """Start two nodes of one training process each; yield the addresses of the cluster and of its jobs."""
     port = free_port(0)
@@ -96,7 +106,7 @@ def wait_for(happened: Callable[[], bool], process: "subprocess.Popen[str]") -> 
 def submitted(jobs: str, run: Path, log: Path) -> "subprocess.Popen[str]":
     """Submit the stage's run as a job, and follow it."""
     program = f"cd {ROOT} && exec {sys.executable} -m tests.training.backends.verl_job {run}"
-    command = [str(RAY), "job", "submit", "--address", jobs, "--", "bash", "-c", f"'{program}'"]
+    command = [str(RAY), "job", "submit", "--address", jobs, "--", "bash", "-c", program]
     with log.open("w", encoding="utf-8") as output:
         return subprocess.Popen(
             command, env=environment_of_ray(), stdout=output, stderr=subprocess.STDOUT, text=True
@@ -104,12 +114,14 @@ def submitted(jobs: str, run: Path, log: Path) -> "subprocess.Popen[str]":
 
 
 def training_processes(nodes: str) -> list[psutil.Process]:
-    """Return the Ray workers that train; their process title says what they do."""
+    """Return the Ray workers of these nodes that train; their process title says what they do."""
     found: list[psutil.Process] = []
-    for process in psutil.process_iter(["cmdline", "environ"]):
-        title = " ".join(process.info["cmdline"] or [])
-        if title.startswith("ray::WorkerDict") and nodes in str(process.info["environ"]):
-            found.append(process)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            title = " ".join(process.cmdline())
+            parent = process.parent()
+            if title.startswith("ray::WorkerDict") and parent and nodes in str(parent.cmdline()):
+                found.append(process)
     return found
 
 
@@ -174,7 +186,7 @@ def test_a_worker_killed_in_mid_step_ends_in_a_resume_from_the_last_checkpoint(
         with submitted(jobs, run, tmp_path / "first.txt") as job:
             wait_for(lambda: newest.is_file() and newest.read_text() == "1", job)
             workers = training_processes(nodes)
-            assert len(workers) == 2, [process.cmdline() for process in workers]
+            assert len(workers) == 2
             workers[0].kill()
             assert job.wait(timeout=WAIT_S) != 0
         assert "go on from its last checkpoint" in (tmp_path / "first.txt").read_text()
@@ -193,6 +205,17 @@ def test_a_worker_killed_in_mid_step_ends_in_a_resume_from_the_last_checkpoint(
     assert lines[-1].metrics["mismatch_mean"] < 1e-3
     assert read_json(tmp_path / "out" / "manifest.json")["backend"] == "verl"
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+    # Both shards of the checkpoint, by the command for checkpoints of one's own
+    actor = (
+        checkpoints / f"global_step_{read_json(tmp_path / 'out' / 'manifest.json')['best_step']}"
+    )
+    conversion = Conversion(Kind.VERL_FSDP, actor / "actor", str(interpreter_of("verl")))
+    convert(conversion, tmp_path / "start", tmp_path / "converted")
+    published = load_file(tmp_path / "out" / "model.safetensors")
+    converted = load_file(tmp_path / "converted" / "model.safetensors")
+    assert published.keys() == converted.keys()
+    assert all(torch.equal(weight, converted[name]) for name, weight in published.items())
 
 
 def steps_of(log: Path) -> set[int]:

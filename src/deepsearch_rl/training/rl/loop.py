@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 from deepsearch_rl.conversation.chat_format import load_chat_format
+from deepsearch_rl.conversation.tool_template import require_tool_template
 from deepsearch_rl.conversation.trained_with import TRAINED_WITH, served_with
 from deepsearch_rl.core.files import (
     AppendLog,
@@ -66,14 +67,17 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         StalePolicyError: the server does not serve the policy that was just trained.
         ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``,
             a prompt of another protocol, thoughts not sent back, or rollouts that are longer than what is
-            trained on; or the start was trained with another prompt, tool or chat template.
+            trained on; a chat template without tools; or the start was trained with another
+            prompt, tool or chat template.
         UnknownNameError: a type in ``rl.type_shares`` that no train question has.
         ArtifactError: a split without a question.
         EndpointError: all rollouts of a step failed.
     """
     served = served_with(task.start, task.agent.prompt_digests())
     require_task(task, config, served)
-    policy = policy_text(load_chat_format(task.start), config.think_length)
+    chat_format = load_chat_format(task.start)
+    require_tool_template(chat_format, task.agent, task.start)
+    policy = policy_text(chat_format, config.think_length)
     require_thoughts_sent_back(task, opens_thought=policy.opens_thought)
 
     run = _Run(task, config, trainer, policy, DevScores(task, config, trainer))

@@ -2,8 +2,9 @@
 
     python -m deepsearch_rl.training.backends.verl.cluster ADDRESS NODES GPUS_PER_NODE [RETRIEVAL_URL]
 
-asks every node for its versions and for a search of the retrieval server, and ends with an error
-where nodes differ, are too few, or find no server. The driver's own versions are the expected ones.
+The address ``this`` is this machine, without Ray. Of a cluster every node is asked for its versions
+and for a search of the retrieval server. It ends with an error where nodes differ, are too few, or
+find no server. The driver's own versions are the expected ones.
 """
 
 import importlib
@@ -22,6 +23,7 @@ from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN, bearer
 PACKAGES = ("verl", "torch", "transformers", "ray", "vllm", "deepsearch-rl")
 TIMEOUT_S = 10.0
 UNAUTHORIZED = 401
+THIS_MACHINE = "this"
 NodeFacts = Mapping[str, str]
 """A node's address as ``node``, its GPUs as ``gpus``, an error of the retrieval server as ``retrieval``, versions."""
 
@@ -64,8 +66,14 @@ def problems(
     texts: list[str] = []
     able = [node for node in nodes if float(node["gpus"]) >= gpus_per_node]
     if len(able) < count:
+<<<<<<< HEAD
         texts.append(
             f"{len(able)} of {len(nodes)} nodes have {gpus_per_node} GPUs, and rl.backend.verl.nodes is {count}: start "
+=======
+        said.append(
+            f"{len(able)} of {len(nodes)} nodes have {gpus_per_node} GPUs (there are "
+            f"{', '.join(node['gpus'] for node in nodes)}), and rl.backend.verl.nodes is {count}: start "
+>>>>>>> 94958082c498a7dc2202cf5cf4377c382deba717
             "`ray start --address=HEAD:6379` on more, or lower nodes or gpus_per_node"
         )
 
@@ -84,29 +92,49 @@ def problems(
     return texts
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the problems of a cluster; return 1 where there are any."""
-    address, count, gpus_per_node, *rest = arguments
-    url = rest[0] if rest else ""
+def _this_machine(url: str) -> list[NodeFacts]:
+    torch: Any = importlib.import_module("torch")
+    return [facts("this machine", torch.cuda.device_count(), url)]
+
+
+def _ask_nodes(address: str, url: str) -> list[NodeFacts]:
+    """Return the facts of every node; raise ConnectionError where there is no cluster."""
     ray: Any = importlib.import_module("ray")
     strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
     try:
         ray.init(address=address, log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        sys.stdout.write(f"there is no Ray cluster at {address}: {error}.\n")
-        return 1
-    ask = ray.remote(num_cpus=0)(facts)
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    answers: list[Any] = []
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise ConnectionError(str(error)) from error
 
-    for node in alive:
+    ask = ray.remote(num_cpus=0)(facts)
+    answers: list[Any] = []
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
         placed = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         gpus = node["Resources"].get("GPU", 0)
         name = node["NodeManagerAddress"]
         answers.append(ask.options(scheduling_strategy=placed).remote(name, gpus, url))
+    return ray.get(answers)
 
+<<<<<<< HEAD
     texts = problems(facts("head", 0, url), ray.get(answers), int(count), int(gpus_per_node), url)
     for problem in texts:
+=======
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the problems of a cluster; return 1 where there are any."""
+    address, count, gpus_per_node, *rest = arguments
+    url = rest[0] if rest else ""
+    try:
+        answers = _this_machine(url) if address == THIS_MACHINE else _ask_nodes(address, url)
+    except ConnectionError as error:
+        sys.stdout.write(f"the Ray cluster {address} is not reached: {error}.\n")
+        return 1
+
+    found = problems(facts("head", 0, ""), answers, int(count), int(gpus_per_node), url)
+    for problem in found:
+>>>>>>> 94958082c498a7dc2202cf5cf4377c382deba717
         sys.stdout.write(f"{problem}.\n")
     return int(bool(texts))
 

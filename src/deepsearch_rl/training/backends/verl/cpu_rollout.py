@@ -1,7 +1,7 @@
-"""Our generation engine behind veRL's server manager, on a CPU: one Ray actor that samples for all agent loops.
+"""Our generation engine behind veRL's server manager, on a CPU: a Ray actor for each replica samples for agent loops.
 
-Registered under the name :data:`NAME`. After each update the first training process sends it all
-weights; with an adapter veRL merges them first (``model.lora.merge``). Equal prompts of a step draw
+Registered under the name :data:`NAME`. After each update the first training process of a replica
+sends it all weights; with an adapter veRL merges them first (``model.lora.merge``). Equal prompts of a step draw
 different tokens, and the same ones when the step is repeated, whichever rollout asks first.
 """
 
@@ -113,11 +113,13 @@ class CpuAdapter(rollouts.BaseRollout):
         global_steps: int | None = None,
         **_: Any,
     ) -> None:
-        """Send all weights from the first process; the others take part in gathering them."""
+        """Send all weights to the server of this replica from its first process; all take part in gathering them."""
         del wire_format
         dense = [(name, _dense(weight)) for name, weight in weights]
-        if torch.distributed.get_rank() == 0:
-            await ray.get_actor(SERVER.format(0)).load.remote(dense, global_steps)
+        rank = torch.distributed.get_rank()
+        replica, place = divmod(rank, int(self.config.tensor_model_parallel_size))
+        if place == 0:
+            await ray.get_actor(SERVER.format(replica)).load.remote(dense, global_steps)
 
 
 def _dense(weight: Any) -> torch.Tensor:

@@ -27,6 +27,8 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
+from deepsearch_rl.conversation.chat_format import load_chat_format
+from deepsearch_rl.conversation.tool_template import require_tool_template
 from deepsearch_rl.conversation.trained_with import TRAINED_WITH, served_with
 from deepsearch_rl.core.errors import ArtifactError, CommandError, StalePolicyError
 from deepsearch_rl.core.files import (
@@ -39,12 +41,15 @@ from deepsearch_rl.core.files import (
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
+from deepsearch_rl.training.backends.verl.cluster import THIS_MACHINE
+from deepsearch_rl.training.backends.verl.merging import merge_command
 from deepsearch_rl.training.backends.verl.overrides import (
     VerlRun,
     hydra_overrides,
     hydra_value,
     require_honoured,
 )
+from deepsearch_rl.training.backends.verl.saved import go_back_to_whole, step_folder
 from deepsearch_rl.training.rl.checkpoints import origin
 from deepsearch_rl.training.rl.heartbeat import begin
 from deepsearch_rl.training.rl.question_order import batch
@@ -82,8 +87,9 @@ CPU_ENVIRONMENT = {
     # The engines are registered for accelerators alone
     "VERL_ENGINE_DEVICE": "cuda",
     "OMP_NUM_THREADS": "1",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
+# Without it Ray listens on every interface, and with it no second node may join
+LOOPBACK_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 class VerlLine(Record):
@@ -102,11 +108,13 @@ def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
     require_honoured(config)
     served = served_with(task.start, task.agent.prompt_digests())
     require_task(task, config, served)
+    require_tool_template(load_chat_format(task.start), task.agent, task.start)
     require_thoughts_sent_back(task, opens_thought=prompt_opens_thought(task.start))
 
     begin("start", 0)
     _require_cluster(task, config)
     run = _write_inputs(task, config)
+    go_back_to_whole(run.checkpoints, config)
     log = _train(task, config, run)
     lines = log.lines
     best = _best_saved(lines, run.checkpoints)
@@ -127,24 +135,30 @@ def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
 
     begin("save", best.step)
     with atomic_directory(output) as partial:
-        _convert(config, task.start, run.checkpoints / _name(best.step), partial)
+        _convert(config, task.start, run.checkpoints / step_folder(best.step), partial)
         write_jsonl(partial / TRAIN_LOG, lines)
         write_json(partial / "manifest.json", manifest)
 
 
 def _require_cluster(task: RlTask, config: RlConfig) -> None:
-    """Raise CommandError where the cluster at ``rl.backend.verl.address`` has other versions or too few GPUs.
+    """Raise CommandError where a machine has too few GPUs, or does not reach the retrieval server.
 
-    So it does where a node does not reach the retrieval server.
+    So it does where the nodes at ``rl.backend.verl.address`` have other versions than the head.
     """
     verl = require_honoured(config)
-    if verl.address is None:
+    # On a CPU veRL is told of as many as it asks for
+    if verl.address is None and config.backend.device == "cpu":
         return
     log = task.scratch / "cluster.txt"
     command = [*_python(config), "-m", "deepsearch_rl.training.backends.verl.cluster"]
-    command += [verl.address, str(verl.nodes), str(verl.gpus_per_node), task.retrieval_url]
-    problem = f"veRL cannot train on the Ray cluster {verl.address}"
-    _run(command, log, problem, _environment(config, log))
+    command += [verl.address or THIS_MACHINE, str(verl.nodes), str(verl.gpus_per_node)]
+    place = "on this machine" if verl.address is None else f"on the Ray cluster {verl.address}"
+    _run(
+        [*command, task.retrieval_url],
+        log,
+        f"veRL cannot train {place}",
+        _environment(config, log),
+    )
 
 
 def _write_inputs(task: RlTask, config: RlConfig) -> VerlRun:
@@ -206,7 +220,7 @@ def _train(task: RlTask, config: RlConfig, run: VerlRun) -> RunLog:
     logs = run.agent.parent / "logs"
     logs.mkdir(exist_ok=True)
     steps = VerlSteps(task.start_name, read_logs(logs, config))
-    if steps.last == run.steps and (run.checkpoints / _name(run.steps)).is_dir():
+    if steps.last == run.steps and (run.checkpoints / step_folder(run.steps)).is_dir():
         return steps.log
 
     number = len(list(logs.glob("*.jsonl")))
@@ -315,7 +329,9 @@ def _python(config: RlConfig) -> list[str]:
 
 def _environment(config: RlConfig, figures: Path) -> dict[str, str]:
     """Return the environment of veRL's processes."""
-    return {**os.environ, **_own_variables(config, figures)}
+    values = {**os.environ, **_own_variables(config, figures)}
+    is_alone = config.backend.device == "cpu" and require_honoured(config).address is None
+    return {**values, **LOOPBACK_ALONE} if is_alone else values
 
 
 def _own_variables(config: RlConfig, figures: Path) -> dict[str, str]:
@@ -373,7 +389,7 @@ def _step_line(step: int, figures: Mapping[str, Any], config: RlConfig) -> Train
 
 def _best_saved(lines: Sequence[TrainingStep], checkpoints: Path) -> TrainingStep:
     """Return the best line by dev F1 that has a checkpoint: the start has none."""
-    saved = [line for line in lines if (checkpoints / _name(line.step)).is_dir()]
+    saved = [line for line in lines if (checkpoints / step_folder(line.step)).is_dir()]
     if not saved:
         raise ArtifactError(f"{checkpoints} has no checkpoint of a step in veRL's log.")
     best = best_line(saved)
@@ -388,17 +404,16 @@ def _best_saved(lines: Sequence[TrainingStep], checkpoints: Path) -> TrainingSte
     return best
 
 
-def _name(step: int) -> str:
-    return f"global_step_{step}"
-
-
 def _convert(config: RlConfig, start: Path, checkpoint: Path, folder: Path) -> None:
     """Write a checkpoint as the adapter, or all weights, by veRL's own converter."""
     merged = folder / "merged"
-    as_it_is = config.dtype == "bfloat16"
-    merger = "verl.model_merger" if as_it_is else "deepsearch_rl.training.backends.verl.convert"
-    command = [*_python(config), "-m", merger, "merge", "--backend", "fsdp"]
-    command += ["--local_dir", str(checkpoint / "actor"), "--target_dir", str(merged)]
+    command = merge_command(
+        require_honoured(config).python,
+        "fsdp",
+        checkpoint / "actor",
+        merged,
+        rounds=config.dtype == "bfloat16",
+    )
     log = checkpoint.parent / "merge.txt"
     _run(command, log, "veRL's model_merger failed", _environment(config, log))
 

@@ -1,0 +1,59 @@
+"""Whether a chat template shows tools, calls and their results: one that does not leaves them out in silence."""
+
+from pathlib import Path
+
+import jinja2
+
+from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING, AgentConfig
+from deepsearch_rl.conversation.chat_format import ChatFormat
+from deepsearch_rl.conversation.chat_messages import (
+    RETRIEVE_TOOL,
+    RETRIEVE_TOOL_NAME,
+    chat_messages,
+    search_call,
+)
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.records import Message
+
+_QUERY = "the query of a probe"
+_PASSAGE = "the passage of a probe"
+
+
+def require_tool_template(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
+    """Raise ConfigError where the model's template cannot show the agent's tool calls.
+
+    Search-R1's tags need no tool role.
+    """
+    if agent.protocol != FUNCTION_CALLING:
+        return
+
+    call = search_call(_QUERY, 1)
+    messages = [
+        Message(role="user", content="?"),
+        Message(role="assistant", tool_calls=(call,)),
+        Message(role="tool", content=_PASSAGE, tool_call_id=call.id),
+    ]
+    try:
+        text = chat_format.tokenizer.apply_chat_template(
+            chat_messages(messages),
+            tools=[RETRIEVE_TOOL],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+    except (jinja2.TemplateError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{_refusal(folder)} refuses them ({error}). {_FIX}") from error
+
+    parts = {"tools": RETRIEVE_TOOL_NAME, "calls": _QUERY, "their results": _PASSAGE}
+    missing = [name for name, part in parts.items() if part not in str(text)]
+    if missing:
+        raise ConfigError(f"{_refusal(folder)} leaves out {', '.join(missing)}. {_FIX}")
+
+
+def _refusal(folder: Path) -> str:
+    return f"the agent searches by tool calls, and the chat template of {folder}"
+
+
+_FIX = (
+    "Set agent.protocol: search_tags with the prompt search_tags, which need no tool role, or start from a model whose "
+    "template has one."
+)

@@ -1,0 +1,80 @@
+"""veRL's checkpoints of a run, and which of them a start goes on from: the newest whole one.
+
+veRL goes on from the step that its tracker file names, whatever the folder holds.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.files import atomic_file
+from deepsearch_rl.training.rl.trainer import RlConfig
+
+_LOG = logging.getLogger(__name__)
+TRACKER = "latest_checkpointed_iteration.txt"
+PREFIX = "global_step_"
+PARTS = ("model", "optim", "extra_state")
+
+
+def step_folder(step: int) -> str:
+    """Return the name of a step's folder."""
+    return f"{PREFIX}{step}"
+
+
+def go_back_to_whole(checkpoints: Path, config: RlConfig) -> None:
+    """Have veRL go on from the newest whole checkpoint; without one it begins at the start model.
+
+    Raise ConfigError where they were saved by another number of processes, whose shards veRL cannot
+    load.
+    """
+    tracker = checkpoints / TRACKER
+    if not tracker.is_file():
+        return
+    verl = config.backend.verl
+    assert verl is not None
+    processes = verl.nodes * verl.gpus_per_node
+    models = ("actor", "critic") if verl.critic else ("actor",)
+    named = int(tracker.read_text(encoding="utf-8"))
+
+    for step in range(named, 0, -1):
+        folder = checkpoints / step_folder(step)
+        if not folder.is_dir():
+            continue
+        problem = _problem(folder, models, processes)
+        if problem is None:
+            if step != named:
+                _point_to(tracker, step)
+            return
+        _LOG.warning("%s is not whole (%s missing or empty)", folder, problem)
+
+    _LOG.warning("%s has no whole checkpoint, so that training begins anew", checkpoints)
+    tracker.unlink()
+
+
+def _problem(folder: Path, models: Sequence[str], processes: int) -> str | None:
+    """Return the first file of a checkpoint that is missing or empty."""
+    for model in models:
+        others = {
+            path.name.split("_world_size_")[1].split("_rank_")[0]
+            for path in (folder / model).glob("model_world_size_*_rank_*.pt")
+        }
+        if others and str(processes) not in others:
+            raise ConfigError(
+                f"{folder} was saved by {', '.join(sorted(others))} processes, and rl.backend.verl has nodes x "
+                f"gpus_per_node = {processes}: train on as many, or begin anew in another scratch folder "
+                "(deepsearch clean)."
+            )
+
+        for part in PARTS:
+            for rank in range(processes):
+                path = folder / model / f"{part}_world_size_{processes}_rank_{rank}.pt"
+                if not path.is_file() or path.stat().st_size == 0:
+                    return str(path.relative_to(folder))
+    return None
+
+
+def _point_to(tracker: Path, step: int) -> None:
+    _LOG.warning("training goes on from step %d", step)
+    with atomic_file(tracker) as partial:
+        partial.write_text(str(step), encoding="utf-8")

@@ -1,0 +1,73 @@
+"""Which of veRL's checkpoints a start goes on from."""
+
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.training.backends.verl.saved import TRACKER, go_back_to_whole, step_folder
+from tests.training.backends.verl_settings import verl_config
+
+CONFIG = verl_config(verl={"gpus_per_node": 2})
+
+
+def save(folder: Path, step: int, processes: int = 2) -> Path:
+    """Make a folder of a step's files, and name it as the newest."""
+    actor = folder / step_folder(step) / "actor"
+    actor.mkdir(parents=True)
+    for part in ("model", "optim", "extra_state"):
+        for rank in range(processes):
+            path = actor / f"{part}_world_size_{processes}_rank_{rank}.pt"
+            path.write_bytes(b"weights")
+    (folder / TRACKER).write_text(str(step))
+    return actor
+
+
+def test_a_whole_checkpoint_stays_the_newest_and_no_checkpoint_is_none(tmp_path: Path) -> None:
+    go_back_to_whole(tmp_path, CONFIG)
+    assert list(tmp_path.iterdir()) == []
+    save(tmp_path, 4)
+    go_back_to_whole(tmp_path, CONFIG)
+    assert (tmp_path / TRACKER).read_text() == "4"
+
+
+@pytest.mark.parametrize("part", ["model", "optim", "extra_state"])
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_half_written_checkpoint_is_said_and_the_one_before_is_taken(
+    part: str, empty: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 2)
+    half = save(tmp_path, 4)
+    path = half / f"{part}_world_size_2_rank_1.pt"
+    path.unlink()
+    if empty:
+        path.touch()
+
+    go_back_to_whole(tmp_path, CONFIG)
+    assert (tmp_path / TRACKER).read_text() == "2"
+    assert f"actor/{part}_world_size_2_rank_1.pt missing or empty" in caplog.text
+    assert "goes on from step 2" in caplog.text
+
+
+def test_without_a_whole_checkpoint_training_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (save(tmp_path, 2) / "model_world_size_2_rank_0.pt").unlink()
+    go_back_to_whole(tmp_path, CONFIG)
+    assert not (tmp_path / TRACKER).exists()
+    assert "begins anew" in caplog.text
+
+
+def test_a_critic_is_part_of_ppos_checkpoints(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    verl = {"gpus_per_node": 2, "critic": {"learning_rate": 1e-4}}
+    ppo = verl_config(loss={"algorithm": "ppo"}, verl=verl, lora=None)
+    go_back_to_whole(tmp_path, ppo)
+    assert not (tmp_path / TRACKER).exists()
+
+
+def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 2, processes=4)
+    with pytest.raises(ConfigError, match=r"saved by 4 processes, .* gpus_per_node = 2"):
+        go_back_to_whole(tmp_path, CONFIG)
+    assert (tmp_path / TRACKER).read_text() == "2"
