@@ -15,13 +15,9 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameErr
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.planning import slopes as slopes_module
-<<<<<<< HEAD
 from deepsearch_rl.planning.plan import Plan, make_plan, require_hours
-from deepsearch_rl.planning.sizes import StageWork
-=======
-from deepsearch_rl.planning.estimate import Plan, StageWork, make_plan, require_hours
 from deepsearch_rl.planning.scale import verl_scales
->>>>>>> 94958082c498a7dc2202cf5cf4377c382deba717
+from deepsearch_rl.planning.sizes import StageWork
 from deepsearch_rl.planning.slopes import SLOPES, read_slopes
 from scripts.slopes import measure, write
 from tests.conftest import ROOT

@@ -15,13 +15,9 @@ from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import find_profile
-<<<<<<< HEAD
 from deepsearch_rl.planning.plan import Plan, make_plan, require_hours
-from deepsearch_rl.planning.sizes import StageWork
-=======
-from deepsearch_rl.planning.estimate import Plan, StageWork, make_plan, require_hours
 from deepsearch_rl.planning.scale import Scale, verl_scales
->>>>>>> 94958082c498a7dc2202cf5cf4377c382deba717
+from deepsearch_rl.planning.sizes import StageWork
 
 
 def plan_command(

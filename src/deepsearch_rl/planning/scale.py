@@ -1,6 +1,6 @@
 """What ``engine: verl`` takes for models of other sizes: GPUs, memory, hours, and searches per second.
 
-The arithmetic of one size is that of the plan (:mod:`deepsearch_rl.planning.estimate`): weights,
+The arithmetic of one size is that of the plan (:mod:`deepsearch_rl.planning.training_work`): weights,
 gradients and moments by ZeRO, shared by FSDP among all GPUs, with the sampler beside it. Here the
 smallest machine is looked for on which it fits. Time is divided by the GPUs, as if they lost none
 of it to each other.
@@ -12,7 +12,8 @@ from typing import Any
 
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.planning.estimate import GIB, Plan, StageWork, make_plan
+from deepsearch_rl.planning.plan import Plan, make_plan
+from deepsearch_rl.planning.sizes import GIB, StageWork
 
 MAX_NODES = 64
 # Of the sampler's share of a GPU, what weights may take, so that the rest holds the cache of rollouts

@@ -153,7 +153,9 @@ def _verl(
         share,
         sizes.weights_gib / verl.get("tensor_parallel", 1),
     )
-    host_gib = policy_and_critic * billions * 16e9 / GIB if offloaded else 0.0
+    # Of one node
+    host_gib = policy_and_critic * billions * 16e9 / GIB / verl.get("nodes", 1)
+    host_gib = host_gib if offloaded else 0.0
     host_gib += sizes.weights_gib + sizes.slope("training_gib")
     # A checkpoint of every step that dev scores, with the optimizer's moments
     saved = rl["steps"][start] // rl["dev"]["every"]

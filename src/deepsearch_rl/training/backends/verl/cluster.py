@@ -66,14 +66,9 @@ def problems(
     texts: list[str] = []
     able = [node for node in nodes if float(node["gpus"]) >= gpus_per_node]
     if len(able) < count:
-<<<<<<< HEAD
         texts.append(
-            f"{len(able)} of {len(nodes)} nodes have {gpus_per_node} GPUs, and rl.backend.verl.nodes is {count}: start "
-=======
-        said.append(
             f"{len(able)} of {len(nodes)} nodes have {gpus_per_node} GPUs (there are "
             f"{', '.join(node['gpus'] for node in nodes)}), and rl.backend.verl.nodes is {count}: start "
->>>>>>> 94958082c498a7dc2202cf5cf4377c382deba717
             "`ray start --address=HEAD:6379` on more, or lower nodes or gpus_per_node"
         )
 
@@ -117,10 +112,6 @@ def _ask_nodes(address: str, url: str) -> list[NodeFacts]:
         answers.append(ask.options(scheduling_strategy=placed).remote(name, gpus, url))
     return ray.get(answers)
 
-<<<<<<< HEAD
-    texts = problems(facts("head", 0, url), ray.get(answers), int(count), int(gpus_per_node), url)
-    for problem in texts:
-=======
 
 def main(arguments: Sequence[str]) -> int:
     """Print the problems of a cluster; return 1 where there are any."""
@@ -132,9 +123,8 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(f"the Ray cluster {address} is not reached: {error}.\n")
         return 1
 
-    found = problems(facts("head", 0, ""), answers, int(count), int(gpus_per_node), url)
-    for problem in found:
->>>>>>> 94958082c498a7dc2202cf5cf4377c382deba717
+    texts = problems(facts("head", 0, ""), answers, int(count), int(gpus_per_node), url)
+    for problem in texts:
         sys.stdout.write(f"{problem}.\n")
     return int(bool(texts))
 

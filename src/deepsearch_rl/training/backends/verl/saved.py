@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import atomic_file
-from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl.rl_config import RlConfig
 
 _LOG = logging.getLogger(__name__)
 TRACKER = "latest_checkpointed_iteration.txt"
