@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import jinja2
-
 from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING, AgentConfig
-from deepsearch_rl.conversation.chat_format import ChatFormat
+from deepsearch_rl.conversation.chat_format import ChatFormat, ConversationError
 from deepsearch_rl.conversation.chat_messages import (
     RETRIEVE_TOOL,
     RETRIEVE_TOOL_NAME,
@@ -34,17 +32,13 @@ def require_tool_template(chat_format: ChatFormat, agent: AgentConfig, folder: P
         Message(role="tool", content=_PASSAGE, tool_call_id=call.id),
     ]
     try:
-        text = chat_format.tokenizer.apply_chat_template(
-            chat_messages(messages),
-            tools=[RETRIEVE_TOOL],
-            add_generation_prompt=True,
-            tokenize=False,
-        )
-    except (jinja2.TemplateError, KeyError, TypeError, ValueError) as error:
+        tokens = chat_format.prompt_ids(chat_messages(messages), [RETRIEVE_TOOL])
+    except ConversationError as error:
         raise ConfigError(f"{_refusal(folder)} refuses them ({error}). {_FIX}") from error
 
+    text = chat_format.tokenizer.decode(tokens)
     parts = {"tools": RETRIEVE_TOOL_NAME, "calls": _QUERY, "their results": _PASSAGE}
-    missing = [name for name, part in parts.items() if part not in str(text)]
+    missing = [name for name, part in parts.items() if part not in text]
     if missing:
         raise ConfigError(f"{_refusal(folder)} leaves out {', '.join(missing)}. {_FIX}")
 
