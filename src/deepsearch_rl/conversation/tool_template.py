@@ -34,7 +34,7 @@ def require_tool_template(chat_format: ChatFormat, agent: AgentConfig, folder: P
     try:
         tokens = chat_format.prompt_ids(chat_messages(messages), [RETRIEVE_TOOL])
     except ConversationError as error:
-        raise ConfigError(f"{_refusal(folder)} refuses them ({error}). {_FIX}") from error
+        raise ConfigError(f"{_refusal(folder)} refuses them ({error.__cause__}). {_FIX}") from error
 
     text = chat_format.tokenizer.decode(tokens)
     parts = {"tools": RETRIEVE_TOOL_NAME, "calls": _QUERY, "their results": _PASSAGE}
