@@ -20,10 +20,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from deepsearch_rl.core.errors import ConfigError, UnavailableError
 
+# Canonical name of a distribution -> its locked version
 PackageVersions = dict[str, str]
-"""Canonical name of a distribution -> its locked version."""
+# Between the versions of a package of which the lock has several, one for each version of Python
 EITHER = " or "
-"""Between the versions of a package of which the lock has several, one for each version of Python."""
 _SUFFIX = ".dist-info"
 _SEPARATORS = re.compile(r"[-_.]+")
 _PACKAGES_FILE = TypeAdapter(dict[str, dict[str, PackageVersions]])

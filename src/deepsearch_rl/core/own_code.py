@@ -34,6 +34,7 @@ from deepsearch_rl.core.errors import ConfigError, DeepsearchError, UnknownNameE
 from deepsearch_rl.core.profile import Profile
 
 OwnName = Annotated[str, StringConstraints(pattern=r"^.+\.py:\w+$")]
+# The field of section ``own`` that has the file, by the section that names code in it
 KINDS: Mapping[str, str] = {
     "download": "reader",
     "index": "encoder",
@@ -42,7 +43,6 @@ KINDS: Mapping[str, str] = {
     "rl": "reward",
     "optimize_prompt": "reward",
 }
-"""The field of section ``own`` that has the file, by the section that names code in it."""
 _NAME = re.compile(r"(?P<path>.+\.py):(?P<name>\w+)")
 _SOURCES = Path(__file__).resolve().parents[3]
 

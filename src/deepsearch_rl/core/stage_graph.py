@@ -21,8 +21,9 @@ from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.profile import Profile
 
 DVC_YAML = "dvc.yaml"
+# What the dep of source files begins with in dvc.yaml, a user's own ones among them; every other
+# dep is data
 SOURCES = ("src/", "stages/", "${own.")
-"""What the dep of source files begins with in dvc.yaml, a user's own ones among them; every other dep is data."""
 _VALUE = re.compile(r"\$\{([^}]+)\}")
 
 

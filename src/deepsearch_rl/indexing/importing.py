@@ -34,8 +34,9 @@ from deepsearch_rl.retrieval.vectors.faiss_index import read_imported
 from deepsearch_rl.retrieval.vectors.flat import link_or_copy, open_vector_file
 
 _LOG = logging.getLogger(__name__)
+# What rounding leaves between the vectors of one encoder; another encoder, prefix or line is far
+# below
 SAME_COSINE = 0.95
-"""What rounding leaves between the vectors of one encoder; another encoder, prefix or line is far below."""
 
 
 def is_lucene(source: Path) -> bool:

@@ -15,12 +15,12 @@ from deepsearch_rl.question_writing.links import PassageGroup
 
 PROMPTS = Path(__file__).with_name("prompts")
 UNANSWERABLE = "unanswerable"
+# Types of question by the kind of passage group
 TYPES = {
     "single": ("single",),
     "pair": ("bridge", "comparison", "temporal", UNANSWERABLE),
     "chain": ("bridge",),
 }
-"""Types of question by the kind of passage group."""
 
 
 class ProofRow(ForeignRecord):
@@ -53,8 +53,8 @@ class Draft:
     type: str
     question: str
     answer: str
+    # Each sentence with the passage that it is quoted from
     proofs: tuple[tuple[Chunk, str], ...]
-    """Each sentence with the passage that it is quoted from."""
 
     @property
     def is_unanswerable(self) -> bool:

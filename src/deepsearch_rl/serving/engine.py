@@ -73,8 +73,9 @@ class Generation(NamedTuple):
     finish_reason: str
 
 
+# Called in the engine's thread with each token and its log-probability; True ends the answer with
+# that token
 Watch: TypeAlias = Callable[[int, float], bool]
-"""Called in the engine's thread with each token and its log-probability; True ends the answer with that token."""
 
 
 @dataclass(slots=True, eq=False)

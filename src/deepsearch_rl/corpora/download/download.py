@@ -23,8 +23,8 @@ from deepsearch_rl.corpora.world.questions import WorldConfig, generate
 
 SectionT = TypeVar("SectionT", bound=Record)
 RecordT = TypeVar("RecordT", Document, Question)
+# The format of a folder of documents, and the corpus that the source of this name makes
 DOCUMENTS = "documents"
-"""The format of a folder of documents, and the corpus that the source of this name makes."""
 
 
 class CorpusSource(Record):

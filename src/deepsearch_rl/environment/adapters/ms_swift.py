@@ -25,8 +25,8 @@ from deepsearch_rl.environment.episode import Episode, Outcome
 multi_turn: Any = importlib.import_module("swift.rollout.multi_turn")
 rewards: Any = importlib.import_module("swift.rewards.orm")
 protocol: Any = importlib.import_module("swift.infer_engine.protocol")
+# The scheduler's and the reward's name in ms-swift, and the column of a row that names the episode
 NAME = COLUMN
-"""The scheduler's and the reward's name in ms-swift, and the column of a row that names the episode."""
 
 
 class SearchScheduler(multi_turn.MultiTurnScheduler):

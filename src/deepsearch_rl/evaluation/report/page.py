@@ -42,15 +42,15 @@ from deepsearch_rl.explain.causes.shown_sets import PAGE_COLOURS, shown_sets
 from deepsearch_rl.trajectories.statistics.statistics import CORRECT, TOKENS_BIN, WRONG
 
 TEMPLATES = Path(__file__).with_name("templates")
+# What rollouts are counted by, where the statistics have it, and how far its values are apart
 DISTRIBUTIONS = (
     ("turns", "rounds", 1),
     ("searches", "tool_calls", 1),
     ("tokens of the whole conversation", "tokens", TOKENS_BIN),
 )
-"""What rollouts are counted by, where the statistics have it, and how far its values are apart."""
 MOST_BINS = 8
+# What a template shows of one question set, by the names that the template uses
 Shown: TypeAlias = dict[str, Any]
-"""What a template shows of one question set, by the names that the template uses."""
 
 
 class Report(NamedTuple):

@@ -33,8 +33,8 @@ from deepsearch_rl.explain.causes.runs import counted_stops
 
 # Answers to look at, of every cause
 EXAMPLES = 3
+# Models of the graph by the model that their training began with
 TRAINED_FROM = {"sft": "base", "rl": "base", "sft_rl": "sft"}
-"""Models of the graph by the model that their training began with."""
 # Of a model's last text
 SHOWN_CHARACTERS = 1000
 

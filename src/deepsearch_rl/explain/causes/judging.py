@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 QUERIES_AT_ONCE = 256
 # Of a run, to see whether the index is the one that it searched
 TRIED_QUERIES = 200
+# Positions of gold items
 Items = frozenset[int]
-"""Positions of gold items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,11 @@ class Corpus:
 
     chunks: Iterable[Chunk]
     searcher: "SearchesChunks | None" = None
+    # How many there are, known after they were read
     passages: int = 0
-    """How many there are, known after they were read."""
+    # Of how many of the run's queries the index returns other passages than the run shows, and how
+    # many were tried
     other_results: tuple[int, int] = (0, 0)
-    """Of how many of the run's queries the index returns other passages than the run shows, and how many were tried."""
 
 
 @dataclass(slots=True)

@@ -19,10 +19,10 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.trajectories.statistics.statistics import has_turns
 
+# What begins a passage in a tool's result under the protocol function_calling
 _NUMBERED = re.compile(r"(?:^|\n\n)\[\d+\] ")
-"""What begins a passage in a tool's result under the protocol function_calling."""
+# The same under search_tags
 _TAGGED = re.compile(r"(?:^|\n)(?:<information>)?Doc \d+\(Title: ")
-"""The same under search_tags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def read_rollouts(path: Path) -> Run:
     return gather(path, trajectory_rows(path))
 
 
+# A row's line, its answer, its question, and the model, prompt and temperature that made it
 Row = tuple[int, Answer, Question, tuple[str, str | None, float | None]]
-"""A row's line, its answer, its question, and the model, prompt and temperature that made it."""
 
 
 def gather(path: Path, rows: Iterable[Row]) -> Run:

@@ -30,8 +30,8 @@ class Source:
     index: Path | None = None
     chunks: Path | None = None
     retriever: str | None = None
+    # The greedy answers of the same model to the same questions
     greedy: Path | None = None
-    """The greedy answers of the same model to the same questions."""
     controls: dict[str, ControlFigure] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -41,8 +41,8 @@ class AnswerTokens(NamedTuple):
     tokens: list[int]
 
 
+# Of the tokens of every answer, in nats
 Logprobs = Sequence[list[float]]
-"""Of the tokens of every answer, in nats."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from deepsearch_rl.training.rl.rl_config import BackendConfig, RlConfig
 from deepsearch_rl.training.rl.rl_trainer import RlTask, RlTrainer
 
 MakeTrainer = Callable[[RlTask, RlConfig], RlTrainer]
+# Trains a task; writes best adapter or weights, ``train_log.jsonl`` and ``manifest.json`` to a
+# folder
 RlEngine = Callable[[RlTask, RlConfig, Path], None]
-"""Trains a task; writes best adapter or weights, ``train_log.jsonl`` and ``manifest.json`` to a folder."""
 
 
 def _make_own(task: RlTask, config: RlConfig) -> RlTrainer:

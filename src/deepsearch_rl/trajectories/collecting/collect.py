@@ -102,10 +102,10 @@ class TrajectoryFile:
 
     path: Path
     count: int
+    # How many ended because a server failed; a run with the same log makes them again
     server_failures: int = 0
-    """How many ended because a server failed; a run with the same log makes them again."""
+    # How many stand in place of an earlier one that a server had failed
     asked_again: int = 0
-    """How many stand in place of an earlier one that a server had failed."""
 
     def __iter__(self) -> Iterator[Trajectory]:
         return read_jsonl(self.path, Trajectory)

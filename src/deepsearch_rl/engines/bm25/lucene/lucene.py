@@ -32,8 +32,8 @@ from deepsearch_rl.retrieval.search.bm25_configs import LuceneConfig
 log = logging.getLogger(__name__)
 FIELD = "contents"
 ID_FIELD = "id"
+# Of an imported index: the row of each Lucene document, by its number
 ROWS_FILE = "rows.npy"
-"""Of an imported index: the row of each Lucene document, by its number."""
 OF_READER = "(Lorg/apache/lucene/index/IndexReader;)V"
 ANALYSER = "io.anserini.analysis.DefaultEnglishAnalyzer"
 SIMILARITY = "org.apache.lucene.search.similarities.BM25Similarity"

@@ -41,6 +41,7 @@ from deepsearch_rl.training.rl.rl_trainer import RlTask, Rollout, RolloutSamplin
 from deepsearch_rl.training.rl.tokens import TokenRecord, end_ids
 
 _LOG = logging.getLogger(__name__)
+# A service's metrics of an update, as ART hands them on, and their names in the log
 METRICS = {
     "loss/train": "loss",
     "loss/clip_fraction": "clip_fraction",
@@ -55,7 +56,6 @@ METRICS = {
     **{f"mismatch_{name}": f"mismatch_{name}" for name in ("mean", "median", "p99", "max", "corr")},
     **{f"outside_clip_{sign}": f"outside_clip_{sign}" for sign in ("positive", "negative")},
 }
-"""A service's metrics of an update, as ART hands them on, and their names in the log."""
 
 
 class ArtTrainer:
