@@ -62,10 +62,11 @@ _RAW_CALLS = re.compile(r"(?:<tool_call>.*?</tool_call>\s*)+", re.DOTALL)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _STOPS = ("</search>", "</answer>")
 _ANSWER_IN_REASONING = (
-    "a turn without a text: the answer stands in the reasoning field, where the server's reasoning parser put it, and "
-    "counts as none. For a model or a request that does not think, start vLLM or SGLang without --reasoning-parser "
-    "(llama.cpp: --reasoning-format none); for a model that does, name its own parser, e.g. qwen3 in place of "
-    "deepseek_r1, which takes every text without </think> for a thought."
+    "a turn without a text: the answer stands in the reasoning field, where the server's reasoning "
+    "parser put it, and counts as none. For a model or a request that does not think, start vLLM "
+    "or SGLang without --reasoning-parser (llama.cpp: --reasoning-format none); for a model that "
+    "does, name its own parser, e.g. qwen3 in place of deepseek_r1, which takes every text without "
+    "</think> for a thought."
 )
 # What the model reads after a turn without an action
 INVALID_ACTION = (

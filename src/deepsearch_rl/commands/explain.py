@@ -161,8 +161,8 @@ def _read_controls(
 
         if missing:
             raise ConfigError(
-                f"{file} answers {len(missing)} questions that {runs[0]} does not ({missing[0]}); a control is of "
-                "the same questions."
+                f"{file} answers {len(missing)} questions that {runs[0]} does not ({missing[0]}); "
+                "a control is of the same questions."
             )
 
         [f1] = bootstrap_intervals(scores.metrics["f1"][:, None], seed, draws)

@@ -98,9 +98,9 @@ _CHANNEL_MARK = "<|channel|>"
 # a text
 RAW_CHANNEL_CALL = re.compile(r"<\|channel\|>(?:commentary|analysis)\s+to=")
 _UNOPENED = (
-    "A turn ends a thought that it did not begin. If the model's prompts open its thoughts, a turn that is cut in its "
-    "thought cannot be told from an answer: say so with begins_in_thought: true among the options of its requests "
-    "(docs/contracts.md, section 5)."
+    "A turn ends a thought that it did not begin. If the model's prompts open its thoughts, a turn "
+    "that is cut in its thought cannot be told from an answer: say so with begins_in_thought: true "
+    "among the options of its requests (docs/contracts.md, section 5)."
 )
 
 

@@ -75,9 +75,10 @@ def require_packages(versions: Mapping[str, str]) -> None:
             make = "gpu-environments"
             lock = "profiles/gpu/requirements/"
         raise UnavailableError(
-            f"{environment} has other versions of packages than would be recorded with the stage's result: "
-            f"{', '.join(differences)}. `make {make}` installs the versions of {lock}; after an upgrade there, "
-            "`make params` records the new ones, and DVC runs the stages again that import them."
+            f"{environment} has other versions of packages than would be recorded with the stage's "
+            f"result: {', '.join(differences)}. `make {make}` installs the versions of {lock}; "
+            "after an upgrade there, `make params` records the new ones, and DVC runs the stages "
+            "again that import them."
         )
 
 

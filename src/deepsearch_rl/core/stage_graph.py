@@ -87,9 +87,10 @@ def require_data(profile: Profile, name: str, paths: Iterable[str], root: Path) 
 
     if missing:
         raise ConfigError(
-            f"the stage {name} would read {', '.join(missing)}, which is no dep of it in {graph}, so that no edit of it"
-            " would ever run the stage again. (A prompt is named by its file, as src/deepsearch_rl/prompts/tiny.txt; "
-            "evaluate.prompts is a further folder, for those that variants name.)"
+            f"the stage {name} would read {', '.join(missing)}, which is no dep of it in {graph}, "
+            "so that no edit of it would ever run the stage again. (A prompt is named by its file, "
+            "as src/deepsearch_rl/prompts/tiny.txt; evaluate.prompts is a further folder, for "
+            "those that variants name.)"
         )
 
 

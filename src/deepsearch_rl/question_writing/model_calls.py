@@ -109,8 +109,8 @@ class LoggedModel:
             )
         except (openai.APIError, EndpointError) as error:
             raise EndpointError(
-                f"the model that writes questions failed: {self._endpoint.redact(str(error))}; {remedy(str(error))} "
-                "and run the stage again, which goes on from here."
+                f"the model that writes questions failed: {self._endpoint.redact(str(error))}; "
+                f"{remedy(str(error))} and run the stage again, which goes on from here."
             ) from error
 
         text = completion.message.text

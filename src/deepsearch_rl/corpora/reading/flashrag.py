@@ -328,6 +328,6 @@ def _remedy_of_no_json(line: bytes) -> str:
         return "the line is not UTF-8 text: `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
 
     return (
-        "every line must hold one JSON object: `jq -c . FILE > NEW` writes objects so that stand otherwise; other text "
-        "must be converted"
+        "every line must hold one JSON object: `jq -c . FILE > NEW` writes objects so that stand "
+        "otherwise; other text must be converted"
     )

@@ -128,8 +128,8 @@ def read_numbered(path: Path) -> Iterator[Row]:
                 yield row
     except UnicodeDecodeError as error:
         raise ArtifactError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start} of a block); convert it, for example with "
-            "`iconv -f WINDOWS-1252 -t UTF-8`."
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start} of a block); convert "
+            "it, for example with `iconv -f WINDOWS-1252 -t UTF-8`."
         ) from error
     except damaged as error:
         raise ArtifactError(

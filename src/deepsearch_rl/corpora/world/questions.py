@@ -200,8 +200,9 @@ def _draw_chains(
     if len(candidates) < count:
         what = "with a missing fact" if broken else "with an answer"
         raise ConfigError(
-            f"the generated world has {len(candidates)} chains of {hops} facts {what} for a split that needs {count}; "
-            "raise the numbers of entities or lower the numbers of questions (download.world)."
+            f"the generated world has {len(candidates)} chains of {hops} facts {what} for a split "
+            f"that needs {count}; raise the numbers of entities or lower the numbers of questions "
+            "(download.world)."
         )
 
     return rng.sample(candidates, count)

@@ -276,27 +276,29 @@ def _notes(judged: JudgedRun, corpus: Corpus | None, evidence: Mapping[str, int]
     total = len(judged.facts)
     if evidence["answer"]:
         yield (
-            f"{evidence['answer']} of {total} questions have no gold evidence: their answer's string and its aliases "
-            "stand in, so that a passage counts as evidence that names the answer as whole words. A passage may name "
-            "it for another reason, and the first passage of a chain does not name it."
+            f"{evidence['answer']} of {total} questions have no gold evidence: their answer's "
+            "string and its aliases stand in, so that a passage counts as evidence that names the "
+            "answer as whole words. A passage may name it for another reason, and the first "
+            "passage of a chain does not name it."
         )
     if evidence["unknown"]:
         yield (
-            f"{evidence['unknown']} of {total} questions have neither gold evidence nor an answer that could stand in "
-            "(yes, no): what was found for them is not known."
+            f"{evidence['unknown']} of {total} questions have neither gold evidence nor an answer "
+            "that could stand in (yes, no): what was found for them is not known."
         )
     if corpus is None:
         yield (
-            "Neither an index nor a corpus was given: what the corpus lacks, and why something was not found, is not "
-            "known."
+            "Neither an index nor a corpus was given: what the corpus lacks, and why something was "
+            "not found, is not known."
         )
     elif corpus.searcher is None:
         yield "No index was given: why something was not found is not known."
     if corpus is not None and corpus.other_results[0]:
         other, tried = corpus.other_results
         yield (
-            f"{other} of {tried} queries of the run find other passages in this index than the run shows: it was made "
-            "with another index, retriever or reranker, or its search was broken."
+            f"{other} of {tried} queries of the run find other passages in this index than the run "
+            "shows: it was made with another index, retriever or reranker, or its search was "
+            "broken."
         )
     if any(answer.answer.searches is None for answer in judged.answers):
         yield "Some answers do not say what was searched: what was found for them is not known."

@@ -148,8 +148,8 @@ def _questions_of(run: Run, questions: Mapping[str, Question]) -> dict[str, Ques
     if unknown:
         names = ", ".join(unknown[:3])
         raise ArtifactError(
-            f"{run.path} answers {len(unknown)} questions that are not in the question file ({names}); give the file "
-            "whose questions were answered (--questions)."
+            f"{run.path} answers {len(unknown)} questions that are not in the question file "
+            f"({names}); give the file whose questions were answered (--questions)."
         )
 
     run_questions: dict[str, Question] = {}
@@ -177,8 +177,8 @@ def _require_passages(run: Run, scan: CorpusScan) -> None:
     missing = sorted(run.shown_ids() - scan.chunks_by_id.keys())
     if missing:
         raise ArtifactError(
-            f"{run.path} shows {len(missing)} passages that are not in the corpus ({', '.join(missing[:3])}); give the "
-            "corpus, or the index, that the run searched."
+            f"{run.path} shows {len(missing)} passages that are not in the corpus "
+            f"({', '.join(missing[:3])}); give the corpus, or the index, that the run searched."
         )
 
 

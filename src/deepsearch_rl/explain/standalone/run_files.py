@@ -115,8 +115,8 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_file():
         raise ArtifactError(
-            f"{path} does not exist; give a JSON Lines file of trajectories or predictions, or the folder of an "
-            "evaluated model, data/<profile>/evaluate/<model>."
+            f"{path} does not exist; give a JSON Lines file of trajectories or predictions, or the "
+            "folder of an evaluated model, data/<profile>/evaluate/<model>."
         )
 
     return gather(path, trajectory_rows(path) if _is_of_trajectories(path) else _predictions(path))

@@ -58,8 +58,9 @@ def _verl(backend: BackendConfig) -> RlEngine:
     python = backend.verl.python if backend.verl else ""
     if not Path(python).exists():
         raise UnavailableError(
-            f"rl.backend.verl.python is {python!r}, and there is no such program: make veRL's environment from "
-            "profiles/gpu/requirements/verl.txt (profiles/gpu/README.md), or name another one."
+            f"rl.backend.verl.python is {python!r}, and there is no such program: make veRL's "
+            "environment from profiles/gpu/requirements/verl.txt (profiles/gpu/README.md), or name "
+            "another one."
         )
 
     def train(task: RlTask, config: RlConfig, output: Path) -> None:

@@ -131,8 +131,9 @@ def fork(name: str, folder: Path, step: int, target: RlRun) -> None:
 
     if not scored:
         raise ArtifactError(
-            f"{name} has no checkpoint up to step {step} with a score on dev, so nothing could be chosen from. "
-            "Fork a later step; rl.keep.every as a multiple of rl.dev.every keeps checkpoints with scores."
+            f"{name} has no checkpoint up to step {step} with a score on dev, so nothing could be "
+            "chosen from. Fork a later step; rl.keep.every as a multiple of rl.dev.every keeps "
+            "checkpoints with scores."
         )
 
     best = best_line(scored)
@@ -141,8 +142,9 @@ def fork(name: str, folder: Path, step: int, target: RlRun) -> None:
 
     if target.rl.patience and worse >= target.rl.patience:
         raise ConfigError(
-            f"the fork would train nothing: at step {step}, {worse} scores on dev came after the best one, of step "
-            f"{best.step}, and rl.patience is {target.rl.patience}. Raise it, or fork an earlier step."
+            f"the fork would train nothing: at step {step}, {worse} scores on dev came after the "
+            f"best one, of step {best.step}, and rl.patience is {target.rl.patience}. Raise it, or "
+            "fork an earlier step."
         )
 
     # Only the checkpoints that the fork can load or publish are copied
@@ -184,8 +186,8 @@ def _check_target(name: str, folder: Path, step: int, target: RlRun) -> None:
 
     if run_name(target.scratch) == name:
         raise ConfigError(
-            f"with these params the stage continues {name} itself; say what the fork shall do otherwise, e.g. "
-            "-S rl.learning_rate=5e-4, or edit the params."
+            f"with these params the stage continues {name} itself; say what the fork shall do "
+            "otherwise, e.g. -S rl.learning_rate=5e-4, or edit the params."
         )
 
     log = target.scratch / TRAIN_LOG

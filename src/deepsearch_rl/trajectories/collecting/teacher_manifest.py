@@ -50,6 +50,7 @@ def require_prompts(trajectories: Iterable[Trajectory], agent: AgentConfig) -> N
 
 def _refusal(what: str, parts: str, agent: AgentConfig) -> str:
     return (
-        f"{what} with another {parts} than the agent's (agent.prompt {agent.prompt!r}), so that rows of it would train "
-        "what is never served; run the stage synthesize again, or set the old text back."
+        f"{what} with another {parts} than the agent's (agent.prompt {agent.prompt!r}), so that "
+        "rows of it would train what is never served; run the stage synthesize again, or set the "
+        "old text back."
     )

@@ -222,8 +222,9 @@ class ArtTrainer:
         """Compare a step's checkpoint with its seal."""
         if not is_whole(self._checkpoint(step)):
             raise ArtifactError(
-                f"{self._checkpoint(step)}, the checkpoint with the best dev score, is damaged, so that this run could "
-                f"not publish it. Put the folder back from a copy, or delete {self._task.scratch} to train again."
+                f"{self._checkpoint(step)}, the checkpoint with the best dev score, is damaged, so "
+                "that this run could not publish it. Put the folder back from a copy, or delete "
+                f"{self._task.scratch} to train again."
             )
 
     async def serve(self) -> None:
