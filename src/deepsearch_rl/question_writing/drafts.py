@@ -106,9 +106,11 @@ def read_drafts(reply: str, group: PassageGroup) -> list[Draft]:
         if row.type not in TYPES[group.kind] or not is_complete or not is_shown:
             return []
 
-        proofs = tuple(
-            (group.chunks[proof.passage - 1], proof.sentence.strip()) for proof in row.evidence
-        )
-        drafts.append(Draft(group, row.type, row.question.strip(), row.answer.strip(), proofs))
+        proofs: list[tuple[Chunk, str]] = []
+        for proof in row.evidence:
+            proofs.append((group.chunks[proof.passage - 1], proof.sentence.strip()))
+
+        question = row.question.strip()
+        drafts.append(Draft(group, row.type, question, row.answer.strip(), tuple(proofs)))
 
     return drafts

@@ -41,17 +41,17 @@ SHOWN_CHARACTERS = 1000
 
 def lost_points_of(judged: JudgedRun) -> LostPoints:
     """Return the lost points of a run, which add up to 1 - F1."""
-    return count_lost_points(
-        [
+    scored: list[ScoredAnswer] = []
+    for judged_answer in judged.answers:
+        answer = judged_answer.answer
+        without_evidence = judged_answer.findings.without_evidence
+        scored.append(
             ScoredAnswer(
-                answer.answer.question_id,
-                answer.answer.scores.f1,
-                answer.cause,
-                answer.findings.without_evidence,
+                answer.question_id, answer.scores.f1, judged_answer.cause, without_evidence
             )
-            for answer in judged.answers
-        ]
-    )
+        )
+
+    return count_lost_points(scored)
 
 
 def explain_run(
@@ -255,14 +255,12 @@ def _example_items(answer: JudgedAnswer, facts: QuestionFacts) -> tuple[ExampleI
         evidence = facts.question.metadata.evidence_list or ()
         texts = tuple(each.fact for each in evidence if each.fact.strip())
 
-    return tuple(
-        ExampleItem(
-            text=text,
-            shown=position in answer.shown,
-            in_corpus=None if facts.in_corpus is None else position in facts.in_corpus,
-        )
-        for position, text in enumerate(texts)
-    )
+    items: list[ExampleItem] = []
+    for position, text in enumerate(texts):
+        in_corpus = None if facts.in_corpus is None else position in facts.in_corpus
+        items.append(ExampleItem(text=text, shown=position in answer.shown, in_corpus=in_corpus))
+
+    return tuple(items)
 
 
 def _evidence_kind(facts: QuestionFacts) -> str:

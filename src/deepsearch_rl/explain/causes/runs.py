@@ -1,5 +1,6 @@
 """Runs to explain: their answers, what each searched and was shown, read from our trajectories."""
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -164,22 +165,29 @@ def _searches(rollout: Trajectory) -> tuple[Search, ...] | None:
     if not has_turns(rollout):
         return None
 
-    results = [message.content for message in rollout.messages if message.role == "tool"]
-    passages = [_split(text) for text in results]
-    listed = [each for each in passages if each]
-    known = [retrieval for retrieval in rollout.retrievals if retrieval.chunk_ids]
-    if len(listed) == len(known):
-        texts_of = {id(each): texts for each, texts in zip(known, listed, strict=True)}
-        return tuple(
-            Search(each.query, each.chunk_ids, texts_of.get(id(each), ()))
-            for each in rollout.retrievals
-        )
+    # The passages of every search that found some, in their order
+    listed: list[tuple[Chunk, ...]] = []
+    for message in rollout.messages:
+        passages = _split(message.content) if message.role == "tool" else ()
+        if passages:
+            listed.append(passages)
+
+    searches: list[Search] = []
+    successful = [retrieval for retrieval in rollout.retrievals if retrieval.chunk_ids]
+    if len(listed) == len(successful):
+        remaining = iter(listed)
+        for retrieval in rollout.retrievals:
+            passages = next(remaining) if retrieval.chunk_ids else ()
+            searches.append(Search(retrieval.query, retrieval.chunk_ids, passages))
+
+        return tuple(searches)
 
     # The texts cannot be told apart by search, so that the first one gets them all
-    together = tuple(passage for each in listed for passage in each)
-    searches = [Search(each.query, each.chunk_ids, ()) for each in rollout.retrievals]
-    if searches:
-        searches[0] = Search(searches[0].query, searches[0].chunk_ids, together)
+    unassigned = tuple(itertools.chain.from_iterable(listed))
+    for retrieval in rollout.retrievals:
+        searches.append(Search(retrieval.query, retrieval.chunk_ids, unassigned))
+        unassigned = ()
+
     return tuple(searches)
 
 

@@ -227,11 +227,9 @@ def _require_same(path: Path, sha256: str | None, digest: Callable[[Path], str])
 
 
 def _controls(row: F1TableRow) -> dict[str, ControlFigure]:
-    return {
-        name: ControlFigure(
-            n=score.n,
-            f1=Interval(mean=score.f1, low=score.f1_low, high=score.f1_high),
-            searched_f1=score.searched_f1,
-        )
-        for name, score in row.controls.items()
-    }
+    figures: dict[str, ControlFigure] = {}
+    for name, score in row.controls.items():
+        interval = Interval(mean=score.f1, low=score.f1_low, high=score.f1_high)
+        figures[name] = ControlFigure(n=score.n, f1=interval, searched_f1=score.searched_f1)
+
+    return figures
