@@ -312,17 +312,20 @@ async def _ask_all(
             ) from None
 
     if thoughts_alone:
-        _LOG.warning(
-            "IFEval: %d of %d responses are a thought without a text, and count as empty (keys "
-            "%s). If the answer stands in the reasoning field, start vLLM or SGLang without "
-            "--reasoning-parser (llama.cpp: --reasoning-format none), or with the model's own; if "
-            "the thought was cut, raise ifeval.max_tokens.",
-            len(thoughts_alone),
-            len(prompts),
-            sorted(thoughts_alone)[:SHOWN_KEYS],
-        )
-
+        _warn_of_thoughts(thoughts_alone, len(prompts))
     return responses
+
+
+def _warn_of_thoughts(keys: Sequence[int], prompts: int) -> None:
+    _LOG.warning(
+        "IFEval: %d of %d responses are a thought without a text, and count as empty (keys %s). If "
+        "the answer stands in the reasoning field, start vLLM or SGLang without "
+        "--reasoning-parser (llama.cpp: --reasoning-format none), or with the model's own; if the "
+        "thought was cut, raise ifeval.max_tokens.",
+        len(keys),
+        prompts,
+        sorted(keys)[:SHOWN_KEYS],
+    )
 
 
 def _score_all(

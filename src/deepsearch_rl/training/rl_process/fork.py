@@ -148,21 +148,25 @@ def fork(name: str, folder: Path, step: int, target: RlRun) -> None:
         )
 
     # Only the checkpoints that the fork can load or publish are copied
-    unneeded: set[Path] = set()
+    unneeded = {folder / file for file in (TRAIN_LOG, RUN_FILE, OUTPUT_LOG, STATE_FILE)}
     for number, paths in paths_of_step.items():
         if number not in (step, best.step):
             unneeded.update(paths)
-    for file in (TRAIN_LOG, RUN_FILE, OUTPUT_LOG, STATE_FILE):
-        unneeded.add(folder / file)
+
+    with atomic_directory(target.scratch) as partial:
+        _copy_without(folder, partial, unneeded)
+        write_jsonl(partial / TRAIN_LOG, lines)
+        write_json(partial / RUN_FILE, target.model_dump(mode="json"))
+        write_json(partial / FORK_FILE, {"run": name, "step": step})
+
+
+def _copy_without(folder: Path, copy: Path, unneeded: set[Path]) -> None:
+    """Copy a folder into one that exists, without some files and folders of it."""
 
     def not_copied(parent: str, names: list[str]) -> list[str]:
         return [file for file in names if Path(parent, file) in unneeded]
 
-    with atomic_directory(target.scratch) as partial:
-        shutil.copytree(folder, partial, dirs_exist_ok=True, ignore=not_copied)
-        write_jsonl(partial / TRAIN_LOG, lines)
-        write_json(partial / RUN_FILE, target.model_dump(mode="json"))
-        write_json(partial / FORK_FILE, {"run": name, "step": step})
+    shutil.copytree(folder, copy, dirs_exist_ok=True, ignore=not_copied)
 
 
 def _without_lost_score(line: TrainingStep, best: TrainingStep) -> TrainingStep:
