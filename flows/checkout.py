@@ -72,7 +72,8 @@ def resolve_revision(project: Path, revision: str, warn: Callable[[str], object]
         fetched = _git(project, "fetch", "--quiet", "--tags", "origin")
         if fetched.returncode:
             warn(
-                f"`git fetch origin` failed, so {revision} is what this machine has: {fetched.stderr.strip()}"
+                f"`git fetch origin` failed, so {revision} is what this machine has: "
+                f"{fetched.stderr.strip()}"
             )
 
     for name in (f"origin/{revision}", revision):
@@ -199,7 +200,8 @@ def check_experiment_is_new(project: Path, folder: Path, profile: str, name: str
             file = Path(changed)
             if file.name in (PARAMS, "dvc.lock") and file.parent != Path(path).parent:
                 raise ConfigError(
-                    f"there is an experiment {name} of another profile ({changed} differs there). {_OTHER_NAME % name}"
+                    f"there is an experiment {name} of another profile ({changed} differs there). "
+                    f"{_OTHER_NAME % name}"
                 )
 
         text = _git(project, "show", f"{commit}:{path}").stdout

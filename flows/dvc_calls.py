@@ -249,9 +249,9 @@ def _refuse_where_held(root: Path, profile: str) -> None:
 
     if holder and not is_inherited(path):
         raise BlockingIOError(
-            f"{holder} works on the profile {profile}, so this stage does not start. Run the command again when that "
-            f"has ended, or stop it with `kill {holder.pid}`. (The DVC of the project's environment, .venv/bin/dvc, "
-            "waits by itself.)"
+            f"{holder} works on the profile {profile}, so this stage does not start. Run the "
+            f"command again when that has ended, or stop it with `kill {holder.pid}`. (The DVC of "
+            "the project's environment, .venv/bin/dvc, waits by itself.)"
         )
 
 

@@ -43,8 +43,8 @@ class Stage:
         return self.name.partition("@")[0]
 
 
+# Stage name -> stage, upstream stages first
 Graph = dict[str, Stage]
-"""Stage name -> stage, upstream stages first."""
 
 
 def read_graph(root: Path, profile: str, say: Callable[[str], object] = _LOG.warning) -> Graph:

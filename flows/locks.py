@@ -258,8 +258,8 @@ def waiting_sentence(holder: Holder | None, purpose: str) -> str:
     if not _is_alive(holder.pid):
         return f"waiting for the processes that {holder} has left behind to end. Ctrl-C ends the waiting."
     return (
-        f"waiting for {holder}, which {purpose}. To stop it, press Ctrl-C in its terminal or run `kill {holder.pid}`; "
-        "Ctrl-C here ends the waiting alone."
+        f"waiting for {holder}, which {purpose}. To stop it, press Ctrl-C in its terminal or run "
+        f"`kill {holder.pid}`; Ctrl-C here ends the waiting alone."
     )
 
 

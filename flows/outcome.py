@@ -5,8 +5,8 @@ from pathlib import Path
 from deepsearch_rl.core.files import read_record
 from deepsearch_rl.core.records import Record
 
+# Names the file that `flows/dvc` writes an :class:`Outcome` to
 OUTCOME_VARIABLE = "DEEPSEARCH_OUTCOME"
-"""Names the file that `flows/dvc` writes an :class:`Outcome` to."""
 
 
 class Outcome(Record):

@@ -79,8 +79,9 @@ def restore(root: Path, profile: str, say: Callable[[str], object]) -> None:
 
     if missing:
         raise ConfigError(
-            f"the params are the committed ones, but this machine has no result of the stage {missing} for them and "
-            f"this code: `make repro PROFILE={profile}` runs it and what follows from it."
+            "the params are the committed ones, but this machine has no result of the stage "
+            f"{missing} for them and this code: `make repro PROFILE={profile}` runs it and what "
+            "follows from it."
         )
 
     repro(profile)

@@ -20,8 +20,9 @@ class Running(Protocol):
 
 
 RunningT = TypeVar("RunningT", bound=Running)
+# Starts a stage, after those that it builds on; True: it and they are unchanged, so there is
+# nothing to run
 StartStage = Callable[[Stage, list[RunningT], bool], RunningT]
-"""Starts a stage, after those that it builds on; True: it and they are unchanged, so there is nothing to run."""
 
 
 def run_graph(

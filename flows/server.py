@@ -44,9 +44,9 @@ def require_login(host: str) -> str:
 
     if not name or len(password) < PASSWORD_CHARACTERS:
         raise ConfigError(
-            f"{host} can be reached from other machines, so the servers there ask for a login: write "
-            f"{LOGIN_VARIABLE}=name:password into the file .env, here and on the machines that use them; the password "
-            f"has at least {PASSWORD_CHARACTERS} characters."
+            f"{host} can be reached from other machines, so the servers there ask for a login: "
+            f"write {LOGIN_VARIABLE}=name:password into the file .env, here and on the machines "
+            f"that use them; the password has at least {PASSWORD_CHARACTERS} characters."
         )
 
     return login
@@ -110,8 +110,9 @@ def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
 
     if address.hostname not in (LOOPBACK, "localhost"):
         raise EndpointError(
-            f"no Prefect server answers at {api or 'PREFECT_API_URL, which is empty'}: start it there, or take "
-            "PREFECT_API_URL out of the environment and of .env to use one on this machine."
+            f"no Prefect server answers at {api or 'PREFECT_API_URL, which is empty'}: start it "
+            "there, or take PREFECT_API_URL out of the environment and of .env to use one on this "
+            "machine."
         )
 
     port = address.port or PREFECT_PORT

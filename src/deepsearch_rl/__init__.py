@@ -3,5 +3,5 @@
 import time
 
 __version__ = "0.1.0"
+# When this process began to load the package, in seconds since 1970
 LOADED = time.time()
-"""When this process began to load the package, in seconds since 1970."""

@@ -54,24 +54,25 @@ from deepsearch_rl.core.records import Message, StopReason, TokenUsage, ToolCall
 from deepsearch_rl.endpoints.endpoint import Completion, complete
 from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
+# The tool's schema and the words that a template writes around it
 _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
-"""The tool's schema and the words that a template writes around it."""
 _MESSAGE_CHARACTERS = 24  # what a template writes around a message or a call
 _TAGS_CHARACTERS = 60  # what a template writes around the two messages of search_tags
 _RAW_CALLS = re.compile(r"(?:<tool_call>.*?</tool_call>\s*)+", re.DOTALL)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _STOPS = ("</search>", "</answer>")
 _ANSWER_IN_REASONING = (
-    "a turn without a text: the answer stands in the reasoning field, where the server's reasoning parser put it, and "
-    "counts as none. For a model or a request that does not think, start vLLM or SGLang without --reasoning-parser "
-    "(llama.cpp: --reasoning-format none); for a model that does, name its own parser, e.g. qwen3 in place of "
-    "deepseek_r1, which takes every text without </think> for a thought."
+    "a turn without a text: the answer stands in the reasoning field, where the server's reasoning "
+    "parser put it, and counts as none. For a model or a request that does not think, start vLLM "
+    "or SGLang without --reasoning-parser (llama.cpp: --reasoning-format none); for a model that "
+    "does, name its own parser, e.g. qwen3 in place of deepseek_r1, which takes every text without "
+    "</think> for a thought."
 )
+# What the model reads after a turn without an action
 INVALID_ACTION = (
     "\nThat was neither a search nor an answer. A query stands between <search> and </search>, "
     "the final answer between <answer> and </answer>.\n"
 )
-"""What the model reads after a turn without an action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ class FunctionCalling:
     instruction: str
     history_reasoning: bool = False
     offer_tool: bool = True
+    # The prompt of a turn ends in an opening think tag, and the server leaves thoughts in the text
     begins_in_thought: bool = False
-    """The prompt of a turn ends in an opening think tag, and the server leaves thoughts in the text."""
 
     def opening(self, question: str) -> list[Message]:
         """Return the messages that a conversation begins with."""

@@ -40,8 +40,9 @@ from deepsearch_rl.endpoints.pacing import pausable
 from deepsearch_rl.endpoints.timing import timed
 
 _LOG = logging.getLogger(__name__)
+# Makes the policy of one rollout from the question and the sample's number, e.g. a scripted
+# teacher.
 PolicyPerRollout: TypeAlias = Callable[[Question, int], RolloutPolicy]
-"""Makes the policy of one rollout from the question and the sample's number, e.g. a scripted teacher."""
 
 
 def rollout_seed(seed: int, question: Question, sample: int) -> int:

@@ -25,8 +25,8 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.endpoints.endpoint import replace_lone_surrogates
 
+# Called with every message of a rollout, once the model wrote it or was shown it
 Observer = Callable[[Message], None]
-"""Called with every message of a rollout, once the model wrote it or was shown it."""
 # Until an endpoint has counted a prompt: English has about one token for four characters
 GUESSED_TOKENS_PER_CHARACTER = 1 / 3
 
@@ -120,8 +120,8 @@ class Transcript:
     usage: list[TokenUsage] = field(default_factory=list)
     prompt_count: PromptCount = field(default_factory=PromptCount)
     generation: GenerationTime = field(default_factory=GenerationTime)
+    # Once the model was told to answer: the stop reason if it searches again
     told_to_answer: StopReason | None = None
-    """Once the model was told to answer: the stop reason if it searches again."""
     _waiting: dict[str, tuple[str, Retrieval | None]] = field(default_factory=dict)
     _first_retrieval: int = 0
     _observed: int = 0

@@ -14,8 +14,8 @@ def checkout_module(name: str) -> ModuleType:
     """Import a module of the checkout whose sources run; raise UnavailableError for an installed package."""
     if not (ROOT / "dvc.yaml").is_file():
         raise UnavailableError(
-            "this command reads the graph of a checkout, and this is an installed package: run .venv/bin/deepsearch of "
-            "a clone of the project, which `make environment` makes."
+            "this command reads the graph of a checkout, and this is an installed package: run "
+            ".venv/bin/deepsearch of a clone of the project, which `make environment` makes."
         )
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))

@@ -13,8 +13,8 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.presets import load_preset
 
+# Values by the dotted names of their fields, such as ``"retrieval.top_k"``
 Fields: TypeAlias = dict[str, Any]
-"""Values by the dotted names of their fields, such as ``"retrieval.top_k"``."""
 
 
 RequestOption: TypeAlias = Annotated[

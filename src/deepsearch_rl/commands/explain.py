@@ -161,8 +161,8 @@ def _read_controls(
 
         if missing:
             raise ConfigError(
-                f"{file} answers {len(missing)} questions that {runs[0]} does not ({missing[0]}); a control is of "
-                "the same questions."
+                f"{file} answers {len(missing)} questions that {runs[0]} does not ({missing[0]}); "
+                "a control is of the same questions."
             )
 
         [f1] = bootstrap_intervals(scores.metrics["f1"][:, None], seed, draws)
@@ -285,20 +285,23 @@ def _print_groups(run: RunReport, kind: str) -> None:
 
 
 def _print_against(entry: AgainstReport) -> None:
-    rows = [
-        [line.what, line.here or "unknown", line.published or "unknown", line.verdict]
-        for line in entry.settings
-    ]
+    rows: list[list[str]] = []
+    for setting in entry.settings:
+        here = setting.here or "unknown"
+        published = setting.published or "unknown"
+        rows.append([setting.what, here, published, setting.verdict])
+
     title = (
         f"{entry.model} against {entry.published_model}: {entry.metric or 'a metric that is not named'} "
         f"{entry.score:.3f} ({entry.source})"
     )
     print_table(title, ["", "here", "published", ""], rows)
 
-    rows = [
-        [line.what, line.metric, str(line.n), f"{line.score:.3f}", _signed(line.change)]
-        for line in entry.recomputed
-    ]
+    rows = []
+    for line in entry.recomputed:
+        score = f"{line.score:.3f}"
+        rows.append([line.what, line.metric, str(line.n), score, _signed(line.change)])
+
     header = ["", "metric", "n", "score", "minus the run's F1"]
     print_table("The same run, scored in other ways", header, rows)
     typer.echo(f"Not known from this run, and not guessed: {', '.join(entry.unknown) or 'nothing'}")

@@ -107,8 +107,8 @@ def describe(cache: Path, users: Users, garbage: Garbage, is_done: bool) -> str:
             f"  kept: {_size(garbage.kept_bytes)} in {garbage.kept_files:,} files, which lock files name",
             f"    in folders: {len(users.folders)} (clones and copies in which runs work: {copies})",
             f"    in commits: {len(users.commits)} ({commits})",
-            f"  {freed}: {_size(garbage.size_bytes)} in {len(garbage.files):,} files, and {len(garbage.runs):,} "
-            "entries of the run cache",
+            f"  {freed}: {_size(garbage.size_bytes)} in {len(garbage.files):,} files, and "
+            f"{len(garbage.runs):,} entries of the run cache",
         ]
     )
 
@@ -152,8 +152,8 @@ def _require_own_cache(cache: Path, users: Users, has_others: bool) -> None:
         )
 
     raise ConfigError(
-        f"DVC's cache is {cache}, outside of this project, so other clones may use it. Name all of them, or this one "
-        "if there is none: `deepsearch gc --also FOLDER`."
+        f"DVC's cache is {cache}, outside of this project, so other clones may use it. Name all of "
+        "them, or this one if there is none: `deepsearch gc --also FOLDER`."
     )
 
 

@@ -203,8 +203,8 @@ def vectors_of(vectors: Path | None, index: Path | None) -> Path:
 
     if not path.is_file():
         raise ArtifactError(
-            f"{path} does not exist: the index is missing, or of a kind that keeps no vectors file. Give --vectors, "
-            f"or build the index with kind flat or ivf_pq_refine."
+            f"{path} does not exist: the index is missing, or of a kind that keeps no vectors "
+            "file. Give --vectors, or build the index with kind flat or ivf_pq_refine."
         )
 
     return path

@@ -176,7 +176,8 @@ def compare_command(
     if len(files) == 1:
         [other] = set(names) - set(files)
         raise ConfigError(
-            f"{files[0]} is a file of predictions, and {other} is no file: compare two files, or two reports."
+            f"{files[0]} is a file of predictions, and {other} is no file: compare two files, or "
+            "two reports."
         )
 
     report = report_comparison(
@@ -257,8 +258,9 @@ def report_comparison(
 
     if first_ids != second_ids:
         raise CheckFailedError(
-            f"{run.path} and {other.path} answer different questions, so they cannot be compared question by question: "
-            f"{_count(first_ids - second_ids)} only in the first, {_count(second_ids - first_ids)} only in the second."
+            f"{run.path} and {other.path} answer different questions, so they cannot be compared "
+            f"question by question: {_count(first_ids - second_ids)} only in the first, "
+            f"{_count(second_ids - first_ids)} only in the second."
         )
 
     # F1 against other golden answers is another figure; their order and repetitions do not count

@@ -15,8 +15,8 @@ from deepsearch_rl.trajectories.statistics.statistics import (
     read_statistics,
 )
 
+# Title, header, rows
 Table = tuple[str, list[str], list[list[str]]]
-"""Title, header, rows."""
 app = typer.Typer(
     no_args_is_help=True, help="What became of rollouts, and files for other trainers."
 )

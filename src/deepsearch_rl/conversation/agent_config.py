@@ -70,9 +70,10 @@ class AgentConfig(Record):
         problem = "asks" if has_tags else "does not ask"
         fitting = SEARCH_TAGS if has_tags else FUNCTION_CALLING
         raise ConfigError(
-            f"the prompt {self.prompt} {problem} the model to write its searches as {_SEARCH_TAG} query </search>, "
-            f"which does not fit agent.protocol: {self.protocol}. Set agent.protocol: {fitting}, or agent.prompt to "
-            "a prompt of this protocol (Search-R1's tags: search_tags)."
+            f"the prompt {self.prompt} {problem} the model to write its searches as {_SEARCH_TAG} "
+            f"query </search>, which does not fit agent.protocol: {self.protocol}. Set "
+            f"agent.protocol: {fitting}, or agent.prompt to a prompt of this protocol (Search-R1's "
+            "tags: search_tags)."
         )
 
     @property

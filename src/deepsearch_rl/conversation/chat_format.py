@@ -19,12 +19,12 @@ PROMPT_END_TOKENS = 16
 OPEN_TAG = "<tool_call>"
 OPEN_THINK = "<think>"
 CLOSE_THINK = "</think>"
+# What a text holds besides words, in order. A ``<think>`` inside a call opens nothing, and a call
+# inside a thought is none.
 _THOUGHT_OR_CALL = re.compile(
     r"<think>.*?(?:</think>|\Z)|<tool_call>(?P<body>.*?)(?P<closed></tool_call>|\Z)|(?P<end_of_thought></think>)",
     re.DOTALL,
 )
-"""What a text holds besides words, in order. A ``<think>`` inside a call opens nothing, and a call
-inside a thought is none."""
 
 
 class ConversationError(ValueError):

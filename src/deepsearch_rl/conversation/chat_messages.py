@@ -38,6 +38,8 @@ _LOG = logging.getLogger(__name__)
 OPEN_THINK = "<think>"
 CLOSE_THINK = "</think>"
 RETRIEVE_TOOL_NAME: Final = "retrieve"
+# The tool in OpenAI's function format. Changing a character of it needs new training of every
+# model.
 RETRIEVE_TOOL: Final[dict[str, JsonValue]] = {
     "type": "function",
     "function": {
@@ -50,9 +52,12 @@ RETRIEVE_TOOL: Final[dict[str, JsonValue]] = {
         },
     },
 }
-"""The tool in OpenAI's function format. Changing a character of it needs new training of every model."""
 
 
+# Tags of models whose templates do not know ``<think>`` (Gemma, Seed, Magistral, Kimi).
+#
+# They stay in the text of a turn, which such a template renders as it is, but what they hold was
+# not said.
 OTHER_THOUGHTS = (
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
@@ -61,11 +66,6 @@ OTHER_THOUGHTS = (
     ("[THINK]", "[/THINK]"),
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
 )
-"""Tags of models whose templates do not know ``<think>`` (Gemma, Seed, Magistral, Kimi).
-
-They stay in the text of a turn, which such a template renders as it is, but what they hold was not
-said.
-"""
 _ATTRIBUTE = r"""\s+[\w:-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>]+)"""
 
 
@@ -84,21 +84,23 @@ _OPENING = "|".join(map(_variants, _OPENING_TAGS))
 _CLOSING = "|".join(map(_variants, _CLOSING_TAGS))
 _THINK_TAG = re.compile(f"(?P<opening>{_OPENING})|(?P<closing>{_CLOSING})", re.IGNORECASE)
 _BLANK_LINES = re.compile(r"\A\s*\n")
+# A message of the harmony format (gpt-oss): analysis is thought, final is said, commentary calls
+# tools
 _CHANNEL = re.compile(
     r"<\|channel\|>(?P<header>[^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>(?P<text>.*?)"
     r"(?:(?P<ended>(?=<\|(?:end|return|call|start|channel)\|>))|\Z)",
     re.DOTALL,
 )
-"""A message of the harmony format (gpt-oss): analysis is thought, final is said, commentary calls tools."""
 # What is left of it where a server drops special tokens
 _BARE_CHANNELS = re.compile(r"\Aanalysis(?P<thought>.*)assistantfinal(?P<text>.*)\Z", re.DOTALL)
 _CHANNEL_MARK = "<|channel|>"
+# The beginning of a tool call in the harmony format, which a server with its parser never leaves in
+# a text
 RAW_CHANNEL_CALL = re.compile(r"<\|channel\|>(?:commentary|analysis)\s+to=")
-"""The beginning of a tool call in the harmony format, which a server with its parser never leaves in a text."""
 _UNOPENED = (
-    "A turn ends a thought that it did not begin. If the model's prompts open its thoughts, a turn that is cut in its "
-    "thought cannot be told from an answer: say so with begins_in_thought: true among the options of its requests "
-    "(docs/contracts.md, section 5)."
+    "A turn ends a thought that it did not begin. If the model's prompts open its thoughts, a turn "
+    "that is cut in its thought cannot be told from an answer: say so with begins_in_thought: true "
+    "among the options of its requests (docs/contracts.md, section 5)."
 )
 
 
@@ -107,8 +109,8 @@ class Thought(NamedTuple):
 
     reasoning: str | None
     text: str
+    # False where the turn ended in the middle of its thought, so that it says nothing
     closed: bool = True
-    """False where the turn ended in the middle of its thought, so that it says nothing."""
 
 
 def split_thought(message: Message) -> Thought:

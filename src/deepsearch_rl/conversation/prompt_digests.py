@@ -14,12 +14,12 @@ from pydantic import Field, JsonValue
 from deepsearch_rl.core.records import Record
 
 PromptPart = Literal["prompt", "tool", "template"]
+# How messages and tables call the parts
 PART_NAMES: Final[dict[PromptPart, str]] = {
     "prompt": "system prompt",
     "tool": "tool schema",
     "template": "chat template",
 }
-"""How messages and tables call the parts."""
 
 
 def text_digest(text: str) -> str:

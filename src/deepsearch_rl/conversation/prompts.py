@@ -15,8 +15,8 @@ from pathlib import Path
 from deepsearch_rl.core.errors import ArtifactError, look_up
 
 _FOLDER = Path(__file__).parents[1] / "prompts"
+# The prompt's file in a folder that the stage `optimize_prompt` made
 MADE_PROMPT = "prompt.txt"
-"""The prompt's file in a folder that the stage `optimize_prompt` made."""
 
 
 def load_prompt(name: str) -> str:

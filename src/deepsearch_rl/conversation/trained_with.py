@@ -30,7 +30,8 @@ def read_trained_with(folder: Path) -> TrainedWith | None:
         return TrainedWith.model_validate(entry)
     except ValidationError as error:
         raise ArtifactError(
-            f"{path}: {TRAINED_WITH} is malformed ({error.errors()[0]['msg']}); run the stage that makes it again."
+            f"{path}: {TRAINED_WITH} is malformed ({error.errors()[0]['msg']}); run the stage that "
+            "makes it again."
         ) from error
 
 
@@ -66,6 +67,7 @@ def require_trained_with(folder: Path, served: PromptDigests, use: str) -> None:
 
     if other:
         raise ConfigError(
-            f"{folder} was trained with another {parts_text(other)} than that of {use}: its manifest.json holds other "
-            "digests. Train again from prepare_model on (`dvc repro`), or set the old text back."
+            f"{folder} was trained with another {parts_text(other)} than that of {use}: its "
+            "manifest.json holds other digests. Train again from prepare_model on (`dvc repro`), "
+            "or set the old text back."
         )

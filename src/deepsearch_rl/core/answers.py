@@ -50,16 +50,19 @@ def normalise(text: str) -> str:
 class AnswerScores(NamedTuple):
     """Every metric of one answer, each in [0, 1] and each the best over the golden answers on its own."""
 
+    # 1 if the normalised texts are equal; two empty texts are
     em: float
-    """1 if the normalised texts are equal; two empty texts are."""
+    # Token F1 (SQuAD v1.1); a closed answer (yes, no, noanswer) on either side must match exactly
     f1: float
-    """Token F1 (SQuAD v1.1); a closed answer (yes, no, noanswer) on either side must match exactly."""
+    # 1 if the golden answer is a substring of the prediction, both normalised; an empty one never
+    # is
     acc: float
-    """1 if the golden answer is a substring of the prediction, both normalised; an empty one never is."""
+    # Share of the prediction's tokens that the golden answer has, maximised on its own as FlashRAG
+    # does
     precision: float
-    """Share of the prediction's tokens that the golden answer has, maximised on its own as FlashRAG does."""
+    # Share of the golden answer's tokens that the prediction has, maximised on its own as FlashRAG
+    # does
     recall: float
-    """Share of the golden answer's tokens that the prediction has, maximised on its own as FlashRAG does."""
 
 
 METRICS = AnswerScores._fields

@@ -98,6 +98,6 @@ def full_disk_named(place: Path | str) -> Iterator[None]:
             raise
 
         raise ArtifactError(
-            f"the disk is full ({getattr(error, 'filename', None) or place}). Free some space and run the command "
-            "again; what it can resume from is kept."
+            f"the disk is full ({getattr(error, 'filename', None) or place}). Free some space and "
+            "run the command again; what it can resume from is kept."
         ) from error

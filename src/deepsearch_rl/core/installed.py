@@ -20,10 +20,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from deepsearch_rl.core.errors import ConfigError, UnavailableError
 
+# Canonical name of a distribution -> its locked version
 PackageVersions = dict[str, str]
-"""Canonical name of a distribution -> its locked version."""
+# Between the versions of a package of which the lock has several, one for each version of Python
 EITHER = " or "
-"""Between the versions of a package of which the lock has several, one for each version of Python."""
 _SUFFIX = ".dist-info"
 _SEPARATORS = re.compile(r"[-_.]+")
 _PACKAGES_FILE = TypeAdapter(dict[str, dict[str, PackageVersions]])
@@ -75,9 +75,10 @@ def require_packages(versions: Mapping[str, str]) -> None:
             make = "gpu-environments"
             lock = "profiles/gpu/requirements/"
         raise UnavailableError(
-            f"{environment} has other versions of packages than would be recorded with the stage's result: "
-            f"{', '.join(differences)}. `make {make}` installs the versions of {lock}; after an upgrade there, "
-            "`make params` records the new ones, and DVC runs the stages again that import them."
+            f"{environment} has other versions of packages than would be recorded with the stage's "
+            f"result: {', '.join(differences)}. `make {make}` installs the versions of {lock}; "
+            "after an upgrade there, `make params` records the new ones, and DVC runs the stages "
+            "again that import them."
         )
 
 

@@ -34,6 +34,7 @@ from deepsearch_rl.core.errors import ConfigError, DeepsearchError, UnknownNameE
 from deepsearch_rl.core.profile import Profile
 
 OwnName = Annotated[str, StringConstraints(pattern=r"^.+\.py:\w+$")]
+# The field of section ``own`` that has the file, by the section that names code in it
 KINDS: Mapping[str, str] = {
     "download": "reader",
     "index": "encoder",
@@ -42,7 +43,6 @@ KINDS: Mapping[str, str] = {
     "rl": "reward",
     "optimize_prompt": "reward",
 }
-"""The field of section ``own`` that has the file, by the section that names code in it."""
 _NAME = re.compile(r"(?P<path>.+\.py):(?P<name>\w+)")
 _SOURCES = Path(__file__).resolve().parents[3]
 
@@ -89,8 +89,8 @@ def own_path(name: str) -> Path:
     match = _NAME.fullmatch(name)
     if match is None:
         raise ConfigError(
-            f"{name!r} names no code: own code is named by its file and its name in it, own/rewards.py:cites for "
-            "example. (docs/own_code.md)"
+            f"{name!r} names no code: own code is named by its file and its name in it, "
+            "own/rewards.py:cites for example. (docs/own_code.md)"
         )
     return _project() / match["path"]
 
@@ -105,8 +105,9 @@ def load_own(kind: str, name: str, arguments: Sequence[str]) -> OwnCode:
     attribute = name.rpartition(":")[2]
     if not path.is_file():
         raise ConfigError(
-            f"the {kind} {name} does not exist: there is no file {path}. The path begins at the project's folder; a "
-            "copy of the project, such as a worker's, has the files that git has."
+            f"the {kind} {name} does not exist: there is no file {path}. The path begins at the "
+            "project's folder; a copy of the project, such as a worker's, has the files that git "
+            "has."
         )
 
     module = _load(path)
@@ -142,8 +143,9 @@ def require_deps(profile: Profile) -> None:
                 declared = _project() / str(profile.value(f"own.{kind}"))
                 if declared not in (file, *file.parents):
                     raise ConfigError(
-                        f"{profile.path}, {section}: {name} is in no dep of the stages that use it. Set own.{kind}: "
-                        f"{name.rpartition(':')[0]} (or its folder), so that an edit of it runs them again."
+                        f"{profile.path}, {section}: {name} is in no dep of the stages that use "
+                        f"it. Set own.{kind}: {name.rpartition(':')[0]} (or its folder), so that "
+                        "an edit of it runs them again."
                     )
 
 
@@ -152,7 +154,8 @@ def _require_portable(name: str, where: str) -> None:
     path = name.rpartition(":")[0]
     if path.startswith(("/", "..")) or posixpath.normpath(path) != path:
         raise ConfigError(
-            f"{where}: {name} is not named by its path from the project's folder, as own/rewards.py:cites is."
+            f"{where}: {name} is not named by its path from the project's folder, as "
+            "own/rewards.py:cites is."
         )
 
 
@@ -194,8 +197,8 @@ def _load(path: Path) -> ModuleType:
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(
-            f"{path} cannot be loaded: it {_description(error, path)}. A file of own code imports deepsearch_rl and "
-            "installed packages, no file beside it. (docs/own_code.md)"
+            f"{path} cannot be loaded: it {_description(error, path)}. A file of own code imports "
+            "deepsearch_rl and installed packages, no file beside it. (docs/own_code.md)"
         ) from error
 
     return module

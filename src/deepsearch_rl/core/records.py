@@ -55,18 +55,18 @@ def _require_text(text: str) -> str:
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
+# Text of a foreign row; empty where it is missing. Give it the default ``""``.
 Text = Annotated[str, BeforeValidator(_empty_where_missing)]
-"""Text of a foreign row; empty where it is missing. Give it the default ``""``."""
+# Text that a foreign row must have
 RequiredText = Annotated[str, BeforeValidator(_empty_where_missing), AfterValidator(_require_text)]
-"""Text that a foreign row must have."""
+# Text; None where it is missing
 OptionalText = Annotated[str | None, BeforeValidator(_none_where_missing)]
-"""Text; None where it is missing."""
+# The id of a foreign row, or one that a row names; a whole number is taken as text
 RowName = Annotated[str, BeforeValidator(_name_as_text), AfterValidator(_require_text)]
-"""The id of a foreign row, or one that a row names; a whole number is taken as text."""
+# Such an id; None where it is missing
 OptionalRowName = Annotated[
     str | None, BeforeValidator(_none_where_missing), BeforeValidator(_name_as_text)
 ]
-"""Such an id; None where it is missing."""
 
 # Wikipedia's titles have at most 255 bytes, those of news articles a little more
 MAX_TITLE_BYTES = 300
@@ -160,8 +160,8 @@ class ChunkMetadata(OpenRecord):
 
 
 DOCUMENT_METADATA = "document_metadata"
+# The names that the metadata of a chunk needs for itself
 CHUNK_KEYS = (*ChunkMetadata.model_fields, DOCUMENT_METADATA)
-"""The names that the metadata of a chunk needs for itself."""
 
 
 class Chunk(_Titled):
@@ -200,10 +200,12 @@ class Question(Record):
     metadata: QuestionMetadata = Field(default_factory=QuestionMetadata)
 
 
+# How a model asks for searches: native tool calls, or Search-R1's tags in its text
+# (docs/contracts.md, section 4)
 ProtocolName = Literal["function_calling", "search_tags"]
-"""How a model asks for searches: native tool calls, or Search-R1's tags in its text (docs/contracts.md, section 4)."""
+# The retrievers of an index that commands offer; params may also name one of the user's own
+# (core/own_code.py)
 RetrieverName = Literal["bm25", "dense", "hybrid"]
-"""The retrievers of an index that commands offer; params may also name one of the user's own (core/own_code.py)."""
 ServingBackend = Literal["cpu", "vllm"]
 IndexHalf = Literal["bm25", "dense"]
 VectorsKind = Literal["flat", "ivf_flat", "ivf_pq", "ivf_pq_refine", "hnsw"]
@@ -224,13 +226,13 @@ class StopReason(StrEnum):
     MODEL_ERROR = "model_error"
 
 
+# How a rollout ends that a server failed, whatever the model wrote; every other end is what the
+# model did.
+#
+# Training and the choice of a checkpoint leave such rollouts out. Evaluation counts them as zeros,
+# and a repeated command asks for these alone again, so that no repetition can raise the score of
+# what a model did.
 SERVER_FAILURES = frozenset({StopReason.MODEL_ERROR, StopReason.TOOL_ERROR})
-"""How a rollout ends that a server failed, whatever the model wrote; every other end is what the model did.
-
-Training and the choice of a checkpoint leave such rollouts out. Evaluation counts them as zeros,
-and a repeated command asks for these alone again, so that no repetition can raise the score of what
-a model did.
-"""
 
 
 class ToolCall(Record):

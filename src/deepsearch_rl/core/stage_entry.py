@@ -46,14 +46,16 @@ from deepsearch_rl.core.scratch import open_scratch
 from deepsearch_rl.core.stage_state import read_state
 from deepsearch_rl.core.unchanged import unchanged
 
+# The folder of the project whose sources run
 ROOT = Path(__file__).resolve().parents[3]
-"""The folder of the project whose sources run."""
+# One line per finished stage run, for `deepsearch summary`; a measurement, so no artifact and not
+# tracked
 TIMINGS = Path("work", "timings.jsonl")
-"""One line per finished stage run, for `deepsearch summary`; a measurement, so no artifact and not tracked."""
+# EX_TEMPFAIL of sysexits.h: a server did not answer, so another attempt can help
 OUTSIDE_STATUS = 75
-"""EX_TEMPFAIL of sysexits.h: a server did not answer, so another attempt can help."""
+# ``0`` has a stage begin with an empty scratch folder; ``stages/environment.py`` sets it for ``dvc
+# repro --force``
 RESUME_VARIABLE = "DEEPSEARCH_RESUME"
-"""``0`` has a stage begin with an empty scratch folder; ``stages/environment.py`` sets it for ``dvc repro --force``."""
 
 
 def run(main: Callable[..., None]) -> None:

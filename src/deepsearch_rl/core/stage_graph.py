@@ -21,8 +21,9 @@ from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.profile import Profile
 
 DVC_YAML = "dvc.yaml"
+# What the dep of source files begins with in dvc.yaml, a user's own ones among them; every other
+# dep is data
 SOURCES = ("src/", "stages/", "${own.")
-"""What the dep of source files begins with in dvc.yaml, a user's own ones among them; every other dep is data."""
 _VALUE = re.compile(r"\$\{([^}]+)\}")
 
 
@@ -86,9 +87,10 @@ def require_data(profile: Profile, name: str, paths: Iterable[str], root: Path) 
 
     if missing:
         raise ConfigError(
-            f"the stage {name} would read {', '.join(missing)}, which is no dep of it in {graph}, so that no edit of it"
-            " would ever run the stage again. (A prompt is named by its file, as src/deepsearch_rl/prompts/tiny.txt; "
-            "evaluate.prompts is a further folder, for those that variants name.)"
+            f"the stage {name} would read {', '.join(missing)}, which is no dep of it in {graph}, "
+            "so that no edit of it would ever run the stage again. (A prompt is named by its file, "
+            "as src/deepsearch_rl/prompts/tiny.txt; evaluate.prompts is a further folder, for "
+            "those that variants name.)"
         )
 
 

@@ -33,6 +33,8 @@ DIGESTS = Path("work", "digests.json")
 # Differences that a sentence names; the rest is a number.
 LISTED_DIFFERENCES = 4
 
+# Params that decide how a stage runs, or what it chooses at its end, but nothing of what it resumes
+# from
 OPERATIONAL = (
     "agent.concurrency",
     "retrieval.startup_timeout_s",
@@ -42,14 +44,15 @@ OPERATIONAL = (
     "serving.cpu.start_timeout_s",
     "serving.vllm.start_timeout_s",
 )
-"""Params that decide how a stage runs, or what it chooses at its end, but nothing of what it resumes from."""
+# Stage families that resume under other params or data, because what their scratch holds names its
+# own inputs
 RESUMES_ACROSS = {
     "evaluate": frozenset({"params", "data"}),
     "make_questions": frozenset({"params", "data"}),
 }
-"""Stage families that resume under other params or data, because what their scratch holds names its own inputs."""
+# Params that name a file or folder that no stage makes. DVC does not look into it; a scratch folder
+# belongs to it.
 FILES_IN_PARAMS = ("retrieval.online", "retrieval.reranker.model", "ifeval.path")
-"""Params that name a file or folder that no stage makes. DVC does not look into it; a scratch folder belongs to it."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _MISSING = "missing"
 _IGNORED = frozenset({"__pycache__"})

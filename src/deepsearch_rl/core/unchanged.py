@@ -60,8 +60,9 @@ def unchanged(
 
     if watch.changes:
         raise StageChangedError(
-            f"{before.stage} is not recorded, because its inputs changed while it ran: {summary(watch.changes)}. "
-            "Its output belongs neither to the old files nor to the new ones. Run it again; it then starts anew."
+            f"{before.stage} is not recorded, because its inputs changed while it ran: "
+            f"{summary(watch.changes)}. Its output belongs neither to the old files nor to the new "
+            "ones. Run it again; it then starts anew."
         )
 
 
@@ -112,8 +113,8 @@ class _Watch:
             self._scratch.mark_changed()
         if not self.ending.is_set():
             _LOG.warning(
-                "%s will not be recorded, because its inputs change while it runs: %s. Stop it and run it again, or "
-                "let it go on for its output on the screen alone.",
+                "%s will not be recorded, because its inputs change while it runs: %s. Stop it and "
+                "run it again, or let it go on for its output on the screen alone.",
                 self._before.stage,
                 summary(self.changes),
             )

@@ -73,8 +73,9 @@ class Endpoint:
     base_url: str = field(repr=False)
     model: str
     api_key: str = field(default=NO_KEY, repr=False)
+    # The chat template opens a thought at the end of every prompt, and the server leaves thoughts
+    # in the text
     begins_in_thought: bool = False
-    """The chat template opens a thought at the end of every prompt, and the server leaves thoughts in the text."""
     options: RequestOptions = field(default=USUAL, hash=False)
 
     def redact(self, text: str) -> str:

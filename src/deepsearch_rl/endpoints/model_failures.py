@@ -15,16 +15,17 @@ import openai
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import StopReason
 
+# Statuses with which a server judges a request; llama.cpp and Ollama do it with 500 as well
 _STATUSES = frozenset({400, 413, 422, 500})
-"""Statuses with which a server judges a request; llama.cpp and Ollama do it with 500 as well."""
+# A limit of tokens in time, which some servers report with the words and the status of a long
+# prompt
 _RATE_LIMIT = re.compile(
     r"per[ -](minute|day|hour)|rate.?limit|\b[TR]P[MD]\b|quota|please wait", re.IGNORECASE
 )
-"""A limit of tokens in time, which some servers report with the words and the status of a long prompt."""
+# Cerebras answers a prompt that does not fit with it and no body (openclaw/openclaw#119596)
 _TOO_LARGE = 413
-"""Cerebras answers a prompt that does not fit with it and no body (openclaw/openclaw#119596)."""
+# A body that says nothing, also where a proxy wraps it (can1357/oh-my-pi#1251)
 _WORDLESS = re.compile(r"\A[\s{}\[\]\"]*\Z|\Anull\Z|status code \(no body\)")
-"""A body that says nothing, also where a proxy wraps it (can1357/oh-my-pi#1251)."""
 
 
 class Wording(NamedTuple):
@@ -35,6 +36,7 @@ class Wording(NamedTuple):
     source: str
 
 
+# How servers say that prompt and answer do not fit the model's context
 TOO_LONG = (
     Wording(
         r"(maximum|max|model'?s) context (length|size)|context[_ ]length[_ ](is|exceeded)",
@@ -120,7 +122,7 @@ TOO_LONG = (
         r"token limit \(code 1039\)|1039.{0,20}token limit", "MiniMax", "MiniMax-AI/MiniMax-01#15"
     ),
 )
-"""How servers say that prompt and answer do not fit the model's context."""
+# How servers say that the model wrote a tool call which they could not read
 MALFORMED_CALL = (
     Wording(
         r"tool_use_failed|failed to call a function|failed_generation",
@@ -154,7 +156,6 @@ MALFORMED_CALL = (
         "vllm-project/vllm#23567, vllm-project/vllm#22519, openai/harmony#60",
     ),
 )
-"""How servers say that the model wrote a tool call which they could not read."""
 
 
 def _any_of(wordings: tuple[Wording, ...]) -> re.Pattern[str]:

@@ -76,8 +76,8 @@ def resolve_endpoint(config: RemoteConfig) -> Endpoint:
     # A client would call anything else a broken connection
     if not re.fullmatch(r"[!-~]+", key):
         raise ConfigError(
-            f"the environment variable {config.api_key_variable} holds no key: there is white space (perhaps a line's "
-            "end) or a character outside ASCII in it."
+            f"the environment variable {config.api_key_variable} holds no key: there is white "
+            "space (perhaps a line's end) or a character outside ASCII in it."
         )
 
     return Endpoint(
@@ -112,8 +112,8 @@ def open_endpoint(config: RemoteConfig) -> Endpoint:
         httpx.get(f"{endpoint.base_url.rstrip('/')}/models", timeout=20.0)
     except httpx.TransportError as error:
         raise EndpointError(
-            f"no model server answers at {shown_address(endpoint.base_url)} ({error}); start it, or correct its "
-            f"address in {_place(config)}."
+            f"no model server answers at {shown_address(endpoint.base_url)} ({error}); start it, "
+            f"or correct its address in {_place(config)}."
         ) from error
 
     return endpoint
@@ -132,6 +132,6 @@ def shown_address(base_url: str, place: str = "the endpoint's settings") -> str:
             return address
 
     raise ConfigError(
-        f"the address in {place} cannot be read: give http:// or https://, a host, a port number if it needs one, "
-        "and the path up to /v1; percent-encode user and password."
+        f"the address in {place} cannot be read: give http:// or https://, a host, a port number "
+        "if it needs one, and the path up to /v1; percent-encode user and password."
     )

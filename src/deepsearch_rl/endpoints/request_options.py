@@ -16,6 +16,7 @@ from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.core.retries import is_out_of_money
 
+# Fields that the agent writes itself, or that have an option of their own
 _OWN_FIELDS = frozenset(
     {
         "max_completion_tokens",
@@ -30,7 +31,6 @@ _OWN_FIELDS = frozenset(
         "tools",
     }
 )
-"""Fields that the agent writes itself, or that have an option of their own."""
 
 _REMEDIES = (
     (r"max_completion_tokens", "set token_limit: max_completion_tokens"),

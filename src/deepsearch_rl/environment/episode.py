@@ -110,9 +110,10 @@ class Episode:
         """The only sequence; raises ConfigError where the episode has several."""
         if len(self._tokens.rows) != 1:
             raise ConfigError(
-                f"the episode has {len(self._tokens.rows)} sequences of tokens, because its prompts do not repeat what "
-                "the model wrote before, and this trainer takes one: set agent.history_reasoning: true, or use a chat "
-                "template that keeps earlier turns as they are."
+                f"the episode has {len(self._tokens.rows)} sequences of tokens, because its "
+                "prompts do not repeat what the model wrote before, and this trainer takes one: "
+                "set agent.history_reasoning: true, or use a chat template that keeps earlier "
+                "turns as they are."
             )
 
         return self._tokens.rows[0]

@@ -34,8 +34,9 @@ from deepsearch_rl.retrieval.vectors.faiss_index import read_imported
 from deepsearch_rl.retrieval.vectors.flat import link_or_copy, open_vector_file
 
 _LOG = logging.getLogger(__name__)
+# What rounding leaves between the vectors of one encoder; another encoder, prefix or line is far
+# below
 SAME_COSINE = 0.95
-"""What rounding leaves between the vectors of one encoder; another encoder, prefix or line is far below."""
 
 
 def is_lucene(source: Path) -> bool:
@@ -101,8 +102,8 @@ def write_imported(
 
     if rows != len(chunks):
         raise ArtifactError(
-            f"{source} holds {rows} vectors and the corpus {len(chunks)} passages, so that row N would not be line N: "
-            "name the corpus that the vectors are of, whole and in its order."
+            f"{source} holds {rows} vectors and the corpus {len(chunks)} passages, so that row N "
+            "would not be line N: name the corpus that the vectors are of, whole and in its order."
         )
 
     assert config.encoder is not None
@@ -143,12 +144,13 @@ def _require_encoder(
 
     if encoded_RD.shape[1] != dimension:
         raise ArtifactError(
-            f"{source} holds vectors of {dimension} dimensions, and the encoder gives {encoded_RD.shape[1]}: name the "
-            "encoder that the vectors are of."
+            f"{source} holds vectors of {dimension} dimensions, and the encoder gives "
+            f"{encoded_RD.shape[1]}: name the encoder that the vectors are of."
         )
     if whole is None:
         _LOG.warning(
-            "%s holds codes, no vectors: that they are of this encoder and in this corpus's order is not checked",
+            "%s holds codes, no vectors: that they are of this encoder and in this corpus's order "
+            "is not checked",
             source,
         )
         return
@@ -163,7 +165,8 @@ def _require_encoder(
         row = rows[int(np.flatnonzero(~is_same_R)[0])]
         cosine = cosines_R[int(np.flatnonzero(~is_same_R)[0])]
         raise ArtifactError(
-            f"row {row} of {source} has a cosine of {cosine:.2f} with the encoder's vector of line {row + 1} of the "
-            f"corpus ({chunks[row].id}), where one of the same encoder has {SAME_COSINE:g} or more: the corpus is in "
-            "another order, or the vectors are of another encoder, prefix or pooling."
+            f"row {row} of {source} has a cosine of {cosine:.2f} with the encoder's vector of line "
+            f"{row + 1} of the corpus ({chunks[row].id}), where one of the same encoder has "
+            f"{SAME_COSINE:g} or more: the corpus is in another order, or the vectors are of "
+            "another encoder, prefix or pooling."
         )

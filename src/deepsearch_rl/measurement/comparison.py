@@ -30,8 +30,8 @@ from deepsearch_rl.retrieval.search.searcher import (
     retrievers_of,
 )
 
+# What is compared, each with its name for :func:`open_retriever`
 COMPARED = {"bm25": "bm25", "dense": "dense", "rrf": "reciprocal_ranks", "hybrid": "hybrid"}
-"""What is compared, each with its name for :func:`open_retriever`."""
 
 # Chunk lengths are means over at most so many chunks, evenly spaced: reading every chunk of
 # wiki-18 takes longer than scoring the questions.
@@ -64,8 +64,9 @@ class RetrieverComparison(Record):
     chunks: int
     chunk_length: ChunkLength
     scores: dict[str, dict[str, MetricInterval]]  # by retriever and metric
+    # By metric, against whichever of bm25 and dense has the greater MRR@10; empty unless all three
+    # are compared
     hybrid_minus_better_half: dict[str, MetricInterval]
-    """By metric, against whichever of bm25 and dense has the greater MRR@10; empty unless all three are compared."""
 
 
 def compare_retrievers(

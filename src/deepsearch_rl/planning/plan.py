@@ -69,9 +69,10 @@ def require_hours(plan: Plan, profile: Profile) -> None:
     longest = sorted(plan.stages, key=lambda work: -work.seconds(plan.slopes))[:3]
     stages = ", ".join(f"{work.stage} {work.seconds(plan.slopes) / 3600:.1f}" for work in longest)
     raise ConfigError(
-        f"profile {plan.profile} would take {plan.hours:.1f} hours ({stages}, ...), more than requires.max_hours "
-        f"{max_hours:g} in {profile.path}. `deepsearch plan {plan.profile}` shows why. Make the profile smaller, or "
-        "raise requires.max_hours in its profile.yaml and run `make params`."
+        f"profile {plan.profile} would take {plan.hours:.1f} hours ({stages}, ...), more than "
+        f"requires.max_hours {max_hours:g} in {profile.path}. `deepsearch plan {plan.profile}` "
+        "shows why. Make the profile smaller, or raise requires.max_hours in its profile.yaml and "
+        "run `make params`."
     )
 
 

@@ -22,8 +22,8 @@ class StageWork:
     disk_gib: float = 0.0
     host_gib: float = 0.0
     gpu_gib: float = 0.0
+    # The API's model that is asked, and the tokens that it reads and writes
     api: str = ""
-    """The API's model that is asked, and the tokens that it reads and writes."""
     tokens: tuple[float, float] = (0.0, 0.0)
 
     def seconds(self, slopes: Mapping[str, Slope]) -> float:

@@ -186,8 +186,8 @@ def _digests(text: bytes, name: str) -> Iterator[str]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem = str(error).replace("\n", " ")
         raise ArtifactError(
-            f"{name} cannot be read, so what it uses is not known, and nothing is removed: {problem}. Repair the file, "
-            "or remove the branch or folder that nobody needs."
+            f"{name} cannot be read, so what it uses is not known, and nothing is removed: "
+            f"{problem}. Repair the file, or remove the branch or folder that nobody needs."
         ) from error
 
     yield from _values(values, "md5")
@@ -285,8 +285,8 @@ def _files_of(directory: Path) -> Iterator[str]:
             yield entry["md5"]
     except (ValueError, TypeError, KeyError) as error:
         raise ArtifactError(
-            f"{directory} of DVC's cache is damaged, so what it uses is not known, and nothing is removed. Remove this "
-            "file; `dvc fetch` or `dvc repro` makes it again."
+            f"{directory} of DVC's cache is damaged, so what it uses is not known, and nothing is "
+            "removed. Remove this file; `dvc fetch` or `dvc repro` makes it again."
         ) from error
 
 
@@ -335,8 +335,8 @@ def _git(folder: Path, *arguments: str, may_fail: bool = False) -> str:
     )
     if result.returncode and not may_fail:
         raise ArtifactError(
-            f"`git {arguments[0]}` failed in {folder}, so what its commits use is not known, and nothing is removed: "
-            f"{result.stderr.strip()}"
+            f"`git {arguments[0]}` failed in {folder}, so what its commits use is not known, and "
+            f"nothing is removed: {result.stderr.strip()}"
         )
 
     return "" if result.returncode else result.stdout

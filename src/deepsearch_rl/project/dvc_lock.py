@@ -46,8 +46,9 @@ def repair_dvc_locks(root: Path) -> list[str]:
                 continue
             if holder := _living_holder(root, path):
                 raise ConfigError(
-                    f"{path} is unreadable, because a DVC command was killed while it wrote it, and another one is "
-                    f"still running: {holder}. Wait for it or stop it, then run this again."
+                    f"{path} is unreadable, because a DVC command was killed while it wrote it, "
+                    f"and another one is still running: {holder}. Wait for it or stop it, then run "
+                    "this again."
                 )
 
             path.unlink()
@@ -106,7 +107,8 @@ def _remove_notes_of_the_dead(path: Path) -> list[str]:
             partial.write_text(json.dumps({"read": readers, "write": writers}), encoding="utf-8")
         names = ", ".join(f"`{note['cmd']}` (process {note['pid']})" for note in foreign)
         return [
-            f"removed the notes of {names} from {path}: it has ended, and its number is another process's now."
+            f"removed the notes of {names} from {path}: it has ended, and its number is another "
+            "process's now."
         ]
 
     return []

@@ -16,8 +16,9 @@ UV_LOCK = "uv.lock"
 REQUIREMENTS = Path("profiles", "gpu", "requirements")
 _PIN = re.compile(r"^([\w.-]+)(?:\[[\w,. -]*\])?==([^\s;]+)", re.MULTILINE)
 
+# Canonical name of a distribution -> its versions; several where the versions of Python need
+# several
 Versions = Mapping[str, tuple[str, ...]]
-"""Canonical name of a distribution -> its versions; several where the versions of Python need several."""
 
 
 def lock_file(root: Path, interpreter: str) -> Path | None:

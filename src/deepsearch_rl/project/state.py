@@ -76,8 +76,8 @@ def notices(root: Path) -> list[str]:
     if not foreign:
         return []
     return [
-        f"PYTHONPATH names {', '.join(foreign)}: modules there are used only where neither the project nor its "
-        "environment has one of that name. `unset PYTHONPATH` leaves them out."
+        f"PYTHONPATH names {', '.join(foreign)}: modules there are used only where neither the "
+        "project nor its environment has one of that name. `unset PYTHONPATH` leaves them out."
     ]
 
 
@@ -103,8 +103,9 @@ def _git_problem(root: Path) -> str | None:
     top = _git(root, "rev-parse", "--show-toplevel")
     if "dubious ownership" in top.stderr:
         return (
-            f"git refuses to read {root}, which belongs to another user, and so reports would name no commit: run "
-            f"`git config --global --add safe.directory {root}`, or make the folder yours with `chown`."
+            f"git refuses to read {root}, which belongs to another user, and so reports would name "
+            f"no commit: run `git config --global --add safe.directory {root}`, or make the folder "
+            "yours with `chown`."
         )
 
     if top.returncode == 0:
@@ -114,9 +115,10 @@ def _git_problem(root: Path) -> str | None:
             return None
 
     return (
-        f"{root} is no git repository (an unpacked archive is none); DVC asks for one, and reports name its commit: "
-        "clone the project with git, or make it a repository with `git init && git add --all && git commit -m 'From "
-        "an archive'`. To go on without git, run `.venv/bin/dvc config --local core.no_scm true`."
+        f"{root} is no git repository (an unpacked archive is none); DVC asks for one, and reports "
+        "name its commit: clone the project with git, or make it a repository with `git init && "
+        "git add --all && git commit -m 'From an archive'`. To go on without git, run "
+        "`.venv/bin/dvc config --local core.no_scm true`."
     )
 
 
@@ -147,8 +149,9 @@ def _conflicts(root: Path) -> Iterator[str]:
             if path.name == "dvc.lock":
                 again = " `dvc repro` then runs what this side does not have."
             yield (
-                f"{name}, line {line}: git left both sides of a conflict in this file. Take one side with "
-                f"`git checkout --ours {name}` (or `--theirs`), or edit the file; then `git add {name}`.{again}"
+                f"{name}, line {line}: git left both sides of a conflict in this file. Take one "
+                f"side with `git checkout --ours {name}` (or `--theirs`), or edit the file; then "
+                f"`git add {name}`.{again}"
             )
 
 
@@ -180,8 +183,9 @@ def _killed_experiment(root: Path) -> str | None:
     has_stash = _git(root, "show-ref", "--verify", "--quiet", "refs/stash").returncode == 0
     stash = "; changes of yours that are missing are in `git stash list`" if has_stash else ""
     return (
-        f"HEAD is detached, because a `dvc exp run` was killed: `git switch {branch}` goes back to your branch and "
-        f"keeps the files as they are. `git diff` shows the values of the experiment that are still in them{stash}."
+        f"HEAD is detached, because a `dvc exp run` was killed: `git switch {branch}` goes back to "
+        "your branch and keeps the files as they are. `git diff` shows the values of the "
+        f"experiment that are still in them{stash}."
     )
 
 

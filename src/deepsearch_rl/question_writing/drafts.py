@@ -15,12 +15,12 @@ from deepsearch_rl.question_writing.links import PassageGroup
 
 PROMPTS = Path(__file__).with_name("prompts")
 UNANSWERABLE = "unanswerable"
+# Types of question by the kind of passage group
 TYPES = {
     "single": ("single",),
     "pair": ("bridge", "comparison", "temporal", UNANSWERABLE),
     "chain": ("bridge",),
 }
-"""Types of question by the kind of passage group."""
 
 
 class ProofRow(ForeignRecord):
@@ -53,8 +53,8 @@ class Draft:
     type: str
     question: str
     answer: str
+    # Each sentence with the passage that it is quoted from
     proofs: tuple[tuple[Chunk, str], ...]
-    """Each sentence with the passage that it is quoted from."""
 
     @property
     def is_unanswerable(self) -> bool:
@@ -106,9 +106,11 @@ def read_drafts(reply: str, group: PassageGroup) -> list[Draft]:
         if row.type not in TYPES[group.kind] or not is_complete or not is_shown:
             return []
 
-        proofs = tuple(
-            (group.chunks[proof.passage - 1], proof.sentence.strip()) for proof in row.evidence
-        )
-        drafts.append(Draft(group, row.type, row.question.strip(), row.answer.strip(), proofs))
+        proofs: list[tuple[Chunk, str]] = []
+        for proof in row.evidence:
+            proofs.append((group.chunks[proof.passage - 1], proof.sentence.strip()))
+
+        question = row.question.strip()
+        drafts.append(Draft(group, row.type, question, row.answer.strip(), tuple(proofs)))
 
     return drafts

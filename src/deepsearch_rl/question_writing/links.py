@@ -20,8 +20,8 @@ from deepsearch_rl.core.records import Chunk
 
 MOST_DOCUMENTS = 6  # that a rare term is in
 LARGEST_GROUP = 0.1  # share of all documents that may hang together in a split
+# A word with a Latin, Greek or Cyrillic capital
 _CAPITAL = "[A-Z\u00c0-\u00de\u0391-\u03a9\u0410-\u042f][\\w'\u2019-]*"
-"""A word with a Latin, Greek or Cyrillic capital."""
 _NAME = re.compile(rf"\b{_CAPITAL}(?: (?:(?:of|the|de|van|von|and) )?{_CAPITAL})*")
 _CODE = re.compile(r"\b(?=\w*\d)(?=\w*[^\W\d_])\w{3,}\b")
 _SENTENCE_START = re.compile(r"(?:^|[.!?:\n]\s*)$")

@@ -123,8 +123,9 @@ def make_questions(
         funnel = writing.funnel()
         if not writing.kept:
             raise ArtifactError(
-                f"no question about {folder} passed the audit: {funnel.drafts} drafts, {funnel.unreadable_replies} "
-                f"replies that could not be read. {log.path} has what the model wrote."
+                f"no question about {folder} passed the audit: {funnel.drafts} drafts, "
+                f"{funnel.unreadable_replies} replies that could not be read. {log.path} has what "
+                "the model wrote."
             )
 
         for split in config.splits:

@@ -18,8 +18,8 @@ from deepsearch_rl.endpoints.endpoint import Endpoint, complete, open_client
 from deepsearch_rl.endpoints.remote import RemoteConfig
 from deepsearch_rl.endpoints.request_options import remedy
 
+# Where a server counts no tokens; few tokenizers need more for a text
 CHARACTERS_PER_TOKEN = 3
-"""Where a server counts no tokens; few tokenizers need more for a text."""
 
 
 class WriterConfig(Record):
@@ -109,8 +109,8 @@ class LoggedModel:
             )
         except (openai.APIError, EndpointError) as error:
             raise EndpointError(
-                f"the model that writes questions failed: {self._endpoint.redact(str(error))}; {remedy(str(error))} "
-                "and run the stage again, which goes on from here."
+                f"the model that writes questions failed: {self._endpoint.redact(str(error))}; "
+                f"{remedy(str(error))} and run the stage again, which goes on from here."
             ) from error
 
         text = completion.message.text

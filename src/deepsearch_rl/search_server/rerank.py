@@ -73,8 +73,8 @@ class CrossEncoder:
 
         if missing:
             raise ArtifactError(
-                f"{folder} is no trained sequence classifier: its config names a {name}, and its weights have no "
-                f"{', '.join(sorted(missing))}."
+                f"{folder} is no trained sequence classifier: its config names a {name}, and its "
+                f"weights have no {', '.join(sorted(missing))}."
             )
 
         if model.num_labels not in (1, 2):
@@ -98,9 +98,9 @@ class CrossEncoder:
             ) from error
         except (IndexError, RuntimeError) as error:
             raise ConfigError(
-                f"the reranker {config.model} cannot read {config.max_tokens} tokens as {config.dtype} on "
-                f"{config.device}: {first_line(error)}. Lower max_tokens (--rerank-tokens) to the positions that the "
-                "model has, or choose another dtype."
+                f"the reranker {config.model} cannot read {config.max_tokens} tokens as "
+                f"{config.dtype} on {config.device}: {first_line(error)}. Lower max_tokens "
+                "(--rerank-tokens) to the positions that the model has, or choose another dtype."
             ) from error
 
     def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
@@ -131,8 +131,8 @@ class CrossEncoder:
 
         if not np.isfinite(scores_N).all():
             raise ConfigError(
-                f"the reranker {self._config.model} gives scores that are not finite as {self._config.dtype}; "
-                "choose float32 or bfloat16, or another model."
+                f"the reranker {self._config.model} gives scores that are not finite as "
+                f"{self._config.dtype}; choose float32 or bfloat16, or another model."
             )
 
         return scores_N[[positions[pair] for pair in pairs]]

@@ -43,8 +43,8 @@ def served_rank(rank: int, name: str) -> int:
             return served
 
     raise ConfigError(
-        f"{name} is of rank {rank}, and vLLM serves adapters up to rank {SERVED_RANKS[-1]}; train one of a lower "
-        "rank, or evaluate this one merged into its base (unsloth_merge)."
+        f"{name} is of rank {rank}, and vLLM serves adapters up to rank {SERVED_RANKS[-1]}; train "
+        "one of a lower rank, or evaluate this one merged into its base (unsloth_merge)."
     )
 
 
@@ -62,8 +62,9 @@ def read_adapter(folder: Path) -> Adapter | None:
     for path in (folder / WEIGHTS, base / "config.json"):
         if not path.is_file():
             raise ArtifactError(
-                f"{folder} holds an adapter of the base {str(base)!r} (base_model_name_or_path in {CONFIG}), and "
-                f"{path} does not exist; run the stage that makes it, or correct the base's folder."
+                f"{folder} holds an adapter of the base {str(base)!r} (base_model_name_or_path in "
+                f"{CONFIG}), and {path} does not exist; run the stage that makes it, or correct "
+                "the base's folder."
             )
 
     # PEFT may give single matrices a rank of their own.
@@ -103,8 +104,9 @@ def _require_fit(adapter: Adapter) -> None:
 
         if base.get(matrix) != expected:
             raise ArtifactError(
-                f"the adapter in {adapter.folder} does not fit the weights in {adapter.base}: {matrix} is "
-                f"{base.get(matrix, 'missing')} there and {expected} here; it was trained from another model."
+                f"the adapter in {adapter.folder} does not fit the weights in {adapter.base}: "
+                f"{matrix} is {base.get(matrix, 'missing')} there and {expected} here; it was "
+                "trained from another model."
             )
 
 

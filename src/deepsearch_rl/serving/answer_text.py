@@ -27,8 +27,8 @@ class AnswerText:
     keep_stop: bool = False
     in_thought: bool = False
     may_call: bool = True
+    # The stop string that ended the answer
     stop_string: str | None = field(default=None, init=False)
-    """The stop string that ended the answer."""
     text: str = field(default="", init=False)
     _sent: int = field(default=0, init=False)
     _decoder: DecodeStream = field(

@@ -16,6 +16,8 @@ PART_SEPARATOR = "\n"
 # Every token is compared with each of them.
 MAX_STOPS = 16
 
+# Fields that name the caller, or how a provider stores and bills a request: no answer depends on
+# them
 WITHOUT_EFFECT: Final = frozenset(
     {
         "metadata",
@@ -29,8 +31,8 @@ WITHOUT_EFFECT: Final = frozenset(
         "user",
     }
 )
-"""Fields that name the caller, or how a provider stores and bills a request: no answer depends on them."""
 
+# Values that ask for what the server does anyway, by field
 ACCEPTED_VALUES: Final[dict[str, tuple[JsonValue, ...]]] = {
     "best_of": (1,),
     "chat_template_kwargs": ({},),
@@ -51,7 +53,6 @@ ACCEPTED_VALUES: Final[dict[str, tuple[JsonValue, ...]]] = {
     "top_logprobs": (0,),
     "top_p": (1,),
 }
-"""Values that ask for what the server does anyway, by field."""
 
 
 class RequestError(ValueError):

@@ -18,8 +18,8 @@ from deepsearch_rl.serving.error_replies import error_body, error_text
 
 _END_OF_STREAM = "data: [DONE]\n\n"
 
+# A token, its log-probability, and the content that it completes
 _Step: TypeAlias = tuple[int, float, str]
-"""A token, its log-probability, and the content that it completes."""
 
 
 def start_stream(engine: Engine, answer: ChatAnswer) -> AsyncIterator[str]:

@@ -38,8 +38,8 @@ class ContextOverflowError(ValueError):
 
     def __init__(self, prompt_tokens: int, max_tokens: int, context_tokens: int) -> None:
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, which does not fit the context of "
-            f"{context_tokens} tokens"
+            f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, which does not "
+            f"fit the context of {context_tokens} tokens"
         )
 
 
@@ -52,8 +52,9 @@ class NonFiniteLogitsError(EndpointError):
 
     def __init__(self, drawn: int) -> None:
         super().__init__(
-            f"the model's logits for token {drawn + 1} of the answer hold NaN or infinity, so no token can be drawn: "
-            "its weights are damaged, or its activations overflow. Serve an earlier checkpoint."
+            f"the model's logits for token {drawn + 1} of the answer hold NaN or infinity, so no "
+            "token can be drawn: its weights are damaged, or its activations overflow. Serve an "
+            "earlier checkpoint."
         )
 
 
@@ -73,8 +74,9 @@ class Generation(NamedTuple):
     finish_reason: str
 
 
+# Called in the engine's thread with each token and its log-probability; True ends the answer with
+# that token
 Watch: TypeAlias = Callable[[int, float], bool]
-"""Called in the engine's thread with each token and its log-probability; True ends the answer with that token."""
 
 
 @dataclass(slots=True, eq=False)

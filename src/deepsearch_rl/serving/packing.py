@@ -27,18 +27,18 @@ ATTENTION = "packed"
 class Shapes(NamedTuple):
     """Sizes of the matrix products in a forward pass."""
 
+    # Tokens of a pass are padded to a multiple of this
     tokens: int
-    """Tokens of a pass are padded to a multiple of this."""
+    # More tokens take several passes
     max_tokens: int
-    """More tokens take several passes."""
+    # Query vectors that meet the same keys in an attention row are padded to a multiple of this
     queries: int
-    """Query vectors that meet the same keys in an attention row are padded to a multiple of this."""
+    # A conversation with more query vectors takes several attention rows
     max_queries: int
-    """A conversation with more query vectors takes several attention rows."""
+    # Keys of an attention row are padded to a multiple of this
     keys: int
-    """Keys of an attention row are padded to a multiple of this."""
+    # Keys and values are multiplied in blocks of this many tokens
     block: int
-    """Keys and values are multiplied in blocks of this many tokens."""
 
 
 class Pass:

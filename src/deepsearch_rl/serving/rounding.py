@@ -43,8 +43,9 @@ def choose_shapes(model: PreTrainedModel) -> Shapes:
             return shapes
 
     logger.warning(
-        "No sizes of matrix products round alike on this machine: answers and log-probabilities depend, in their last "
-        "bits, on the requests that are computed together, and runs are not equal byte for byte."
+        "No sizes of matrix products round alike on this machine: answers and log-probabilities "
+        "depend, in their last bits, on the requests that are computed together, and runs are not "
+        "equal byte for byte."
     )
     return CANDIDATES[0]
 

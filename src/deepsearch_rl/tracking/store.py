@@ -119,9 +119,10 @@ def _require_active(experiment: Experiment, uri: str) -> str:
     if experiment.lifecycle_stage == LifecycleStage.ACTIVE:
         return experiment.experiment_id
     raise EndpointError(
-        f"the experiment {experiment.name} was deleted in MLflow at {public_uri(uri)}, which keeps its name and takes "
-        f"no run into it. Bring it back with its runs by `.venv/bin/mlflow experiments restore --experiment-id "
-        f"{experiment.experiment_id}`, or choose another name (`track.experiment` of params.yaml)."
+        f"the experiment {experiment.name} was deleted in MLflow at {public_uri(uri)}, which keeps "
+        "its name and takes no run into it. Bring it back with its runs by `.venv/bin/mlflow "
+        f"experiments restore --experiment-id {experiment.experiment_id}`, or choose another name "
+        "(`track.experiment` of params.yaml)."
     )
 
 

@@ -140,10 +140,10 @@ def _data_source(to: str, dataset: str | None) -> str:
     if dataset not in REWARDED_SETS:
         problem = "is missing" if dataset is None else f"{dataset!r} has no reward there"
         raise ConfigError(
-            f"--dataset {problem}: the reward of {to} is chosen by the question set of a row, and its own selector "
-            f"knows {', '.join(REWARDED_SETS)} alone. All of them are scored by exact match with the golden answers, "
-            "so name one of them for other questions as well (for example --dataset nq), or change `data_source` for a "
-            "reward function of your own."
+            f"--dataset {problem}: the reward of {to} is chosen by the question set of a row, and "
+            f"its own selector knows {', '.join(REWARDED_SETS)} alone. All of them are scored by "
+            "exact match with the golden answers, so name one of them for other questions as well "
+            "(for example --dataset nq), or change `data_source` for a reward function of your own."
         )
 
     return f"searchR1_{dataset}" if to == "verl" else dataset
@@ -166,22 +166,23 @@ def _require_tool_calls(trajectory: Trajectory, to: str) -> None:
     """Refuse a trajectory whose model did not search by tool calls that a row can hold."""
     if trajectory.protocol != "function_calling":
         raise CheckFailedError(
-            f"trajectory {trajectory.id} is of the protocol {trajectory.protocol!r}, and rows for {to} hold tool calls;"
-            " collect with agent.protocol: function_calling, or leave such trajectories out."
+            f"trajectory {trajectory.id} is of the protocol {trajectory.protocol!r}, and rows for "
+            f"{to} hold tool calls; collect with agent.protocol: function_calling, or leave such "
+            "trajectories out."
         )
 
     if trajectory.prompt == UNKNOWN:
         raise CheckFailedError(
-            f"trajectory {trajectory.id} is another system's result: it holds the last text alone, and rows for {to} "
-            "made of it would teach to answer without searching."
+            f"trajectory {trajectory.id} is another system's result: it holds the last text alone, "
+            f"and rows for {to} made of it would teach to answer without searching."
         )
 
     for message in trajectory.messages:
         for call in message.tool_calls:
             if call.parsed is None:
                 raise CheckFailedError(
-                    f"trajectory {trajectory.id}, {call.id}: its arguments are no JSON object, and a row for {to} "
-                    "needs one; leave this trajectory out."
+                    f"trajectory {trajectory.id}, {call.id}: its arguments are no JSON object, and "
+                    f"a row for {to} needs one; leave this trajectory out."
                 )
 
 

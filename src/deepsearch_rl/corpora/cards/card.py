@@ -27,7 +27,7 @@ class DatasetCard(Record):
     )
 
 
+# By name, the ``format`` in ``download.folder``
 CARDS: Mapping[str, DatasetCard] = TypeAdapter(dict[str, DatasetCard]).validate_python(
     read_values(Path(__file__).with_name("cards.yaml"))
 )
-"""By name, the ``format`` in ``download.folder``."""

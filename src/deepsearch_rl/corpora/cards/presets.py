@@ -53,8 +53,9 @@ def source_of(dataset: str, folder: Path | None, fetched: Path) -> DownloadConfi
         return _multihoprag(folder, fetched)
     if folder is None:
         raise ConfigError(
-            f"the corpus of {dataset} is not fetched by name; give --data FOLDER with a file corpus*.jsonl and a file "
-            f"questions*.jsonl, or describe them in a profile as profiles/gpu/params.yaml does."
+            f"the corpus of {dataset} is not fetched by name; give --data FOLDER with a file "
+            "corpus*.jsonl and a file questions*.jsonl, or describe them in a profile as "
+            "profiles/gpu/params.yaml does."
         )
 
     corpus = _only(folder, ("corpus",))
@@ -88,8 +89,8 @@ def _multihoprag(folder: Path | None, fetched: Path) -> DownloadConfig:
 
     if missing := [file for file in card.files if not (folder / file).is_file()]:
         raise ArtifactError(
-            f"{folder} lacks {', '.join(missing)}; put the files of {card.repository} there, or leave --data out "
-            "to fetch them."
+            f"{folder} lacks {', '.join(missing)}; put the files of {card.repository} there, or "
+            "leave --data out to fetch them."
         )
 
     return DownloadConfig(source="folder", folder=files)

@@ -15,8 +15,8 @@ from chonkie.tokenizer import Tokenizer
 from deepsearch_rl.corpora.chunking.token_counts import TokenCounter
 from deepsearch_rl.corpora.reading.spans import Span
 
+# Yields where the chunks of a text lie, without white space around them and without blank ones
 SpanChunker = Callable[[str], Iterator[Span]]
-"""Yields where the chunks of a text lie, without white space around them and without blank ones."""
 
 
 class PieceTokenizer(Tokenizer):

@@ -143,7 +143,8 @@ def cut_documents(
         from deepsearch_rl.corpora.chunking.chonkie_spans import span_chunker  # noqa: PLC0415 - only its profiles load chonkie
     except ModuleNotFoundError as error:
         raise UnavailableError(
-            f"chunk.chunker {cutting.chunker!r} needs the package chonkie: `pip install 'deepsearch-rl[chonkie]'`."
+            f"chunk.chunker {cutting.chunker!r} needs the package chonkie: `pip install "
+            "'deepsearch-rl[chonkie]'`."
         ) from error
 
     spans = span_chunker(cutting.chunker, counter, cutting.chunk_size, cutting.overlap)

@@ -33,8 +33,8 @@ class TitledText(NamedTuple):
 
 
 _LIGATURE = re.compile("[\ufb00-\ufb06]")
+# A typesetter's hyphen at the end of a line. A plain ``-`` may be the word's own and is kept.
 _HYPHENATED = re.compile("(?<=\\w)[\u00ad\u2010]\n(?=\\w)")
-"""A typesetter's hyphen at the end of a line. A plain ``-`` may be the word's own and is kept."""
 _MARKDOWN_HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 _MARKDOWN_SETEXT = re.compile(r"\A\s*(\S[^\n]*)\n=+[ \t]*(?:\n|\Z)")
 
@@ -181,6 +181,7 @@ def _not_installed(package: str, path: Path) -> UnavailableError:
     )
 
 
+# Readers by suffix, in lower case
 READERS: dict[str, Callable[[Path], TitledText]] = {
     ".txt": _read_plain,
     ".text": _read_plain,
@@ -192,4 +193,3 @@ READERS: dict[str, Callable[[Path], TitledText]] = {
     ".pdf": _read_pdf,
     ".docx": _read_word,
 }
-"""Readers by suffix, in lower case."""

@@ -23,8 +23,8 @@ from deepsearch_rl.corpora.world.questions import WorldConfig, generate
 
 SectionT = TypeVar("SectionT", bound=Record)
 RecordT = TypeVar("RecordT", Document, Question)
+# The format of a folder of documents, and the corpus that the source of this name makes
 DOCUMENTS = "documents"
-"""The format of a folder of documents, and the corpus that the source of this name makes."""
 
 
 class CorpusSource(Record):
@@ -176,7 +176,8 @@ def _own_records(kind: str, name: str, path: Path, record: type[RecordT]) -> Ite
         for number, item in enumerate(code(path), start=1):
             if not isinstance(item, record):
                 raise code.error(
-                    f"yielded a {type(item).__name__} as number {number} of {path}; it must be a {record.__name__}"
+                    f"yielded a {type(item).__name__} as number {number} of {path}; it must be a "
+                    f"{record.__name__}"
                 )
             yield item
 
@@ -195,8 +196,8 @@ def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Questio
         for split, questions in sets[name].items():
             if repeated := _repeated_id(questions):
                 raise ConfigError(
-                    f"download.folder.questions.{name}: two sources of the split {split!r} have the id {repeated!r}; "
-                    "give each an id_prefix of its own."
+                    f"download.folder.questions.{name}: two sources of the split {split!r} have "
+                    f"the id {repeated!r}; give each an id_prefix of its own."
                 )
 
     return sets

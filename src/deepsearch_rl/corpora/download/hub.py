@@ -70,14 +70,16 @@ def fetch(config: HubConfig, root: Path) -> None:
                 expected = digest or get_hf_file_metadata(url, endpoint=config.endpoint).etag or ""
                 if not re.fullmatch(DIGEST_PATTERN, expected):
                     raise EndpointError(
-                        f"{url}: the server names no digest ({expected!r}); give the SHA-256 in the parameters."
+                        f"{url}: the server names no digest ({expected!r}); give the SHA-256 in "
+                        "the parameters."
                     )
 
                 _fetch_file(url, root / folder / name, expected, config.attempts)
             except httpx.HTTPError as error:
                 raise EndpointError(
-                    f"{url} was not fetched: {str(error) or type(error).__name__}. Check the network and the names in "
-                    "the parameters; running the command again continues where it stopped."
+                    f"{url} was not fetched: {str(error) or type(error).__name__}. Check the "
+                    "network and the names in the parameters; running the command again continues "
+                    "where it stopped."
                 ) from error
 
 
@@ -105,8 +107,9 @@ def _fetch_file(url: str, path: Path, expected: str, attempts: int) -> None:
     if digest != expected:
         partial.unlink()
         raise CheckFailedError(
-            f"{url} arrived with the digest {digest}, not {expected}; what arrived was deleted. Run the command again; "
-            "if it happens again, the server has another file or the digest in the parameters is wrong."
+            f"{url} arrived with the digest {digest}, not {expected}; what arrived was deleted. "
+            "Run the command again; if it happens again, the server has another file or the digest "
+            "in the parameters is wrong."
         )
 
     partial.replace(path)

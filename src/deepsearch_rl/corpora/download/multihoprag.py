@@ -89,7 +89,8 @@ def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[Mod
             rows = load_dataset(str(folder), configuration, split="train", cache_dir=cache)
         except (ValueError, FileNotFoundError, DatasetGenerationError) as error:
             raise ArtifactError(
-                f"{folder} cannot be read as configuration {configuration!r} of yixuantt/MultiHopRAG: {error}."
+                f"{folder} cannot be read as configuration {configuration!r} of "
+                f"yixuantt/MultiHopRAG: {error}."
             ) from error
 
         for number, row in enumerate(rows, 1):

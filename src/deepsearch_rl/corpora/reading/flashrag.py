@@ -45,12 +45,12 @@ QUOTED_CHARACTERS = 120
 # What pydantic says about a missing key
 REQUIRED = "Field required"
 NO_TEXT = "neither 'contents' nor 'text' is there"
+# What to do about a key that a row must have, by key
 _REMEDIES = {
     "id": "name the id so: `jq -c '.id = .NAME' FILE > NEW`, or `.id = (input_line_number | tostring)`",
     "question": "name the question so: `jq -c '.question = .NAME' FILE > NEW`",
     "golden_answers": "name the answers so: `jq -c '.golden_answers = .NAME' FILE > NEW`",
 }
-"""What to do about a key that a row must have, by key."""
 END_OF_INSTRUCTION = "</answer>. Question: "
 
 
@@ -328,6 +328,6 @@ def _remedy_of_no_json(line: bytes) -> str:
         return "the line is not UTF-8 text: `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
 
     return (
-        "every line must hold one JSON object: `jq -c . FILE > NEW` writes objects so that stand otherwise; other text "
-        "must be converted"
+        "every line must hold one JSON object: `jq -c . FILE > NEW` writes objects so that stand "
+        "otherwise; other text must be converted"
     )

@@ -11,8 +11,8 @@ from deepsearch_rl.core.errors import RecordError
 # Characters that are read at once; a longer entry is read in blocks that grow
 BLOCK_CHARS = 1 << 20
 
+# The number of a row, from 1, and its JSON text. Lines are counted in text files, otherwise rows.
 Row = tuple[int, bytes]
-"""The number of a row, from 1, and its JSON text. Lines are counted in text files, otherwise rows."""
 
 
 def read_entries(stream: BinaryIO, path: Path) -> Iterator[Row]:

@@ -42,6 +42,7 @@ TABLE_ROWS = 1024
 DELIMITERS = ("\t", ",", ";", "|")
 ID_COLUMNS = {"id", "_id"}
 TEXT_COLUMNS = {"text", "contents", "question"}
+# Keys that hold lists and objects, which tables and copies on hubs may write as JSON text
 JSON_COLUMNS = frozenset(
     {
         *("golden_answers", "answer_aliases", "metadata", "evidence_list", "evidences"),
@@ -50,7 +51,6 @@ JSON_COLUMNS = frozenset(
         *("prompt", "reward_model", "ground_truth", "extra_info"),
     }
 )
-"""Keys that hold lists and objects, which tables and copies on hubs may write as JSON text."""
 
 LINES = "JSON Lines"
 ARRAY = "a JSON array"
@@ -71,6 +71,7 @@ _MAGIC = {
     b"\xff\xff\xff\xff": ARROW,
 }
 _AS_LINES = "orient='records', lines=True"
+# How files that are not read begin, what they are, and what to do
 _REMEDIES = {
     b"\x28\xb5\x2f\xfd": ("is compressed by zstd", "unpack it: `zstd -d FILE`"),
     b"7z\xbc\xaf\x27\x1c": ("is a 7z archive", "unpack it: `7z x FILE`"),
@@ -96,7 +97,6 @@ _REMEDIES = {
     ),
     b"<": ("is a page of HTML or XML", "get the file itself, or write its rows as JSON Lines"),
 }
-"""How files that are not read begin, what they are, and what to do."""
 
 
 def read_numbered(path: Path) -> Iterator[Row]:
@@ -128,8 +128,8 @@ def read_numbered(path: Path) -> Iterator[Row]:
                 yield row
     except UnicodeDecodeError as error:
         raise ArtifactError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start} of a block); convert it, for example with "
-            "`iconv -f WINDOWS-1252 -t UTF-8`."
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start} of a block); convert "
+            "it, for example with `iconv -f WINDOWS-1252 -t UTF-8`."
         ) from error
     except damaged as error:
         raise ArtifactError(

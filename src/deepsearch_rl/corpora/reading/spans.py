@@ -68,8 +68,8 @@ class Sentences:
 
     starts_N: NDArray[np.int64]
     ends_N: NDArray[np.int64]
+    # Words of each
     words_N: NDArray[np.int64]
-    """Words of each."""
 
 
 def sentence_spans(text: str) -> Iterator[Span]:

@@ -12,8 +12,8 @@ from deepsearch_rl.corpora.grammar.grammar import STATEMENTS, Grammar
 
 # Of an article: a long one makes several chunks, so that a search has to find the right one
 MAX_PARAGRAPHS = 6
+# Subject and relation
 Fact = tuple[str, str]
-"""Subject and relation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,14 @@ class World:
     """The facts and articles of a generated world."""
 
     grammar: Grammar
+    # Kind -> names, in a fixed order
     entities: Mapping[str, tuple[str, ...]]
-    """Kind -> names, in a fixed order."""
+    # A fact that is not here is missing: no article states it
     objects: Mapping[Fact, str]
-    """A fact that is not here is missing: no article states it."""
+    # One article per entity, sorted by id
     documents: tuple[Document, ...]
-    """One article per entity, sorted by id."""
+    # Sentence and document of each fact
     evidence: Mapping[Fact, Evidence]
-    """Sentence and document of each fact."""
 
     def follow(self, chain: Sequence[str], head: str) -> list[str] | None:
         """Return the entities that a chain of relations visits after ``head``; None where a fact is missing."""

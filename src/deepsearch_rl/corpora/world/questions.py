@@ -14,23 +14,24 @@ from deepsearch_rl.corpora.grammar.grammar import IN_DOMAIN, OUT_OF_DOMAIN, STYL
 from deepsearch_rl.corpora.world.facts import World, build_world
 
 IN_DOMAIN_SET = "multihoprag"
+# Lengths of the chains of each question type, in equal parts
 IN_DOMAIN_HOPS: Mapping[str, tuple[int, ...]] = {
     "1_hop": (1,),
     "2_hop": (2,),
     "3_hop": (3,),
     "null": (1, 2, 3),
 }
-"""Lengths of the chains of each question type, in equal parts."""
 
+# The question type that calls two relations by one noun, as "grandteacher"
 INFERENCE = "inference"
-"""The question type that calls two relations by one noun, as "grandteacher"."""
 
+# Share and chain length of each question type of each set, as in the sets that they stand for,
+# without comparisons
 OUT_OF_DOMAIN_SETS: Mapping[str, Mapping[str, tuple[float, int]]] = {
     "musique": {"2_hop": (0.5, 2), "3_hop": (0.3, 3), "4_hop": (0.2, 4)},
     "2wikimultihopqa": {"compositional": (0.6, 2), INFERENCE: (0.4, 2)},
     "hotpotqa": {"bridge": (1.0, 2)},
 }
-"""Share and chain length of each question type of each set, as in the sets that they stand for, without comparisons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +200,9 @@ def _draw_chains(
     if len(candidates) < count:
         what = "with a missing fact" if broken else "with an answer"
         raise ConfigError(
-            f"the generated world has {len(candidates)} chains of {hops} facts {what} for a split that needs {count}; "
-            "raise the numbers of entities or lower the numbers of questions (download.world)."
+            f"the generated world has {len(candidates)} chains of {hops} facts {what} for a split "
+            f"that needs {count}; raise the numbers of entities or lower the numbers of questions "
+            "(download.world)."
         )
 
     return rng.sample(candidates, count)

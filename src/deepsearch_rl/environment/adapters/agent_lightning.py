@@ -31,8 +31,8 @@ from deepsearch_rl.training.rewards.rewards import reward_parts
 from deepsearch_rl.training.rl.rl_config import RlConfig
 
 agents: Any = importlib.import_module("agentlightning.litagent")
+# The name under which Agent-Lightning's algorithms hand the policy's endpoint over
 RESOURCE = "main_llm"
-"""The name under which Agent-Lightning's algorithms hand the policy's endpoint over."""
 
 
 class SearchLitAgent(agents.LitAgent):

@@ -25,8 +25,8 @@ from deepsearch_rl.environment.episode import Episode, Outcome
 multi_turn: Any = importlib.import_module("swift.rollout.multi_turn")
 rewards: Any = importlib.import_module("swift.rewards.orm")
 protocol: Any = importlib.import_module("swift.infer_engine.protocol")
+# The scheduler's and the reward's name in ms-swift, and the column of a row that names the episode
 NAME = COLUMN
-"""The scheduler's and the reward's name in ms-swift, and the column of a row that names the episode."""
 
 
 class SearchScheduler(multi_turn.MultiTurnScheduler):
@@ -75,9 +75,10 @@ async def _take_turn(environment: BlockingEnvironment, episode: Episode, respons
     rendered_ids = response.prompt_token_ids
     if rendered_ids is not None and list(rendered_ids) != episode.prompt_ids:
         raise ConfigError(
-            "ms-swift's template renders another prompt than the model's own chat template, so that the model would "
-            "be trained on prompts that it is not served: choose --template and --agent_template that are the model's "
-            "(for Qwen3 without thoughts: qwen3_nothinking, hermes)."
+            "ms-swift's template renders another prompt than the model's own chat template, so "
+            "that the model would be trained on prompts that it is not served: choose --template "
+            "and --agent_template that are the model's (for Qwen3 without thoughts: "
+            "qwen3_nothinking, hermes)."
         )
 
     choice = response.choices[0]
@@ -92,8 +93,8 @@ def _output(
     if outcome.is_server_failure:
         trajectory = outcome.trajectory
         raise EndpointError(
-            f"{trajectory.stop_reason} in a rollout of {trajectory.question_id}: {trajectory.error}; check the "
-            "retrieval server."
+            f"{trajectory.stop_reason} in a rollout of {trajectory.question_id}: "
+            f"{trajectory.error}; check the retrieval server."
         )
 
     row = episode.row

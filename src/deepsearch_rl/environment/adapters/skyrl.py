@@ -67,8 +67,8 @@ class SearchTextEnv(base.BaseTextEnv):
         if step.outcome.is_server_failure:
             trajectory = step.outcome.trajectory
             raise EndpointError(
-                f"{trajectory.stop_reason} in a rollout of {self._question.id}: {trajectory.error}; check the "
-                "retrieval server."
+                f"{trajectory.stop_reason} in a rollout of {self._question.id}: "
+                f"{trajectory.error}; check the retrieval server."
             )
         return base.BaseTextEnvStepOutput(
             observations=[],

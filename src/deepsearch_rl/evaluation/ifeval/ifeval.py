@@ -192,10 +192,10 @@ def read_prompts(path: Path) -> list[IfevalPrompt]:
             nltk.data.find("tokenizers/punkt_tab")
         except LookupError as error:
             raise ArtifactError(
-                f"{needing} of {len(prompts)} IFEval prompts need NLTK's sentence model, which is not installed. "
-                "`make gpu-environments` installs it for the gpu profiles; elsewhere run "
-                "`python -m nltk.downloader punkt_tab` once, or set NLTK_DATA to a folder that holds "
-                "tokenizers/punkt_tab."
+                f"{needing} of {len(prompts)} IFEval prompts need NLTK's sentence model, which is "
+                "not installed. `make gpu-environments` installs it for the gpu profiles; "
+                "elsewhere run `python -m nltk.downloader punkt_tab` once, or set NLTK_DATA to a "
+                "folder that holds tokenizers/punkt_tab."
             ) from error
 
     return prompts
@@ -306,21 +306,26 @@ async def _ask_all(
         except (openai.OpenAIError, EndpointError) as error:
             raise EndpointError(
                 f"IFEval stopped: {shown_address(endpoint.base_url)} did not answer every prompt "
-                f"({type(error).__name__}: {endpoint.redact(str(error))}); {remedy(str(error))} and repeat the command."
+                f"({type(error).__name__}: {endpoint.redact(str(error))}); {remedy(str(error))} "
+                "and repeat the command."
                 # The library's own error may show the key
             ) from None
 
     if thoughts_alone:
-        _LOG.warning(
-            "IFEval: %d of %d responses are a thought without a text, and count as empty (keys %s). If the answer "
-            "stands in the reasoning field, start vLLM or SGLang without --reasoning-parser (llama.cpp: "
-            "--reasoning-format none), or with the model's own; if the thought was cut, raise ifeval.max_tokens.",
-            len(thoughts_alone),
-            len(prompts),
-            sorted(thoughts_alone)[:SHOWN_KEYS],
-        )
-
+        _warn_of_thoughts(thoughts_alone, len(prompts))
     return responses
+
+
+def _warn_of_thoughts(keys: Sequence[int], prompts: int) -> None:
+    _LOG.warning(
+        "IFEval: %d of %d responses are a thought without a text, and count as empty (keys %s). If "
+        "the answer stands in the reasoning field, start vLLM or SGLang without "
+        "--reasoning-parser (llama.cpp: --reasoning-format none), or with the model's own; if the "
+        "thought was cut, raise ifeval.max_tokens.",
+        len(keys),
+        prompts,
+        sorted(keys)[:SHOWN_KEYS],
+    )
 
 
 def _score_all(
@@ -346,8 +351,9 @@ def _score_all(
     if failures:
         first = next(iter(failures.values()))
         raise CheckFailedError(
-            f"IFEval asked {len(prompts)} prompts and scored {len(responses)}; without a score: keys "
-            f"{sorted(failures)[:SHOWN_KEYS]}. The first checker failed with {type(first).__name__}: {first}."
+            f"IFEval asked {len(prompts)} prompts and scored {len(responses)}; without a score: "
+            f"keys {sorted(failures)[:SHOWN_KEYS]}. The first checker failed with "
+            f"{type(first).__name__}: {first}."
         ) from first
 
     return responses

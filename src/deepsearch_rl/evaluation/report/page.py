@@ -28,7 +28,12 @@ from deepsearch_rl.evaluation.report.rollouts import (
     ShownRollout,
     pack,
 )
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, IfevalScore, ModelEvaluation
+from deepsearch_rl.evaluation.scoring.f1_row import (
+    F1TableRow,
+    IfevalScore,
+    ModelEvaluation,
+    TypeScore,
+)
 from deepsearch_rl.evaluation.tables.table_files import FILTERS, passes
 from deepsearch_rl.evaluation.tables.tables import (
     CONTROL_TITLES,
@@ -42,15 +47,15 @@ from deepsearch_rl.explain.causes.shown_sets import PAGE_COLOURS, shown_sets
 from deepsearch_rl.trajectories.statistics.statistics import CORRECT, TOKENS_BIN, WRONG
 
 TEMPLATES = Path(__file__).with_name("templates")
+# What rollouts are counted by, where the statistics have it, and how far its values are apart
 DISTRIBUTIONS = (
     ("turns", "rounds", 1),
     ("searches", "tool_calls", 1),
     ("tokens of the whole conversation", "tokens", TOKENS_BIN),
 )
-"""What rollouts are counted by, where the statistics have it, and how far its values are apart."""
 MOST_BINS = 8
+# What a template shows of one question set, by the names that the template uses
 Shown: TypeAlias = dict[str, Any]
-"""What a template shows of one question set, by the names that the template uses."""
 
 
 class Report(NamedTuple):
@@ -109,6 +114,17 @@ def render_page(report: Report, table_sha256: str) -> str:
 
     digests.pop("model", None)
     rl_description = "Reward, F1 and searches by step of every reinforcement learning run"
+    f1_plots: list[str] = []
+    for name in table.datasets:
+        title = f"F1 with 95 % intervals by model on {name}"
+        f1_plots.append(inline_svg(f1_figure(table, [name], 1), f"plot-{name}", title))
+
+    main_sets: list[Shown] = []
+    for dataset in table.datasets:
+        if table.main_rows(dataset):
+            main_sets.append(_main_set(table, dataset))
+
+    retrieval_sets = in_order(report.retrieval, DATASET_ORDER)
     template = page_templates().get_template("page.html")
     return template.render(
         report=report,
@@ -116,26 +132,15 @@ def render_page(report: Report, table_sha256: str) -> str:
         kept_start_notes=report.table.kept_start_notes,
         tests=report.table.tests,
         empty=[name for name in optional if not getattr(report, name)],
-        f1_plots=[
-            inline_svg(
-                f1_figure(table, [name], 1),
-                f"plot-{name}",
-                f"F1 with 95 % intervals by model on {name}",
-            )
-            for name in table.datasets
-        ],
+        f1_plots=f1_plots,
         variants=list(_variant_tables(table)),
-        main_sets=[
-            _main_set(table, dataset) for dataset in table.datasets if table.main_rows(dataset)
-        ],
+        main_sets=main_sets,
         lost_points=list(shown_sets(_without_copies(report))),
         lost_colours=PAGE_COLOURS,
         behaviour=list(_rollout_behaviour(report)),
         rl_plot=inline_svg(rl_figure(report.rl), "plot-rl", rl_description),
         ifeval=_ifeval_scores(report),
-        retrieval={
-            name: report.retrieval[name] for name in in_order(report.retrieval, DATASET_ORDER)
-        },
+        retrieval={name: report.retrieval[name] for name in retrieval_sets},
         inputs=dict(sorted(digests.items())) | {"f1_table.json": table_sha256},
     )
 
@@ -197,7 +202,11 @@ def _main_set(table: F1Table, dataset: str) -> Shown:
     Beside them the k of every pass@k.
     """
     rows = table.main_rows(dataset)
-    types = {name: score for row in reversed(rows) for name, score in row.types.items()}
+    # The first model's scores last, so that they stay
+    types: dict[str, TypeScore] = {}
+    for row in reversed(rows):
+        types.update(row.types)
+
     controlled = [row for row in rows if row.controls]
     answered = controlled[0].controls if controlled else {}
     controls = {name: title for name, title in CONTROL_TITLES.items() if name in answered}
@@ -212,7 +221,7 @@ def _main_set(table: F1Table, dataset: str) -> Shown:
 
 def _metric_names(retrievers: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return the metrics of retrievers, without the number of questions: by name, then by the number after the @."""
-    names = {name for scores in retrievers.values() for name in scores} - {"n"}
+    names = set(itertools.chain.from_iterable(retrievers.values())) - {"n"}
     return sorted(
         names, key=lambda name: (name.partition("@")[0], int(name.partition("@")[2] or 0))
     )
@@ -229,16 +238,19 @@ def _rollout_behaviour(report: Report) -> Iterator[Shown]:
 
         if not runs:
             continue
-        failures = {name for run in runs.values() for name in run.statistics.outcomes} - {
-            CORRECT,
-            WRONG,
-        }
+        outcomes: set[str] = set()
+        known: set[str] = set()
+        for run in runs.values():
+            outcomes.update(run.statistics.outcomes)
+            known.update(run.figures.figures)
+
+        failures = outcomes - {CORRECT, WRONG}
         yield {
             "dataset": dataset,
             "generated": next(iter(runs.values())).row.generated,
             "runs": runs,
             "outcomes": [CORRECT, WRONG, *sorted(failures)],
-            "known": {name for run in runs.values() for name in run.figures.figures},
+            "known": known,
             "distributions": list(_distributions(runs)),
         }
 
@@ -255,7 +267,7 @@ def _distributions(runs: Mapping[str, RunRollouts]) -> Iterator[Shown]:
             if count_by_value:
                 counts[name] = count_by_value
 
-        values = {value for of_run in counts.values() for value in of_run}
+        values = set(itertools.chain.from_iterable(counts.values()))
         if not values:
             continue
         width = bin_width(min(values), max(values), step)

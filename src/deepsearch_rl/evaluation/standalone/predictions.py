@@ -54,8 +54,8 @@ class ScoredFile(NamedTuple):
     rows: int
     scores: QuestionScores
     golds: GoldenAnswers
+    # Rows without an answer, by kind
     failures: dict[str, int]
-    """Rows without an answer, by kind."""
 
 
 def score_predictions(path: Path) -> ScoredFile:

@@ -40,6 +40,7 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
 
+# What tables and pages call the causes
 TITLES: dict[Cause, str] = {
     Cause.NOT_IN_CORPUS: "gold not in the corpus",
     Cause.NEVER_SEARCHED: "never searched",
@@ -55,9 +56,10 @@ TITLES: dict[Cause, str] = {
     Cause.UNANSWERABLE: "answered what has no answer",
     Cause.UNKNOWN: "what was found is not known",
 }
-"""What tables and pages call the causes."""
+# How a row of another system ended that says no more than that it failed
 FAILED = "failed"
-"""How a row of another system ended that says no more than that it failed."""
+# Ends before an answer that are the rollout's own: a budget, the time, or a call that nobody can
+# read
 _CUT_OFF = frozenset(
     {
         StopReason.SEARCH_BUDGET,
@@ -68,14 +70,13 @@ _CUT_OFF = frozenset(
         FAILED,
     }
 )
-"""Ends before an answer that are the rollout's own: a budget, the time, or a call that nobody can read."""
+# How a normalised answer says that there is none
 _REFUSAL = re.compile(
     r"\b(insufficient information|not enough information|no information|no answer|noanswer|unanswerable"
     r"|i (do not|dont|did not|didnt) (know|have|find)|(can ?not|cant|could not|couldnt|unable to) "
     r"(be )?(answer|determine|find|provide|identify|confirm)\w*|not (found|available|known|mentioned|"
     r"provided|specified|stated)|found nothing)\b|^(unknown|none|n a|na|null)$"
 )
-"""How a normalised answer says that there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from deepsearch_rl.evaluation.scoring.score import bootstrap_intervals
 from deepsearch_rl.explain.causes.judging import Items, JudgedAnswer, JudgedRun, QuestionFacts
 from deepsearch_rl.explain.causes.records import Ceiling, Ceilings, ControlFigure
 
+# For every question whether all items are reached, and the share of them
 Shares = list[tuple[float, float]]
-"""For every question whether all items are reached, and the share of them."""
 
 
 def measure_ceilings(

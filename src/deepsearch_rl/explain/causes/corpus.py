@@ -16,8 +16,8 @@ from deepsearch_rl.retrieval.ranking.gold import Gold, chunk_title_key, without_
 SEPARATOR = "\x00"
 # Passages whose facts are looked for together
 BLOCK = 2000
+# A question's id, and the position of one of its gold items
 Place = tuple[str, int]
-"""A question's id, and the position of one of its gold items."""
 
 
 @dataclass(slots=True)
@@ -25,12 +25,12 @@ class CorpusScan:
     """What one pass over the passages found."""
 
     passages: int = 0
+    # The wanted passages by id
     chunks_by_id: dict[str, Chunk] = field(default_factory=dict)
-    """The wanted passages by id."""
+    # The title of every gold document that is there, by its id
     titles: dict[str, str] = field(default_factory=dict)
-    """The title of every gold document that is there, by its id."""
+    # The positions of the gold items that some passage holds, by question
     covered: dict[str, set[int]] = field(default_factory=dict)
-    """The positions of the gold items that some passage holds, by question."""
 
 
 def scan_corpus(

@@ -14,8 +14,8 @@ from deepsearch_rl.core.records import Chunk, Question
 from deepsearch_rl.retrieval.ranking.gold import Gold, gold_evidence
 
 EvidenceKind = Literal["facts", "documents", "titles", "answer"]
+# Golden answers, normalised, of questions that the corpus cannot answer
 UNANSWERABLE = frozenset({"insufficient information", "noanswer"})
-"""Golden answers, normalised, of questions that the corpus cannot answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,25 +33,25 @@ from deepsearch_rl.explain.causes.runs import counted_stops
 
 # Answers to look at, of every cause
 EXAMPLES = 3
+# Models of the graph by the model that their training began with
 TRAINED_FROM = {"sft": "base", "rl": "base", "sft_rl": "sft"}
-"""Models of the graph by the model that their training began with."""
 # Of a model's last text
 SHOWN_CHARACTERS = 1000
 
 
 def lost_points_of(judged: JudgedRun) -> LostPoints:
     """Return the lost points of a run, which add up to 1 - F1."""
-    return count_lost_points(
-        [
+    scored: list[ScoredAnswer] = []
+    for judged_answer in judged.answers:
+        answer = judged_answer.answer
+        without_evidence = judged_answer.findings.without_evidence
+        scored.append(
             ScoredAnswer(
-                answer.answer.question_id,
-                answer.answer.scores.f1,
-                answer.cause,
-                answer.findings.without_evidence,
+                answer.question_id, answer.scores.f1, judged_answer.cause, without_evidence
             )
-            for answer in judged.answers
-        ]
-    )
+        )
+
+    return count_lost_points(scored)
 
 
 def explain_run(
@@ -255,14 +255,12 @@ def _example_items(answer: JudgedAnswer, facts: QuestionFacts) -> tuple[ExampleI
         evidence = facts.question.metadata.evidence_list or ()
         texts = tuple(each.fact for each in evidence if each.fact.strip())
 
-    return tuple(
-        ExampleItem(
-            text=text,
-            shown=position in answer.shown,
-            in_corpus=None if facts.in_corpus is None else position in facts.in_corpus,
-        )
-        for position, text in enumerate(texts)
-    )
+    items: list[ExampleItem] = []
+    for position, text in enumerate(texts):
+        in_corpus = None if facts.in_corpus is None else position in facts.in_corpus
+        items.append(ExampleItem(text=text, shown=position in answer.shown, in_corpus=in_corpus))
+
+    return tuple(items)
 
 
 def _evidence_kind(facts: QuestionFacts) -> str:
@@ -276,27 +274,29 @@ def _notes(judged: JudgedRun, corpus: Corpus | None, evidence: Mapping[str, int]
     total = len(judged.facts)
     if evidence["answer"]:
         yield (
-            f"{evidence['answer']} of {total} questions have no gold evidence: their answer's string and its aliases "
-            "stand in, so that a passage counts as evidence that names the answer as whole words. A passage may name "
-            "it for another reason, and the first passage of a chain does not name it."
+            f"{evidence['answer']} of {total} questions have no gold evidence: their answer's "
+            "string and its aliases stand in, so that a passage counts as evidence that names the "
+            "answer as whole words. A passage may name it for another reason, and the first "
+            "passage of a chain does not name it."
         )
     if evidence["unknown"]:
         yield (
-            f"{evidence['unknown']} of {total} questions have neither gold evidence nor an answer that could stand in "
-            "(yes, no): what was found for them is not known."
+            f"{evidence['unknown']} of {total} questions have neither gold evidence nor an answer "
+            "that could stand in (yes, no): what was found for them is not known."
         )
     if corpus is None:
         yield (
-            "Neither an index nor a corpus was given: what the corpus lacks, and why something was not found, is not "
-            "known."
+            "Neither an index nor a corpus was given: what the corpus lacks, and why something was "
+            "not found, is not known."
         )
     elif corpus.searcher is None:
         yield "No index was given: why something was not found is not known."
     if corpus is not None and corpus.other_results[0]:
         other, tried = corpus.other_results
         yield (
-            f"{other} of {tried} queries of the run find other passages in this index than the run shows: it was made "
-            "with another index, retriever or reranker, or its search was broken."
+            f"{other} of {tried} queries of the run find other passages in this index than the run "
+            "shows: it was made with another index, retriever or reranker, or its search was "
+            "broken."
         )
     if any(answer.answer.searches is None for answer in judged.answers):
         yield "Some answers do not say what was searched: what was found for them is not known."

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 QUERIES_AT_ONCE = 256
 # Of a run, to see whether the index is the one that it searched
 TRIED_QUERIES = 200
+# Positions of gold items
 Items = frozenset[int]
-"""Positions of gold items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,11 @@ class Corpus:
 
     chunks: Iterable[Chunk]
     searcher: "SearchesChunks | None" = None
+    # How many there are, known after they were read
     passages: int = 0
-    """How many there are, known after they were read."""
+    # Of how many of the run's queries the index returns other passages than the run shows, and how
+    # many were tried
     other_results: tuple[int, int] = (0, 0)
-    """Of how many of the run's queries the index returns other passages than the run shows, and how many were tried."""
 
 
 @dataclass(slots=True)
@@ -147,8 +148,8 @@ def _questions_of(run: Run, questions: Mapping[str, Question]) -> dict[str, Ques
     if unknown:
         names = ", ".join(unknown[:3])
         raise ArtifactError(
-            f"{run.path} answers {len(unknown)} questions that are not in the question file ({names}); give the file "
-            "whose questions were answered (--questions)."
+            f"{run.path} answers {len(unknown)} questions that are not in the question file "
+            f"({names}); give the file whose questions were answered (--questions)."
         )
 
     run_questions: dict[str, Question] = {}
@@ -176,8 +177,8 @@ def _require_passages(run: Run, scan: CorpusScan) -> None:
     missing = sorted(run.shown_ids() - scan.chunks_by_id.keys())
     if missing:
         raise ArtifactError(
-            f"{run.path} shows {len(missing)} passages that are not in the corpus ({', '.join(missing[:3])}); give the "
-            "corpus, or the index, that the run searched."
+            f"{run.path} shows {len(missing)} passages that are not in the corpus "
+            f"({', '.join(missing[:3])}); give the corpus, or the index, that the run searched."
         )
 
 

@@ -106,8 +106,8 @@ def count_lost_points(answers: Sequence[ScoredAnswer]) -> LostPoints:
     total = sum((points.lost(cause) for cause in CAUSES), NO_LOSS)
     if total != 1 - points.f1:
         raise CheckFailedError(
-            f"the lost points of all causes are {float(total):.6f} and 1 - F1 is {float(1 - points.f1):.6f}: an answer "
-            "that lost points has no cause."
+            f"the lost points of all causes are {float(total):.6f} and 1 - F1 is "
+            f"{float(1 - points.f1):.6f}: an answer that lost points has no cause."
         )
     return points
 

@@ -1,5 +1,6 @@
 """Runs to explain: their answers, what each searched and was shown, read from our trajectories."""
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,10 +20,10 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.trajectories.statistics.statistics import has_turns
 
+# What begins a passage in a tool's result under the protocol function_calling
 _NUMBERED = re.compile(r"(?:^|\n\n)\[\d+\] ")
-"""What begins a passage in a tool's result under the protocol function_calling."""
+# The same under search_tags
 _TAGGED = re.compile(r"(?:^|\n)(?:<information>)?Doc \d+\(Title: ")
-"""The same under search_tags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ def read_rollouts(path: Path) -> Run:
     return gather(path, trajectory_rows(path))
 
 
+# A row's line, its answer, its question, and the model, prompt and temperature that made it
 Row = tuple[int, Answer, Question, tuple[str, str | None, float | None]]
-"""A row's line, its answer, its question, and the model, prompt and temperature that made it."""
 
 
 def gather(path: Path, rows: Iterable[Row]) -> Run:
@@ -164,22 +165,29 @@ def _searches(rollout: Trajectory) -> tuple[Search, ...] | None:
     if not has_turns(rollout):
         return None
 
-    results = [message.content for message in rollout.messages if message.role == "tool"]
-    passages = [_split(text) for text in results]
-    listed = [each for each in passages if each]
-    known = [retrieval for retrieval in rollout.retrievals if retrieval.chunk_ids]
-    if len(listed) == len(known):
-        texts_of = {id(each): texts for each, texts in zip(known, listed, strict=True)}
-        return tuple(
-            Search(each.query, each.chunk_ids, texts_of.get(id(each), ()))
-            for each in rollout.retrievals
-        )
+    # The passages of every search that found some, in their order
+    listed: list[tuple[Chunk, ...]] = []
+    for message in rollout.messages:
+        passages = _split(message.content) if message.role == "tool" else ()
+        if passages:
+            listed.append(passages)
+
+    searches: list[Search] = []
+    successful = [retrieval for retrieval in rollout.retrievals if retrieval.chunk_ids]
+    if len(listed) == len(successful):
+        remaining = iter(listed)
+        for retrieval in rollout.retrievals:
+            passages = next(remaining) if retrieval.chunk_ids else ()
+            searches.append(Search(retrieval.query, retrieval.chunk_ids, passages))
+
+        return tuple(searches)
 
     # The texts cannot be told apart by search, so that the first one gets them all
-    together = tuple(passage for each in listed for passage in each)
-    searches = [Search(each.query, each.chunk_ids, ()) for each in rollout.retrievals]
-    if searches:
-        searches[0] = Search(searches[0].query, searches[0].chunk_ids, together)
+    unassigned = tuple(itertools.chain.from_iterable(listed))
+    for retrieval in rollout.retrievals:
+        searches.append(Search(retrieval.query, retrieval.chunk_ids, unassigned))
+        unassigned = ()
+
     return tuple(searches)
 
 

@@ -8,8 +8,8 @@ from deepsearch_rl.explain.causes.causes import Cause
 from deepsearch_rl.explain.causes.figure import COLOURS, LUCKY, RIGHT, lost_points_figure
 from deepsearch_rl.explain.causes.records import WITHOUT_EVIDENCE, ExplainReport, RunReport
 
+# The colours of the bars' parts
 PAGE_COLOURS = {**COLOURS, WITHOUT_EVIDENCE: LUCKY, "f1": RIGHT}
-"""The colours of the bars' parts."""
 
 
 def shown_sets(report: ExplainReport) -> Iterator[dict[str, Any]]:

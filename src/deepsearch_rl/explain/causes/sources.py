@@ -30,8 +30,8 @@ class Source:
     index: Path | None = None
     chunks: Path | None = None
     retriever: str | None = None
+    # The greedy answers of the same model to the same questions
     greedy: Path | None = None
-    """The greedy answers of the same model to the same questions."""
     controls: dict[str, ControlFigure] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -98,8 +98,9 @@ def _of_folder(folder: Path) -> Iterator[Source]:
     models = sorted(path.parent for path in folder.glob(f"*/{ROWS}"))
     if not models:
         raise ArtifactError(
-            f"{folder} holds no {ROWS}, and no folder in it does: name a file of trajectories or predictions, or "
-            "data/<profile>/evaluate/<model> of a graph whose stage evaluate has run."
+            f"{folder} holds no {ROWS}, and no folder in it does: name a file of trajectories or "
+            "predictions, or data/<profile>/evaluate/<model> of a graph whose stage evaluate has "
+            "run."
         )
     for model in models:
         yield from _of_folder(model)
@@ -169,7 +170,8 @@ def _source(
         chunks = searched.chunks / f"{row.corpus}.jsonl"
         if reranker:
             notes.append(
-                "The run's searches had a reranker; what other queries would have found is ranked without it."
+                "The run's searches had a reranker; what other queries would have found is ranked "
+                "without it."
             )
 
     greedy = None
@@ -214,22 +216,20 @@ def _require_same(path: Path, sha256: str | None, digest: Callable[[Path], str])
     """Raise ArtifactError where a file or an index is missing, or is another one than the run was made with."""
     if not path.exists():
         raise ArtifactError(
-            f"{path} does not exist, and the run was made with it; name questions and index yourself (--questions, "
-            "--index, or --corpus)."
+            f"{path} does not exist, and the run was made with it; name questions and index "
+            "yourself (--questions, --index, or --corpus)."
         )
     if sha256 is not None and digest(path) != sha256:
         raise ArtifactError(
-            f"{path} is another one than the run was made with; run the stage evaluate again (`dvc repro`), or name "
-            "questions and index yourself (--questions, --index, or --corpus)."
+            f"{path} is another one than the run was made with; run the stage evaluate again (`dvc "
+            "repro`), or name questions and index yourself (--questions, --index, or --corpus)."
         )
 
 
 def _controls(row: F1TableRow) -> dict[str, ControlFigure]:
-    return {
-        name: ControlFigure(
-            n=score.n,
-            f1=Interval(mean=score.f1, low=score.f1_low, high=score.f1_high),
-            searched_f1=score.searched_f1,
-        )
-        for name, score in row.controls.items()
-    }
+    figures: dict[str, ControlFigure] = {}
+    for name, score in row.controls.items():
+        interval = Interval(mean=score.f1, low=score.f1_low, high=score.f1_high)
+        figures[name] = ControlFigure(n=score.n, f1=interval, searched_f1=score.searched_f1)
+
+    return figures

@@ -115,8 +115,8 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_file():
         raise ArtifactError(
-            f"{path} does not exist; give a JSON Lines file of trajectories or predictions, or the folder of an "
-            "evaluated model, data/<profile>/evaluate/<model>."
+            f"{path} does not exist; give a JSON Lines file of trajectories or predictions, or the "
+            "folder of an evaluated model, data/<profile>/evaluate/<model>."
         )
 
     return gather(path, trajectory_rows(path) if _is_of_trajectories(path) else _predictions(path))
@@ -161,10 +161,13 @@ def _predictions(path: Path) -> Iterator[Row]:
 
 def _foreign_searches(row: ExplainedRow) -> tuple[Search, ...] | None:
     if row.retrievals is not None:
-        return tuple(
-            Search(each.query, () if each.passages else each.chunk_ids, _texts(each.passages))
-            for each in row.retrievals
-        )
+        searches: list[Search] = []
+        for retrieval in row.retrievals:
+            # A row's own texts count for more than ids, which need not be those of the corpus
+            chunk_ids = () if retrieval.passages else retrieval.chunk_ids
+            searches.append(Search(retrieval.query, chunk_ids, _texts(retrieval.passages)))
+
+        return tuple(searches)
 
     if row.output is not None and row.output.retrieval_result is not None:
         passages = _texts(row.output.retrieval_result)

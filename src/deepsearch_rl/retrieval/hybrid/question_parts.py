@@ -56,8 +56,9 @@ class QuestionParts:
     sources: tuple[int, ...]
     days: tuple[DayRange, ...]
     whole: str  # the question without sources and dates
+    # The first MAX_PARTS pieces of ``whole`` that have two words, or letters of a script without
+    # blanks; else all
     parts: tuple[str, ...]
-    """The first MAX_PARTS pieces of ``whole`` that have two words, or letters of a script without blanks; else all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,9 @@ class FusionWeights(Record):
     # By feature (:mod:`.hybrid.retriever`); learnt from all the questions
     weights: dict[str, float]
     questions: int  # learnt from, and scored on while held out
+    # MRR@10 and MAP@10 of ``learned``, ``bm25`` and ``dense``; the first from weights of the other
+    # folds
     held_out: dict[str, dict[str, float]]
-    """MRR@10 and MAP@10 of ``learned``, ``bm25`` and ``dense``; the first from weights of the other folds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,10 @@ CACHED_KEYS = 1 << 16
 
 _WORD = re.compile(r"\w+")
 
+# The scripts without blanks between words, as ranges of a regular expression's class.
+#
+# They are those of the line-breaking classes SA, ID and CJ (Unicode Standard Annex 14) whose
+# characters are letters.
 UNSPACED = (
     "\u0e00-\u0eff"  # Thai, Lao
     "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f"  # Burmese
@@ -66,11 +70,6 @@ UNSPACED = (
     "\u3005-\u3007\u3021-\u3029\u3031-\u303c\u3040-\u30ff\u31f0-\u31ff\U0001aff0-\U0001b16f"  # Japanese
     "\u3100-\u312f\u31a0-\u31bf\u3400-\u4dbf\u4e00-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese, Yi
 )
-"""The scripts without blanks between words, as ranges of a regular expression's class.
-
-They are those of the line-breaking classes SA, ID and CJ (Unicode Standard Annex 14) whose
-characters are letters.
-"""
 _WIDTHS = "\uff01-\uffdc"  # full-width ASCII, half-width katakana and Hangul
 _JOINERS = "\u200c\u200d"
 # Choose between shapes of the same character
@@ -122,16 +121,17 @@ def _marks() -> str:
 
 
 _MARKS = _marks()
+# What the plain pattern cannot split: marks, Indic letters that NFC turns into such, scripts
+# without blanks
 _SPECIAL = re.compile(f"[{_MARKS}{UNSPACED}{_WIDTHS}\u0958-\u095f\u09dc-\u09df\u0a33-\u0a5e]")
-"""What the plain pattern cannot split: marks, Indic letters that NFC turns into such, scripts without blanks."""
 _OTHER_WIDTH = re.compile(f"[{_WIDTHS}]+")
 _INVISIBLE = re.compile(f"(?<=[{_MARKS}])[{_JOINERS}]|[{_SELECTORS}]")
 _UNSPACED = re.compile(f"[{UNSPACED}{_WIDTHS}]")
 _LETTER = re.compile(f"[{UNSPACED}][{_MARKS}]*")
+# A run of letters without blanks, group 1, or a word
 _PIECE = re.compile(
     f"((?:(?=\\w)[{UNSPACED}][{_MARKS}]*)+)|[^\\W{UNSPACED}](?:[^\\W{UNSPACED}]+|[{_MARKS}]+)*"
 )
-"""A run of letters without blanks, group 1, or a word."""
 
 
 def has_unspaced(text: str) -> bool:

@@ -105,7 +105,8 @@ def read_manifest(folder: Path) -> IndexManifest:
 
     if isinstance(version, int) and version != SCHEMA_VERSION:
         raise ArtifactError(
-            f"the index in {folder} has format {version}, and this version reads {SCHEMA_VERSION}. {BUILD_IT}"
+            f"the index in {folder} has format {version}, and this version reads {SCHEMA_VERSION}. "
+            f"{BUILD_IT}"
         )
 
     return read_record(path, IndexManifest)

@@ -21,8 +21,8 @@ class MissingDocument(Record):
     """A gold document that no chunk belongs to."""
 
     name: str
+    # The most similar title or id of the corpus, where there is one
     nearest: str | None = None
-    """The most similar title or id of the corpus, where there is one."""
 
     def __str__(self) -> str:
         return f"{self.name!r} (nearest: {self.nearest!r})" if self.nearest else repr(self.name)
@@ -33,8 +33,8 @@ class MissingGold(Record):
 
     documents: int
     missing: int
+    # The first of the missing ones
     listed: tuple[MissingDocument, ...]
-    """The first of the missing ones."""
 
     def __str__(self) -> str:
         names = ", ".join(map(str, self.listed))

@@ -139,8 +139,8 @@ class ChunkStore(Sequence[Chunk]):
             return parse_chunk(os.pread(self._file, end - start, start), self.path, row + 1)
         except RecordError as error:
             raise ArtifactError(
-                f"{self.path} has no passage at byte {start}, where that of row {row} was: the file was changed after "
-                f"it was indexed. Build the index again."
+                f"{self.path} has no passage at byte {start}, where that of row {row} was: the "
+                "file was changed after it was indexed. Build the index again."
             ) from error
 
     def __iter__(self) -> Iterator[Chunk]:

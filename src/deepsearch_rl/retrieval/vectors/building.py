@@ -38,8 +38,8 @@ def build_vector_index(vectors: Path, folder: Path, config: VectorsConfig, seed:
     require_device(config)
     if config.kind == "faiss":
         raise ConfigError(
-            "vectors of kind faiss were built elsewhere: import them (`deepsearch retrieve import`, index.imported), "
-            "or choose a kind that is built."
+            "vectors of kind faiss were built elsewhere: import them (`deepsearch retrieve "
+            "import`, index.imported), or choose a kind that is built."
         )
     file = open_vector_file(vectors)
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,8 @@ def _check(dimension: int, sample: int, config: IvfConfig) -> None:
     """Refuse what FAISS cannot build from ``sample`` training vectors."""
     if sample < config.nlist:
         raise ConfigError(
-            f"{sample} training vectors are too few for nlist = {config.nlist} cells; lower nlist or raise train_rows."
+            f"{sample} training vectors are too few for nlist = {config.nlist} cells; lower nlist "
+            "or raise train_rows."
         )
 
     if isinstance(config, PqConfig) and dimension % config.m:
@@ -130,8 +131,8 @@ def _check(dimension: int, sample: int, config: IvfConfig) -> None:
 
     if isinstance(config, PqConfig) and sample < 2**config.nbits:
         raise ConfigError(
-            f"{sample} training vectors are too few for {2**config.nbits} codes per sub-quantizer; lower nbits or "
-            f"raise train_rows."
+            f"{sample} training vectors are too few for {2**config.nbits} codes per sub-quantizer; "
+            "lower nbits or raise train_rows."
         )
 
 

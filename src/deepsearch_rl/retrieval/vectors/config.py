@@ -72,8 +72,9 @@ class PqConfig(IvfConfig):
     def _codes_fit_a_gpu(self) -> Self:
         if self.on_gpu and (self.nbits != GPU_BITS or self.m not in CODE_LENGTHS):
             raise ValueError(
-                f"FAISS has no codes of {self.m} x {self.nbits} bits on a GPU; set nbits: {GPU_BITS} and m to one of "
-                f"{', '.join(map(str, CODE_LENGTHS))}, or device and search_device to cpu (4 bits are quick there)"
+                f"FAISS has no codes of {self.m} x {self.nbits} bits on a GPU; set nbits: "
+                f"{GPU_BITS} and m to one of {', '.join(map(str, CODE_LENGTHS))}, or device and "
+                "search_device to cpu (4 bits are quick there)"
             )
 
         return self

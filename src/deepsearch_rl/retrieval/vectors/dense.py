@@ -149,8 +149,9 @@ class DenseRetriever:
 
         if queries_QD.shape[1] != self.vectors.dimension:
             raise ArtifactError(
-                f"the encoder gives vectors of {queries_QD.shape[1]} dimensions and the index holds "
-                f"{self.vectors.dimension}, so it was built with another encoder; build it again with this one."
+                f"the encoder gives vectors of {queries_QD.shape[1]} dimensions and the index "
+                f"holds {self.vectors.dimension}, so it was built with another encoder; build it "
+                "again with this one."
             )
 
         return self.vectors.nearest(queries_QD, top_k, allowed_N)

@@ -52,8 +52,9 @@ def read_imported(path: Path) -> faiss.Index:
     index = read_faiss(path)
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise ArtifactError(
-            f"{path} compares by another metric than the inner product (FAISS's metric {index.metric_type}), so that "
-            "its scores are no cosines: build it with faiss.METRIC_INNER_PRODUCT over vectors of length one."
+            f"{path} compares by another metric than the inner product (FAISS's metric "
+            f"{index.metric_type}), so that its scores are no cosines: build it with "
+            "faiss.METRIC_INNER_PRODUCT over vectors of length one."
         )
     if isinstance(index, faiss.IndexIDMap):
         raise ArtifactError(

@@ -29,10 +29,10 @@ def require_device(config: VectorsConfig | None) -> None:
         return
     missing = "finds no GPU" if hasattr(faiss, "GpuClonerOptions") else "is faiss-cpu"
     raise UnavailableError(
-        f"the vectors' device or search_device is cuda, and the FAISS of this environment {missing}: build with "
-        "python.index, which `make gpu-environments` installs with faiss-gpu; to search on a GPU, install faiss-gpu in "
-        "place of faiss-cpu where the search runs (they overwrite each other's files). Or set cpu: the files are the "
-        "same."
+        "the vectors' device or search_device is cuda, and the FAISS of this environment "
+        f"{missing}: build with python.index, which `make gpu-environments` installs with "
+        "faiss-gpu; to search on a GPU, install faiss-gpu in place of faiss-cpu where the search "
+        "runs (they overwrite each other's files). Or set cpu: the files are the same."
     )
 
 
@@ -56,6 +56,7 @@ def copy_to_gpu(index: faiss.Index, rows: int = 0) -> faiss.Index:
 def gpu_failed(error: RuntimeError) -> UnavailableError:
     """Return the error for what FAISS raised on a GPU."""
     return UnavailableError(
-        f"FAISS failed on the GPU ({error}). Besides the index (a row takes its code, or its vector, and 8 bytes) it "
-        f"takes {MEMORY_BYTES / 2**30:g} GiB: free memory of the GPU, or set device and search_device to cpu."
+        f"FAISS failed on the GPU ({error}). Besides the index (a row takes its code, or its "
+        f"vector, and 8 bytes) it takes {MEMORY_BYTES / 2**30:g} GiB: free memory of the GPU, or "
+        "set device and search_device to cpu."
     )

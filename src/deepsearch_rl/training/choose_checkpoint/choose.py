@@ -93,8 +93,8 @@ def choose_without_rollouts(by: Literal["last", "loss"], checkpoints: Path, outp
     if by == "loss":
         if LOWEST_LOSS not in manifest:
             raise ConfigError(
-                "choose_checkpoint.by is 'loss', and sft held no rows back to measure it: set sft.eval_share above 0, "
-                "or choose by last or dev."
+                "choose_checkpoint.by is 'loss', and sft held no rows back to measure it: set "
+                "sft.eval_share above 0, or choose by last or dev."
             )
         best = manifest[LOWEST_LOSS] or best
 

@@ -41,8 +41,8 @@ class AnswerTokens(NamedTuple):
     tokens: list[int]
 
 
+# Of the tokens of every answer, in nats
 Logprobs = Sequence[list[float]]
-"""Of the tokens of every answer, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,9 @@ def logprobs_of_new_process(
             return read_json(output)
 
         raise CommandError(
-            f"the merged model could not be checked, and is not kept: the process that loads it {problem}. Its output "
-            f"ends:\n{last_lines(log)}"
+            "the merged model could not be checked, and is not kept: the process that loads it "
+            f"{problem}. Its output ends:\n"
+            f"{last_lines(log)}"
         )
 
 
@@ -182,18 +183,20 @@ def require_trained_model(
     # Written so that NaN fails as well
     if not difference <= tolerance:
         raise CheckFailedError(
-            "the merged model is not the unmerged one: the log-probabilities that they give to the tokens of "
-            f"{len(trained)} answers differ by {difference:.2g} nats on average, and tolerance "
-            f"(section merge or unsloth_merge of params) is {tolerance:g}. The merged model is not kept."
+            "the merged model is not the unmerged one: the log-probabilities that they give to the "
+            f"tokens of {len(trained)} answers differ by {difference:.2g} nats on average, and "
+            f"tolerance (section merge or unsloth_merge of params) is {tolerance:g}. The merged "
+            "model is not kept."
         )
 
     share, error = served_share(merged_BS, trained_BS, base_BS)
 
     if is_start_model(share, error):
         raise CheckFailedError(
-            f"the merged model is nearer to the base than to the trained model: its log-probabilities have gone "
-            f"{share:.0%} (standard error {error:.0%}) of the way that the adapter makes. The merge lost the adapter "
-            "or a part of it. The merged model is not kept."
+            "the merged model is nearer to the base than to the trained model: its "
+            f"log-probabilities have gone {share:.0%} (standard error {error:.0%}) of the way that "
+            "the adapter makes. The merge lost the adapter or a part of it. The merged model is "
+            "not kept."
         )
 
 

@@ -162,8 +162,8 @@ class Articles:
     stage: CurriculumStage
     second_words: float
     rng: random.Random
+    # Names that no fact leads to, so that a chain never returns to an earlier one
     visited: set[str]
-    """Names that no fact leads to, so that a chain never returns to an earlier one."""
     _objects: dict[tuple[str, Relation], str] = field(default_factory=dict)
 
     def find_facts(

@@ -56,7 +56,8 @@ def prepare_model(config: PrepareModelConfig, prompt: str, seed: int, folder: Pa
             shutil.copytree(cached, partial, copy_function=shutil.copyfile, dirs_exist_ok=True)
         else:
             raise ConfigError(
-                f"prepare_model.source is {config.source!r}, but there is no section prepare_model.{config.source}."
+                f"prepare_model.source is {config.source!r}, but there is no section "
+                f"prepare_model.{config.source}."
             )
 
 
@@ -77,6 +78,6 @@ def snapshot(config: ModelHubConfig, patterns: list[str]) -> Path:
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError) as error:
         raise EndpointError(
-            f"the hub did not answer for {name}. Check the network (HF_ENDPOINT names a mirror) and run the stage "
-            "again; finished files are kept."
+            f"the hub did not answer for {name}. Check the network (HF_ENDPOINT names a mirror) "
+            "and run the stage again; finished files are kept."
         ) from error

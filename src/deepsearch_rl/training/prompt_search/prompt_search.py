@@ -52,8 +52,8 @@ _LOG = logging.getLogger(__name__)
 CANDIDATES = "candidates.json"
 MANIFEST = "manifest.json"
 REFLECTIONS = "reflections.jsonl"
+# The rewards that read no thoughts, for which a policy's tokenizer would be needed
 REWARDS = ("f1", "exact_match", "evidence_recall", "answer_format")
-"""The rewards that read no thoughts, for which a policy's tokenizer would be needed."""
 _NO_THOUGHTS = PolicyText(
     count_tokens=len, think_length=ThinkLength(min_tokens=0, full_score_tokens=0, max_tokens=1)
 )
@@ -249,8 +249,8 @@ class _Rollouts:
     retrieval_url: str
     scratch: Path
     rollouts: int = 0
+    # GEPA's own way of asking the reflection model
     propose_new_texts: None = None
-    """GEPA's own way of asking the reflection model."""
 
     def evaluate(
         self, batch: Sequence[Question], candidate: Mapping[str, str], capture_traces: bool = False

@@ -50,8 +50,8 @@ class Reflector:
         if number < len(self._known):
             if self._known[number].asked != question:
                 raise ArtifactError(
-                    f"line {number + 1} of {self._log.path} answers another question than this run asks; delete its "
-                    "folder to begin anew."
+                    f"line {number + 1} of {self._log.path} answers another question than this run "
+                    "asks; delete its folder to begin anew."
                 )
 
             return self._known[number].text
@@ -76,8 +76,8 @@ class Reflector:
                 )
             except (openai.APIError, EndpointError) as error:
                 raise EndpointError(
-                    f"the reflection model failed: {self._endpoint.redact(str(error))}; {remedy(str(error))} and run "
-                    "the stage again, which goes on from here."
+                    f"the reflection model failed: {self._endpoint.redact(str(error))}; "
+                    f"{remedy(str(error))} and run the stage again, which goes on from here."
                 ) from error
 
         return completion.message.text

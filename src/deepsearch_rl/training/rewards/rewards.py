@@ -63,8 +63,8 @@ class PolicyText:
 
     count_tokens: Callable[[str], int]
     think_length: ThinkLength
+    # The prompt ends in ``<think>``, which counts as written by the policy
     opens_thought: bool = False
-    """The prompt ends in ``<think>``, which counts as written by the policy."""
 
     def turns(self, trajectory: Trajectory) -> list[str]:
         """Return the assistant turns as the policy wrote them, with separate reasoning put back into its tags."""

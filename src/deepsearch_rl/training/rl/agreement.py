@@ -80,18 +80,20 @@ def _require_newest_policy(median: float, max_mismatch: float, share: float, err
     # Written so that NaN fails as well
     if not median <= max_mismatch:
         raise StalePolicyError(
-            "the rollouts were not sampled from the newest policy: in half of them the log-probabilities of the "
-            f"sampled tokens differ from the trainer's by {median:.2g} nats or more on average; rl.max_mismatch is "
-            f"{max_mismatch:g}. Nothing of this step was kept; check that the server took over the new weights and "
-            "renders prompts as the trainer does."
+            "the rollouts were not sampled from the newest policy: in half of them the "
+            f"log-probabilities of the sampled tokens differ from the trainer's by {median:.2g} "
+            f"nats or more on average; rl.max_mismatch is {max_mismatch:g}. Nothing of this step "
+            "was kept; check that the server took over the new weights and renders prompts as the "
+            "trainer does."
         )
 
     if is_start_model(share, error):
         raise StalePolicyError(
-            "the rollouts were not sampled from the newest policy: the log-probabilities of the sampled tokens "
-            f"have gone {share:.0%} (standard error {error:.0%}) of the way from the start model to the trained "
-            "policy, where 100% is right and 0% is a server without the trained weights. Nothing of this step was "
-            "kept; check that the server applies the adapter of the newest step."
+            "the rollouts were not sampled from the newest policy: the log-probabilities of the "
+            f"sampled tokens have gone {share:.0%} (standard error {error:.0%}) of the way from "
+            "the start model to the trained policy, where 100% is right and 0% is a server without "
+            "the trained weights. Nothing of this step was kept; check that the server applies the "
+            "adapter of the newest step."
         )
 
 
@@ -103,10 +105,11 @@ def require_unclipped(clip_fraction: float) -> None:
     if clip_fraction == 0:
         return
     raise CheckFailedError(
-        f"{clip_fraction:.1%} of the tokens of a step's first update are outside the clip range (rl.loss.epsilon, "
-        "rl.loss.epsilon_high), although no weight has changed since the rollouts were scored: this device does not "
-        "compute the same log-probability twice, by more than the range allows, and such tokens teach nothing. "
-        "Nothing of this step was kept. Widen the range, set rl.dtype: float32, or change rl.max_batch_tokens."
+        f"{clip_fraction:.1%} of the tokens of a step's first update are outside the clip range "
+        "(rl.loss.epsilon, rl.loss.epsilon_high), although no weight has changed since the "
+        "rollouts were scored: this device does not compute the same log-probability twice, by "
+        "more than the range allows, and such tokens teach nothing. Nothing of this step was kept. "
+        "Widen the range, set rl.dtype: float32, or change rl.max_batch_tokens."
     )
 
 

@@ -65,9 +65,9 @@ class DevScores:
 
         if usable < MIN_DEV_SHARE * total:
             raise EndpointError(
-                f"{total - usable} of the {total} rollouts of a dev score were failed by a server, and the "
-                "others are too few to choose a checkpoint by. Check the servers and run the command again, which goes "
-                "on from the last step."
+                f"{total - usable} of the {total} rollouts of a dev score were failed by a server, "
+                "and the others are too few to choose a checkpoint by. Check the servers and run "
+                "the command again, which goes on from the last step."
             )
 
         trajectories_QG: list[list[Trajectory]] = []

@@ -44,8 +44,8 @@ class _Server:
     def check(self) -> None:
         if not any(is_healthy(self.health) for _ in range(HEALTH_CHECKS)):
             raise EndpointDownError(
-                f"{self.name} does not answer at {self.health}; it did at {self.answered:%d %b %H:%M:%S}. The rollouts "
-                "since then are not used."
+                f"{self.name} does not answer at {self.health}; it did at "
+                f"{self.answered:%d %b %H:%M:%S}. The rollouts since then are not used."
             )
 
         self.answered = datetime.now()

@@ -94,7 +94,8 @@ class BackendConfig(Record):
             raise ValueError("engine: verl and the settings below verl need each other")
         if self.verl and (self.verl.rollout == "own") != (self.device == "cpu"):
             raise ValueError(
-                f"verl.rollout: {self.verl.rollout} does not sample on device: {self.device}; on a cpu it is own"
+                f"verl.rollout: {self.verl.rollout} does not sample on device: {self.device}; on a "
+                "cpu it is own"
             )
         if self.service == "unsloth" and self.device == "cpu":
             raise ValueError("service: unsloth needs device: cuda; on a CPU set service: own")

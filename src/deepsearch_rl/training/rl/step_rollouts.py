@@ -58,8 +58,8 @@ def _nothing_to_train_on(first: Rollout, reasons: Counter[str]) -> EndpointError
         remedy = "check the server that this names"
     else:
         remedy = (
-            "a start model that writes its calls as its chat template does can be trained (docs/training.md, what "
-            "is left out), for example one after SFT. Then"
+            "a start model that writes its calls as its chat template does can be trained "
+            "(docs/training.md, what is left out), for example one after SFT. Then"
         )
 
     return EndpointError(

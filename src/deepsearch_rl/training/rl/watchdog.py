@@ -42,7 +42,8 @@ _LIMITS: dict[Phase, str] = {
 # The first is torch's and CUDA's, the second that of mp_actors, which starts ART's process.
 _CAUSES = {
     "CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED": (
-        "The GPU's memory is full: lower rl.max_sequence_tokens, or end what else uses it (`nvidia-smi` shows that)"
+        "The GPU's memory is full: lower rl.max_sequence_tokens, or end what else uses it "
+        "(`nvidia-smi` shows that)"
     ),
     "Child process.* (was killed by|exited with|died)": (
         "The process that trains and serves the policy has ended; where nobody ended it, memory was full"

@@ -13,8 +13,9 @@ from deepsearch_rl.training.rl.rl_config import BackendConfig, RlConfig
 from deepsearch_rl.training.rl.rl_trainer import RlTask, RlTrainer
 
 MakeTrainer = Callable[[RlTask, RlConfig], RlTrainer]
+# Trains a task; writes best adapter or weights, ``train_log.jsonl`` and ``manifest.json`` to a
+# folder
 RlEngine = Callable[[RlTask, RlConfig, Path], None]
-"""Trains a task; writes best adapter or weights, ``train_log.jsonl`` and ``manifest.json`` to a folder."""
 
 
 def _make_own(task: RlTask, config: RlConfig) -> RlTrainer:
@@ -57,8 +58,9 @@ def _verl(backend: BackendConfig) -> RlEngine:
     python = backend.verl.python if backend.verl else ""
     if not Path(python).exists():
         raise UnavailableError(
-            f"rl.backend.verl.python is {python!r}, and there is no such program: make veRL's environment from "
-            "profiles/gpu/requirements/verl.txt (profiles/gpu/README.md), or name another one."
+            f"rl.backend.verl.python is {python!r}, and there is no such program: make veRL's "
+            "environment from profiles/gpu/requirements/verl.txt (profiles/gpu/README.md), or name "
+            "another one."
         )
 
     def train(task: RlTask, config: RlConfig, output: Path) -> None:

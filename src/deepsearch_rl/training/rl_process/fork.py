@@ -131,8 +131,9 @@ def fork(name: str, folder: Path, step: int, target: RlRun) -> None:
 
     if not scored:
         raise ArtifactError(
-            f"{name} has no checkpoint up to step {step} with a score on dev, so nothing could be chosen from. "
-            "Fork a later step; rl.keep.every as a multiple of rl.dev.every keeps checkpoints with scores."
+            f"{name} has no checkpoint up to step {step} with a score on dev, so nothing could be "
+            "chosen from. Fork a later step; rl.keep.every as a multiple of rl.dev.every keeps "
+            "checkpoints with scores."
         )
 
     best = best_line(scored)
@@ -141,26 +142,31 @@ def fork(name: str, folder: Path, step: int, target: RlRun) -> None:
 
     if target.rl.patience and worse >= target.rl.patience:
         raise ConfigError(
-            f"the fork would train nothing: at step {step}, {worse} scores on dev came after the best one, of step "
-            f"{best.step}, and rl.patience is {target.rl.patience}. Raise it, or fork an earlier step."
+            f"the fork would train nothing: at step {step}, {worse} scores on dev came after the "
+            f"best one, of step {best.step}, and rl.patience is {target.rl.patience}. Raise it, or "
+            "fork an earlier step."
         )
 
     # Only the checkpoints that the fork can load or publish are copied
-    unneeded: set[Path] = set()
+    unneeded = {folder / file for file in (TRAIN_LOG, RUN_FILE, OUTPUT_LOG, STATE_FILE)}
     for number, paths in paths_of_step.items():
         if number not in (step, best.step):
             unneeded.update(paths)
-    for file in (TRAIN_LOG, RUN_FILE, OUTPUT_LOG, STATE_FILE):
-        unneeded.add(folder / file)
+
+    with atomic_directory(target.scratch) as partial:
+        _copy_without(folder, partial, unneeded)
+        write_jsonl(partial / TRAIN_LOG, lines)
+        write_json(partial / RUN_FILE, target.model_dump(mode="json"))
+        write_json(partial / FORK_FILE, {"run": name, "step": step})
+
+
+def _copy_without(folder: Path, copy: Path, unneeded: set[Path]) -> None:
+    """Copy a folder into one that exists, without some files and folders of it."""
 
     def not_copied(parent: str, names: list[str]) -> list[str]:
         return [file for file in names if Path(parent, file) in unneeded]
 
-    with atomic_directory(target.scratch) as partial:
-        shutil.copytree(folder, partial, dirs_exist_ok=True, ignore=not_copied)
-        write_jsonl(partial / TRAIN_LOG, lines)
-        write_json(partial / RUN_FILE, target.model_dump(mode="json"))
-        write_json(partial / FORK_FILE, {"run": name, "step": step})
+    shutil.copytree(folder, copy, dirs_exist_ok=True, ignore=not_copied)
 
 
 def _without_lost_score(line: TrainingStep, best: TrainingStep) -> TrainingStep:
@@ -184,8 +190,8 @@ def _check_target(name: str, folder: Path, step: int, target: RlRun) -> None:
 
     if run_name(target.scratch) == name:
         raise ConfigError(
-            f"with these params the stage continues {name} itself; say what the fork shall do otherwise, e.g. "
-            "-S rl.learning_rate=5e-4, or edit the params."
+            f"with these params the stage continues {name} itself; say what the fork shall do "
+            "otherwise, e.g. -S rl.learning_rate=5e-4, or edit the params."
         )
 
     log = target.scratch / TRAIN_LOG

@@ -47,6 +47,7 @@ def run_swift(
 
     if process.returncode != 0:
         raise CommandError(
-            f"`{program} {subcommand}` ended with exit code {process.returncode}; its output is in {log_path}, "
-            f"the end is:\n{tail}"
+            f"`{program} {subcommand}` ended with exit code {process.returncode}; its output is in "
+            f"{log_path}, the end is:\n"
+            f"{tail}"
         )

@@ -179,8 +179,8 @@ def read_rows(rows: Path) -> tuple[int, PromptDigests]:
 
     if len(prompts) > 1:
         raise ConfigError(
-            f"the rows in {rows} have {len(prompts)} different system prompts or tool schemas, and a model is trained "
-            "with one; run the stages synthesize and filter again."
+            f"the rows in {rows} have {len(prompts)} different system prompts or tool schemas, and "
+            "a model is trained with one; run the stages synthesize and filter again."
         )
 
     return count, prompts.pop()
@@ -188,8 +188,9 @@ def read_rows(rows: Path) -> tuple[int, PromptDigests]:
 
 def _not_finite_sentence(problem: str) -> str:
     return (
-        f"swift sft computed no number ({problem}), and every later step would be one of NaN. Checkpoints from there "
-        "on are not kept. Lower sft.learning_rate, train in float32, or look for a row that is broken."
+        f"swift sft computed no number ({problem}), and every later step would be one of NaN. "
+        "Checkpoints from there on are not kept. Lower sft.learning_rate, train in float32, or "
+        "look for a row that is broken."
     )
 
 

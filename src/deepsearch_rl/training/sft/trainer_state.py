@@ -53,9 +53,11 @@ class TrainerState(BaseModel):
         """Give every line the loss of its step's evaluation, which is an entry of its own."""
         if entries is None:
             return None
-        losses = {
-            entry.get("step"): entry["eval_loss"] for entry in entries if "eval_loss" in entry
-        }
+        losses: dict[Any, Any] = {}
+        for entry in entries:
+            if "eval_loss" in entry:
+                losses[entry.get("step")] = entry["eval_loss"]
+
         lines: list[dict[str, Any] | None] = []
         for entry in entries:
             # An evaluation, or the summary at the end

@@ -102,10 +102,10 @@ class TrajectoryFile:
 
     path: Path
     count: int
+    # How many ended because a server failed; a run with the same log makes them again
     server_failures: int = 0
-    """How many ended because a server failed; a run with the same log makes them again."""
+    # How many stand in place of an earlier one that a server had failed
     asked_again: int = 0
-    """How many stand in place of an earlier one that a server had failed."""
 
     def __iter__(self) -> Iterator[Trajectory]:
         return read_jsonl(self.path, Trajectory)
@@ -148,7 +148,8 @@ def collect(
         again = rollouts.asked_again
         if again:
             _LOG.warning(
-                "%s: a server had failed %d of these rollouts; they are asked for again, and rows count them: %s",
+                "%s: a server had failed %d of these rollouts; they are asked for again, and rows "
+                "count them: %s",
                 label,
                 len(again),
                 shortened(again),
@@ -166,8 +167,9 @@ def collect(
     if artifact.server_failures:
         counts = f"{artifact.server_failures} of {artifact.count} rollouts"
         _LOG.warning(
-            "%s: %s ended because a server failed, and count as failed. A repeated run asks for those alone; a stage "
-            "is repeated by `DEEPSEARCH_RESUME=1 dvc repro --force --single-item STAGE`",
+            "%s: %s ended because a server failed, and count as failed. A repeated run asks for "
+            "those alone; a stage is repeated by `DEEPSEARCH_RESUME=1 dvc repro --force "
+            "--single-item STAGE`",
             label,
             counts,
         )
@@ -328,8 +330,9 @@ async def _answer_missing(
 
             if failures_in_a_row >= FAILURES_IN_A_ROW or nothing_else:
                 raise EndpointError(
-                    f"{failures_in_a_row} rollouts in a row ended in {trajectory.stop_reason} ({trajectory.error}); "
-                    f"{remedy(trajectory.error or '')} and repeat the command, finished rollouts are kept."
+                    f"{failures_in_a_row} rollouts in a row ended in {trajectory.stop_reason} "
+                    f"({trajectory.error}); {remedy(trajectory.error or '')} and repeat the "
+                    "command, finished rollouts are kept."
                 )
 
     async with make_agent() as agent:

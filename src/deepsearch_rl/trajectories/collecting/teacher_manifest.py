@@ -39,10 +39,9 @@ def require_prompts(trajectories: Iterable[Trajectory], agent: AgentConfig) -> N
     """Raise ConfigError where a trajectory does not begin with the agent's own system prompt."""
     expected = agent.prompt_digests().prompt
     for trajectory in trajectories:
-        system = [
-            message.content for message in trajectory.messages[:1] if message.role == "system"
-        ]
-        if text_digest("".join(system)) != expected:
+        opening = trajectory.messages[0] if trajectory.messages else None
+        system = opening.content if opening and opening.role == "system" else ""
+        if text_digest(system) != expected:
             raise ConfigError(
                 _refusal(f"trajectory {trajectory.id} was made", "system prompt", agent)
             )
@@ -50,6 +49,7 @@ def require_prompts(trajectories: Iterable[Trajectory], agent: AgentConfig) -> N
 
 def _refusal(what: str, parts: str, agent: AgentConfig) -> str:
     return (
-        f"{what} with another {parts} than the agent's (agent.prompt {agent.prompt!r}), so that rows of it would train "
-        "what is never served; run the stage synthesize again, or set the old text back."
+        f"{what} with another {parts} than the agent's (agent.prompt {agent.prompt!r}), so that "
+        "rows of it would train what is never served; run the stage synthesize again, or set the "
+        "old text back."
     )

@@ -173,8 +173,9 @@ def _require_served_prompts(trajectory: Trajectory, flatten: bool, agent: AgentC
     """Refuse a trajectory whose rows would hold prompts that the agent never sends."""
     if trajectory.protocol != "function_calling":
         raise ConfigError(
-            f"trajectory {trajectory.id} is of the protocol {trajectory.protocol!r}; ms-swift's rows hold tool calls. "
-            "Collect the teacher's answers with agent.protocol: function_calling."
+            f"trajectory {trajectory.id} is of the protocol {trajectory.protocol!r}; ms-swift's "
+            "rows hold tool calls. Collect the teacher's answers with agent.protocol: "
+            "function_calling."
         )
 
     if flatten != agent.history_reasoning:
@@ -184,10 +185,10 @@ def _require_served_prompts(trajectory: Trajectory, flatten: bool, agent: AgentC
     turns = [message for message in trajectory.messages if message.role == "assistant"]
     if any(split_thought(turn).reasoning is not None for turn in turns[:-1]):
         raise ConfigError(
-            f"filter.flatten and agent.history_reasoning are both {str(flatten).lower()}, but trajectory "
-            f"{trajectory.id} holds reasoning: its rows would be prompts that the agent never sends. Set "
-            "filter.flatten: true to train on a history without reasoning, or agent.history_reasoning: true to send "
-            "it back; not both."
+            f"filter.flatten and agent.history_reasoning are both {str(flatten).lower()}, but "
+            f"trajectory {trajectory.id} holds reasoning: its rows would be prompts that the agent "
+            "never sends. Set filter.flatten: true to train on a history without reasoning, or "
+            "agent.history_reasoning: true to send it back; not both."
         )
 
 
@@ -248,8 +249,8 @@ class TokenProof:
             _ = self._training.agent_template, self._training.loss_scale
         except (KeyError, ValueError) as error:
             raise ConfigError(
-                f"ms-swift does not know filter.template {template!r}, filter.agent_template {agent_template!r} or "
-                f"filter.loss_scale {loss_scale!r}: {error}."
+                f"ms-swift does not know filter.template {template!r}, filter.agent_template "
+                f"{agent_template!r} or filter.loss_scale {loss_scale!r}: {error}."
             ) from error
 
         self._training.set_mode("train")
@@ -302,10 +303,12 @@ class TokenProof:
                 break
 
         raise CheckFailedError(
-            f"trajectory {id_}: {what} differ at token {place}: ms-swift has {self._text(swift, place)}, the model's "
-            f"chat template {self._text(tokenizer, place)}. Choose the ms-swift template that fits the model "
-            "(filter.template, filter.agent_template, filter.loss_scale); if the turn lacks the reasoning that the "
-            "template wants of every turn, drop such trajectories (filter.predicates: reasoned)."
+            f"trajectory {id_}: {what} differ at token {place}: ms-swift has "
+            f"{self._text(swift, place)}, the model's chat template "
+            f"{self._text(tokenizer, place)}. Choose the ms-swift template that fits the model "
+            "(filter.template, filter.agent_template, filter.loss_scale); if the turn lacks the "
+            "reasoning that the template wants of every turn, drop such trajectories "
+            "(filter.predicates: reasoned)."
         )
 
     def _text(self, tokens: Sequence[int], place: int) -> str:

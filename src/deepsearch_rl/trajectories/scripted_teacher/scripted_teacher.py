@@ -114,12 +114,13 @@ class ScriptedTeacher(RolloutPolicy):
         if self._happens(self._config.partial_query):
             return write_query(self._rng.choice(subject.split()), noun)
         if self._happens(self._config.misspelt_query):
-            pairs = [
-                i
-                for i in range(1, len(subject) - 2)
-                if subject[i].isalpha() and subject[i + 1].isalpha()
-            ]
-            i = self._rng.choice(pairs)
+            # Neighbouring letters inside of the name
+            places: list[int] = []
+            for place in range(1, len(subject) - 2):
+                if subject[place].isalpha() and subject[place + 1].isalpha():
+                    places.append(place)
+
+            i = self._rng.choice(places)
             return write_query(subject[:i] + subject[i + 1] + subject[i] + subject[i + 2 :], noun)
 
         return None

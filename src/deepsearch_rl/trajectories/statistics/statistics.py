@@ -189,15 +189,14 @@ def _figures(trajectory: Trajectory, gold: Gold | None) -> dict[str, float | Non
     if evidence_share is not None:
         without_evidence = float(answered and evidence_share < 1)
 
+    thoughts = [split_thought(message).reasoning or "" for message in trajectory.messages]
     return {
         **score_rollout(trajectory)._asdict(),
         "rounds": trajectory.rounds,
         "tool_calls": trajectory.tool_calls,
         "executed_searches": len(trajectory.retrievals),
         "repeated_queries": repeated_queries(trajectory),
-        "reasoning_characters": sum(
-            len(split_thought(message).reasoning or "") for message in trajectory.messages
-        ),
+        "reasoning_characters": sum(map(len, thoughts)),
         "last_prompt_tokens": last and last.prompt_tokens,
         "last_completion_tokens": last and last.completion_tokens,
         "prompt_tokens": trajectory.prompt_tokens if last else None,

@@ -64,8 +64,9 @@ def open_teacher(
 
     if not folder.is_dir():
         raise ConfigError(
-            f"synthesize.teacher is {name!r}, and there is no such folder. Give the folder of a model, one with an "
-            f"endpoint.json, or {SCRIPTED}, the scripted teacher of generated questions."
+            f"synthesize.teacher is {name!r}, and there is no such folder. Give the folder of a "
+            f"model, one with an endpoint.json, or {SCRIPTED}, the scripted teacher of generated "
+            "questions."
         )
 
     served = served_with(tokenizer_folder(folder), setting.agent.prompt_digests())

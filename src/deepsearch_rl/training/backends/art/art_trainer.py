@@ -41,6 +41,7 @@ from deepsearch_rl.training.rl.rl_trainer import RlTask, Rollout, RolloutSamplin
 from deepsearch_rl.training.rl.tokens import TokenRecord, end_ids
 
 _LOG = logging.getLogger(__name__)
+# A service's metrics of an update, as ART hands them on, and their names in the log
 METRICS = {
     "loss/train": "loss",
     "loss/clip_fraction": "clip_fraction",
@@ -55,7 +56,6 @@ METRICS = {
     **{f"mismatch_{name}": f"mismatch_{name}" for name in ("mean", "median", "p99", "max", "corr")},
     **{f"outside_clip_{sign}": f"outside_clip_{sign}" for sign in ("positive", "negative")},
 }
-"""A service's metrics of an update, as ART hands them on, and their names in the log."""
 
 
 class ArtTrainer:
@@ -222,8 +222,9 @@ class ArtTrainer:
         """Compare a step's checkpoint with its seal."""
         if not is_whole(self._checkpoint(step)):
             raise ArtifactError(
-                f"{self._checkpoint(step)}, the checkpoint with the best dev score, is damaged, so that this run could "
-                f"not publish it. Put the folder back from a copy, or delete {self._task.scratch} to train again."
+                f"{self._checkpoint(step)}, the checkpoint with the best dev score, is damaged, so "
+                "that this run could not publish it. Put the folder back from a copy, or delete "
+                f"{self._task.scratch} to train again."
             )
 
     async def serve(self) -> None:

@@ -52,9 +52,11 @@ def why_left_out(
 
     ``with_reasoning``: the agent sends the reasoning of a turn back with it.
     """
-    positions = [
-        place for place, message in enumerate(trajectory.messages) if message.role == "assistant"
-    ]
+    positions: list[int] = []
+    for place, message in enumerate(trajectory.messages):
+        if message.role == "assistant":
+            positions.append(place)
+
     if not positions:
         return NO_TURN
     choices = sampled_choices(captured)

@@ -38,6 +38,6 @@ def require_start(folder: Path, start: str) -> None:
     """Check that a whole checkpoint was trained from the weights with the digest ``start``, or raise ArtifactError."""
     if read_json(folder / SEAL)["start"] != start:
         raise ArtifactError(
-            f"{folder} was trained from other weights than those that rl starts from. Start from the model that it "
-            f"belongs to, or delete {folder.parent} to train again."
+            f"{folder} was trained from other weights than those that rl starts from. Start from "
+            f"the model that it belongs to, or delete {folder.parent} to train again."
         )

@@ -42,13 +42,15 @@ def conversation(captured: art.Trajectory) -> MessagesAndChoices:
     turn as its sampled tokens followed by its structured tool calls, which the tokens already hold;
     the structured copy is dropped.
     """
-    histories = [
-        history.messages_and_choices for history in (captured, *captured.additional_histories)
-    ]
+    longest = captured.messages_and_choices
+    for history in captured.additional_histories:
+        if len(history.messages_and_choices) > len(longest):
+            longest = history.messages_and_choices
+
     choices = iter(sampled_choices(captured))
     items: MessagesAndChoices = []
 
-    for item in max(histories, key=len):
+    for item in longest:
         if isinstance(item, Choice) or item["role"] == "assistant":
             choice = next(choices)
             message = choice.message.model_copy(update={"content": "", "tool_calls": None})

@@ -204,8 +204,8 @@ class Policy:
             bad = int((~values_NS.isfinite()).any(dim=1).sum())
             if bad:
                 raise NotFiniteError(
-                    f"the log-probabilities of {of} are not finite (NaN or infinite) in {bad} of {len(own_NS)} "
-                    "rollouts. Nothing of this step is kept."
+                    f"the log-probabilities of {of} are not finite (NaN or infinite) in {bad} of "
+                    f"{len(own_NS)} rollouts. Nothing of this step is kept."
                 )
 
         return own_NS, reference_NS
@@ -369,7 +369,8 @@ def _with_adapter(
         return peft.PeftModel.from_pretrained(model, checkpoint, is_trainable=True)
     except (RuntimeError, ValueError) as error:
         raise ArtifactError(
-            f"the adapter of {checkpoint} does not fit the model that rl starts from, a {model.config.model_type} with "
-            f"{model.config.num_hidden_layers} layers of size {model.config.hidden_size}: "
-            f"{str(error).splitlines()[0]} Start from the model that the adapter was trained on."
+            f"the adapter of {checkpoint} does not fit the model that rl starts from, a "
+            f"{model.config.model_type} with {model.config.num_hidden_layers} layers of size "
+            f"{model.config.hidden_size}: {str(error).splitlines()[0]} Start from the model that "
+            "the adapter was trained on."
         ) from error

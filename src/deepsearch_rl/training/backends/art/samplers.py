@@ -131,15 +131,17 @@ class VllmSampler:
 
             self._server.raise_if_ended()
             raise EndpointError(
-                f"vLLM, which samples for rl, did not answer POST {path} within rl.sampler.timeout_s = {timeout_s:g} s "
-                f"({type(error).__name__}). The step is not kept; run the command again to go on from the last one."
+                f"vLLM, which samples for rl, did not answer POST {path} within "
+                f"rl.sampler.timeout_s = {timeout_s:g} s ({type(error).__name__}). The step is not "
+                "kept; run the command again to go on from the last one."
             ) from error
 
         if response.status_code != http.HTTPStatus.OK:
             raise EndpointError(
-                f"vLLM, which samples for rl, refused POST {path} of {body or 'nothing'} with status "
-                f"{response.status_code}: {' '.join(response.text[:500].split())} It was started for adapters of rank "
-                f"{lora_rank(self.config)} at most on the model {self.start_folder}."
+                f"vLLM, which samples for rl, refused POST {path} of {body or 'nothing'} with "
+                f"status {response.status_code}: {' '.join(response.text[:500].split())} It was "
+                f"started for adapters of rank {lora_rank(self.config)} at most on the model "
+                f"{self.start_folder}."
             )
 
 

@@ -144,10 +144,11 @@ def memory_named(config: RlConfig) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"the GPU has too little memory for an update ({str(error).split('.')[0]}). Lower rl.max_batch_tokens (now "
-            f"{config.max_batch_tokens}) or rl.logprob_chunk (now {config.logprob_chunk}), set "
-            "rl.gradient_checkpointing: true or rl.sampler.sleep: true, or lower rl.sampler.gpu_memory_utilization "
-            f"(now {config.sampler.gpu_memory_utilization:g}). Steps that were logged are kept."
+            f"the GPU has too little memory for an update ({str(error).split('.')[0]}). Lower "
+            f"rl.max_batch_tokens (now {config.max_batch_tokens}) or rl.logprob_chunk (now "
+            f"{config.logprob_chunk}), set rl.gradient_checkpointing: true or rl.sampler.sleep: "
+            "true, or lower rl.sampler.gpu_memory_utilization (now "
+            f"{config.sampler.gpu_memory_utilization:g}). Steps that were logged are kept."
         ) from error
 
 
@@ -158,8 +159,8 @@ def require_sampler(config: RlConfig) -> None:
 
     if program is None or shutil.which(program) is None:
         raise UnavailableError(
-            f"rl samples from vLLM, and rl.sampler.program ({program}) is no program. Run `make gpu-environments`, or "
-            "set it to the command vllm of an environment that has vLLM."
+            f"rl samples from vLLM, and rl.sampler.program ({program}) is no program. Run `make "
+            "gpu-environments`, or set it to the command vllm of an environment that has vLLM."
         )
 
 

@@ -25,8 +25,9 @@ from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, advantages
 from deepsearch_rl.training.rl.rl_config import LossConfig, RlConfig
 
 _LOG = logging.getLogger(__name__)
+# Rollouts with at most this advantage are not trained on: equal rewards differ from their mean by
+# rounding
 NO_ADVANTAGE = 1e-6
-"""Rollouts with at most this advantage are not trained on: equal rewards differ from their mean by rounding."""
 
 
 def _note(*texts: object) -> None:

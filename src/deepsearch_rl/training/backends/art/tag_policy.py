@@ -85,8 +85,9 @@ def _sampled(response: TextCompletion) -> tuple[list[int], list[float]]:
 
     if not ids or len(ids) != len(logprobs):
         raise EndpointError(
-            "the model server's completion has no token ids with log-probabilities: rl in search_tags needs a server "
-            "whose /v1/completions takes return_tokens_as_token_ids and logprobs, as vLLM's does."
+            "the model server's completion has no token ids with log-probabilities: rl in "
+            "search_tags needs a server whose /v1/completions takes return_tokens_as_token_ids and "
+            "logprobs, as vLLM's does."
         )
     return ids, logprobs
 

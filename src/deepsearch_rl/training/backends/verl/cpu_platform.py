@@ -183,6 +183,7 @@ def _patch() -> None:
 
 if torch.cuda.is_available():
     raise UnavailableError(
-        "rl.backend.device is cpu, and this machine has a GPU: set it to cuda and verl.rollout to vllm or sglang."
+        "rl.backend.device is cpu, and this machine has a GPU: set it to cuda and verl.rollout to "
+        "vllm or sglang."
     )
 _patch()
