@@ -65,11 +65,16 @@ def known_questions(folder: Path) -> list[Question]:
 
 
 def index_config(retriever: RetrieverName) -> IndexConfig:
-    """Return the settings of `deepsearch retrieve build`, without an encoder for BM25 alone."""
+    """Return the settings of `deepsearch retrieve build`; BM25 alone has no encoder.
+
+    The hybrid fuses by rank: without questions to learn from, the preset's own would be BM25.
+    """
     section = load_preset("retrieve").value("index")
     values = {name: section[name] for name in IndexConfig.model_fields}
     if retriever == "bm25":
         values["encoder"] = None
+    else:
+        values["fusion"] = values["fusion"] | {"unlearned": "reciprocal_ranks"}
     return IndexConfig.model_validate(values)
 
 
