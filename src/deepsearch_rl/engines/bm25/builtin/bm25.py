@@ -8,13 +8,12 @@ index.json               configuration, number of rows
 """
 
 import math
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +43,17 @@ MAX_LANES = 64
 
 # With fewer columns than so many for each hit, or in all, the best ones hold a great part of all rows.
 COLUMNS_PER_HIT = 8
-MIN_COLUMNS = 512
+MIN_COLUMNS = 256
+
+# Postings of a query that are copied together and added by one call; a call for each term costs
+# more than that, and a copy of more postings would.
+FEW_POSTINGS = 2**15
 
 SMALLEST_SCORE = np.nextafter(np.float32(0), np.float32(1))
+
+
+_Stretch: TypeAlias = tuple[NDArray[np.int32], NDArray[np.float32]]
+"""The rows that hold a term, and what it adds to their scores."""
 
 
 class IndexSummary(Record):
@@ -147,21 +154,21 @@ class Bm25Index:
     def _add_up(self, queries: Sequence[str], scores_QN: NDArray[np.float32]) -> None:
         """Write the score of every row for Q queries."""
         # The terms of all queries, each query's in the order in which they first occur
-        counts_of_queries = [Counter(analyse(query)) for query in queries]
+        counts_of_queries = [_count(analyse(query)) for query in queries]
         keys = map(term_key, chain.from_iterable(counts_of_queries))
         keys_U = np.fromiter(keys, dtype=np.uint64)
 
         # The stretch of postings of each term, if the index has it
         places_U = self.keys_V.searchsorted(keys_U)
-        places_U[places_U == len(self.keys_V)] = 0
-        known = (self.keys_V[places_U] == keys_U).tolist()
-        starts = self.offsets[places_U].tolist()
-        ends = self.offsets[places_U + 1].tolist()
+        known = (self.keys_V.take(places_U, mode="clip") == keys_U).tolist()
+        starts = self.offsets.take(places_U).tolist()
+        ends = self.offsets.take(places_U + 1, mode="clip").tolist()
         stretches = zip(known, starts, ends, strict=True)
 
         # Each query takes its own terms from the one iterator of stretches.
         scores_QN.fill(0)
         for scores_N, counts in zip(scores_QN, counts_of_queries, strict=True):
+            stretches_of_query: list[_Stretch] = []
             for count, (is_known, start, end) in zip(counts.values(), stretches, strict=False):
                 if not is_known:
                     continue
@@ -170,7 +177,31 @@ class Bm25Index:
                 # The postings of a term are read once, however often the query repeats it.
                 if count != 1:
                     scores_P = np.float32(count) * scores_P
-                np.add.at(scores_N, self.rows_P[start:end], scores_P)
+                stretches_of_query.append((self.rows_P[start:end], scores_P))
+
+            _add(stretches_of_query, scores_N)
+
+
+def _count(terms: Iterable[str]) -> dict[str, int]:
+    """Return how often each term occurs; for a few terms less work than a Counter is."""
+    counts: dict[str, int] = {}
+    for term in terms:
+        counts[term] = counts.get(term, 0) + 1
+
+    return counts
+
+
+def _add(stretches: Sequence[_Stretch], scores_N: NDArray[np.float32]) -> None:
+    """Add the scores of a query's terms, one term after the other."""
+    postings = sum(len(rows_P) for rows_P, _ in stretches)
+    if len(stretches) > 1 and postings <= FEW_POSTINGS:
+        rows = [rows_P for rows_P, _ in stretches]
+        scores = [scores_P for _, scores_P in stretches]
+        np.add.at(scores_N, np.concatenate(rows, dtype=np.intp), np.concatenate(scores))
+        return
+
+    for rows_P, scores_P in stretches:
+        np.add.at(scores_N, rows_P, scores_P)
 
 
 def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
@@ -188,14 +219,15 @@ def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
 
     scores_QLC = scores_QN.reshape(queries, lanes, columns)
     best_QC = scores_QLC.max(axis=1)
-    least_Q1 = np.full((queries, 1), SMALLEST_SCORE)
     if columns > top_k:
         place = columns - top_k
         least_Q1 = np.maximum(np.partition(best_QC, place)[:, place, None], SMALLEST_SCORE)
+    else:
+        least_Q1 = np.full((queries, 1), SMALLEST_SCORE)
 
-    queries_B, columns_B = np.nonzero(best_QC >= least_Q1)
+    queries_B, columns_B = (best_QC >= least_Q1).nonzero()
     scores_BL = scores_QLC[queries_B, :, columns_B]
-    best_M, lanes_M = np.nonzero(scores_BL >= least_Q1[queries_B])
+    best_M, lanes_M = (scores_BL >= least_Q1[queries_B]).nonzero()
 
     queries_M = queries_B[best_M]
     rows_M = columns_B[best_M] + columns * lanes_M
@@ -204,7 +236,7 @@ def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
 
     rankings: list[Ranking] = []
     start = 0
-    for end in np.searchsorted(queries_M, np.arange(queries), side="right").tolist():
+    for end in queries_M.searchsorted(np.arange(queries), side="right").tolist():
         order_K = order_M[start : min(end, start + top_k)]
         rankings.append(Ranking(rows_M[order_K], scores_M[order_K]))
         start = end
