@@ -1,6 +1,7 @@
 """Whether a chat template shows tools, calls and their results: one that does not leaves them out in silence."""
 
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -33,9 +34,10 @@ def require_tool_template(chat_format: ChatFormat, agent: AgentConfig, folder: P
         Message(role="assistant", tool_calls=(call,)),
         Message(role="tool", content=_PASSAGE, tool_call_id=call.id),
     ]
+    turns: list[Any] = list(chat_messages(messages))
     try:
         text = chat_format.tokenizer.apply_chat_template(
-            chat_messages(messages),
+            turns,
             tools=[RETRIEVE_TOOL],
             add_generation_prompt=True,
             tokenize=False,
