@@ -19,6 +19,7 @@ from deepsearch_rl.commands.doctor import (
 from deepsearch_rl.commands.package_parts import Package, with_locked_versions
 from deepsearch_rl.commands.result_versions import results_of_other_versions
 from deepsearch_rl.core.profile import Profile, find_profile
+from tests.conftest import ROOT
 
 LAPTOP = Machine(cores=2, memory_gib=8, free_disk_gib=50, gpus_gib=(), java="")
 SERVER = Machine(
@@ -255,3 +256,22 @@ def test_the_report_names_results_of_other_versions_with_what_makes_them_again()
         "    made with other versions of packages; `dvc repro profiles/smoke/dvc.yaml` makes them again:\n"
         "    - sft: torch 2.12.0 (locked: 2.13.0)"
     )
+
+
+def test_what_differs_on_a_ray_cluster_is_named(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!{sys.executable}\nprint('10.0.0.2 has torch 2.9.')\nraise SystemExit(1)\n"
+    )
+    python.chmod(0o755)
+    places = {"rl.backend.verl.address": "10.0.0.1:6379", "rl.backend.verl.python": "python"}
+    profile = find_profile(ROOT, "search_r1").with_overrides(places)
+    missing = [requirement.what for requirement in missing_in_environments(tmp_path, profile)]
+    assert "Ray cluster 10.0.0.1:6379: 10.0.0.2 has torch 2.9." in missing
+
+    python.unlink()
+    missing = [requirement.what for requirement in missing_in_environments(tmp_path, profile)]
+    assert "interpreter python" in missing
+
+    alone = find_profile(ROOT, "search_r1")
+    assert not any("Ray" in found.what for found in missing_in_environments(tmp_path, alone))

@@ -206,7 +206,7 @@ async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Cl
             tools = {tool.name for tool in (await session.list_tools()).tools}
         except Exception as error:
             raise EndpointError(
-                f"the retrieval server's MCP endpoint ({url}) does not answer: {error}"
+                f"the retrieval server's MCP endpoint ({url}) does not answer: {transport.problem or error}"
             ) from error
 
         if RETRIEVE_TOOL_NAME not in tools:
@@ -218,7 +218,12 @@ async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Cl
 
 
 class _ErrorsAsResponses(httpx2.AsyncHTTPTransport):
-    """Turns a connection that breaks or stalls into a response of status 503 with the error as its body."""
+    """Turns a connection that breaks or stalls into a response of status 503 with the error as its body.
+
+    ``problem`` says what the newest request met; the MCP library's errors do not.
+    """
+
+    problem = ""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; the response to a call is read whole, because a connection may break in the middle of it."""
@@ -227,6 +232,10 @@ class _ErrorsAsResponses(httpx2.AsyncHTTPTransport):
             if request.method == "POST":
                 await response.aread()
         except httpx2.TransportError as error:
-            return httpx2.Response(503, text=f"{type(error).__name__}: {error}")
+            self.problem = f"{type(error).__name__}: {error}"
+            return httpx2.Response(503, text=self.problem)
 
+        self.problem = "" if response.is_success else f"status {response.status_code}"
+        if response.status_code == httpx2.codes.UNAUTHORIZED:
+            self.problem += f"; set {RETRIEVAL_TOKEN} to the server's token"
         return response

@@ -81,7 +81,7 @@ def test_a_server_with_a_token_is_searched_by_those_who_have_it(
         assert facts("here", 0, url)["retrieval"] == ""
 
         monkeypatch.setenv(RETRIEVAL_TOKEN, "another")
-        with pytest.raises(EndpointError, match="does not answer"):
+        with pytest.raises(EndpointError, match=f"status 401; set {RETRIEVAL_TOKEN}"):
             asyncio.run(tools(url))
         monkeypatch.delenv(RETRIEVAL_TOKEN)
         assert f"401: Unauthorized; export {RETRIEVAL_TOKEN}" in facts("here", 0, url)["retrieval"]

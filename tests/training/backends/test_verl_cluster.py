@@ -3,8 +3,16 @@
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.training.backends.verl.cluster import PACKAGES, facts, problems
+from deepsearch_rl.training.backends.verl.cluster import (
+    PACKAGES,
+    THIS_MACHINE,
+    facts,
+    main,
+    problems,
+)
+from deepsearch_rl.training.backends.verl.overrides import hydra_overrides
 from deepsearch_rl.training.rl.verl_config import VerlConfig
+from tests.training.backends.verl_settings import RUN, verl_config
 
 URL = "http://10.0.0.1:8099"
 HEAD = {"python": "3.11.9", **dict.fromkeys(PACKAGES, "1.0")}
@@ -48,3 +56,23 @@ def test_machines_that_cannot_train_together_are_refused(
     values = {"python": "python", "gpus_per_node": 8, "rollout": "vllm"}
     with pytest.raises(ValidationError, match=named):
         VerlConfig.model_validate(values | changes)
+
+
+def test_a_clusters_nodes_have_said_how_many_cores_and_gpus_they_have() -> None:
+    here = hydra_overrides(verl_config(), RUN)
+    cluster = {"address": "10.0.0.1:6379", "nodes": 2, "retrieval_host": "10.0.0.1"}
+    there = hydra_overrides(verl_config(verl=cluster), RUN)
+    assert any(".ray_init.num_gpus=" in override for override in here)
+    assert not any(".ray_init.num_" in override for override in there)
+    assert "+ray_kwargs.ray_init.address='10.0.0.1:6379'" in there
+    assert "trainer.nnodes=2" in there
+
+
+def test_this_machine_is_asked_for_its_gpus_and_a_search(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([THIS_MACHINE, "1", "64", "http://127.0.0.1:1"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "0 of 1 nodes have 64 GPUs" in lines[0]
+    assert "this machine cannot search at http://127.0.0.1:1" in lines[1]
+    assert main([THIS_MACHINE, "1", "0"]) == 0

@@ -1,7 +1,8 @@
 """Section ``rl`` and the agent as a config of RLinf's Search-R1 example, which it extends.
 
-The file holds what params decide. Everything else is RLinf's own ``train_qwen2.5.yaml``, which
-Hydra finds in the checkout that trains:
+The file holds what params decide. Everything else is RLinf's own ``train_qwen2.5.yaml``: epochs,
+warm-up of the learning rate, saving and the placement on GPUs. Hydra finds it in the checkout that
+trains:
 
     python RLINF/examples/agent/searchr1/train.py --config-path OUTPUT --config-name searchr1
 
