@@ -14,6 +14,7 @@ def answers(
     sizes: Sizes, stage: str, server: Mapping[str, str] | None, count: int, is_ifeval: bool = False
 ) -> StageWork:
     """Return the work of so many rollouts or prompts, by a model on this machine or by that of an API's server."""
+    # A server on this machine takes its time and no money
     if server and not is_loopback(urlsplit(server["base_url"]).hostname or ""):
         return _asks(sizes, stage, server["model"], count, is_ifeval)
     slope = "ifeval_prompt_s" if is_ifeval else rollout_slope(sizes.vllm)
@@ -26,6 +27,7 @@ def answers(
 
 
 def _asks(sizes: Sizes, stage: str, model: str, count: int, is_ifeval: bool = False) -> StageWork:
+    # A rollout is several calls, an IFEval prompt is one
     if is_ifeval:
         calls = count / sizes.profile.value("ifeval")["concurrency"]
         tokens = (0.0, count * sizes.slope("ifeval_tokens"))

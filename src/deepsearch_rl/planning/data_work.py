@@ -36,6 +36,7 @@ def corpora(sizes: Sizes) -> Iterator[StageWork]:
         gigabytes = sizes.file.sizes.download_gb
         hub = sum(gigabytes.get(name, 0.1) for name in download["hub"]["repositories"])
 
+    # Of a passage's bytes, documents and chunks have a fifth each, and the index the rest
     disk_gib = sizes.disk_gib(passages * sizes.slope("passage_bytes"))
     yield sizes.stage("download", {"download_gb_s": hub}, disk_gib=hub + disk_gib / 5)
     yield sizes.stage("chunk", {"chunk_passage_s": passages}, disk_gib=disk_gib / 5)

@@ -52,6 +52,7 @@ def _tuning(
         yield answers(sizes, "synthesize", endpoint_of(teacher["teacher"]), rollouts)
 
     yield sizes.stage("filter", {"filter_row_s": rollouts}, rollouts)
+    # Only right answers become rows, and every epoch reads them again
     tokens = rollouts * sizes.slope("success_share") * sizes.slope("row_tokens") * sft["epochs"]
     work = {"swift_start_s": 1, "sft_token_s": tokens * sizes.size}
 
@@ -87,6 +88,7 @@ def _rl(sizes: Sizes, start: str) -> StageWork:
     # An upper bound: a step is refilled only as long as groups with equal rewards leave it short
     rollouts = trained * (1 + rl["max_refills"])
     checks = (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
+    # veRL asks no gate before its first step
     if rl["backend"]["engine"] == "verl":
         return _verl(sizes, start, rl, rollouts + checks, tokens)
 
@@ -193,6 +195,7 @@ def _trains(
 
 
 def _merges(sizes: Sizes, stage: str, slope: str) -> StageWork:
+    # The merged model is as large as its base, whatever the adapter's rank
     gib = sizes.weights_gib
     return sizes.stage(
         stage, {slope: 1}, disk_gib=gib * sizes.slope("copies"), host_gib=gib, gpu_gib=gib

@@ -68,6 +68,7 @@ def merge_adapter(
         )
 
     unmerged = answer_unmerged(config, start, adapter)
+    # A merge that fails its proof leaves no folder.
     with atomic_directory(output) as partial:
         match config.backend:
             case "swift":

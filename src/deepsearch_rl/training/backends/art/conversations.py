@@ -42,6 +42,7 @@ def conversation(captured: art.Trajectory) -> MessagesAndChoices:
     turn as its sampled tokens followed by its structured tool calls, which the tokens already hold;
     the structured copy is dropped.
     """
+    # Every request repeats the turns before it, so that the longest history is the whole one.
     longest = captured.messages_and_choices
     for history in captured.additional_histories:
         if len(history.messages_and_choices) > len(longest):
