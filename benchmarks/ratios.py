@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.ratios                    # about two minutes; status 1 after a loss
     .venv/bin/python -m benchmarks.ratios --update           # and write the table, and the documents' copy of it
-    .venv/bin/python -m benchmarks.ratios --all --update     # with 128 and 512 clients
+    .venv/bin/python -m benchmarks.ratios --all --update     # and what a user sees, on all cores
 
 Every ratio is the other's time to the project's, or the project's rate to the other's: more than 1
 means that the project is faster. Both run in turn, in rounds, and the ratio is that of a round, so
@@ -11,9 +11,12 @@ distance between the least and the greatest as a share of the median. A ratio is
 below the table's by more than 15 %, or by more than the noise where that is greater.
 
     bm25       CPU time beside bm25s, one query and 64 at a time, and of a build
-    encoding   time beside sentence-transformers as it comes: passages of wiki-18, and 64 queries
-    server     queries/s beside a server that serves as Search-R1's does (benchmarks/peer_server.py), over
-               the same vectors, by queries of a request x clients; p99 as a ratio behind it
+    encoding   CPU time beside sentence-transformers, both on one thread: passages of wiki-18, and 64 queries
+    server     CPU time of a query beside a server that serves as Search-R1's does (benchmarks/peer_server.py),
+               over the same vectors, each on one core, by queries of a request x clients
+
+CPU time, because it holds on a busy machine. ``--all`` measures what a user sees as well, which holds
+on a quiet machine alone: encoding with all cores, and queries/s and p99 of both servers on all cores.
 """
 
 import argparse
@@ -42,6 +45,7 @@ from benchmarks.servers import (
     drive,
     json_request,
     load_server,
+    on_core,
     running_command,
     running_server,
 )
@@ -60,7 +64,7 @@ BATCH = 64
 
 # Queries of a request, and clients; the second list takes minutes
 CELLS = ((1, 1), (1, 64), (64, 1))
-MORE_CELLS = ((1, 128), (1, 512), (64, 64))
+ALL_CELLS = (*CELLS, (1, 128), (1, 512), (64, 64))
 
 # As an index on this machine is opened where nothing is said
 DEFAULTS = {**data.RANDOM_ENCODER, "batch_tokens": None, "threads": None}
@@ -143,38 +147,40 @@ def bm25(rounds: int) -> Iterator[tuple[str, Ratio]]:
         yield "bm25, build", compare(build, others, 3, cpu)
 
 
-def encoding(folder: Path, texts: list[str], rounds: int) -> Iterator[tuple[str, Ratio]]:
-    """Compare the encoder with sentence-transformers, both with what they choose by themselves."""
+def encoding(
+    folder: Path, texts: list[str], rounds: int, threads: int | None
+) -> Iterator[tuple[str, Ratio]]:
+    """Compare the encoder with sentence-transformers, on so many threads or on as many as they choose by themselves."""
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - seconds
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: PLC0415
 
     # Before the encoder sets the process's threads
-    threads = torch.get_num_threads()
+    others = threads or torch.get_num_threads()
     transformer = Transformer(str(folder))
     pooling = Pooling(transformer.get_embedding_dimension(), "mean")
     theirs = SentenceTransformer(modules=[transformer, pooling], device="cpu")
-    encoder = TransformersEncoder(
-        TransformersConfig.model_validate({**DEFAULTS, "model": str(folder)})
-    )
+    config = {**DEFAULTS, "model": str(folder), "threads": threads}
+    encoder = TransformersEncoder(TransformersConfig.model_validate(config))
 
     def encode_here(batch: list[str]) -> object:
         torch.set_num_threads(1)
         return encoder.encode(batch, "passage")
 
     def encode_there(batch: list[str]) -> object:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(others)
         return normalise_rows(theirs.encode(batch, show_progress_bar=False))
 
     queries = data.draw_queries(texts, 1, BATCH)
     for name, batch in (("passages", texts[:ENCODED_PASSAGES]), (f"{BATCH} queries", queries)):
         works = partial(encode_here, batch), partial(encode_there, batch)
-        yield f"encoding, {name}", compare(*works, rounds, wall)
+        on = "one thread" if threads else "all cores"
+        yield f"encoding, {name}, {on}", compare(*works, rounds, cpu if threads else wall)
 
 
 def server(
-    options: argparse.Namespace, texts: list[str], encoder: Path
+    options: argparse.Namespace, texts: list[str], encoder: Path, core: int | None
 ) -> Iterator[tuple[str, Ratio]]:
-    """Compare the servers, started as they come."""
+    """Compare the servers: their CPU time on one core, or rates and latencies on all."""
     model = {**DEFAULTS, "max_tokens": 32, "model": str(encoder.resolve())}
     index, chunks = data.prepare_index(
         texts[: options.passages],
@@ -185,15 +191,15 @@ def server(
     arguments = ["--retriever", "dense", "--top-k", str(TOP_K), "--cache-entries", "0"]
     port = free_port()
     vectors = index / "dense" / "vectors.npy"
-    peer = [sys.executable, "-m", "benchmarks.peer_server"]
+    peer = [*on_core(core), sys.executable, "-m", "benchmarks.peer_server"]
     peer += [str(chunks), str(vectors), str(encoder), str(port)]
 
     with ExitStack() as stack:
         servers = {
-            "ours": stack.enter_context(running_server((index, chunks), arguments, None)),
+            "ours": stack.enter_context(running_server((index, chunks), arguments, core)),
             "other": stack.enter_context(running_command(peer, port)),
         }
-        for size, clients in CELLS + (MORE_CELLS if options.all else ()):
+        for size, clients in ALL_CELLS if core is None else CELLS:
             requests = list(_requests(queries, size))
             works: dict[str, Callable[[], Load]] = {}
             for name, process in servers.items():
@@ -201,7 +207,19 @@ def server(
                 works[name] = partial(_load, process, requests, clients, options.seconds)
 
             loads = in_turn(works, options.rounds)
-            yield from _server_ratios(f"server, {size} x {clients}", size, loads)
+            name = f"server, {size} x {clients}"
+            if core is None:
+                yield from _server_ratios(f"{name}, all cores", size, loads)
+            else:
+                yield f"{name}, one core", _cpu_ratio(size, loads)
+
+
+def _cpu_ratio(size: int, loads: Mapping[str, Sequence[Load]]) -> Ratio:
+    costs: dict[str, list[float]] = {}
+    for name, rounds in loads.items():
+        costs[name] = [load.figures["CPU ms/query"] / size for load in rounds]
+
+    return Ratio.of(costs["ours"], costs["other"], "CPU ms")
 
 
 def _requests(queries: list[str], size: int) -> Iterator[Request]:
@@ -308,11 +326,15 @@ def main() -> None:
 
     ratios: dict[str, Ratio] = {}
     load_before = os.getloadavg()[0]
-    parts = (
+    parts = [
         bm25(options.rounds),
-        encoding(encoder, texts, options.rounds),
-        server(options, texts, encoder),
-    )
+        encoding(encoder, texts, options.rounds, 1),
+        server(options, texts, encoder, min(os.sched_getaffinity(0))),
+    ]
+    if options.all:
+        parts.append(encoding(encoder, texts, options.rounds, None))
+        parts.append(server(options, texts, encoder, None))
+
     for name, ratio in itertools.chain.from_iterable(parts):
         ratios[name] = ratio
         sys.stderr.write(f"{name}: {ratio.ratio:.2f}\n")

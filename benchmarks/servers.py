@@ -69,6 +69,16 @@ class ServerProcess:
         return status_kb("RssAnon", self.pid) * 1024 / 1e6
 
 
+def on_core(core: int | None) -> list[str]:
+    """Return what stands before a command that is to run on one core, or anywhere for None."""
+    if core is None:
+        return []
+
+    # One thread for the numeric libraries: the server's core is one, and the other belongs to the
+    # clients.
+    return ["taskset", "-c", str(core), "env", "OMP_NUM_THREADS=1"]
+
+
 @contextmanager
 def running_server(
     index: tuple[Path, Path], options: Sequence[str], core: int | None, program: str = MAIN
@@ -79,11 +89,8 @@ def running_server(
     command line, which ``program`` reads. All its threads run on ``core``, or anywhere.
     """
     port = free_port()
-    # One thread for the numeric libraries: the server's core is one, and the other belongs to the
-    # clients.
-    pinned = [] if core is None else ["taskset", "-c", str(core), "env", "OMP_NUM_THREADS=1"]
     command = [
-        *pinned,
+        *on_core(core),
         sys.executable,
         "-c",
         program,
