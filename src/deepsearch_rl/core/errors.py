@@ -77,6 +77,10 @@ class CommandError(DeepsearchError):
     """A program that a stage runs ended with an error; the message holds its last lines."""
 
 
+class LostProcessError(CommandError):
+    """A program lost one of its processes; a new start goes on from what it has saved."""
+
+
 class CheckFailedError(DeepsearchError):
     """A stage's proof of its own output failed, so the output is not kept."""
 

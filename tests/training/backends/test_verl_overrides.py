@@ -44,6 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
         "verl": {
             "address": "auto",
             "nodes": 2,
+            "retrieval_host": "10.0.0.1",
             "gpus_per_node": 4,
             "tensor_parallel": 2,
             "strategy": "fsdp",

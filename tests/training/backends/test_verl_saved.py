@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.errors import CommandError, ConfigError, LostProcessError
+from deepsearch_rl.training.backends.verl.engine import trainer_error
 from deepsearch_rl.training.backends.verl.saved import TRACKER, go_back_to_whole, step_folder
 from tests.training.backends.verl_settings import verl_config
 
@@ -64,6 +65,25 @@ def test_a_critic_is_part_of_ppos_checkpoints(tmp_path: Path) -> None:
     ppo = verl_config(loss={"algorithm": "ppo"}, verl=verl, lora=None)
     go_back_to_whole(tmp_path, ppo)
     assert not (tmp_path / TRACKER).exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind"),
+    [
+        (1, "ray.exceptions.ActorDiedError: The actor died unexpectedly", LostProcessError),
+        (1, "ray.exceptions.NodeDiedError: node", LostProcessError),
+        (-9, "", LostProcessError),
+        (1, "hydra.errors.ConfigCompositionException: no such key", CommandError),
+    ],
+)
+def test_a_lost_worker_is_told_from_an_error_that_would_come_again(
+    code: int, text: str, kind: type[Exception], tmp_path: Path
+) -> None:
+    log = tmp_path / "000.txt"
+    log.write_text(f"begins\n{text}\n(WorkerDict pid=1) ends\n")
+    error = trainer_error("base", code, log)
+    assert type(error) is kind
+    assert f"exit code {code}" in str(error)
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_a_phase_that_hangs_ends_with_all_that_it_started_and_the_next_child_con
         ("be killed", "the process was killed by SIGKILL, as the system does when memory is full"),
         ("exit", "the process ended with exit status 7."),
         ("diverge", "the update was not applied: its loss is nan."),
+        ("lose a worker", "veRL's trainer ended with exit code 1."),
         (
             "lose a server",
             "the policy's server does not answer at http://127.0.0.1:9/health; it did at ",

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deepsearch_rl.core.errors import ConfigError, EndpointError
+from deepsearch_rl.core.errors import ConfigError, EndpointError, LostProcessError
 from deepsearch_rl.training.rl.heartbeat import Phase, begin, check_server, run_watched
 from deepsearch_rl.training.runs.finite import NotFiniteError
 
@@ -35,6 +35,10 @@ def diverge() -> None:
     raise NotFiniteError("the update was not applied: its loss is nan.")
 
 
+def lose_a_worker() -> None:
+    raise LostProcessError("veRL's trainer ended with exit code 1.")
+
+
 def lose_a_server() -> None:
     check_server("the policy's server", "http://127.0.0.1:9/health")
     begin("save", 0)
@@ -48,6 +52,7 @@ ACTIONS = {
     "fail as a server": fail_as_a_server,
     "lose a server": lose_a_server,
     "diverge": diverge,
+    "lose a worker": lose_a_worker,
 }
 
 

@@ -14,6 +14,7 @@ from deepsearch_rl.core.errors import (
     DeepsearchError,
     EndpointDownError,
     EndpointError,
+    LostProcessError,
     full_disk_named,
 )
 from deepsearch_rl.core.processes import is_healthy
@@ -115,9 +116,10 @@ def run_watched(work: Callable[[], None], pipe: int) -> int:
 def _is_final(error: Exception, phase: Phase) -> bool:
     """Return whether another attempt would end the same: errors of files and params, a server that never came up.
 
-    An update that is not finite is tried again from the last checkpoint with other rollouts.
+    An update that is not finite, and one that lost a process, is tried again from the last
+    checkpoint.
     """
-    if isinstance(error, NotFiniteError):
+    if isinstance(error, NotFiniteError | LostProcessError):
         return False
     if isinstance(error, EndpointError):
         return phase in ("load", "start") and not isinstance(error, EndpointDownError)

@@ -7,7 +7,8 @@ The scratch folder of a run holds::
     verl/checkpoints/                veRL's, of every step that dev scores
     verl/logs/<number>.jsonl, .txt   veRL's figures and output of each start of its trainer
 
-A run that was killed goes on from the newest whole checkpoint.
+A run that was killed, or lost a worker, goes on from the newest whole checkpoint; the watchdog starts
+it again.
 
 Every step that is finished goes to the run's log while veRL trains, which says the alarms that it gives
 (:mod:`deepsearch_rl.training.rl.run_log`), by the names that the log of other engines has
@@ -30,7 +31,12 @@ from pydantic import TypeAdapter
 from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.conversation.tool_template import require_tool_template
 from deepsearch_rl.conversation.trained_with import TRAINED_WITH, served_with
-from deepsearch_rl.core.errors import ArtifactError, CommandError, StalePolicyError
+from deepsearch_rl.core.errors import (
+    ArtifactError,
+    CommandError,
+    LostProcessError,
+    StalePolicyError,
+)
 from deepsearch_rl.core.files import (
     atomic_directory,
     atomic_file,
@@ -63,6 +69,14 @@ from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
 _LOG = logging.getLogger(__name__)
 SOURCES = Path(__file__).resolve().parents[4]
 POLL_S = 1.0
+LOST = (
+    "ActorDiedError",
+    "ActorUnavailableError",
+    "NodeDiedError",
+    "OwnerDiedError",
+    "WorkerCrashedError",
+)
+"""Ray's errors of a worker or node that is no more."""
 FIGURES: Mapping[str, str] = {
     "critic/score/mean": "reward",
     "actor/entropy": "entropy",
@@ -243,7 +257,7 @@ def _train(task: RlTask, config: RlConfig, run: VerlRun) -> RunLog:
 
     _take(steps, logs, config)
     if process.returncode != 0:
-        raise _error(task, process.returncode, text)
+        raise trainer_error(task.start_name, process.returncode, text)
     if steps.last != run.steps:
         raise ArtifactError(f"veRL ended well, and {figures} has no figures of step {run.steps}.")
     return steps.log
@@ -316,10 +330,14 @@ def _has_ended(process: "subprocess.Popen[str]") -> bool:
     return True
 
 
-def _error(task: RlTask, code: int, log: Path) -> CommandError:
-    return CommandError(
-        f"veRL's trainer of rl@{task.start_name} ended with exit code {code}; run the command again to go on from its "
-        f"last checkpoint. Its output is in {log}, the end is:\n{last_lines(log)}"
+def trainer_error(start: str, code: int, log: Path) -> CommandError:
+    """Return what veRL's trainer ended with: a LostProcessError where it lost a worker or a node."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    is_lost = code < 0 or any(name in text for name in LOST)
+    kind = LostProcessError if is_lost else CommandError
+    return kind(
+        f"veRL's trainer of rl@{start} ended with exit code {code}; run the command again to go on from its last "
+        f"checkpoint. Its output is in {log}, the end is:\n{last_lines(log)}"
     )
 
 
