@@ -237,7 +237,7 @@ def project(
     (tmp_path / prompt).parent.mkdir(parents=True)
     (tmp_path / prompt).write_bytes((root / prompt).read_bytes())
     (tmp_path / "models" / "smoke").mkdir(parents=True)
-    (tmp_path / "models" / "smoke" / "base").symlink_to(policy_folder)
+    (tmp_path / "models" / "smoke" / "sft").symlink_to(policy_folder)
     (tmp_path / "data" / "smoke").mkdir(parents=True)
     (tmp_path / "data" / "smoke" / "index").symlink_to(world.index.parent)
     for split in ("train", "dev"):
@@ -250,26 +250,25 @@ def test_the_commands_list_runs_and_say_how_a_fork_is_trained(project: Path) -> 
         {"rl.keep.every": 1}
     )
     source = train(
-        run_of(profile.with_overrides({"rl.steps.base": 3, "rl.epochs": 3}), "base", Path())
+        run_of(profile.with_overrides({"rl.steps.sft": 3, "rl.epochs": 3}), "sft", Path())
     )
     listed = CliRunner().invoke(app, ["rl", "runs", "smoke"], catch_exceptions=False)
-    assert f"base-{source.scratch.name}" in listed.output
+    assert f"sft-{source.scratch.name}" in listed.output
     assert "1.000 (2)" in listed.output
     assert "1 2 3" in listed.output
-    changes = ["-S", "rl.steps.base=4", "-S", "rl.learning_rate=5e-4"]
+    changes = ["-S", "rl.steps.sft=4", "-S", "rl.learning_rate=5e-4"]
     forked = CliRunner().invoke(
-        app, ["rl", "fork", "base", "2", "--profile", "smoke", *changes], catch_exceptions=False
+        app, ["rl", "fork", "sft", "2", "--profile", "smoke", *changes], catch_exceptions=False
     )
     target = run_of(
-        profile.with_overrides({"rl.steps.base": 4, "rl.learning_rate": 0.0005}), "base", Path()
+        profile.with_overrides({"rl.steps.sft": 4, "rl.learning_rate": 0.0005}), "sft", Path()
     )
     assert [*checkpoints(target.scratch)] == [2]
     assert (
-        f"base-{target.scratch.name} begins at step 2 of base-{source.scratch.name}"
-        in forked.output
+        f"sft-{target.scratch.name} begins at step 2 of sft-{source.scratch.name}" in forked.output
     )
     assert (
-        "dvc exp run -S profiles/smoke/params.yaml:rl.steps.base=4 "
-        "-S profiles/smoke/params.yaml:rl.learning_rate=5e-4 profiles/smoke/dvc.yaml:rl@base"
+        "dvc exp run -S profiles/smoke/params.yaml:rl.steps.sft=4 "
+        "-S profiles/smoke/params.yaml:rl.learning_rate=5e-4 profiles/smoke/dvc.yaml:rl@sft"
         in forked.output
     )

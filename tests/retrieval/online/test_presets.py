@@ -121,7 +121,7 @@ def test_a_documented_answer_becomes_passages(
     name: str, endpoint: Endpoint, preset: Callable[[str], OnlineSearcher]
 ) -> None:
     endpoint.replies = [as_json(ANSWERS[name])]
-    [hits] = preset(name).search(["comet & co"], 5)
+    [hits] = preset(name).find_hits(["comet & co"], 5)
 
     assert [hit.chunk.contents for hit in hits] == ["Philae\nOn a comet.", "Rosetta\n"]
     assert [hit.chunk.id for hit in hits] == ["https://a.example/1", "https://a.example/2"]
@@ -135,7 +135,7 @@ def test_no_results_are_no_passages(
     name: str, endpoint: Endpoint, preset: Callable[[str], OnlineSearcher]
 ) -> None:
     endpoint.replies = [as_json(NOTHING[name])]
-    assert preset(name).search(["comet"], 5) == [[]]
+    assert preset(name).find_hits(["comet"], 5) == [[]]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_search_that_failed_is_no_empty_result(
 ) -> None:
     endpoint.replies = [as_json(answer)]
     with pytest.raises(EndpointError, match=named):
-        preset(name).search(["comet"], 5)
+        preset(name).find_hits(["comet"], 5)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_spent_quota_and_a_wrong_key_end_all_searches_at_once(
 ) -> None:
     endpoint.replies = [as_json(answer, status)]
     with pytest.raises(EndpointDownError):
-        preset(name).search(["comet"], 5)
+        preset(name).find_hits(["comet"], 5)
     assert len(endpoint.asked) == 1
 
 
