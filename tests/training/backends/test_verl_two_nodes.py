@@ -1,4 +1,4 @@
-"""veRL on a Ray cluster of two nodes, by ``ray job submit``: a worker is killed in mid-step, and the run goes on.
+"""veRL on a Ray cluster of two nodes, by ``ray job submit``: a worker and a node are lost, and the run goes on.
 
 Both nodes are on this machine, and a node's "GPU" is a process that trains on the CPU.
 """
@@ -6,12 +6,14 @@ Both nodes are on this machine, and a node's "GPU" is a process that trains on t
 import contextlib
 import functools
 import os
+import re
 import secrets
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -39,7 +41,7 @@ from tests.training.backends.tagged import learn_by_heart, tags_agent
 from tests.training.backends.verl_settings import verl_config
 
 RAY = interpreter_of("verl").with_name("ray")
-STEPS = 3
+STEPS = 4
 WAIT_S = 600.0
 pytestmark = [
     pytest.mark.nightly,
@@ -66,23 +68,40 @@ def environment_of_ray() -> dict[str, str]:
     return values
 
 
-@contextlib.contextmanager
-def two_nodes(folder: str, logs: Path) -> Iterator[tuple[str, str]]:
-    """Start two nodes of one training process each; yield the addresses of the cluster and of its jobs."""
-    port = free_port(0)
-    dashboard = free_port(0)
-    address = f"{LOOPBACK}:{port}"
-    node = ["--node-ip-address", LOOPBACK, "--num-cpus", "16", "--num-gpus", "1", "--block"]
-    head = ["--head", "--port", str(port), "--dashboard-port", str(dashboard)]
-    head += ["--include-dashboard", "true", "--temp-dir", folder]
+@dataclass
+class Nodes:
+    """A cluster on this machine; a node has one training process. Sockets of its ``folder`` need a short path."""
 
-    with ProcessGuard() as guard:
-        for number, options in enumerate((head, ["--address", address])):
-            with (logs / f"node{number}.txt").open("w", encoding="utf-8") as log:
-                command = [str(RAY), "start", *options, *node]
-                process = guard.start(command, environment=environment_of_ray(), output=log)
-            wait_for(lambda number=number: alive(address) > number, process)
-        yield address, f"http://{LOOPBACK}:{dashboard}"
+    folder: str
+    logs: Path
+    guard: ProcessGuard
+    address: str = field(default_factory=lambda: f"{LOOPBACK}:{free_port(0)}")
+    dashboard: int = field(default_factory=lambda: free_port(0))
+    started: list["subprocess.Popen[str]"] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start the head, or one more node; return when it is part of the cluster."""
+        options = ["--address", self.address]
+        if not self.started:
+            options = ["--head", "--port", self.address.partition(":")[2]]
+            options += ["--include-dashboard", "true", "--dashboard-port", str(self.dashboard)]
+            options += ["--temp-dir", self.folder]
+
+        command = [str(RAY), "start", *options, "--node-ip-address", LOOPBACK]
+        command += ["--num-cpus", "16", "--num-gpus", "1", "--block"]
+        with (self.logs / f"node{len(self.started)}.txt").open("a", encoding="utf-8") as log:
+            node = self.guard.start(command, environment=environment_of_ray(), output=log)
+        self.started.append(node)
+        wait_for(lambda: alive(self.address) == len(self.started), node)
+
+    def lose(self) -> None:
+        """Kill the newest node with all that runs on it; return when the cluster knows."""
+        node = self.started.pop()
+        for process in psutil.Process(node.pid).children(recursive=True):
+            if process.name() == "raylet":
+                process.kill()
+        node.wait(timeout=WAIT_S)
+        wait_for(lambda: alive(self.address) == len(self.started), self.started[0])
 
 
 def alive(address: str) -> int:
@@ -91,7 +110,7 @@ def alive(address: str) -> int:
     status = subprocess.run(
         command, env=environment_of_ray(), capture_output=True, text=True, check=False
     )
-    return status.stdout.count("node_")
+    return len(re.findall(r"^ 1 node_", status.stdout, re.MULTILINE))
 
 
 def wait_for(happened: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
@@ -103,8 +122,9 @@ def wait_for(happened: Callable[[], bool], process: "subprocess.Popen[str]") -> 
         time.sleep(0.2)
 
 
-def submitted(jobs: str, run: Path, log: Path) -> "subprocess.Popen[str]":
+def submitted(nodes: Nodes, run: Path, log: Path) -> "subprocess.Popen[str]":
     """Submit the stage's run as a job, and follow it."""
+    jobs = f"http://{LOOPBACK}:{nodes.dashboard}"
     program = f"cd {ROOT} && exec {sys.executable} -m tests.training.backends.verl_job {run}"
     command = [str(RAY), "job", "submit", "--address", jobs, "--", "bash", "-c", program]
     with log.open("w", encoding="utf-8") as output:
@@ -171,35 +191,47 @@ def written_run(folder: Path, policy: Path, smoke: Profile, address: str) -> Pat
     return folder / "run.json"
 
 
-def test_a_worker_killed_in_mid_step_ends_in_a_resume_from_the_last_checkpoint(
+def test_a_lost_worker_and_a_lost_node_end_in_resumes_from_the_last_checkpoint(
     policy_folder: Path, smoke: Profile, tmp_path: Path
 ) -> None:
-    # Paths of sockets in it have to be short
-    with (
-        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as nodes,
-        two_nodes(nodes, tmp_path) as (address, jobs),
-    ):
-        run = written_run(tmp_path, policy_folder, smoke, address)
-        checkpoints = tmp_path / "scratch" / "verl" / "checkpoints"
-        newest = checkpoints / "latest_checkpointed_iteration.txt"
+    checkpoints = tmp_path / "scratch" / "verl" / "checkpoints"
+    newest = checkpoints / "latest_checkpointed_iteration.txt"
 
-        with submitted(jobs, run, tmp_path / "first.txt") as job:
-            wait_for(lambda: newest.is_file() and newest.read_text() == "1", job)
-            workers = training_processes(nodes)
+    def saved(step: int) -> bool:
+        return newest.is_file() and newest.read_text() == str(step)
+
+    with (
+        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,
+        ProcessGuard() as guard,
+    ):
+        nodes = Nodes(folder, tmp_path, guard)
+        nodes.start()
+        nodes.start()
+        run = written_run(tmp_path, policy_folder, smoke, nodes.address)
+
+        with submitted(nodes, run, tmp_path / "first.txt") as job:
+            wait_for(lambda: saved(1), job)
+            workers = training_processes(folder)
             assert len(workers) == 2
             workers[0].kill()
             assert job.wait(timeout=WAIT_S) != 0
         assert "go on from its last checkpoint" in (tmp_path / "first.txt").read_text()
 
-        with submitted(jobs, run, tmp_path / "second.txt") as job:
-            assert job.wait(timeout=WAIT_S) == 0, (tmp_path / "second.txt").read_text()[-4000:]
+        with submitted(nodes, run, tmp_path / "second.txt") as job:
+            wait_for(lambda: saved(2), job)
+            nodes.lose()
+            assert job.wait(timeout=WAIT_S) != 0
+
+        nodes.start()
+        with submitted(nodes, run, tmp_path / "third.txt") as job:
+            assert job.wait(timeout=WAIT_S) == 0, (tmp_path / "third.txt").read_text()[-4000:]
 
     logs = sorted((tmp_path / "scratch/verl/logs").glob("*.jsonl"))
-    assert [path.name for path in logs] == ["000.jsonl", "001.jsonl"]
-    first = steps_of(logs[0])
-    second = steps_of(logs[1])
+    assert [path.name for path in logs] == ["000.jsonl", "001.jsonl", "002.jsonl"]
+    first, second, third = map(steps_of, logs)
     assert max(first) < STEPS
     assert min(second) >= 1
+    assert min(third) >= 2
     lines = list(read_jsonl(tmp_path / "out" / "train_log.jsonl", TrainingStep))
     assert [line.step for line in lines] == list(range(STEPS + 1))
     assert lines[-1].metrics["mismatch_mean"] < 1e-3
