@@ -1,9 +1,9 @@
 """Linear layers for inference on a CPU, with weights in the layout in which oneDNN multiplies them.
 
 torch's own linear layer brings the weights into that layout in every call, or reads them as they
-lie. That is a tenth to a third of the time
-(docs/measurements.md). The operators are those that ``torch.compile`` writes for such a layer, without
-compiling. Results differ from torch's in the last bits.
+lie. That is a tenth to a third of the time (docs/measurements.md). The operators are those that
+``torch.compile`` writes for such a layer, without compiling. Results differ from torch's in the last
+bits.
 """
 
 import ctypes
