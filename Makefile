@@ -110,7 +110,7 @@ worker-service: environment  ##team write a systemd unit that keeps `make worker
 
 test test-all unit lint bench: EXTRAS := --all-extras
 # pytest loads the plugins of every folder of PYTHONPATH.
-PYTEST := env -u PYTHONPATH $(BIN)/python -m pytest --numprocesses $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder
+PYTEST := env -u PYTHONPATH $(BIN)/python -m pytest --numprocesses $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder
 # The tests wait for servers and processes at times; the checks of the code use these. They speak only of what they find.
 define BESIDE_LINT
 @mkdir -p work; \
@@ -120,7 +120,7 @@ wait $$lint || { cat work/lint.log >&2; exit 1; }; \
 exit $$tests
 endef
 
-test: environment  ##start every check, JOBS (2) test files side by side
+test: environment  ##start every check, JOBS (3) test files side by side
 	$(call BESIDE_LINT)
 
 test-all: environment  ##change the checks of `make test`, and what a night has time for: kills, many workers, other environments

@@ -1,4 +1,7 @@
-"""Rounds of rejection sampling by `make rft`, for real and small: a model samples, is trained, and samples again."""
+"""Rounds of rejection sampling by `make rft`, for real and small: a model samples, is trained, and samples again.
+
+Of a round, what differs from any other training has a test by day: `test_smoke.py`.
+"""
 
 import json
 import os
@@ -10,12 +13,12 @@ import pytest
 from deepsearch_rl.core.files import file_digests
 from tests.pipeline.smoke_copy import finished_smoke_graph, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 CHANGES = """
 synthesize:
   teacher: models/smoke/base
-  questions: 12
-  samples: 2
+  questions: 24
+  samples: 3
   temperature: 1.0
 
 filter:
@@ -23,13 +26,12 @@ filter:
   per_question: 2
 
 sft:
-  forwards_per_step: 2
   save_steps: 2
   log_steps: 1
 
 choose_checkpoint:
   by: dev
-  dev: {dataset: multihoprag, questions: 4, samples: 1, temperature: 0.7}
+  dev: {dataset: multihoprag, questions: 8, samples: 1, temperature: 0.7}
 """
 
 
@@ -72,7 +74,6 @@ def test_a_round_trains_on_what_the_model_itself_wrote(project: Path) -> None:
     assert 1 <= len(manifest["dev_f1"]) <= 2, "kept_checkpoints"
 
 
-@pytest.mark.nightly
 def test_every_round_samples_from_the_model_of_the_one_before_and_none_is_made_twice(
     project: Path,
 ) -> None:

@@ -5,8 +5,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deepsearch_rl.commands.summary import latest_runs
+from deepsearch_rl.core.files import read_jsonl
+from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluation.tables.tables import F1Table
 from tests.pipeline.disturbed_runs import edits, kills
 from tests.pipeline.findings import faults
@@ -14,6 +17,8 @@ from tests.pipeline.finished_graph import FinishedGraph
 from tests.pipeline.smoke_copy import GRAPH, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+PARAMS = "profiles/smoke/params.yaml"
+FUNNEL = "reports/smoke/filter.json"
 MODELS = {"base", "sft", "sft_rl"}
 DATASETS = {"multihoprag", "musique", "2wikimultihopqa", "hotpotqa"}
 
@@ -100,8 +105,33 @@ def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothin
     finished: Path,
 ) -> None:
     findings = list(faults(FinishedGraph(finished), "chunk", per_stage=1, seed=1))
-    assert [finding.part for finding in findings] == ["outside", "fault"]
+    assert [finding.part for finding in findings] == ["outside", "outside", "fault"]
     assert [finding for finding in findings if finding.is_survivor] == []
+
+
+def test_a_model_that_teaches_itself_is_trained_on_what_it_wrote(finished: Path) -> None:
+    graph = FinishedGraph(finished)
+    params = yaml.safe_load(graph.read(PARAMS))
+    teaching = {"teacher": "models/smoke/base", "questions": 12, "samples": 2, "temperature": 1.0}
+    params["synthesize"] |= teaching
+    # A model this small is hardly ever right
+    params["filter"] |= {"predicates": ["answered"], "per_question": 2}
+
+    with graph.experiment("filter"), graph.experiment("synthesize"):
+        graph.write(PARAMS, yaml.safe_dump(params, sort_keys=False))
+        # No cache of DVC has it
+        graph.write(FUNNEL, graph.read(FUNNEL))
+        for stage in ("synthesize", "filter"):
+            run = graph.repro(stage)
+            assert run.status == 0, run.output
+            assert run.has_run
+
+        rollouts = list(read_jsonl(finished / "data/smoke/trajectories/teacher.jsonl", Trajectory))
+        kept = json.loads(graph.read(FUNNEL))["rows"]
+
+    assert len(rollouts) == 24
+    assert {rollout.model for rollout in rollouts} == {"models/smoke/base"}
+    assert 1 <= kept <= sum(rollout.answer is not None for rollout in rollouts)
 
 
 @pytest.mark.nightly
