@@ -134,6 +134,7 @@ def test_the_audit_keeps_nine_of_ten_published_questions(real_data: Path, tmp_pa
     assert kept.total() >= 0.95 * counts.total()
 
 
+@pytest.mark.nightly
 def test_the_audit_keeps_nine_of_ten_questions_of_hotpotqa(real_data: Path, tmp_path: Path) -> None:
     folder = real_data / "hotpotqa"
     chunks: list[Chunk] = []

@@ -280,7 +280,7 @@ def test_answers_of_several_lengths_are_compared_token_by_token() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ms_swift_and_peft_merge_to_the_same_bits(
     policy_folder: Path, adapter_folder: Path, merged_folder: Path, tmp_path: Path
 ) -> None:
