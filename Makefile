@@ -109,8 +109,11 @@ worker-service: environment  ##team write a systemd unit that keeps `make worker
 	@$(BIN)/python -m flows.worker service $(POOL) $(if $(LIMIT),--limit $(LIMIT))
 
 test test-all unit lint bench: EXTRAS := --all-extras
+# Tests of a day wait for servers and processes at times, quick ones do not.
+WORKERS = $(or $(JOBS),3)
+unit: WORKERS = $(or $(JOBS),2)
 # pytest loads the plugins of every folder of PYTHONPATH.
-PYTEST := env -u PYTHONPATH $(BIN)/python -m pytest --numprocesses $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder
+PYTEST = env -u PYTHONPATH $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The tests wait for servers and processes at times; the checks of the code use these. They speak only of what they find.
 define BESIDE_LINT
 @mkdir -p work; \
@@ -126,7 +129,7 @@ test: environment  ##start every check, JOBS (3) test files side by side
 test-all: environment  ##change the checks of `make test`, and what a night has time for: kills, many workers, other environments
 	$(call BESIDE_LINT,-m "")
 
-unit: environment  ##change the tests without the slow ones
+unit: environment  ##change the quick tests, each below .2 s
 	@$(PYTEST) -m "not slow and not nightly"
 
 lint: environment  ##change ruff, the rules of scripts/lint.py, pyright, and whether uv.lock fits pyproject.toml

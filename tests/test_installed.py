@@ -24,6 +24,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_is_installed_is_what_pythons_own_reader_finds() -> None:
     found = {
         canonicalize_name(each.metadata["Name"]): each.version

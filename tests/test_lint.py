@@ -102,6 +102,7 @@ def test_an_axis_that_is_not_explained_or_not_used_is_found(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_parts_that_no_script_would_write_are_found(root: Path, tmp_path: Path) -> None:
     names = (
         "README.md",

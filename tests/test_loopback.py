@@ -156,6 +156,7 @@ def test_only_lists_that_the_user_has_change_and_only_where_there_is_a_proxy(
     assert result == environment | changed
 
 
+@pytest.mark.slow
 def test_a_stage_asks_no_proxy_for_this_machine(
     tmp_path: Path, root: Path, server: Recorder, proxy: Recorder
 ) -> None:

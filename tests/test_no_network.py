@@ -64,6 +64,7 @@ def asked_by(code: str, *arguments: str) -> dict[str, object]:
     return json.loads(last) | {"printed": printed}
 
 
+@pytest.mark.slow
 def test_the_resolver_sees_what_is_asked() -> None:
     code = "import httpx\ntry:\n    httpx.get('http://example.invalid')\nexcept httpx.HTTPError:\n    pass\n"
     assert asked_by(f"{code}print(json.dumps({{'asked': asked}}))")["asked"] == ["example.invalid"]
@@ -79,6 +80,7 @@ def test_importing_every_module_asks_nobody() -> None:
     )  # type: ignore[call-overload]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor"], ["plan", "tiny"]], ids=str)
 def test_a_command_that_looks_at_the_project_asks_nobody(arguments: list[str]) -> None:
     found = asked_by(START, "deepsearch", *arguments)

@@ -111,6 +111,7 @@ def test_the_pages_retriever_and_encoder_search_an_index(own: Path, tmp_path: Pa
         assert [hit.row for hit in hits] == [0, 2]
 
 
+@pytest.mark.slow
 def test_a_server_process_answers_by_the_pages_retriever_and_says_why_it_cannot(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path, how: signal.Si
     assert gone(tmp_path / "server.pid")
 
 
+@pytest.mark.slow
 def test_a_command_whose_supervisor_is_killed_ends_with_the_guard(tmp_path: Path) -> None:
     with ProcessGuard() as guard:
         process = guard.start(
@@ -144,6 +145,7 @@ def test_a_command_whose_supervisor_is_killed_ends_with_the_guard(tmp_path: Path
     assert gone(tmp_path / "shell.pid")
 
 
+@pytest.mark.slow
 def test_a_command_whose_guard_cannot_be_watched_is_ended() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     supervisor = [sys.executable, "-m", "deepsearch_rl.core.processes", str(nothing)]
@@ -173,6 +175,7 @@ def test_nothing_starts_after_the_guard_was_closed() -> None:
         guard.start(["true"])
 
 
+@pytest.mark.slow
 def test_a_server_answers_within_the_block_and_is_gone_after_it(tmp_path: Path) -> None:
     port = ports.free_port()
     url = f"http://{LOOPBACK}:{port}"
@@ -195,6 +198,7 @@ def test_a_server_that_ends_while_it_starts_is_named_with_its_exit_code_and_last
     assert "line 80" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_in_time_is_named_with_its_address() -> None:
     url = f"http://{LOOPBACK}:{ports.free_port()}"
     with (
@@ -212,6 +216,7 @@ def test_a_port_in_use_is_passed_over() -> None:
         assert free_port(port) > port
 
 
+@pytest.mark.slow
 def test_a_guard_does_not_wait_for_ever_for_a_supervisor_that_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +233,7 @@ def test_a_guard_does_not_wait_for_ever_for_a_supervisor_that_does_not_end(
     assert gone(tmp_path / "shell.pid")
 
 
+@pytest.mark.slow
 def test_descendants_that_cannot_be_killed_are_named_and_left_behind(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +251,7 @@ def test_descendants_that_cannot_be_killed_are_named_and_left_behind(
         child.wait()
 
 
+@pytest.mark.slow
 def test_the_log_of_a_server_that_failed_is_kept_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

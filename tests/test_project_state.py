@@ -70,6 +70,7 @@ def test_a_project_in_order_has_no_problems(project: Path) -> None:
     assert require_sound_project(project) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remedy", ["git init", r"\.venv/bin/dvc config"])
 def test_an_unpacked_archive_needs_git_or_the_word_that_there_is_none(
     project: Path, remedy: str

@@ -22,6 +22,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.slow
 def test_processes_and_their_threads_share_one_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

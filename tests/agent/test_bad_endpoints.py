@@ -127,6 +127,7 @@ GARBAGE: dict[str, Send] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("send", GARBAGE.values(), ids=GARBAGE.keys())
 def test_what_is_no_completion_is_a_model_error_that_says_what_came(
     chat_server: Any, rollout: Answer, send: Send
@@ -138,6 +139,7 @@ def test_what_is_no_completion_is_a_model_error_that_says_what_came(
     assert [message.role for message in trajectory.messages] == ["system", "user"]
 
 
+@pytest.mark.slow
 def test_a_failure_after_a_search_keeps_what_came_before(chat_server: Any, rollout: Answer) -> None:
     chat_server.says("", "Silent Harbor")
     chat_server.script.append(reset)
@@ -172,6 +174,7 @@ UNPARSABLE: dict[str, Send] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("send", UNPARSABLE.values(), ids=UNPARSABLE.keys())
 def test_a_call_that_is_no_search_is_unparsable_and_kept_as_written(
     chat_server: Any, searches: Any, rollout: Answer, send: Send
@@ -198,6 +201,7 @@ def test_a_call_that_is_written_as_text_is_unparsable(
     assert searches.queries == []
 
 
+@pytest.mark.slow
 def test_a_body_that_never_ends_is_the_servers_failure(chat_server: Any, rollout: Answer) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -211,6 +215,7 @@ def test_a_body_that_never_ends_is_the_servers_failure(chat_server: Any, rollout
     assert rollout(timeout_s=0.3).stop_reason is StopReason.MODEL_ERROR
 
 
+@pytest.mark.slow
 def test_an_answer_behind_ten_megabytes_of_thought_is_still_an_answer(
     chat_server: Any, rollout: Answer
 ) -> None:

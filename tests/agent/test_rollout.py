@@ -22,6 +22,7 @@ from deepsearch_rl.presets import load_preset
 from tests.agent.conftest import ANSWER, QUESTION, completion, response
 
 
+@pytest.mark.slow
 def test_an_answered_question_is_recorded_with_every_message_search_and_token(chat_server, answer):
     chat_server.says("", "director of Silent Harbor", tokens=(100, 10))
     chat_server.says(ANSWER, tokens=(150, 5))
@@ -54,6 +55,7 @@ def test_an_answered_question_is_recorded_with_every_message_search_and_token(ch
     assert (trajectory.prompt_tokens, trajectory.completion_tokens) == (250, 15)
 
 
+@pytest.mark.slow
 def test_requests_carry_the_frozen_schema_and_the_recorded_conversation(chat_server, answer):
     chat_server.says('<tool_call>\n{"name": "retrieve"}\n</tool_call>', "Zoë")
     chat_server.says(ANSWER)
@@ -221,6 +223,7 @@ def test_an_answer_cut_by_the_token_limit_ends_in_the_token_budget(chat_server, 
     assert answer().stop_reason is StopReason.TOKEN_BUDGET
 
 
+@pytest.mark.slow
 def test_a_model_server_that_hangs_until_the_deadline_has_failed(chat_server, answer):
     chat_server.hangs()
     trajectory = answer(timeout_s=0.3)
@@ -239,23 +242,27 @@ def writes_for(seconds: float, body: str) -> Callable[[Any], None]:
     return send
 
 
+@pytest.mark.slow
 def test_a_model_that_writes_until_the_deadline_ends_there_by_its_own_length(chat_server, answer):
     chat_server.script.append(writes_for(0.15, completion("", "again", tokens=(100, 8))))
     assert answer(timeout_s=0.7, max_turns=99, max_searches=99).stop_reason is StopReason.DEADLINE
 
 
+@pytest.mark.slow
 def test_a_turn_that_takes_longer_than_its_tokens_can_is_a_server_that_hangs(chat_server, answer):
     chat_server.script.append(writes_for(0.02, completion("", "one", tokens=(100, 60))))
     chat_server.hangs()
     assert answer(timeout_s=0.6).stop_reason is StopReason.MODEL_ERROR
 
 
+@pytest.mark.slow
 def test_a_turn_that_can_still_be_written_at_the_deadline_is_the_models(chat_server, answer):
     chat_server.script.append(writes_for(0.1, completion("", "one", tokens=(100, 2))))
     chat_server.hangs()
     assert answer(timeout_s=0.6).stop_reason is StopReason.DEADLINE
 
 
+@pytest.mark.slow
 def test_a_session_whose_search_was_cut_off_by_the_deadline_still_searches(
     chat_server, searches, agent_config
 ):
@@ -339,6 +346,7 @@ def test_user_and_password_of_an_address_are_never_quoted(chat_server, answer):
     assert "secret" not in repr(endpoint)
 
 
+@pytest.mark.slow
 def test_an_unreachable_model_server_is_a_model_error(answer):
     trajectory = answer(endpoint=Endpoint("http://127.0.0.1:9/v1", "m"))
     assert trajectory.stop_reason is StopReason.MODEL_ERROR
@@ -383,6 +391,7 @@ def test_call_ids_that_a_server_repeats_or_leaves_empty_are_made_distinct(
     assert len(set(called)) == 3
 
 
+@pytest.mark.slow
 def test_a_model_call_that_hangs_once_is_repeated_within_the_deadline(chat_server, answer):
     chat_server.hangs()
     chat_server.says(ANSWER)
@@ -439,6 +448,7 @@ def test_without_searches_the_first_is_answered_with_the_notice(chat_server, sea
     )
 
 
+@pytest.mark.slow
 def test_a_search_that_was_carried_out_but_never_read_shows_no_chunks(chat_server, answer):
     chat_server.says("", "one", "slow")
     trajectory = answer(timeout_s=0.5)

@@ -18,6 +18,7 @@ QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answ
 ANSWER = "<answer>Mary Moss</answer>"
 
 
+@pytest.mark.slow
 def test_a_retrieval_server_that_was_started_again_is_searched_on(
     chat_server: ChatServer, agent_config: Callable[..., AgentConfig]
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_retrieval_server_that_was_started_again_is_searched_on(
     assert queries == ["before", "after"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("breaks", "outcome"), [(1, StopReason.ANSWERED), (3, StopReason.TOOL_ERROR)]
 )

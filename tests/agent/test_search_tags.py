@@ -23,6 +23,7 @@ def answer(answer: Answer) -> Answer:
     return partial(answer, protocol="search_tags", prompt="search_tags", question=QUESTION)
 
 
+@pytest.mark.slow
 def test_a_rollout_is_one_user_message_and_one_text_that_grows(chat_server, answer):
     chat_server.says("<think>Who?</think>\n<search> director of Silent Harbor </search>")
     chat_server.says("<think>Ann.</think>\n<answer> Stoke </answer>")

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.explain import measure, write_run
 from deepsearch_rl.explain.causes.causes import Cause
 from deepsearch_rl.explain.standalone.explain import Options, explain_paths
 
 
+@pytest.mark.slow
 def test_the_generated_run_is_explained_with_the_causes_that_cost_time(tmp_path: Path) -> None:
     write_run(tmp_path, passages=200, questions=40, samples=2)
     options = Options(questions=tmp_path / "questions.jsonl", index=tmp_path / "index", draws=50)

@@ -121,6 +121,7 @@ def test_a_model_that_is_not_made_yet_is_named(tmp_path: Path) -> None:
     assert "empty holds no model" in str(found.exception)
 
 
+@pytest.mark.slow
 def test_options_of_requests_take_the_place_of_the_endpoints_own(
     chat: ChatEndpoint, tmp_path: Path
 ) -> None:

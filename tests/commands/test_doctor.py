@@ -41,6 +41,7 @@ def run_doctor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     return CliRunner().invoke(app, ["doctor"])
 
 
+@pytest.mark.slow
 def test_the_tiny_profile_can_run_here(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
     result = run_doctor(root, monkeypatch)
@@ -88,6 +89,7 @@ def test_what_the_backends_of_a_profile_need_is_looked_for_in_its_environments(
     assert list(missing_in_environments(tmp_path, gpu)) == []
 
 
+@pytest.mark.slow
 def test_what_a_profile_loads_in_its_environments_is_loaded_and_not_looked_up(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_machine_that_has_everything_misses_nothing_and_an_old_java_is_missing
     ]
 
 
+@pytest.mark.slow
 def test_status_1_where_a_package_of_the_tiny_profile_is_not_the_locked_one(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +143,7 @@ def test_status_1_where_a_package_of_the_tiny_profile_is_not_the_locked_one(
     assert "- torch 2.9.0 (needs ==2.13.0)\n      make environment" in result.output
 
 
+@pytest.mark.slow
 def test_a_backend_that_no_profile_needs_may_be_missing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def distribution_of(module: str, distributions: dict[str, list[str]]) -> str:
     return module if module in names else names[0]
 
 
+@pytest.mark.slow
 def test_every_import_is_declared_in_the_part_of_its_file() -> None:
     allowed = declared()
     undeclared = {
@@ -135,6 +136,7 @@ def test_every_import_is_declared_in_the_part_of_its_file() -> None:
     assert not undeclared
 
 
+@pytest.mark.slow
 def test_every_declared_package_is_imported_or_has_its_reason() -> None:
     imported = set().union(*third_party_imports().values())
     own = {package.name for part, packages in read_parts().items() for package in packages}
@@ -163,6 +165,7 @@ def test_the_graph_needs_every_part_but_further_backends_and_what_servers_and_re
     assert packages_of_graph() == names
 
 
+@pytest.mark.slow
 def test_modules_with_another_name_than_their_distribution_are_listed() -> None:
     names = {package.name for packages in read_parts().values() for package in packages}
     modules = {

@@ -112,6 +112,7 @@ def test_a_host_that_does_not_answer_is_an_error_that_says_what_to_look_at() -> 
     assert "SSH key" in str(error)
 
 
+@pytest.mark.slow
 def test_outside_of_a_project_dvc_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     error = set_remote("storage")

@@ -104,6 +104,7 @@ def test_the_real_questions_are_read_whole_and_their_ids_differ(real_data: Path,
     assert types == REAL_TYPES.get(name, types)
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 @pytest.mark.parametrize("name", REAL_CORPORA)
 def test_the_real_corpora_are_read_whole(real_data: Path, name: str) -> None:
@@ -113,6 +114,7 @@ def test_the_real_corpora_are_read_whole(real_data: Path, name: str) -> None:
     assert all(document.title and document.text for document in documents)
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_the_real_news_is_read_as_the_hubs_repository_holds_it(
     real_data: Path, tmp_path: Path

@@ -131,6 +131,7 @@ def test_without_chonkie_the_package_to_install_is_named(monkeypatch: pytest.Mon
         cut_documents([], WordCounter(), CONFIG)
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 @pytest.mark.parametrize("make", [token_chunker, recursive_chunker])
 def test_real_articles_are_cut_into_bounded_slices_without_loss(

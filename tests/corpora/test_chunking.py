@@ -235,6 +235,7 @@ def test_sizes_that_cannot_work_are_refused(chunk_size: int, overlap: int) -> No
         )
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_gold_facts_of_multihoprag_stay_inside_one_chunk_of_200_tokens(real_data: Path) -> None:
     folder = real_data / "multihoprag"

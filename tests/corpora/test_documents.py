@@ -66,6 +66,7 @@ def texts_of(folder: Path) -> dict[str, str]:
     return {document.id: document.contents for document in DocumentFolder(folder)}
 
 
+@pytest.mark.slow
 def test_every_kind_of_file_is_a_document_with_its_path_as_source(tmp_path: Path) -> None:
     (tmp_path / "notes" / ".git").mkdir(parents=True)
     (tmp_path / "notes" / ".git" / "config").write_text("hidden")

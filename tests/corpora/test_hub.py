@@ -120,6 +120,7 @@ def test_a_download_that_the_server_breaks_off_is_continued_and_looks_whole_only
     assert (tmp_path / "set/data/file.bin").read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 def test_a_download_whose_process_is_killed_is_continued(tmp_path: Path) -> None:
     written, released = threading.Event(), threading.Event()
     program = (

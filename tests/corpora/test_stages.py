@@ -32,6 +32,7 @@ def test_every_profile_has_sections_that_fit(path: Path) -> None:
     assert (config.world if config.source == "world" else config.folder) is not None
 
 
+@pytest.mark.slow
 def test_the_stages_write_the_same_bytes_again_and_chunks_that_fit_a_small_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

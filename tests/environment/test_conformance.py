@@ -63,6 +63,7 @@ def environment_episode(
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_an_episode_is_the_agents_own_rollout_token_by_token(
     script: Script, chat_format: ChatFormat, retrieval_url: str, policy_folder: Path

@@ -142,12 +142,14 @@ def test_a_model_that_only_searches_runs_out_of_turns() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_reply_without_a_choice_is_a_failed_rollout() -> None:
     with serve_chat(lambda _: {}) as chat:
         chat.choices = 0
         assert answer(chat, given=None).stop_reason is StopReason.MODEL_ERROR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 500])
 def test_a_failing_endpoint_is_a_failed_rollout_without_the_key_in_it(status: int) -> None:
     with serve_chat(lambda _: status) as chat:

@@ -178,6 +178,7 @@ def test_a_retriever_of_a_set_that_does_not_exist_is_refused() -> None:
         retrieval.for_dataset("multihoprag", ("multihoprag", "musique"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("named")
 def test_every_set_is_searched_with_its_own_retriever(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -264,6 +265,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("named", "search_here")
 def test_variants_are_rows_of_their_own_and_another_model_name_takes_nothing_over(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -310,6 +312,7 @@ def test_variants_are_rows_of_their_own_and_another_model_name_takes_nothing_ove
     assert {rollout.model for rollout in top1} == {"scripted"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("named", "search_here")
 def test_another_index_over_the_same_chunks_or_an_edited_prompt_asks_everything_again(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -479,6 +482,7 @@ def test_the_chunk_size_of_a_row_is_that_of_its_corpus() -> None:
     assert [chunk.size_of(name) for name in ("world", "world_24", "wiki")] == [48, 24, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("named", "search_here")
 def test_an_endpoint_that_is_gone_stops_the_evaluation_and_leaves_nothing(
     data: Path, tmp_path: Path
@@ -534,6 +538,7 @@ def test_the_gold_passage_control_needs_known_evidence() -> None:
     assert conditions == ["search", "no_search"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("named", "search_here")
 def test_random_passages_are_a_control_where_params_ask_for_it_and_change_no_other_figure(
     data: Path, tmp_path: Path

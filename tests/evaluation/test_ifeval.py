@@ -121,6 +121,7 @@ def test_a_prompt_whose_checker_fails_makes_no_score(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_fails_stops_the_run_and_keeps_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +164,7 @@ def test_the_password_in_an_address_is_sent_and_written_nowhere(
         assert "c29tZWJvZHk6aGlkL2Rlbg" not in text  # both as the header spells them
 
 
+@pytest.mark.slow
 def test_generated_prompts_need_no_nltk_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instructions_util.nltk.data, "path", [])
     instructions_util._get_sentence_tokenizer.cache_clear()

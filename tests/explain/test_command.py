@@ -84,6 +84,7 @@ def test_a_corpus_in_place_of_an_index_gives_the_same_causes_and_says_what_ranks
     assert any("BM25 over the corpus, built here" in note for note in by_corpus.notes)
 
 
+@pytest.mark.slow
 def test_without_gold_evidence_the_page_says_that_the_answer_stands_in(
     planted_folder: Path, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_without_gold_evidence_the_page_says_that_the_answer_stands_in(
         assert f'id="{target}"' in html, target
 
 
+@pytest.mark.slow
 def test_a_link_to_an_example_opens_it_and_the_page_fits_its_window(
     planted_folder: Path, tmp_path: Path, chromium: webdriver.Chrome
 ) -> None:

@@ -47,6 +47,7 @@ def judged_answers(draw: st.DrawFn) -> ScoredAnswer:
     return ScoredAnswer(name, findings.scores.f1, find_cause(findings), findings.without_evidence)
 
 
+@pytest.mark.slow
 @given(st.lists(judged_answers(), min_size=1, max_size=30))
 def test_lost_points_of_all_causes_add_up_to_one_minus_f1_exactly(
     answers: list[ScoredAnswer],
@@ -61,6 +62,7 @@ def test_lost_points_of_all_causes_add_up_to_one_minus_f1_exactly(
     assert total == pytest.approx(1 - estimates.f1.mean, abs=1e-12)
 
 
+@pytest.mark.slow
 @given(st.lists(judged_answers(), min_size=1, max_size=20))
 def test_every_answer_has_exactly_one_cause_or_lost_nothing(answers: list[ScoredAnswer]) -> None:
     for answer in answers:

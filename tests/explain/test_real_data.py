@@ -44,6 +44,7 @@ def costs(report: RunReport) -> dict[Cause, float]:
     return {cause: entry.lost.mean for cause, entry in report.causes.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["musique", "2wikimultihopqa"])
 def test_the_share_of_questions_whose_documents_were_removed_is_recovered(
     real_data: Path, tmp_path: Path, name: str
@@ -80,6 +81,7 @@ def test_the_share_of_questions_whose_documents_were_removed_is_recovered(
     assert report.ceilings.agent.whole.mean == pytest.approx(report.f1.mean, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_broken_search_and_an_index_that_misses_passages_are_told_apart(
     real_data: Path, tmp_path: Path
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_broken_search_and_an_index_that_misses_passages_are_told_apart(
     assert Cause.NOT_IN_CORPUS not in report.causes
 
 
+@pytest.mark.slow
 def test_planted_format_errors_are_lost_to_the_metric_in_their_shares(
     real_data: Path, tmp_path: Path
 ) -> None:
@@ -127,6 +130,7 @@ def test_planted_format_errors_are_lost_to_the_metric_in_their_shares(
     assert others == counts["wrong"]
 
 
+@pytest.mark.slow
 def test_what_a_set_says_of_its_own_corpus_is_what_the_scan_finds(real_data: Path) -> None:
     folder = real_data / "hotpotqa"
     questions = {each.id: each for each in read_questions(folder / "dev.jsonl.gz")}

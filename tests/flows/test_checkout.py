@@ -62,6 +62,7 @@ def test_a_plain_run_works_in_the_project_itself(project: Path) -> None:
     assert open_checkout(project, "tiny", "", {}, nobody) == project
 
 
+@pytest.mark.slow
 def test_other_parameters_are_set_in_a_clone_and_the_project_stays_as_it_is(project: Path) -> None:
     folder = open_checkout(project, "tiny", "", {"number": 8}, nobody)
     assert folder.is_relative_to(project / "work" / "checkouts")
@@ -114,6 +115,7 @@ def test_without_a_revision_the_projects_own_commit_runs_not_the_remotes(
     assert (open_checkout(clone, "tiny", "", {"number": 8}, nobody) / "new.txt").is_file()
 
 
+@pytest.mark.slow
 def test_a_clone_has_the_projects_settings_of_dvc(project: Path) -> None:
     remote = "[core]\n    remote = storage\n['remote \"storage\"']\n    url = ../../shared\n"
     (project / ".dvc" / "config").write_text(remote)
@@ -197,6 +199,7 @@ def test_the_name_of_a_run_shows_what_differs_from_a_plain_run() -> None:
     assert name == "gpu · rl · rl.group_size=16 · 3f2a1c · forced"
 
 
+@pytest.mark.slow
 def test_in_a_moved_project_a_clone_goes_on_with_the_moved_projects_objects_cache_and_experiments(
     project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -77,6 +77,7 @@ def test_experiments_show_f1_and_what_differs_from_their_commit(project: Path) -
     ]
 
 
+@pytest.mark.slow
 def test_an_unknown_profile_is_refused(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(PARAMS)
     command = [str(Path(sys.executable).with_name("deepsearch")), "experiments", "tini"]

@@ -17,6 +17,7 @@ STAGES = {
 }
 
 
+@pytest.mark.slow
 def test_the_graph_is_dvcs_with_upstream_stages_first(make_project: MakeProject) -> None:
     graph = read_graph(make_project(STAGES), "tiny")
     assert {name: set(stage.upstream) for name, stage in graph.items()} == {

@@ -47,6 +47,7 @@ def holder_of(lock: Path) -> str:
     return holder.what
 
 
+@pytest.mark.slow
 def test_who_waits_says_for_whom_and_goes_on_when_the_holder_is_killed(
     tmp_path: Path, root: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_run_that_is_cancelled_while_it_waits_does_not_hold_the_lock(tmp_path:
     assert current_holder(lock) is None
 
 
+@pytest.mark.slow
 def test_the_gpu_is_free_when_the_last_process_on_it_has_ended(tmp_path: Path) -> None:
     lock, started, order = (tmp_path / name for name in ("gpu.lock", "started", "order"))
     os.mkfifo(started)
@@ -172,6 +174,7 @@ def test_every_user_can_open_the_file_of_a_lock(tmp_path: Path) -> None:
         os.umask(before)
 
 
+@pytest.mark.slow
 def test_a_lock_whose_file_was_removed_still_has_one_holder_at_a_time(tmp_path: Path) -> None:
     lock, first = tmp_path / "run.lock", ExitStack()
     first.enter_context(held(lock, "the first run", "works", ignore))
@@ -184,6 +187,7 @@ def test_a_lock_whose_file_was_removed_still_has_one_holder_at_a_time(tmp_path: 
         assert holder_of(lock) == "the second run"
 
 
+@pytest.mark.slow
 def test_who_does_not_know_of_the_lock_is_waited_for_without_holding_it(tmp_path: Path) -> None:
     lock = run_lock(tmp_path, "tiny")
     foreign = Holder("dvc repro", os.getpid(), "now")

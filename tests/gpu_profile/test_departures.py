@@ -51,6 +51,7 @@ def options(departure: Departure) -> list[str]:
     return [word for word in shlex.split(departure.override.strip("`")) if word not in ("-S", "-")]
 
 
+@pytest.mark.slow
 def test_the_options_of_a_departure_give_the_published_value(
     published: Published, params: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_every_section_of_every_profile_fits_the_stage_that_reads_it(profile: st
         assert getattr(params, method)(section, config) is not None
 
 
+@pytest.mark.slow
 def test_all_profiles_have_the_same_sections_and_fields() -> None:
     loaded = {name: yaml.safe_load(path.read_text()) for name, path in PROFILES.items()}
     tiny = loaded["tiny"]
@@ -219,6 +220,7 @@ def test_a_model_of_the_thinking_profile_that_does_not_think_has_its_own_prompt(
     assert (instructed.prompt_title, instructed.history_reasoning) == ("multihoprag_nothink", False)
 
 
+@pytest.mark.slow
 def test_the_options_in_the_thinking_profiles_readme_fit_the_stages(tmp_path: Path) -> None:
     readme = (PROFILES["thinking"].parent / "README.md").read_text()
     runs = [
@@ -257,6 +259,7 @@ def test_the_search_r1_profile_keeps_the_published_settings_and_verl_honours_the
     assert list(params.value("evaluate")["sets"]) == [*SEARCH_R1_SETS]
 
 
+@pytest.mark.slow
 def test_the_options_in_the_search_r1_profiles_readme_fit_the_stages(tmp_path: Path) -> None:
     readme = (PROFILES["search_r1"].parent / "README.md").read_text()
     lines = [line for line in readme.splitlines() if " -S " in line]
@@ -281,6 +284,7 @@ def test_a_corpus_of_paragraphs_is_not_cut_again(profile: str) -> None:
     assert {each["corpus"] for each in params.value("datasets").values()} == corpora.keys()
 
 
+@pytest.mark.slow
 def test_everything_that_a_stage_imports_is_pinned_in_its_familys_environment(
     gpu: dict[str, Any],
 ) -> None:

@@ -54,6 +54,7 @@ def test_documents_show_options_of_several_profiles() -> None:
     assert {"tiny", "gpu"} <= {profile for _, profile, _ in SHOWN}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "profile", "options"), SHOWN, ids=[f"{d}: {' '.join(o)}" for d, _, o in SHOWN]
 )

@@ -23,6 +23,7 @@ STAGES = {
 WITH_SCRATCH = {"sft", "rl", "evaluate"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_gpu_stage_stops_at_once_and_says_what_is_missing(
     stage: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

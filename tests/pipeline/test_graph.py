@@ -45,6 +45,7 @@ def stage_file(stage: PipelineStage) -> Path:
     return ROOT / f"{module.replace('.', '/')}.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", profile_names(ROOT))
 def test_the_folders_of_a_stage_hold_all_that_it_can_load_and_none_holds_nothing_of_it(
     profile: str,
@@ -68,6 +69,7 @@ def test_the_folders_of_a_stage_hold_all_that_it_can_load_and_none_holds_nothing
         assert not idle, f"{stage.name} loads nothing of them: take them from its deps in dvc.yaml"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", profile_names(ROOT))
 def test_a_stage_depends_on_the_prompts_that_it_reads(name: str) -> None:
     profile = load_profile((ROOT / dvc_file(name)).with_name(PARAMS))
@@ -100,6 +102,7 @@ def test_the_conversation_is_a_dep_of_every_stage_from_the_base_model_on() -> No
     assert (ROOT / CONVERSATION / "chat_messages.py").is_file()
 
 
+@pytest.mark.slow
 def test_stages_follow_another_prompt_and_no_further_one(tmp_path: Path) -> None:
     """In a repository of its own, with the lines of the project's graph."""
     with chdir(tmp_path), Repo.init(no_scm=True) as repo:

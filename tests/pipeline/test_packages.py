@@ -75,6 +75,7 @@ def test_what_counts_beneath_a_package_is_what_it_asks_for(package: str) -> None
     assert set(BENEATH[package]) <= direct.union(*map(asked_for, direct))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "distribution", sorted({*BENEATH, *INSTEAD.values(), *map(distribution_of, NAMED)})
 )

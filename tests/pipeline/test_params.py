@@ -47,6 +47,7 @@ def project(generated_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PROFILES, ids=name_of)
 def test_params_are_generated(path: Path) -> None:
     # The working copy may hold the values of an experiment (`dvc exp run -S`); git then has the
@@ -59,11 +60,13 @@ def test_params_are_generated(path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", PROFILES.values(), ids=name_of)
 def test_comments_and_layout_change_no_value(source: Path) -> None:
     assert yaml.safe_load(generate(source)) == extended_values(source)
 
 
+@pytest.mark.slow
 def test_an_experiment_changes_one_line_of_a_params_file(project: Path) -> None:
     for path in (project / "params.yaml", *project.glob("profiles/*/params.yaml")):
         before = path.read_text().splitlines()
@@ -90,6 +93,7 @@ def test_no_comment_is_lost_between_a_profile_and_its_params(project: Path) -> N
         assert not set(comment.findall(source.read_text())) - set(written)
 
 
+@pytest.mark.slow
 def test_a_field_keeps_the_presets_comment_unless_the_profile_has_one() -> None:
     gpu = generate(ROOT / "profiles/gpu/profile.yaml")
     assert "  max_tokens: 3072          # per model call\n" in gpu
@@ -98,6 +102,7 @@ def test_a_field_keeps_the_presets_comment_unless_the_profile_has_one() -> None:
     assert "!replace" not in gpu
 
 
+@pytest.mark.slow
 def test_a_changed_preset_reaches_every_params_file(project: Path) -> None:
     preset = project / "tiny.yaml"
     preset.write_text(preset.read_text().replace("max_batch: 256", "max_batch: 9"))
@@ -106,6 +111,7 @@ def test_a_changed_preset_reaches_every_params_file(project: Path) -> None:
     assert {load_profile(path).value("retrieval")["max_batch"] for path in files} == {9}
 
 
+@pytest.mark.slow
 def test_a_value_that_was_edited_in_params_is_named_and_not_overwritten(project: Path) -> None:
     path = project / "profiles/smoke/params.yaml"
     path.write_text(path.read_text().replace("missing: 0.12", "missing: 0.2"))
@@ -119,6 +125,7 @@ def test_a_value_that_was_edited_in_params_is_named_and_not_overwritten(project:
     assert load_profile(path).value("download")["world"]["missing"] == 0.12
 
 
+@pytest.mark.slow
 def test_an_edited_value_may_move_into_the_profile(project: Path) -> None:
     path, source = project / "profiles/smoke/params.yaml", project / "profiles/smoke/profile.yaml"
     path.write_text(path.read_text().replace("missing: 0.12", "missing: 0.2"))

@@ -84,6 +84,7 @@ def test_a_module_with_a_fault_cannot_be_imported(text: str) -> None:
         exec(compile(with_fault_in_module(text), "module.py", "exec"), {})
 
 
+@pytest.mark.slow
 def test_the_recorder_notes_calls_of_the_program_and_its_children_but_not_those_of_imports(
     tmp_path: Path,
 ) -> None:

@@ -27,6 +27,7 @@ def phase(name: str, *needs: str, code: str = "", timeout_s: float = 60, **resul
     )
 
 
+@pytest.mark.slow
 def test_a_failed_phase_skips_those_that_need_it_and_no_others() -> None:
     phases = [
         phase("first", status="failed", message="install it"),
@@ -44,6 +45,7 @@ def test_a_failed_phase_skips_those_that_need_it_and_no_others() -> None:
     assert outcomes["other"].figures["tokens_per_s"] == 12.0
 
 
+@pytest.mark.slow
 def test_a_phase_that_is_not_done_in_time_fails_and_the_next_one_runs() -> None:
     code = "import time; time.sleep(600)"
     late, after = run_phases([phase("late", code=code, timeout_s=1), phase("after")])
@@ -56,6 +58,7 @@ def test_a_phase_that_dies_is_a_failure_with_its_last_lines() -> None:
     assert (outcome.status, outcome.message) == ("failed", "ended with status 1:\nno such device")
 
 
+@pytest.mark.slow
 def test_two_jobs_run_independent_phases_at_once_and_keep_their_order(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     wait = f"""

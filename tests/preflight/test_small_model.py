@@ -52,6 +52,7 @@ def test_a_model_of_full_size_has_the_dtype_of_training(gpu_profile: Profile, ba
     assert model.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_the_teachers_answers_move_every_weight_and_become_more_likely(
     gpu_profile: Profile, base: Path
 ) -> None:

@@ -195,6 +195,7 @@ EMBEDDINGS: dict[str, tuple[Behaviour, int, int]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("behaviour", "failures", "requests"), EMBEDDINGS.values(), ids=EMBEDDINGS)
 def test_an_embeddings_server_that_fails_in_whatever_way_is_asked_a_few_times_for_a_batch(
     serve: Callable[[Behaviour], Server],
@@ -242,6 +243,7 @@ ENDPOINTS: dict[str, tuple[Behaviour, int, int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("behaviour", "failures", "requests"), ENDPOINTS.values(), ids=ENDPOINTS)
 def test_a_query_that_a_search_endpoint_fails_at_takes_no_other_with_it(
     serve: Callable[[Behaviour], Server],
@@ -320,6 +322,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dies", "error"),
     [(True, None), (True, ValueError), (True, KeyboardInterrupt), (False, None), (False, ValueError)],
@@ -356,6 +359,7 @@ def test_a_machine_without_a_folder_for_temporary_files_reads_the_chunks_each_ti
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_a_writer_in_another_container_of_the_same_name_keeps_its_file(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     program = "from deepsearch_rl.core import files; print(files._MACHINE)"
@@ -526,6 +530,7 @@ def test_an_endpoint_whose_prompts_open_the_thought_is_described_and_asked_for_w
     assert remote.of_answers()["request"] == {"begins_in_thought": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "body"),
     [
@@ -626,6 +631,7 @@ def test_a_connection_too_many_is_told_so_and_the_others_go_on(
         assert time.monotonic() < deadline
 
 
+@pytest.mark.slow
 def test_connections_that_send_no_request_or_half_of_one_make_room_after_a_while(
     limited_url: str,
 ) -> None:
@@ -655,6 +661,7 @@ def test_a_head_without_end_is_refused(limited_url: str, head: bytes) -> None:
     assert httpx.get(f"{limited_url}/healthz").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_large_body_and_many_requests_over_one_connection_are_no_long_head(
     limited_url: str,
 ) -> None:
@@ -824,6 +831,7 @@ def as_csv(rows: list[dict[str, Any]], path: Path) -> None:
     pd.read_parquet(path.with_suffix(".parquet")).to_csv(path, index=False)
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 @pytest.mark.parametrize("write_rows", [as_array, as_lines, as_parquet, as_csv])
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ def test_a_stream_has_the_text_of_a_whole_answer_and_its_usage_at_the_end(
     assert chunks[-1].usage == whole.usage
 
 
+@pytest.mark.slow
 def test_the_clients_own_helpers_for_streams_and_raw_responses_read_the_answer(
     client: openai.OpenAI,
 ) -> None:
@@ -236,6 +237,7 @@ def test_what_the_server_does_not_do_is_refused_by_the_fields_name(
     assert refused.value.param == field
 
 
+@pytest.mark.slow
 def test_a_clients_own_message_objects_can_be_sent_back(client: openai.OpenAI) -> None:
     conversation: Any = [{"role": "user", "content": QUESTION}]
     conversation.append(ask(client).choices[0].message)
@@ -666,6 +668,7 @@ def embeddings_of(server: ChatServer, **changes: Any) -> RemoteEncoder:
     return RemoteEncoder(EmbeddingsConfig.model_validate(values | changes))
 
 
+@pytest.mark.slow
 def test_an_embeddings_endpoint_that_takes_no_more_requests_is_waited_for(
     chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

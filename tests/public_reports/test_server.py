@@ -268,6 +268,7 @@ class HangingSearcher(GatedSearcher):
         return [[hit(query)] for query in queries]
 
 
+@pytest.mark.slow
 def test_a_search_that_hangs_stops_nobody_else_and_healthz_says_so() -> None:
     searcher = HangingSearcher()
     app = RetrievalApp(
@@ -299,6 +300,7 @@ def test_a_search_that_hangs_stops_nobody_else_and_healthz_says_so() -> None:
         assert client.post("/retrieve", json={"queries": ["hang"]}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_request_of_ten_thousand_queries_leaves_room_and_turns_for_others() -> None:
     async def scenario() -> list[list[str]]:
         searcher = GatedSearcher()
@@ -448,6 +450,7 @@ def test_a_folder_in_place_of_passages_is_named(tmp_path: Path) -> None:
         build_index(tmp_path, tmp_path / "index", INDEX, seed=0)
 
 
+@pytest.mark.slow
 def test_an_index_of_long_passages_is_asked_for_fewer_at_once(tmp_path: Path) -> None:
     texts = (f"Title {row}\ncommon {row} {'text ' * 30_000}" for row in range(80))
     write_jsonl(tmp_path / "chunks.jsonl", make_chunks(texts))
@@ -673,6 +676,7 @@ def test_an_index_whose_large_chunk_file_did_not_change_is_opened_without_readin
     assert len(reads) == 3
 
 
+@pytest.mark.slow
 def test_a_repeated_id_is_found_among_many_in_a_few_bytes_each(tmp_path: Path) -> None:
     lines = 150_000
     path = tmp_path / "documents.jsonl"

@@ -24,6 +24,8 @@ from tests.question_writing.scripted_writer import ScriptedModel, ScriptedWriter
 from tests.search_servers import serve_index_here
 from tests.worlds import smoke
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["smoke"]
 
 QUESTIONS = 120

@@ -75,6 +75,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_model(tmp_path_factory.mktemp("reranker"), request.param)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_model_pair_by_pair_whatever_the_batches(folder: Path) -> None:
     encoder = CrossEncoder(config(folder))
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -141,6 +142,7 @@ def test_a_head_of_another_size_is_refused(tmp_path: Path) -> None:
         CrossEncoder(config(folder))
 
 
+@pytest.mark.slow
 def test_weights_in_the_older_format_are_loaded(tmp_path: Path) -> None:
     folder = write_model(tmp_path, labels=1)
     expected = CrossEncoder(config(folder)).score(PAIRS)

@@ -109,10 +109,12 @@ def check_invariance(count: int) -> None:
             assert together(crowd, first, slots + 1) == expected_first
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_bytes_alone_and_among_others() -> None:
     check_invariance(24)
 
 
+@pytest.mark.slow
 def test_a_request_that_joins_late_changes_nothing() -> None:
     first, late = first_turns(12)[:6], first_turns(12)[6:]
     with engine(slots=24) as crowd:
@@ -122,6 +124,7 @@ def test_a_request_that_joins_late_changes_nothing() -> None:
         assert [future.result(timeout=300) for future in early] + answers == alone(first + late)
 
 
+@pytest.mark.slow
 def test_sizes_that_round_alike_are_found_by_trying_them() -> None:
     model = random_model()
     model.config._attn_implementation = ATTENTION

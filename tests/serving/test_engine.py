@@ -43,6 +43,7 @@ def reference(model: PreTrainedModel, prompt: list[int], tokens: int) -> list[in
     return output[0, len(prompt) :].tolist()
 
 
+@pytest.mark.slow
 def test_a_batch_of_prompts_gets_the_greedy_tokens_of_transformers_generate(
     engine: Engine, model: PreTrainedModel
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused_with_both_numbers(
         engine.generate([5] * 510, GREEDY)
 
 
+@pytest.mark.slow
 def test_a_cancelled_request_leaves_the_engine_running_and_its_slot_free(engine: Engine) -> None:
     reached = threading.Event()
     go_on = threading.Event()

@@ -91,6 +91,7 @@ def test_a_stage_for_each_model_needs_the_models_name(
     assert "the following arguments are required: item" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_stage_of_a_gpu_profile_that_would_take_too_long_does_not_begin(
     long_profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

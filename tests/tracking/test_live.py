@@ -393,6 +393,7 @@ def test_a_server_that_hangs_costs_a_stage_seconds_and_one_notice_and_the_steps_
     assert run.info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_a_store_that_was_out_of_reach_gets_what_it_missed(
     curve: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

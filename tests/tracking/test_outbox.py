@@ -22,6 +22,7 @@ def bundle_of(folder: Path, right: int) -> Path:
     return folder / "bundle"
 
 
+@pytest.mark.slow
 def test_every_report_that_could_not_be_sent_waits_on_its_own(tmp_path: Path) -> None:
     waiting = tmp_path / "outbox"
     kept = []

@@ -75,6 +75,7 @@ def times_of(log: Path) -> dict[str, RolloutTimes]:
     return {times.question_id: times for times in read_jsonl(times_path(log), RolloutTimes)}
 
 
+@pytest.mark.slow
 def test_model_calls_and_searches_are_timed_beside_the_log_and_the_artifact_has_no_clock(
     answer: Answer, tmp_path: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_model_calls_and_searches_are_timed_beside_the_log_and_the_artifact_has_
     assert sha256_file(tmp_path / "first.jsonl") == sha256_file(tmp_path / "second.jsonl")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_times_of_the_rollouts_in_the_log(
     answer: Answer, tmp_path: Path
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_resumed_run_keeps_the_times_of_the_rollouts_in_the_log(
             )
 
 
+@pytest.mark.slow
 def test_a_line_of_times_that_a_kill_cut_off_is_left_out(answer: Answer, tmp_path: Path) -> None:
     log = kept_times("tiny", "sft") / "digest" / "run.jsonl"
     answer(QUESTIONS[:1], log, tmp_path / "out.jsonl")

@@ -70,6 +70,7 @@ def test_a_server_that_is_not_there_is_named_without_its_credentials() -> None:
     assert "hidden" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_is_given_up_in_time(silent: str) -> None:
     with pytest.raises(EndpointError, match=r"timed out"):
         experiments(f"http://{silent}")

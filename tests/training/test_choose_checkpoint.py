@@ -104,6 +104,7 @@ def answers(right: dict[str, int]) -> Callable[[dict[str, Any]], dict[str, Any] 
     return reply
 
 
+@pytest.mark.slow
 def test_the_checkpoint_that_answers_best_is_left_and_all_scores_are_in_log_manifest_and_curve(
     rollouts: DevRollouts, trained: Path, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_the_checkpoint_that_answers_best_is_left_and_all_scores_are_in_log_mani
         choose_on_dev(rollouts, out, tmp_path / "again", tmp_path / "work")
 
 
+@pytest.mark.slow
 def test_a_choice_that_was_cut_off_asks_only_what_is_missing_and_the_earliest_of_equals_is_left(
     rollouts: DevRollouts, trained: Path, tmp_path: Path
 ) -> None:

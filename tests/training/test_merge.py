@@ -35,6 +35,8 @@ from deepsearch_rl.training.merging.proof import (
 )
 from deepsearch_rl.training.runs.model_folder import complete_folder
 
+pytestmark = pytest.mark.slow
+
 PEFT_MERGE = MergeConfig(
     backend="peft",
     device="cpu",

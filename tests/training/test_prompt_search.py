@@ -139,6 +139,7 @@ def config(
     return OptimizePromptConfig.model_validate(values | changes)
 
 
+@pytest.mark.slow
 def test_the_prompt_that_makes_the_policy_answer_is_found_among_nonsense(
     task: PromptTask, tmp_path: Path
 ) -> None:
@@ -155,6 +156,7 @@ def test_the_prompt_that_makes_the_policy_answer_is_found_among_nonsense(
     assert KEY not in "".join(path.read_text() for path in (tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_goes_on_to_the_same_files_and_asks_nothing_twice(
     task: PromptTask, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
+@pytest.mark.slow
 def test_output_goes_to_the_log_and_line_by_line_to_the_reader(
     program: Path, tmp_path: Path
 ) -> None:
@@ -31,6 +32,7 @@ def test_output_goes_to_the_log_and_line_by_line_to_the_reader(
     assert (tmp_path / "logs" / "swift.log").read_text() == "".join(f"{line}\n" for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["NPROC_PER_NODE", "NNODES"])
 def test_with_processes_per_node_swifts_own_launcher_runs(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
@@ -44,6 +46,7 @@ def test_with_processes_per_node_swifts_own_launcher_runs(
     assert lines == ["launcher 2 hello --flag x"]
 
 
+@pytest.mark.slow
 def test_a_failure_names_the_command_its_exit_code_its_log_and_its_last_lines(
     program: Path, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_run_killed_at_random_points_loses_nothing_repeats_nothing_and_ends_in
     assert out.read_bytes() == undisturbed.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_stopped(start, tmp_path: Path):
     log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
     made = announced(start(log, out, 100), kill_after=50)

@@ -83,6 +83,7 @@ def swift_rows(path: Path) -> list[dict[str, Any]]:
     return [{"messages": row["messages"], "tools": row["tools"]} for row in rows]
 
 
+@pytest.mark.slow
 def test_ms_swifts_loader_reads_every_row_as_it_was_written(
     trajectories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

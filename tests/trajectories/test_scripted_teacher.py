@@ -179,6 +179,7 @@ def test_neither_the_gold_answer_nor_the_evidence_changes_what_is_said(
     assert teach(lies, searcher) == teach(questions[:40], searcher)
 
 
+@pytest.mark.slow
 def test_with_the_error_rates_of_params_the_teacher_rarely_shows_a_third_hop(
     questions: list[Question], searcher: Searcher, smoke: Profile
 ):

@@ -53,6 +53,7 @@ def profile(
     )
 
 
+@pytest.mark.slow
 def test_a_model_answers_each_question_as_often_as_asked_and_differently(
     profile: Profile, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def teach(
     return run
 
 
+@pytest.mark.slow
 def test_two_runs_write_the_same_bytes_of_calls_and_one_answer_with_notes_of_what_was_read(
     teach: Teach, world: World, smoke: Profile, tmp_path: Path
 ):

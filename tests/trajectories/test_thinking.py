@@ -198,6 +198,7 @@ async def answered(agent: SearchAgent) -> Trajectory:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history_reasoning", [False, True])
 def test_prompts_in_rows_are_those_of_the_requests_that_reached_the_server(
     folder_of: FolderOf,
@@ -229,6 +230,7 @@ def test_prompts_in_rows_are_those_of_the_requests_that_reached_the_server(
             assert encoded["labels"][len(prompt) - 1] == IGNORED != encoded["labels"][len(prompt)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flatten", [False, True])
 def test_ms_swifts_own_loader_hands_the_proved_rows_to_its_template(
     folder_of: FolderOf, flatten: bool, tmp_path: Path

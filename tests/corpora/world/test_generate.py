@@ -65,11 +65,13 @@ def follow(grammar: Grammar, chain: list[str], head: str, text: str) -> str | No
     return subject
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_worlds_and_another_seed_others(made: Generated) -> None:
     assert generate(CONFIG, seed=0).model_dump_json() == made.model_dump_json()
     assert generate(CONFIG, seed=1).questions != made.questions
 
 
+@pytest.mark.slow
 def test_following_a_plan_through_the_articles_gives_the_golden_answer_or_nothing_if_it_is_null(
     made: Generated,
 ) -> None:

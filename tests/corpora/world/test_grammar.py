@@ -75,6 +75,7 @@ def test_no_sentence_or_question_begins_with_a_name() -> None:
     assert not [text for text in templates if text.startswith("{")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
 def test_a_stated_object_is_read_back_and_only_for_its_own_subject_and_word(
     grammar: Grammar,

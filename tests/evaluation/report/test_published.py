@@ -72,6 +72,7 @@ def row(gpu_results: Sources) -> F1TableRow:
     return next(row for row in rows if row.dataset == "multihoprag" and row.main)
 
 
+@pytest.mark.slow
 def test_the_gpu_profile_has_published_rows_with_their_source_in_table_page_and_mlflow(
     gpu_results: Sources, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_the_gpu_profile_has_published_rows_with_their_source_in_table_page_and_
     assert {row.model for row in report.table.rows} == set(gpu_results.evaluate), "no row of ours"
 
 
+@pytest.mark.slow
 def test_the_tiny_profile_has_none(results: Sources, tmp_path: Path) -> None:
     assert origins("tiny") == {}
     report = write_report("tiny", results._replace(origins=origins("gpu")), CONFIG, 0, tmp_path)

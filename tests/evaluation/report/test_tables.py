@@ -264,6 +264,7 @@ def _with_variant(sources: Sources, own: F1TableRow) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_variant_has_a_line_in_table_plot_and_browser_and_leaves_the_main_figures_alone(
     results: Sources, own: F1TableRow, tmp_path: Path
 ) -> None:
@@ -278,6 +279,7 @@ def test_a_variant_has_a_line_in_table_plot_and_browser_and_leaves_the_main_figu
     assert f"{own.dataset}, top5" in {rollout.dataset for rollout in report.rollouts}
 
 
+@pytest.mark.slow
 def test_a_model_that_answered_one_set_alone_leaves_cells_empty_and_a_profile_without_training_its_sections_out(
     results: Sources, tmp_path: Path
 ) -> None:

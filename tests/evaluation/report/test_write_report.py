@@ -71,6 +71,7 @@ def report(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_report_is_a_function_of_its_sources_alone(
     report: Path, results: Sources, tmp_path: Path
 ) -> None:
@@ -263,6 +264,7 @@ def test_the_page_stands_alone_and_labels_generated_data(report: Path) -> None:
         assert titles == labels > 0
 
 
+@pytest.mark.slow
 def test_texts_of_the_data_cannot_become_markup(results: Sources, tmp_path: Path) -> None:
     path = results.evaluate["sft"] / "rows.json"
     rows = json.loads(path.read_text())
@@ -334,6 +336,7 @@ def with_kept_start(results: Sources) -> Sources:
     return results
 
 
+@pytest.mark.slow
 def test_a_model_that_kept_its_start_is_a_sentence_in_table_and_page(
     with_kept_start: Sources, tmp_path: Path
 ) -> None:
@@ -359,6 +362,7 @@ def test_a_model_that_kept_its_start_is_a_sentence_in_table_and_page(
     assert "rl" in models & compared, "the JSON has all that was measured"
 
 
+@pytest.mark.slow
 def test_an_ifeval_score_that_differs_from_that_of_the_start_stays(
     with_kept_start: Sources, tmp_path: Path
 ) -> None:

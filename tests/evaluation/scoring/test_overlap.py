@@ -53,6 +53,7 @@ def test_halves_of_surrogate_pairs_are_letters_like_others(text: str) -> None:
     assert answers.normalise(text) == normal(text)
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(
         st.tuples(PHRASES | ANY_TEXT, st.lists(PHRASES | ANY_TEXT, min_size=1, max_size=4)),
@@ -65,6 +66,7 @@ def test_many_rows_score_what_each_scores_alone(rows: list[tuple[str, list[str]]
     assert scores.tolist() == [list(answers.score(pred, golds)) for pred, golds in rows]
 
 
+@pytest.mark.slow
 @given(pred=PHRASES, golds=st.lists(PHRASES, min_size=1, max_size=4))
 def test_every_metric_is_that_of_the_published_definitions(pred: str, golds: list[str]) -> None:
     [scores] = score_rows(number_golds([tuple(golds)]), np.array([0]), [pred])

@@ -103,6 +103,7 @@ def test_intervals_are_those_of_scipys_percentile_bootstrap() -> None:
     assert [interval.high for interval in intervals] == pytest.approx(reference.high, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_p_value_is_that_of_scipys_paired_permutation_test() -> None:
     differences = np.random.default_rng(1).normal(0.4, 1.0, 12)
     exact = stats.permutation_test(

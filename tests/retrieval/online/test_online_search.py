@@ -375,6 +375,7 @@ def test_a_missing_or_damaged_key_is_named_by_its_variable(
     assert open_online(path)._endpoint._key == KEY
 
 
+@pytest.mark.slow
 def test_a_429_without_a_wait_is_waited_for_longer_than_other_failures(
     endpoint: Endpoint, searching: Callable[..., OnlineSearcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ async def test_without_a_cache_every_query_is_searched_for() -> None:
         assert driver.searcher.batches == [["a"], ["a"]]
 
 
+@pytest.mark.slow
 async def test_no_request_is_refused_however_many_queries_wait() -> None:
     async with driving(GatedSearcher(), max_batch=2) as driver:
         requests: list[asyncio.Task[list[str]]] = []

@@ -144,6 +144,7 @@ def test_a_top_k_that_cannot_be_reaches_verl_as_an_error_at_once(server_url: str
     assert json.load(raised.value)["detail"].startswith("topk")
 
 
+@pytest.mark.slow
 def test_verl_gets_through_to_a_server_that_was_stuck() -> None:
     searcher = GatedSearcher()
     app = RetrievalApp(

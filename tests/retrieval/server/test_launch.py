@@ -54,6 +54,7 @@ def test_the_server_stops_when_its_parent_is_killed(
             assert connection.recv(1) == b""
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_tells_why(
     chunks_path: Path, retrieval_config: RetrievalConfig, tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_a_server_that_cannot_start_tells_why(
     assert "Traceback" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_server_with_a_token_is_searched_by_those_who_have_it(
     index_dir: Path,
     chunks_path: Path,

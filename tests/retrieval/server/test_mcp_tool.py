@@ -108,6 +108,7 @@ async def test_the_filtered_search_is_offered_where_the_corpus_has_something_to_
     assert names == ["retrieve", "retrieve_filtered"][: 1 + filters]
 
 
+@pytest.mark.slow
 async def test_many_agents_at_once_get_their_own_answers(server_url: str) -> None:
     titles = ["Philae", "Rosetta", "Vienna", "Comet"]
 

@@ -5,6 +5,7 @@ import itertools
 from functools import partial
 
 import httpx
+import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -40,6 +41,7 @@ def app_of(searcher: GatedSearcher) -> RetrievalApp:
     return RetrievalApp(engine(searcher), service_config(cache_entries=0), guard)
 
 
+@pytest.mark.slow
 def test_searches_over_mcp_are_answered_by_whichever_replica_gets_them() -> None:
     searchers = [open_searcher(), open_searcher()]
 

@@ -84,6 +84,7 @@ def test_with_one_field_it_ranks_and_scores_as_bm25s(
     assert_equal_rankings(found, oracle(texts, queries, config, 50))
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_on_real_passages_it_ranks_and_scores_as_bm25s(tmp_path: Path, real_data: Path) -> None:
     with gzip.open(real_data / "wiki18/sample1000.jsonl.gz", "rt", encoding="utf-8") as lines:
@@ -172,6 +173,7 @@ def test_words_of_any_script_are_found(tmp_path: Path) -> None:
     assert [ranking.rows_K.tolist() for ranking in found] == [[0], [1], [2], []]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens_per_run", [1, 7, 100])
 def test_many_runs_give_the_bytes_of_one(tmp_path: Path, tokens_per_run: int) -> None:
     fields = {"contents": 1.0, "title": 0.5, "source": 2.0}
@@ -215,6 +217,7 @@ def test_only_the_index_is_left_in_the_folder(index: Bm25Index, tmp_path: Path) 
     assert index.summary.rows == 3
 
 
+@pytest.mark.slow
 def test_threads_do_not_meet(tmp_path: Path) -> None:
     texts = random_texts(np.random.default_rng(8), 300)
     index = Bm25Index.build(make_chunks(texts), tmp_path, CONFIG)
@@ -295,6 +298,7 @@ def test_a_single_positive_row_is_found_among_many() -> None:
     assert single.rows_K.tolist() == [scores_QN.shape[1] - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_query_has_the_same_ranking_in_every_batch(tmp_path: Path, masked: bool) -> None:
     rng = np.random.default_rng(9)

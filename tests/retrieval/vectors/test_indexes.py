@@ -367,6 +367,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[GpuCopy]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ivf_flat", "ivf_pq", "ivf_pq_refine"])
 def test_an_index_that_a_gpu_filled_is_a_cpu_index_of_the_same_seed(
     vectors_ND: np.ndarray, tmp_path: Path, kind: str, copies: list[GpuCopy]

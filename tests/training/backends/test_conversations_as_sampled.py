@@ -194,6 +194,7 @@ def conversations(draw: st.DrawFn, thought: str) -> tuple[list[str], list[str]]:
     return texts, passages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("server", "kind"), SERVERS)
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())

@@ -59,6 +59,7 @@ def disturbed(start: Path, config: RlConfig) -> Policy:
     return policy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "level"), [("grpo", "token"), ("gspo", "sequence")])
 @pytest.mark.parametrize(
     "changes",
@@ -148,6 +149,7 @@ def task(policy_folder: Path, smoke: Profile, tmp_path: Path) -> RlTask:
     return RlTask(policy_folder, "base", "digest", [], [], agent, "http://127.0.0.1:9", tmp_path, 0)
 
 
+@pytest.mark.slow
 def test_a_second_epoch_over_a_steps_rollouts_has_another_order_ratios_and_weights(
     task: RlTask, config: RlConfig, packed: PackedTensors, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_second_epoch_over_a_steps_rollouts_has_another_order_ratios_and_weigh
     assert weights[0] != weights[1]
 
 
+@pytest.mark.slow
 def test_a_service_trains_at_the_rate_of_its_step_also_after_a_resume(
     task: RlTask, config: RlConfig, packed: PackedTensors, tmp_path: Path
 ) -> None:
@@ -200,6 +203,7 @@ LOSS_CHANGES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_every_setting_of_the_loss_changes_the_gradient(
     policy_folder: Path, config: RlConfig, packed: PackedTensors
 ) -> None:
@@ -230,6 +234,7 @@ def trained(start: Path, config: RlConfig, packed: PackedTensors, folder: Path) 
     return file_digests(folder)
 
 
+@pytest.mark.slow
 def test_an_update_is_byte_equal_from_run_to_run_and_in_whatever_order_rollouts_came(
     policy_folder: Path, config: RlConfig, packed: PackedTensors, tmp_path: Path
 ) -> None:
@@ -242,6 +247,7 @@ def test_an_update_is_byte_equal_from_run_to_run_and_in_whatever_order_rollouts_
     assert first == trained(policy_folder, config, shuffled, tmp_path / "shuffled")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lora", [LoraConfig(rank=4, alpha=8), None], ids=["adapter", "all weights"]
 )
@@ -316,6 +322,7 @@ def in_bfloat16(config: RlConfig, algorithm: str) -> RlConfig:
     return config.model_copy(update=changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
 def test_in_bfloat16_no_token_of_a_first_update_is_clipped(
     policy_folder: Path, config: RlConfig, algorithm: str
@@ -351,6 +358,7 @@ def trained_weights(policy: Policy) -> torch.Tensor:
     )
 
 
+@pytest.mark.slow
 def test_a_sampler_that_still_serves_the_start_model_is_found_at_the_published_learning_rate(
     policy_folder: Path, config: RlConfig
 ) -> None:
@@ -511,6 +519,7 @@ def test_a_gpu_without_memory_left_is_named_with_the_fields_to_change(config: Rl
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
 
+@pytest.mark.slow
 def test_a_resumed_optimizer_has_its_state_and_the_settings_of_params(
     policy_folder: Path, config: RlConfig, packed: PackedTensors, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def calls(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_every_step_loads_its_adapter_under_a_new_name_and_unloads_the_one_before(
     make_sampler: MakeSampler, tmp_path: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_without_sleep_the_server_keeps_its_share_of_memory(
     assert [post["path"] for post in posts] == ["/v1/load_lora_adapter"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behaviour", "message"),
     [

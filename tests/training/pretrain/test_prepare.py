@@ -37,6 +37,7 @@ def base(config: PrepareModelConfig, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
+@pytest.mark.slow
 def test_two_runs_give_equal_bytes_and_another_seed_other_weights(
     config: PrepareModelConfig, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

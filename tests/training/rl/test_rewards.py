@@ -362,6 +362,7 @@ TAGS = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<tool_c
 TURNS = st.lists(st.lists(TAGS, max_size=8).map("".join), max_size=3)
 
 
+@pytest.mark.slow
 @given(TURNS)
 def test_every_score_lies_between_0_and_1_whatever_is_written(turns: list[str]) -> None:
     trajectory = rollout(*turns, answer="x")

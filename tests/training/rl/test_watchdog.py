@@ -35,6 +35,7 @@ def steps(folder: Path) -> list[str]:
     return (folder / "steps").read_text().split()
 
 
+@pytest.mark.slow
 def test_a_child_that_ends_well_is_started_once_and_its_output_is_logged(
     watch_child: Watch, tmp_path: Path
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_child_that_ends_well_is_started_once_and_its_output_is_logged(
     assert (tmp_path / OUTPUT_LOG).read_text() == "step 1\nstep 2\nstep 3\n"
 
 
+@pytest.mark.slow
 def test_a_phase_that_hangs_ends_with_all_that_it_started_and_the_next_child_continues(
     watch_child: Watch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -54,6 +56,7 @@ def test_a_phase_that_hangs_ends_with_all_that_it_started_and_the_next_child_con
         assert part in warning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [
@@ -84,6 +87,7 @@ def test_what_dies_is_started_again_and_named(
     assert f"step 3, phase 'update': {problem}" in caplog.text
 
 
+@pytest.mark.slow
 def test_as_many_failures_at_one_step_as_params_allow_are_an_error_that_says_where_and_why(
     watch_child: Watch, tmp_path: Path
 ) -> None:
@@ -105,6 +109,7 @@ def test_as_many_failures_at_one_step_as_params_allow_are_an_error_that_says_whe
     assert steps(tmp_path) == ["1", "2", "3"]
 
 
+@pytest.mark.slow
 def test_an_error_that_only_a_user_can_fix_ends_the_first_child_with_its_own_paragraph(
     watch_child: Watch, tmp_path: Path
 ) -> None:
@@ -115,6 +120,7 @@ def test_an_error_that_only_a_user_can_fix_ends_the_first_child_with_its_own_par
     assert not (tmp_path / "steps").exists()
 
 
+@pytest.mark.slow
 def test_a_sampler_that_does_not_start_ends_the_first_child_and_one_that_fails_later_does_not(
     watch_child: Watch, tmp_path: Path
 ) -> None:
@@ -136,6 +142,7 @@ watch("rl@tiny", {CHILD!r}, sys.argv[1], limits, Path(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 def test_a_child_ends_with_its_watchdog_and_the_next_one_waits_for_that(
     watch_child: Watch, tmp_path: Path
 ) -> None:
