@@ -316,23 +316,12 @@ def serve_command(
     *,
     fields: Fields,
     threads: options.Threads = None,
-    workers: Annotated[
-        int, Option(help="Processes that share the port, the cores and the index's files.", min=1)
-    ] = 1,
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
-    ] = 8000,
-    public: Annotated[
-        bool, Option("--public", help="Allow an address that other machines can reach.")
-    ] = False,
-    token_variable: Annotated[
-        str | None,
-        Option(help="Environment variable with a token that clients must send as `Bearer`."),
-    ] = None,
-    no_token: Annotated[
-        bool, Option("--no-token", help="Let everybody search who reaches a --public address.")
-    ] = False,
+    workers: options.Workers = 1,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8000,
+    public: options.Public = False,
+    token_variable: options.TokenVariable = None,
+    no_token: options.NoToken = False,
 ) -> None:
     """Serve an index to any trainer: Search-R1, veRL, RLinf, ASearcher, and agents over MCP.
 

@@ -71,6 +71,23 @@ Index: TypeAlias = Annotated[Path, Option(help="Folder that `retrieve build` wro
 Chunks: TypeAlias = Annotated[
     Path | None, Option(help="The passage file, if it was moved since the build.")
 ]
+Workers: TypeAlias = Annotated[
+    int, Option(help="Processes that share the port, the cores and the index's files.", min=1)
+]
+Host: TypeAlias = Annotated[str, Option(help="Address to listen on.")]
+Port: TypeAlias = Annotated[
+    int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+]
+Public: TypeAlias = Annotated[
+    bool, Option("--public", help="Allow an address that other machines can reach.")
+]
+TokenVariable: TypeAlias = Annotated[
+    str | None,
+    Option(help="Environment variable with a token that clients must send as `Bearer`."),
+]
+NoToken: TypeAlias = Annotated[
+    bool, Option("--no-token", help="Let everybody search who reaches a --public address.")
+]
 Query: TypeAlias = Annotated[str, typer.Argument(help="The words to search for.")]
 TopK: TypeAlias = Annotated[int, Option(help="Passages to show, at most.", min=1)]
 Source: TypeAlias = Annotated[
