@@ -30,6 +30,7 @@ environment:  ##run .venv/ from the committed lock
 
 repro: environment  ##start run whatever changed, JOBS (2) stages side by side, then print the F1 table and where the time went
 	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
+	@$(if $(DOCUMENTS),scripts/take_documents "$(DOCUMENTS)" $(PROFILE))
 	@$(BIN)/python -m flows.repro $(PROFILE) $(if $(JOBS),--jobs $(JOBS))
 	@$(BIN)/deepsearch summary $(PROFILE)
 
@@ -48,7 +49,7 @@ TURN = $(BIN)/python -m flows.in_turn
 # where they are kept for every model behind an endpoint.
 own multihoprag optimize-prompt: export DEEPSEARCH_RESUME = 1
 own: environment  ##run questions of your own documents, and an API's model on them; DOCUMENTS=FOLDER, OPENAI_* as below
-	@$(if $(DOCUMENTS),rm -rf data/own/copy && mkdir -p data/own && cp -R "$(DOCUMENTS)" data/own/copy && rm -rf data/own/documents && mv data/own/copy data/own/documents)
+	@$(if $(DOCUMENTS),scripts/take_documents "$(DOCUMENTS)" own)
 	@$(TURN) own "make $@" $(MAKE) --no-print-directory api-stages PROFILE=own
 	@$(BIN)/deepsearch table own
 

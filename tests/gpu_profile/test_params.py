@@ -38,6 +38,7 @@ PROFILES = {
     "gpu": ROOT / "profiles/gpu/params.yaml",
     "multihoprag": ROOT / "profiles/multihoprag/params.yaml",
     "own": ROOT / "profiles/own/params.yaml",
+    "own_gpu": ROOT / "profiles/own_gpu/params.yaml",
     "single_gpu": ROOT / "profiles/single_gpu/params.yaml",
     "thinking": ROOT / "profiles/thinking/params.yaml",
     "search_r1": ROOT / "profiles/search_r1/params.yaml",
@@ -179,6 +180,11 @@ def test_rl_sees_no_question_more_often_than_its_epochs_say(profile: str) -> Non
     config, download = RlConfig.model_validate(params["rl"]), params["download"]
     if download["source"] == "world":
         questions = download["world"]["questions"]["train"]
+    elif made := params["make_questions"]["documents"]:
+        assert list(made) == [config.dataset]
+        questions = (
+            params["make_questions"]["questions"] * params["make_questions"]["splits"]["train"]
+        )
     else:
         sources = download["folder"]["questions"][config.dataset]
         counts = [source["splits"]["train"] for source in sources]
@@ -279,7 +285,9 @@ def test_the_options_in_the_search_r1_profiles_readme_fit_the_stages(tmp_path: P
 def test_a_corpus_of_paragraphs_is_not_cut_again(profile: str) -> None:
     params = load_profile(PROFILES[profile])
     corpora = params.value("download")["folder"]["corpora"]
-    paragraphs = [name for name, source in corpora.items() if source["format"] != "multihoprag"]
+    # Articles, and the documents that make_questions read
+    whole = ("multihoprag", "flashrag")
+    paragraphs = [name for name, source in corpora.items() if source["format"] not in whole]
     assert sorted(params.value("chunk")["passages"]) == sorted(paragraphs)
     assert {each["corpus"] for each in params.value("datasets").values()} == corpora.keys()
 

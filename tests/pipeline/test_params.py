@@ -11,6 +11,7 @@ import yaml
 from dvc.utils.hydra import apply_overrides
 from ruamel.yaml import YAML
 
+from deepsearch_rl import presets
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.presets import extended_values, load_preset, preset_file
@@ -33,7 +34,8 @@ def generated_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(preset_file("tiny"), root / "tiny.yaml")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(params, "ROOT", root)
-        patch.setattr(params, "preset_file", lambda _: root / "tiny.yaml")
+        for module in (params, presets):
+            patch.setattr(module, "preset_file", lambda _: root / "tiny.yaml")
         write_params(force=True)
     return root
 
@@ -43,7 +45,8 @@ def project(generated_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A project with the profiles of this one."""
     shutil.copytree(generated_project, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(params, "ROOT", tmp_path)
-    monkeypatch.setattr(params, "preset_file", lambda _: tmp_path / "tiny.yaml")
+    for module in (params, presets):
+        monkeypatch.setattr(module, "preset_file", lambda _: tmp_path / "tiny.yaml")
     return tmp_path
 
 
@@ -143,6 +146,30 @@ def test_the_preset_tiny_has_the_values_of_the_tiny_profile() -> None:
 def test_a_preset_that_does_not_exist_gets_the_nearest_names() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown preset 'tinny'\. Did you mean 'tiny'"):
         load_preset("tinny")
+
+
+def test_a_profile_extends_another_profile_and_what_that_one_extends(tmp_path: Path) -> None:
+    texts = {
+        "first": "extends: tiny\nprofile: first\nrl: {steps: {sft: 3}, group_size: 5}\n",
+        "second": "extends: first\nprofile: second\nrl: {group_size: 6}\nmodels: !replace {a: b}\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "profile.yaml").write_text(text)
+
+    values = extended_values(tmp_path / "second/profile.yaml")
+    assert values["profile"] == "second"
+    assert values["models"] == {"a": "b"}
+    assert (values["rl"]["steps"]["sft"], values["rl"]["group_size"]) == (3, 6)
+    assert values["rl"]["learning_rate"] == load_preset("tiny").value("rl.learning_rate")
+
+
+def test_profiles_that_extend_each_other_are_named(tmp_path: Path) -> None:
+    for name, other in (("first", "second"), ("second", "first")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "profile.yaml").write_text(f"extends: {other}\n")
+    with pytest.raises(ConfigError, match="extends itself: first -> second -> first"):
+        extended_values(tmp_path / "first/profile.yaml")
 
 
 def test_mappings_are_merged_and_replace_takes_their_place(tmp_path: Path) -> None:

@@ -75,7 +75,11 @@ class Sizes:
         return min(count, at_most or count)
 
     def _split_size(self, source: Mapping[str, Any], split: str) -> int:
-        """Return the questions that one file gives a split."""
+        """Return the questions that one file gives a split; of questions that are still to be made, the most."""
+        if self.profile.value("download")["path"].startswith(f"{self.profile.data}/made/"):
+            made = self.profile.value("make_questions")
+            return round(made["questions"] * look_up("split", split, made["splits"]))
+
         cut = sum(count for count in source["splits"].values() if count)
         rest = self.file.sizes.questions.get(source["format"], cut) - cut
         return source["splits"][split] or rest
