@@ -1,7 +1,9 @@
-"""The profile of own documents through real DVC: files in, audited questions, an evaluated model, its row."""
+"""The profiles of own documents through real DVC: files in, audited questions, models evaluated and trained, rows."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -25,22 +27,115 @@ QUESTIONS = 120
 CONTROLS = 5
 
 
+def read_params(path: Path) -> dict[str, Any]:
+    """Return the params of a profile that makes questions, with fewer of them and of the audit's samples."""
+    params = yaml.safe_load(path.read_text())
+    params["make_questions"] |= {"questions": QUESTIONS}
+    params["make_questions"]["writer"] |= {"concurrency": 16}
+    params["make_questions"]["audit"] |= {"findable_in": 20, "samples": 1, "agreeing": 1}
+    return params
+
+
 @pytest.fixture
 def project(tmp_path: Path, smoke: Profile) -> Path:
-    """A copy of the project with a folder ``documents`` of files, and fewer questions and samples in its profile."""
+    """A copy of the project with a folder ``documents`` of files, and fewer questions and samples in its profiles."""
     folder = copy_of_working_tree(tmp_path / "project")
     (folder / "documents").mkdir()
     write_world(smoke, folder / "documents")
 
     path = folder / "profiles/own/params.yaml"
-    params = yaml.safe_load(path.read_text())
-    params["make_questions"] |= {"questions": QUESTIONS}
-    params["make_questions"]["writer"] |= {"concurrency": 16}
-    params["make_questions"]["audit"] |= {"findable_in": 20, "samples": 1, "agreeing": 1}
+    params = read_params(path)
     params["evaluate"] |= {"draws": 100, "random_passages": True}
     params["evaluate"]["sets"]["own"] |= {"controls": CONTROLS}
     path.write_text(yaml.safe_dump(params, sort_keys=False))
     return folder
+
+
+@pytest.fixture
+def own_gpu_on_a_cpu(project: Path) -> Path:
+    """The same with a profile own_gpu whose models, index and training are those of smoke."""
+    path = project / "profiles/own_gpu/params.yaml"
+    own = read_params(path)
+    params = yaml.safe_load((project / "profiles/smoke/params.yaml").read_text())
+
+    for name in (
+        "profile",
+        "params",
+        "models",
+        "datasets",
+        "make_questions",
+        "download",
+        "trained",
+        "report",
+    ):
+        params[name] = own[name]
+    for name in ("teacher", "dataset", "scripted"):
+        params["synthesize"][name] = own["synthesize"][name]
+    for name in ("dataset", "predicates"):
+        params["filter"][name] = own["filter"][name]
+    for name in ("rl", "optimize_prompt"):
+        params[name]["dataset"] = own[name]["dataset"]
+
+    params["choose_checkpoint"]["dev"] = own["choose_checkpoint"]["dev"]
+    params["index"]["bm25"]["fields"] = own["index"]["bm25"]["fields"]
+    # What two small steps make of the model may be anything
+    params["rl"]["gate"]["min_f1"] = 0.0
+    params["chunk"] |= {"chunk_size": 60, "variants": {}}
+    params["evaluate"] |= {
+        "sets": {"own": own["evaluate"]["sets"]["own"] | {"samples": 1, "controls": CONTROLS}},
+        "variants": {},
+    }
+    path.write_text(yaml.safe_dump(params, sort_keys=False))
+    return project
+
+
+@pytest.mark.timeout(1200)
+def test_a_model_is_trained_on_questions_of_documents_and_compared_with_its_start(
+    own_gpu_on_a_cpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = own_gpu_on_a_cpu
+    model = ScriptedModel(share=0.5)
+    make = str(shutil.which("make"))  # absolute: not the environment's
+    with serve_chat(model.reply) as chat:
+        monkeypatch.setenv("OPENAI_BASE_URL", chat.endpoint.base_url)
+        monkeypatch.setenv("OPENAI_MODEL", "scripted")
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        run(project, make, "-o", "environment", "repro", "PROFILE=own_gpu", "DOCUMENTS=documents")
+        status = run(project, "dvc", "status", "profiles/own_gpu/dvc.yaml")
+
+    assert "up to date" in status
+    for split, other in (("train", "val"), ("dev", "val"), ("train", "dev")):
+        assert not documents_of(project, split) & documents_of(project, other)
+
+    table = read_record(project / "reports/own_gpu/f1_table.json", F1Table)
+    rows = {row.model: row for row in table.rows}
+    assert list(rows) == ["base", "sft", "sft_rl", "teacher"]
+    assert rows["teacher"].f1 >= 0.5
+    assert rows["teacher"].failures == {}
+    compared = {(comparison.model, comparison.other) for comparison in table.comparisons}
+    assert compared == {
+        ("sft", "base"),
+        ("sft_rl", "sft"),
+        ("sft_rl", "base"),
+        ("sft_rl", "teacher"),
+    }
+
+    # Fine-tuned on right answers to train questions, and on nothing else
+    train = read_jsonl(project / "data/own_gpu/questions/own/train.jsonl", Question)
+    asked = {question.question for question in train}
+    lines = (project / "data/own_gpu/sft/train.jsonl").read_text().splitlines()
+    assert len(lines) >= 10
+    assert {json.loads(line)["messages"][1]["content"] for line in lines} <= asked
+
+
+def documents_of(project: Path, split: str) -> set[str]:
+    """Return the documents that prove the questions of a split."""
+    questions = read_jsonl(project / f"data/own_gpu/questions/own/{split}.jsonl", Question)
+    return {
+        str(evidence.doc_id)
+        for question in questions
+        for evidence in question.metadata.evidence_list or ()
+    }
 
 
 def test_documents_become_audited_questions_and_a_row_of_the_table(

@@ -173,12 +173,17 @@ class ScriptedWriter:
 
 
 class ScriptedModel(ScriptedWriter):
-    """The scripted writer, who also answers as a search agent: it searches the question, and reads what is shown."""
+    """The scripted writer, who also answers as a search agent: it searches the question, and reads what is shown.
+
+    To an instruction of IFEval it says two words.
+    """
 
     def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         messages = body["messages"]
         if messages[0]["role"] != "system":
-            return super().reply(body)
+            prompt = messages[0]["content"]
+            is_instruction = not prompt.startswith("Write questions") and "Question: " not in prompt
+            return says("An answer.") if is_instruction else super().reply(body)
 
         question = messages[1]["content"]
         if "tools" in body and messages[-1]["role"] == "user":

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeAlias
 
+import typer
 import yaml
 from typer import Option
 
@@ -72,6 +73,17 @@ def field_options(
         return with_fields
 
     return decorate
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Return whether the option of this parameter stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def given_fields(context: typer.Context, options: Mapping[str, FieldOption]) -> set[str]:
+    """Return the fields of the options that stand on the command line."""
+    return {option.field for name, option in options.items() if is_given(context, name)}
 
 
 def with_options(settings: Profile, options: Mapping[str, object]) -> Profile:

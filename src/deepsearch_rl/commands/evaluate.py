@@ -1,6 +1,7 @@
 """``deepsearch evaluate``: one model on one question set, without a profile; options are fields of a preset."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -12,6 +13,8 @@ from deepsearch_rl.commands.defaults import (
     Fields,
     RequestOption,
     field_options,
+    given_fields,
+    is_given,
     named_values,
     with_options,
 )
@@ -25,6 +28,7 @@ from deepsearch_rl.presets import load_preset
 if TYPE_CHECKING:
     from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
     from deepsearch_rl.evaluation.standalone.standalone import Standalone
+    from deepsearch_rl.evaluation.standalone.world import WorldEvaluation
 
 WORK = Path("work", "evaluate")
 # Of a digest at the end of a folder's name
@@ -79,6 +83,16 @@ _Data: TypeAlias = Annotated[
     Path | None,
     Option(help="Folder with its files: the repository's, or corpus*.jsonl and questions*.jsonl."),
 ]
+_WorldSeed: TypeAlias = Annotated[
+    int | None,
+    Option(
+        help="In place of --dataset: the four sets of a generated world of this seed, with the settings of the tiny "
+        "profile where no option says otherwise.",
+        min=0,
+        max=2**31 - 1,
+        show_default="no world",
+    ),
+]
 _Samples: TypeAlias = Annotated[
     int, Option(help="Answers per question; they are averaged per question first.", min=1)
 ]
@@ -96,6 +110,7 @@ _Prompt: TypeAlias = Annotated[
 
 @field_options("evaluate", _FIELDS)
 def evaluate_command(
+    context: typer.Context,
     model: _Model,
     dataset: Annotated[
         str, Option(help="Question set, one of `deepsearch datasets`.")
@@ -106,8 +121,9 @@ def evaluate_command(
     ] = "OPENAI_API_KEY",
     request: RequestOption = None,
     data: _Data = None,
+    world_seed: _WorldSeed = None,
     questions: Annotated[
-        int | None, Option(help="The first N of the set.", min=1, show_default="all")
+        int | None, Option(help="The first N of a set.", min=1, show_default="all")
     ] = None,
     samples: _Samples = 1,
     greedy: _Greedy = 0,
@@ -138,12 +154,30 @@ def evaluate_command(
         deepsearch evaluate --model gpt-x --base-url https://api.example.com/v1 --questions 50
         deepsearch evaluate --model gpt-5 --request token_limit=max_completion_tokens --request temperature=omit
         deepsearch evaluate --model models/tiny/sft --dataset musique --data FOLDER --context-tokens 2048
+        deepsearch evaluate --model models/tiny/sft --world-seed 90210 --greedy 400
+
+    The last line repeats the figures of a model of the tiny profile on names, facts and questions
+    that nothing was trained or tuned on.
     """
-    prompt = prompt_option(prompt, fields["agent.protocol"])
     counts = {"questions": questions, "samples": samples, "greedy": greedy, "controls": controls}
-    options = {**fields, "agent.prompt": prompt, "evaluate.sets": {dataset: counts}}
     folder = _model_folder(model, base_url, key_variable, request or [])
-    _evaluate(_describe(name or _slug(model), folder, dataset, data, options), out, as_json)
+    if world_seed is not None:
+        for option in ("dataset", "data"):
+            if is_given(context, option):
+                raise ConfigError(
+                    f"--world-seed makes its question sets, so --{option} does not go with it; leave one of them out."
+                )
+        changed = {field: fields[field] for field in given_fields(context, _FIELDS)}
+        options = {**changed, "agent.prompt": prompt}
+        world = _describe_world(name or _slug(model), folder, world_seed, counts, options)
+        _evaluate(world, f"world-{world_seed}", out, as_json)
+        return
+
+    prompt = prompt_option(prompt, fields["agent.protocol"])
+    options = {**fields, "agent.prompt": prompt, "evaluate.sets": {dataset: counts}}
+    _evaluate(
+        _describe(name or _slug(model), folder, dataset, data, options), dataset, out, as_json
+    )
 
 
 def _describe(
@@ -176,12 +210,25 @@ def _describe(
     )
 
 
-def _evaluate(request: "Standalone", out: Path | None, as_json: bool) -> None:
-    """Run an evaluation and print its rows and where they lie."""
+def _describe_world(
+    name: str, model: Path, seed: int, counts: Mapping[str, int | None], options: Fields
+) -> "WorldEvaluation":
+    """Return the evaluation of a model folder on every set of a generated world, ``counts`` of each."""
+    from deepsearch_rl.evaluation.standalone.world import WorldEvaluation  # noqa: PLC0415 - loads FAISS, the agent and its clients
+
+    tiny = load_preset("tiny")
+    plan = {dataset: dict(counts) for dataset in tiny.value("evaluate.sets")}
+    changes = {"evaluate.sets": plan, "evaluate.variants": {}, "chunk.variants": {}}
+    return WorldEvaluation(name, model, seed, with_options(tiny, {**changes, **options}))
+
+
+def _evaluate(
+    request: "Standalone | WorldEvaluation", sets: str, out: Path | None, as_json: bool
+) -> None:
+    """Run an evaluation and print its rows and where they lie, a folder that is called after its ``sets``."""
     from deepsearch_rl.evaluation.standalone.standalone import evaluate  # noqa: PLC0415 - loads FAISS, the agent and its clients
 
-    name = f"{request.name}-{request.dataset}-{request.digest()[:DIGITS]}"
-    place = out or WORK / "results" / name
+    place = out or WORK / "results" / f"{request.name}-{sets}-{request.digest()[:DIGITS]}"
     # Another version of the package answers anew
     logs = WORK / "logs" / package_digest()[:DIGITS]
     evaluation = evaluate(request, WORK / "data", place, logs)

@@ -1,4 +1,4 @@
-"""One model on one question set without the graph: `deepsearch evaluate`.
+"""One model on one question set without the graph: `deepsearch evaluate`; world.py has the sets of a generated world.
 
 It makes the calls of the stages download, chunk, index and evaluate, one after the other. Data are
 made once and stay in a cache: a folder per source (corpus and questions), and in it one per setting
@@ -16,6 +16,7 @@ from deepsearch_rl.corpora.download.download import DownloadConfig, download
 from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name, evaluate_model
 from deepsearch_rl.evaluation.models.plan import Evaluation
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
+from deepsearch_rl.evaluation.standalone.world import WorldEvaluation
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.search import manifest
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
@@ -54,8 +55,38 @@ class Standalone:
             [checkpoint_name(self.model), self.dataset, *sections, *rollouts, *others]
         )
 
+    def prepare(self, cache: Path) -> Path:
+        """Return a folder with ``questions``, ``chunks`` and ``index``, made in the cache if it is missing."""
+        chunk = self.setting.chunk
+        seed = self.setting.seed
+        source = cache / f"{self.dataset}-{_source_digest(self.source)}"
 
-def evaluate(request: Standalone, cache: Path, out: Path, work: Path) -> ModelEvaluation:
+        if not (source / "source.json").is_file():
+            download(self.source, seed, source / "corpora", source / "questions")
+            # last: it proves completeness
+            write_json(source / "source.json", self.source.model_dump(mode="json"))
+
+        digest = sha256_json(
+            [chunk.model_dump(mode="json"), self.index.model_dump(mode="json"), seed]
+        )
+        data = source / f"{chunk.chunk_size}-{digest[:8]}"
+        index = data / "index" / self.dataset
+
+        if not (index / manifest.FILE).is_file():
+            chunk_corpora(source / "corpora", data / "chunks", chunk)
+            train = source / "questions" / self.dataset / "train.jsonl"
+            questions = list(read_jsonl(train, Question)) if train.is_file() else []
+            chunks = data / "chunks" / f"{self.dataset}.jsonl"
+            build_index(chunks, index, self.index, seed, questions=questions)
+
+        if not (data / "questions").is_symlink():
+            (data / "questions").symlink_to(Path("..", "questions"))
+        return data
+
+
+def evaluate(
+    request: Standalone | WorldEvaluation, cache: Path, out: Path, work: Path
+) -> ModelEvaluation:
     """Make the data that the cache lacks, evaluate, and write rollouts and ``rows.json`` into ``out``.
 
     Raise ConfigError where ``out`` is a file, or a folder with anything other than an evaluation.
@@ -66,40 +97,8 @@ def evaluate(request: Standalone, cache: Path, out: Path, work: Path) -> ModelEv
             "name a folder that is new or empty."
         )
 
-    return evaluate_model(
-        request.name, request.model, request.setting, prepare_data(request, cache), out, work
-    )
-
-
-def prepare_data(request: Standalone, cache: Path) -> Path:
-    """Return a folder with ``questions``, ``chunks`` and ``index`` as an evaluation reads them; make it if missing."""
-    dataset = request.dataset
-    chunk = request.setting.chunk
-    seed = request.setting.seed
-    source = cache / f"{dataset}-{_source_digest(request.source)}"
-
-    if not (source / "source.json").is_file():
-        download(request.source, seed, source / "corpora", source / "questions")
-        # last: it proves completeness
-        write_json(source / "source.json", request.source.model_dump(mode="json"))
-
-    digest = sha256_json(
-        [chunk.model_dump(mode="json"), request.index.model_dump(mode="json"), seed]
-    )
-    data = source / f"{chunk.chunk_size}-{digest[:8]}"
-    index = data / "index" / dataset
-
-    if not (index / manifest.FILE).is_file():
-        chunk_corpora(source / "corpora", data / "chunks", chunk)
-        train = source / "questions" / dataset / "train.jsonl"
-        questions = list(read_jsonl(train, Question)) if train.is_file() else []
-        build_index(
-            data / "chunks" / f"{dataset}.jsonl", index, request.index, seed, questions=questions
-        )
-
-    if not (data / "questions").is_symlink():
-        (data / "questions").symlink_to(Path("..", "questions"))
-    return data
+    data = request.prepare(cache)
+    return evaluate_model(request.name, request.model, request.setting, data, out, work)
 
 
 def _source_digest(source: DownloadConfig) -> str:
