@@ -251,6 +251,46 @@ def test_a_folder_with_weights_is_served_and_evaluated(folder: Path, policy_fold
     assert (row["checkpoint"], row["n"]) == (policy_folder.as_posix(), 2)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+def test_a_generated_world_is_made_once_and_its_four_sets_are_answered() -> None:
+    def refuses(_: dict[str, Any]) -> dict[str, Any]:
+        return says("<answer> Insufficient information.</answer>")
+
+    def run(seed: int) -> dict[str, Any]:
+        command = ["evaluate", "--model", "org/gpt-x", "--base-url", chat.endpoint.base_url]
+        command += ["--world-seed", str(seed), "--questions", "2", "--json"]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        return {row["dataset"]: row for row in json.loads(result.stdout)["rows"]}
+
+    with serve_chat(refuses) as chat:
+        rows = run(3)
+        made = {path: path.stat().st_mtime_ns for path in Path("work/evaluate/data").rglob("*")}
+        again = run(3)
+        other = run(4)
+
+    assert set(rows) == {"multihoprag", "musique", "2wikimultihopqa", "hotpotqa"}
+    assert {(row["n"], row["retriever"], row["prompt"]) for row in rows.values()} == {
+        (2, "bm25", "tiny")
+    }
+    assert again == rows
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    worlds = sorted(Path("work/evaluate/data").glob("world-*"))
+    assert [path.name.rsplit("-", 1)[0] for path in worlds] == ["world-3", "world-4"]
+    texts = [(path / "questions/multihoprag/val.jsonl").read_text() for path in worlds]
+    assert texts[0] != texts[1]
+    assert set(other) == set(rows)
+
+
+@pytest.mark.parametrize("option", ["--dataset", "--data"])
+def test_a_world_has_its_own_sets(option: str, folder: Path) -> None:
+    command = ["evaluate", "--model", "org/gpt-x", "--world-seed", "3", option, str(folder)]
+    assert f"so {option} does not go with it" in failure(
+        CliRunner().invoke(app, command), ConfigError
+    )
+
+
 RECORDED_VLLM = """#!{python}
 import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer

@@ -84,6 +84,21 @@ EVALUATE = Command(
         "--out": ("results", "2", Path("results")),
     },
 )
+EVALUATE_WORLD = Command(
+    "evaluate --model org/gpt-x --base-url http://127.0.0.1:9/v1 --world-seed 3",
+    "deepsearch_rl.evaluation.standalone.standalone.evaluate",
+    {
+        "--world-seed": ("5", "0.world_seed", 5),
+        "--questions": ("5", "0.setting.evaluate.sets.hotpotqa.questions", 5),
+        "--samples": ("3", "0.setting.evaluate.sets.multihoprag.samples", 3),
+        "--prompt": ("multihoprag", "0.setting.agent.prompt", "multihoprag"),
+        "--top-k": ("9", "0.setting.retrieval.top_k", 9),
+        "--retriever": ("hybrid", "0.setting.retrieval.retriever", "hybrid"),
+        "--concurrency": ("3", "0.setting.agent.concurrency", 3),
+        "--name": ("mine", "0.name", "mine"),
+        "--out": ("results", "2", Path("results")),
+    },
+)
 BUILD = Command(
     "retrieve build --corpus corpus.jsonl --out index",
     "deepsearch_rl.indexing.build.build_index",
@@ -424,6 +439,7 @@ COMMANDS = (
     PLAN_SIZES,
     CONVERT_MODEL,
     EVALUATE,
+    EVALUATE_WORLD,
     BUILD,
     IMPORT_INDEX,
     IMPORT_LUCENE,

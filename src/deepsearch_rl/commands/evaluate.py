@@ -39,6 +39,8 @@ CALLS_PER_DEADLINE = 4
 ANSWERS_PER_CALL = 4
 
 _PRESET = load_preset("evaluate")
+# The packaged prompt of the tiny profile, which names its file
+_TINY_PROMPT = Path(load_preset("tiny").value("agent.prompt")).stem
 _FIELDS = {
     "temperature": FieldOption("evaluate.temperature", float, "Of sampling.", min=0.01),
     "protocol": FieldOption("agent.protocol", ProtocolName, "How the model asks for a search."),
@@ -168,7 +170,7 @@ def evaluate_command(
                     f"--world-seed makes its question sets, so --{option} does not go with it; leave one of them out."
                 )
         changed = {field: fields[field] for field in given_fields(context, _FIELDS)}
-        options = {**changed, "agent.prompt": prompt}
+        options = {**changed, "agent.prompt": prompt or _TINY_PROMPT}
         world = _describe_world(name or _slug(model), folder, world_seed, counts, options)
         _evaluate(world, f"world-{world_seed}", out, as_json)
         return
