@@ -82,6 +82,7 @@ def table(folder: Path) -> F1Table:
     return read_record(folder / "reports/multihoprag/f1_table.json", F1Table)
 
 
+@pytest.mark.nightly
 def test_an_api_model_gets_its_row_and_another_name_a_new_one(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

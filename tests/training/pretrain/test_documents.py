@@ -2,6 +2,7 @@ import itertools
 import json
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,13 +68,31 @@ def check_notes(notes: list[str], subject: str, passages: str) -> str | None:
     """Check that each note states what the passages say of the name before it; return the last name."""
     name: str | None = subject
     for note in notes:
-        if note == "found nothing":
-            return None
         found, noun, name = note.split(" ", 2)
         assert found == "found"
+        if name == "nothing":
+            return None
         assert read(noun, subject, passages) == name
         subject = name
     return name
+
+
+def test_a_share_of_questions_names_two_relations_by_one_word_and_their_searches_follow_both(
+    generator: DocumentGenerator, stage: CurriculumStage
+) -> None:
+    config = generator.config.model_copy(
+        update={"in_domain": 0.0, "inferences": 0.5, "second_query": 0.0}
+    )
+    documents = take(replace(generator, config=config), stage, 200, continuation=1.0)
+    inferred = 0
+    for turns in documents:
+        question = next(turn["content"] for turn in turns if turn["role"] == "user")
+        pairs = [pair for word, pair in OUT_OF_DOMAIN.inferences.items() if f" {word}" in question]
+        calls = [turn for turn in turns if turn.get("tool_calls")]
+        if pairs:
+            inferred += 1
+            assert [asked(query_of(call))[1] for call in calls] == list(pairs[0])
+    assert 70 <= inferred <= 130
 
 
 def test_equal_seeds_give_equal_documents(

@@ -126,8 +126,12 @@ def write_query(subject: str, word: str) -> str:
 
 
 def write_note(noun: str, name: str | None) -> str:
-    """Return what an agent writes down after reading: the fact that it looked for, or that there is none."""
-    return f"found {noun} {name}" if name else "found nothing"
+    """Return what an agent writes down after reading: the relation that it looked for, and its object or ``nothing``.
+
+    The relation comes first in both cases: so it stands right before the place where a model has to
+    tell a fact that is there from one that is not (docs/experiments.md, 13).
+    """
+    return f"found {noun} {name or 'nothing'}"
 
 
 def name_words(grammar: Grammar) -> tuple[str, ...]:

@@ -108,6 +108,11 @@ class DocumentConfig(Record):
     tool_continuations: float = Field(
         ge=0, le=1, description="share of continuations with the tool"
     )
+    inferences: float = Field(
+        ge=0,
+        le=1,
+        description="share of questions that name two relations by one word, of those whose language has such words",
+    )
     second_query: float = Field(
         ge=0, le=1, description="share of a continuation's searches that need a second one"
     )
@@ -369,15 +374,20 @@ class DocumentGenerator:
         return IN_DOMAIN if rng.random() < self.config.in_domain else OUT_OF_DOMAIN
 
     def _task(self, stage: CurriculumStage, rng: random.Random, min_hops: int = 1) -> ChainQuestion:
-        """Draw a question of at least ``min_hops`` hops, in any style; two hops by one noun where there is one."""
+        """Draw a question of at least ``min_hops`` (1 or 2) hops, in any style; some name two hops by one word."""
         grammar = self._grammar(rng)
         hops = max(min_hops, rng.choices(range(1, len(stage.hops) + 1), stage.hops)[0])
+        infer = bool(grammar.inferences) and rng.random() < self.config.inferences
         chain = [rng.choice(list(grammar.relations.values()))]
-        while len(chain) < hops:
+        if infer:
+            pair = rng.choice(list(grammar.inferences.values()))
+            chain = [grammar.relations[noun] for noun in pair]
+        while not infer and len(chain) < hops:
             chain.append(rng.choice(grammar.relations_of(chain[-1].object_kind)))
+
         head = draw_name(grammar, chain[0].subject_kind, rng)
         style = rng.choice(list(STYLES.values()))
-        nouns = grammar.nouns([relation.noun for relation in chain], infer=rng.random() < 0.5)
+        nouns = grammar.nouns([relation.noun for relation in chain], infer)
         return ChainQuestion(
             grammar, ask(style, rng.choice(style.questions), nouns, head), head, chain
         )

@@ -93,7 +93,7 @@ def world_tokenizer(prompt: str, subwords: int, context_tokens: int) -> PreTrain
 def _wordings() -> Iterator[str]:
     """Yield every sentence, phrase and question template without its placeholders, and every relation's words."""
     templates = [*STATEMENTS, write_query("{subject}", "{noun}"), write_note("{noun}", "{object}")]
-    templates.append(write_note("", None))
+    templates.append(write_note("{noun}", None))
     for style in STYLES.values():
         templates += [style.step, *style.questions]
     for grammar in GRAMMARS.values():
