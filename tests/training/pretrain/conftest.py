@@ -34,7 +34,6 @@ def document_config() -> DocumentConfig:
         second_words=0.2,
         unanswerable=0.2,
         without_system=0.4,
-        tool_answers=0.3,
         inferences=0.1,
         second_query=0.2,
         tool_continuations=0,

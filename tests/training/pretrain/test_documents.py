@@ -152,15 +152,13 @@ def test_a_continuation_notes_what_it_read_and_looks_up_the_next_fact_or_answers
     assert 20 <= answers <= 60
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_the_asked_share_of_continuations_with_the_tool_ends_in_an_answer(
-    share: float, generator: DocumentGenerator, stage: CurriculumStage
+def test_a_continuation_with_the_tool_never_ends_in_an_answer(
+    generator: DocumentGenerator, stage: CurriculumStage
 ) -> None:
-    changes = {"tool_continuations": 1.0, "tool_answers": share}
-    config = generator.config.model_copy(update=changes)
-    for turns in take(replace(generator, config=config), stage, 50, continuation=1.0):
+    config = generator.config.model_copy(update={"tool_continuations": 1.0})
+    for turns in take(DocumentGenerator(generator.prompt, config), stage, 50, continuation=1.0):
         assert turns[0]["role"] == "system"
-        assert ("tool_calls" not in turns[-1]) == (share == 1.0)
+        assert turns[-1]["tool_calls"]
 
 
 def test_a_given_search_answers_from_passages_that_the_model_did_not_ask_for(

@@ -15,9 +15,8 @@ as a whole:
   would continue.
 
 After every result the model first writes down the facts that it read. A served model sees the tool
-in its system block: so begin demonstrations, and few continuations, of which few end in an answer.
-That makes the base model answer after one search, and sometimes go on. Without those that end, it
-has not seen with the tool where a chain ends, and fine-tuning may teach it to count its searches.
+in its system block: so begin demonstrations, and few continuations, which never end in an answer.
+That makes the base model answer after one search, and sometimes go on.
 
 Nothing here comes from a generated world. Names are put together anew for every document and facts
 are drawn at random, so a model can learn how to read from them, and nothing about the world that it
@@ -108,9 +107,6 @@ class DocumentConfig(Record):
     )
     tool_continuations: float = Field(
         ge=0, le=1, description="share of continuations with the tool"
-    )
-    tool_answers: float = Field(
-        ge=0, le=1, description="share of continuations with the tool that end in the answer"
     )
     inferences: float = Field(
         ge=0,
@@ -320,15 +316,8 @@ class DocumentGenerator:
         turns = [_user(task.question), _call("", subject, task.chain[0].noun)]
         has_tool = rng.random() < self.config.tool_continuations
 
-        # With the tool, few continuations end in an answer
-        length = len(task.chain)
-        if not has_tool:
-            hops = rng.randint(1, length)
-        elif rng.random() < self.config.tool_answers:
-            hops = length
-        else:
-            hops = rng.randint(1, length - 1)
-
+        # With the tool, a continuation never ends in an answer
+        hops = rng.randint(1, len(task.chain) - has_tool)
         for place, relation in enumerate(task.chain[:hops], 1):
             word = None
             if rng.random() < self.config.second_query:
@@ -340,7 +329,7 @@ class DocumentGenerator:
             result, (subject,) = articles.find_facts(subject, [relation], word=word)
             turns.append(result)
             note = write_note(relation.noun, subject)
-            if place == length:
+            if place == len(task.chain):
                 turns.append(_answer(subject, note))
             else:
                 turns.append(_call(note, subject, task.chain[place].noun))
