@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from deepsearch_rl.core.records import Question
 from deepsearch_rl.evaluation.tables.tables import F1Table
 from deepsearch_rl.explain.causes.records import ExplainReport
 from deepsearch_rl.question_writing.audit import Funnel
-from tests.evaluation.chat import KEY, serve_chat
+from tests.evaluation.chat import KEY, ChatEndpoint, serve_chat
 from tests.pipeline.smoke_copy import copy_of_working_tree, run
 from tests.question_writing.planted_faults import audit_figures, require_found, write_world
 from tests.question_writing.scripted_writer import ScriptedModel
@@ -25,6 +27,22 @@ __all__ = ["smoke"]
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 QUESTIONS = 120
 CONTROLS = 5
+
+
+@contextmanager
+def serve_scripted(model: ScriptedModel, patch: pytest.MonkeyPatch) -> Iterator[ChatEndpoint]:
+    """Serve the model, and name it in the variables that both profiles read."""
+    with serve_chat(model.reply) as chat:
+        patch.setenv("OPENAI_BASE_URL", chat.endpoint.base_url)
+        patch.setenv("OPENAI_MODEL", "scripted")
+        patch.setenv("OPENAI_API_KEY", KEY)
+        yield chat
+
+
+def run_make(project: Path, *target: str) -> str:
+    """Run a target of make over the folder ``documents``; return what it prints."""
+    make = str(shutil.which("make"))  # absolute: not the environment's
+    return run(project, make, "-o", "environment", *target, "DOCUMENTS=documents")
 
 
 def read_params(path: Path) -> dict[str, Any]:
@@ -94,13 +112,8 @@ def test_a_model_is_trained_on_questions_of_documents_and_compared_with_its_star
     own_gpu_on_a_cpu: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = own_gpu_on_a_cpu
-    model = ScriptedModel(share=0.5)
-    make = str(shutil.which("make"))  # absolute: not the environment's
-    with serve_chat(model.reply) as chat:
-        monkeypatch.setenv("OPENAI_BASE_URL", chat.endpoint.base_url)
-        monkeypatch.setenv("OPENAI_MODEL", "scripted")
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        run(project, make, "-o", "environment", "repro", "PROFILE=own_gpu", "DOCUMENTS=documents")
+    with serve_scripted(ScriptedModel(share=0.5), monkeypatch):
+        run_make(project, "repro", "PROFILE=own_gpu")
         status = run(project, "dvc", "status", "profiles/own_gpu/dvc.yaml")
 
     assert "up to date" in status
@@ -142,14 +155,10 @@ def test_documents_become_audited_questions_and_a_row_of_the_table(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = ScriptedModel(share=0.5)
-    make = str(shutil.which("make"))  # absolute: not the environment's
-    with serve_chat(model.reply) as chat:
-        monkeypatch.setenv("OPENAI_BASE_URL", chat.endpoint.base_url)
-        monkeypatch.setenv("OPENAI_MODEL", "scripted")
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        printed = run(project, make, "-o", "environment", "own", "DOCUMENTS=documents")
+    with serve_scripted(model, monkeypatch) as chat:
+        printed = run_make(project, "own")
         asked = len(chat.requests)
-        run(project, make, "-o", "environment", "own", "DOCUMENTS=documents")
+        run_make(project, "own")
         # Every answer is in a log
         assert len(chat.requests) == asked
 

@@ -95,11 +95,20 @@ _WorldSeed: TypeAlias = Annotated[
         show_default="no world",
     ),
 ]
+_Questions: TypeAlias = Annotated[
+    int | None, Option(help="The first N of a set.", min=1, show_default="all")
+]
 _Samples: TypeAlias = Annotated[
     int, Option(help="Answers per question; they are averaged per question first.", min=1)
 ]
 _Greedy: TypeAlias = Annotated[
     int, Option(help="The first N once more at temperature 0, as a row of their own.", min=0)
+]
+_Controls: TypeAlias = Annotated[
+    int, Option(help="The first N without search, and with gold passages.", min=0)
+]
+_AsJson: TypeAlias = Annotated[
+    bool, Option("--json", help="Print the rows as JSON instead of a table.")
 ]
 _Prompt: TypeAlias = Annotated[
     str | None,
@@ -124,14 +133,10 @@ def evaluate_command(
     request: RequestOption = None,
     data: _Data = None,
     world_seed: _WorldSeed = None,
-    questions: Annotated[
-        int | None, Option(help="The first N of a set.", min=1, show_default="all")
-    ] = None,
+    questions: _Questions = None,
     samples: _Samples = 1,
     greedy: _Greedy = 0,
-    controls: Annotated[
-        int, Option(help="The first N without search, and with gold passages.", min=0)
-    ] = 0,
+    controls: _Controls = 0,
     prompt: _Prompt = None,
     *,
     fields: Fields,
@@ -141,9 +146,7 @@ def evaluate_command(
     out: Annotated[
         Path | None, Option(help="For rollouts and rows.json.", show_default="below work/evaluate")
     ] = None,
-    as_json: Annotated[
-        bool, Option("--json", help="Print the rows as JSON instead of a table.")
-    ] = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Let a model answer a question set with search, and print its row of the F1 table.
 
@@ -162,24 +165,29 @@ def evaluate_command(
     that nothing was trained or tuned on.
     """
     counts = {"questions": questions, "samples": samples, "greedy": greedy, "controls": controls}
-    folder = _model_folder(model, base_url, key_variable, request or [])
     if world_seed is not None:
-        for option in ("dataset", "data"):
-            if is_given(context, option):
-                raise ConfigError(
-                    f"--world-seed makes its question sets, so --{option} does not go with it; leave one of them out."
-                )
+        _require_no_set(context)
         changed = {field: fields[field] for field in given_fields(context, _FIELDS)}
         options = {**changed, "agent.prompt": prompt or _TINY_PROMPT}
+        folder = _model_folder(model, base_url, key_variable, request or [])
         world = _describe_world(name or _slug(model), folder, world_seed, counts, options)
         _evaluate(world, f"world-{world_seed}", out, as_json)
         return
 
     prompt = prompt_option(prompt, fields["agent.protocol"])
     options = {**fields, "agent.prompt": prompt, "evaluate.sets": {dataset: counts}}
-    _evaluate(
-        _describe(name or _slug(model), folder, dataset, data, options), dataset, out, as_json
-    )
+    folder = _model_folder(model, base_url, key_variable, request or [])
+    described = _describe(name or _slug(model), folder, dataset, data, options)
+    _evaluate(described, dataset, out, as_json)
+
+
+def _require_no_set(context: typer.Context) -> None:
+    """Raise ConfigError where an option names a question set beside --world-seed."""
+    for option in ("dataset", "data"):
+        if is_given(context, option):
+            raise ConfigError(
+                f"--world-seed makes its question sets, so --{option} does not go with it; leave one of them out."
+            )
 
 
 def _describe(
