@@ -5,6 +5,7 @@ import pytest
 
 from deepsearch_rl.core.errors import CommandError
 from deepsearch_rl.core.profile import load_profile, profile_names
+from deepsearch_rl.evaluation.ifeval.ifeval import IfevalConfig, load_prompts
 from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.sft.swift_call import SftConfig
 from scripts.imports import ROOT
@@ -33,6 +34,7 @@ def test_the_cut_copy_of_every_profile_fits_the_stages_that_read_it(
     profile = cut_copy(ROOT, name, tmp_path / "copy").profile
     values = load_profile(tmp_path / "copy" / "params.yaml").values
     assert values == {**profile.values, "params": "params.yaml"}
+    assert load_prompts(profile.section("ifeval", IfevalConfig)), "without a download"
     rl, sft = profile.section("rl", RlConfig), profile.section("sft", SftConfig)
     assert (rl.steps, rl.groups_per_step, rl.group_size) == ({"base": 3}, 2, 4)
     whole = load_profile(

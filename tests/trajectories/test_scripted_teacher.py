@@ -107,7 +107,7 @@ def test_a_teacher_that_gives_up_now_and_then_answers_some_of_the_long_questions
     assert 0 < right < len(known)
 
 
-def test_every_turn_after_a_search_notes_the_fact_that_it_found(
+def test_every_turn_notes_the_fact_that_was_found_and_what_is_left_of_the_plan(
     questions: list[Question], searcher: Searcher
 ):
     async def notes(question: Question) -> list[str]:
@@ -122,12 +122,14 @@ def test_every_turn_after_a_search_notes_the_fact_that_it_found(
 
     for question in [question for question in questions if not says_second_word(question)][:30]:
         first, *others = asyncio.run(notes(question))
-        assert first == ""
         plan = (question.metadata.model_extra or {})["plan"]
+        assert first == f"need {', '.join(plan)}"
         if question.metadata.question_type == "null":
             assert re.match(r"found \w+ nothing\n", others[-1])
         else:
             assert [note.split()[:2] for note in others] == [["found", noun] for noun in plan]
+            for place, note in enumerate(others[:-1], 1):
+                assert note.splitlines()[1] == f"need {', '.join(plan[place:])}"
         assert others[-1].endswith(f"<answer> {question.golden_answers[0]}</answer>")
 
 

@@ -74,7 +74,7 @@ def test_two_runs_write_the_same_bytes_of_calls_and_one_answer_with_notes_of_wha
             for message in trajectory.messages
             if message.role == "assistant"
         )
-        assert first == ""
+        assert first.startswith("need ")
         assert all(note.startswith("found ") for note in others)
         assert (last.content, last.tool_calls) == (
             f"{others[-1]}\n<answer> {trajectory.answer}</answer>",

@@ -121,7 +121,14 @@ def test_a_demonstration_searches_once_for_its_first_fact_and_reads_the_answer_t
     assert 5 <= missing <= 40  # a fifth on average
 
 
-def test_a_continuation_notes_what_it_read_and_looks_up_the_next_fact_or_answers(
+def plan_of(line: str) -> list[str]:
+    """The relations that a turn still has to follow."""
+    need, _, nouns = line.partition(" ")
+    assert need == "need"
+    return nouns.split(", ")
+
+
+def test_a_continuation_follows_its_plan_and_answers_where_that_ends(
     generator: DocumentGenerator, stage: CurriculumStage
 ) -> None:
     second_queries = answers = 0
@@ -129,24 +136,28 @@ def test_a_continuation_notes_what_it_read_and_looks_up_the_next_fact_or_answers
         query = query_of(turns[1])
         subject, noun = asked(query)
         assert [subject] == find_entities(turns[0]["content"])
+        plan = plan_of(turns[1]["content"])
         for result, call in zip(turns[2::2], turns[3::2], strict=True):
+            assert plan[0] == noun
             name = read(noun, subject, result["content"])
-            note, *answer = call["content"].splitlines()
+            note, last = call["content"].splitlines()
             assert check_notes([note], subject, result["content"]) == name
-            if answer:
-                assert extract_answer(answer[0]) == name
+            if len(plan) == 1 and name:
+                assert extract_answer(last) == name
                 answers += 1
                 continue
             following, second = query_of(call), RELATIONS[noun].second
             if name is None:
                 assert following == f"about {subject} {second}"
+                assert plan_of(last) == plan
                 second_queries += 1
             else:
                 if query.endswith(second):
                     assert read_object(second, subject, result["content"]) == name
+                assert plan_of(last) == plan[1:]
                 assert asked(following)[0] == name
                 subject, noun = asked(following)
-            query = following
+            query, plan = following, plan_of(last)
         assert turns[-1]["role"] == "assistant"
     assert 10 <= second_queries <= 60
     assert 20 <= answers <= 60
@@ -198,6 +209,19 @@ def test_a_share_of_the_first_calls_and_given_searches_goes_without_the_system_b
     documents = take(generator, stage, 300, search=0.5, given=0.5)
     bare = [turns for turns in documents if turns[0]["role"] != "system"]
     assert 0.3 < len(bare) / len(documents) < 0.5
+
+
+def test_a_first_call_has_a_plan_unless_the_tool_is_there(
+    generator: DocumentGenerator, stage: CurriculumStage
+) -> None:
+    for *before, _, call in take(generator, stage, 50, search=1.0):
+        if before:
+            assert call["content"] == ""
+        else:
+            nouns = plan_of(call["content"])
+            assert nouns[0] == asked(query_of(call))[1]
+            for noun, later in itertools.pairwise(nouns):
+                assert RELATIONS[later].subject_kind == RELATIONS[noun].object_kind
 
 
 def articles(stage: CurriculumStage, seed: int, *visited: str) -> Articles:

@@ -134,6 +134,11 @@ def write_note(noun: str, name: str | None) -> str:
     return f"found {noun} {name or 'nothing'}"
 
 
+def write_plan(nouns: Sequence[str]) -> str:
+    """Return what an agent writes down before a search: the relations that it still has to follow, in order."""
+    return f"need {', '.join(nouns)}"
+
+
 def name_words(grammar: Grammar) -> tuple[str, ...]:
     """Return every word that names of the grammar's kinds are made of, in a fixed order."""
     words: dict[str, None] = {}

@@ -6,17 +6,19 @@ as a whole:
 - *copy*: a list of names and relation words to repeat; nothing teaches copying sooner;
 - *search*: a question and the call that looks up its first fact;
 - *continuation*: a question of several hops, some of its searches with their results, and the next
-  call, or all of them and the answer; it teaches to look back at the question after reading, and to
-  search in other words where a result lacks the fact;
+  call, or all of them and the answer; it teaches to follow a plan to its end, and to search in
+  other words where a result lacks the fact;
 - *given search*: a question, a call that the model need not write, all passages that the question
   needs, in any order, and the answer; it teaches what is enough;
 - *demonstration*: a question, one call, three passages, an answer. These are rough: a question of
   several hops is answered after one search as if it had one, so the base model ends where a teacher
   would continue.
 
-After every result the model first writes down the facts that it read. A served model sees the tool
-in its system block: so begin demonstrations, and few continuations, which never end in an answer.
-That makes the base model answer after one search, and sometimes go on.
+Before a search the model writes down its plan, the relations that it has still to follow, and after
+every result the fact that it read. So where a chain ends stands in the text, and need not be
+counted. A served model sees the tool in its system block: so begin demonstrations, and searches
+that have no plan, and few continuations, which have one and never end in an answer. That makes the
+base model answer after one search, and sometimes go on.
 
 Nothing here comes from a generated world. Names are put together anew for every document and facts
 are drawn at random, so a model can learn how to read from them, and nothing about the world that it
@@ -45,6 +47,7 @@ from deepsearch_rl.corpora.grammar.grammar import (
     Relation,
     ask,
     write_note,
+    write_plan,
     write_query,
 )
 
@@ -306,14 +309,18 @@ class DocumentGenerator:
 
     def _search(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng)
-        turns = [_user(task.question), _call("", task.head, task.chain[0].noun)]
-        return self._with_system(turns, self.config.without_system, rng)
+        noun = task.chain[0].noun
+        if rng.random() < self.config.without_system:
+            return [_user(task.question), _call(_plan(task.chain), task.head, noun)]
+
+        # With the tool it has no plan: to make one is left to the teacher
+        return [self._system(), _user(task.question), _call("", task.head, noun)]
 
     def _continuation(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng, min_hops=2)
         articles = self._articles(task, stage, rng)
         subject = task.head
-        turns = [_user(task.question), _call("", subject, task.chain[0].noun)]
+        turns = [_user(task.question), _call(_plan(task.chain), subject, task.chain[0].noun)]
         has_tool = rng.random() < self.config.tool_continuations
 
         # With the tool, a continuation never ends in an answer
@@ -323,7 +330,8 @@ class DocumentGenerator:
             if rng.random() < self.config.second_query:
                 result, _ = articles.find_facts(subject, [relation], hidden=True)
                 turns.append(result)
-                turns.append(_call(write_note(relation.noun, None), subject, relation.second))
+                notes = [write_note(relation.noun, None), _plan(task.chain[place - 1 :])]
+                turns.append(_call("\n".join(notes), subject, relation.second))
                 word = relation.second
 
             result, (subject,) = articles.find_facts(subject, [relation], word=word)
@@ -332,7 +340,8 @@ class DocumentGenerator:
             if place == len(task.chain):
                 turns.append(_answer(subject, note))
             else:
-                turns.append(_call(note, subject, task.chain[place].noun))
+                notes = [note, _plan(task.chain[place:])]
+                turns.append(_call("\n".join(notes), subject, task.chain[place].noun))
 
         return [self._system(), *turns] if has_tool else turns
 
@@ -395,6 +404,10 @@ class DocumentGenerator:
 
 def _user(text: str) -> Turn:
     return {"role": "user", "content": text}
+
+
+def _plan(chain: Sequence[Relation]) -> str:
+    return write_plan([relation.noun for relation in chain])
 
 
 def _answer(name: str, *notes: str) -> Turn:

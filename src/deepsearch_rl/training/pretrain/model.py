@@ -35,6 +35,7 @@ from deepsearch_rl.corpora.grammar.grammar import (
     STYLES,
     name_words,
     write_note,
+    write_plan,
     write_query,
 )
 
@@ -94,6 +95,7 @@ def _wordings() -> Iterator[str]:
     """Yield every sentence, phrase and question template without its placeholders, and every relation's words."""
     templates = [*STATEMENTS, write_query("{subject}", "{noun}"), write_note("{noun}", "{object}")]
     templates.append(write_note("{noun}", None))
+    templates.append(write_plan(["{noun}"]))
     for style in STYLES.values():
         templates += [style.step, *style.questions]
     for grammar in GRAMMARS.values():

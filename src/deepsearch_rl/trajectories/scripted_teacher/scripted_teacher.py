@@ -1,10 +1,11 @@
 """A scripted teacher for questions of the generated world.
 
-It knows the question's text and its plan, which names relations but no entity. It reads the first
-entity from the question and every further one from passages that a search returned, and writes each
-down before it goes on. What it shows rarely or never is left to reinforcement learning: it gives up
-after ``max_facts`` facts most of the time, and it knows no second words of relations. Its mistakes
-are drawn from a seeded generator, so that its transcripts look like those of a middling model.
+It knows the question's text and its plan, which names relations but no entity. Before a search it
+writes down what is left of the plan. It reads the first entity from the question and every further
+one from passages that a search returned, and writes each down before it goes on. What it shows
+rarely or never is left to reinforcement learning: it gives up after ``max_facts`` facts most of the
+time, and it knows no second words of relations. Its mistakes are drawn from a seeded generator, so
+that its transcripts look like those of a middling model.
 """
 
 import random
@@ -23,6 +24,7 @@ from deepsearch_rl.corpora.grammar.grammar import (
     find_entities,
     read_object,
     write_note,
+    write_plan,
     write_query,
 )
 from deepsearch_rl.trajectories.synthesis.scripted_config import ScriptedConfig
@@ -80,16 +82,22 @@ class ScriptedTeacher(RolloutPolicy):
     def _answer(
         self, question: str, plan: Sequence[str]
     ) -> Generator[tuple[str, str], str, tuple[str, str]]:
-        """Follow the plan from the entity that the question names: yield a note of the last fact and a query each."""
+        """Follow the plan from the entity that the question names: yield what it writes down and a query each.
+
+        It writes down the last fact and what is left of the plan.
+        """
         subject = find_entities(question)[0]
         note = ""
 
-        for noun in plan:
+        for place, noun in enumerate(plan):
             bad = self._bad_query(noun, subject)
-            passages = yield note, bad or write_query(subject, noun)
+            left = write_plan(plan[place:])
+            text = f"{note}\n{left}" if note else left
+            passages = yield text, bad or write_query(subject, noun)
             name = self._read(noun, subject, passages)
             if bad and not name:
-                passages = yield write_note(noun, None), write_query(subject, noun)
+                nothing = write_note(noun, None)
+                passages = yield f"{nothing}\n{left}", write_query(subject, noun)
                 name = self._read(noun, subject, passages)
 
             note = write_note(noun, name)
