@@ -163,6 +163,8 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     values["model_settings"] = {}
     # Nothing of a preflight goes to MLflow
     values.pop("track", None)
+    # The hours of the whole profile, which its first stage plans, are not those of a preflight
+    values.pop("requires", None)
     values["wdir"] = "."
     values["datasets"] = {DATASET: smoke["datasets"][DATASET]}
     values["download"]["world"]["questions"] = {"train": 40, "dev": 8, "val": 8}

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,15 @@ def test_a_stage_runs_in_the_copy_with_the_copys_params(project: Project) -> Non
     assert (project.folder / "ran").read_text() == "other.yaml base"
     assert load_profile(project.folder / "other.yaml").value("seed") == 3
     assert open_copy(ROOT, project.folder).profile.value("seed") == 0
+
+
+@pytest.mark.slow
+def test_the_first_stage_of_a_gpu_profile_runs_in_its_copy(tmp_path: Path) -> None:
+    copy = cut_copy(ROOT, "gpu", tmp_path / "copy")
+    python = dict.fromkeys(copy.profile.values["python"], ".venv/bin/python")
+    project = replace(copy, profile=copy.profile.with_overrides({"python": python}))
+    project.run("core", "stages.download")
+    assert (project.data / "questions" / "multihoprag" / "train.jsonl").is_file()
 
 
 def test_a_failed_stages_own_paragraph_is_the_error(project: Project) -> None:
