@@ -28,13 +28,9 @@ from deepsearch_rl.conversation.trained_with import MANIFEST, TRAINED_WITH, serv
 from deepsearch_rl.core.files import AppendLog, write_json
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
-from deepsearch_rl.training.pretrain.documents import (
-    GIVEN,
-    CurriculumStage,
-    DocumentConfig,
-    DocumentGenerator,
-    Turn,
-)
+from deepsearch_rl.training.pretrain.articles import Turn
+from deepsearch_rl.training.pretrain.curriculum import CurriculumStage, DocumentConfig
+from deepsearch_rl.training.pretrain.documents import GIVEN, DocumentGenerator
 from deepsearch_rl.training.pretrain.model import (
     TURN_END,
     TURN_START,
