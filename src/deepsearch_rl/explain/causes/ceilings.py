@@ -39,7 +39,7 @@ def measure_ceilings(
             by_question.append(_shares(facts, facts.by_query[facts.question.question]))
             by_best.append(_shares(facts, _best(facts, searched)))
         if len(searched) == len(of_question):
-            by_agent.append(_mean([_shares(facts, answer.shown) for answer in searched]))
+            by_agent.append(_mean([_shares(facts, answer.shown_items) for answer in searched]))
 
     def ceiling(shares: Shares) -> Ceiling | None:
         """Return None where some questions have no figure: the mean over the others would be another's."""

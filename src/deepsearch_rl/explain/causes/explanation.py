@@ -258,7 +258,9 @@ def _example_items(answer: JudgedAnswer, facts: QuestionFacts) -> tuple[ExampleI
     items: list[ExampleItem] = []
     for position, text in enumerate(texts):
         in_corpus = None if facts.in_corpus is None else position in facts.in_corpus
-        items.append(ExampleItem(text=text, shown=position in answer.shown, in_corpus=in_corpus))
+        items.append(
+            ExampleItem(text=text, shown=position in answer.shown_items, in_corpus=in_corpus)
+        )
 
     return tuple(items)
 

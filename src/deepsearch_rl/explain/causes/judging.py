@@ -71,7 +71,7 @@ class JudgedAnswer:
         return f"{self.answer.question_id}#{self.answer.sample}"
 
     @property
-    def shown(self) -> Items:
+    def shown_items(self) -> Items:
         """The items that all searches together showed."""
         return frozenset[int]().union(*self.by_search or ())
 
@@ -284,7 +284,7 @@ def _judge(answer: Answer, facts: QuestionFacts, scan: CorpusScan | None) -> Jud
         searches=None if answer.searches is None else len(answer.searches),
         items=None if evidence is None else len(evidence.items),
         in_corpus=None if facts.in_corpus is None else len(facts.in_corpus),
-        shown=shown_items,
+        shown_items=shown_items,
         findable=facts.findable,
     )
     return JudgedAnswer(answer, findings, find_cause(findings), by_search)

@@ -35,15 +35,15 @@ def go_back_to_whole(checkpoints: Path, config: RlConfig) -> None:
     assert verl is not None
     processes = verl.nodes * verl.gpus_per_node
     models = ("actor", "critic") if verl.critic else ("actor",)
-    named = int(tracker.read_text(encoding="utf-8"))
+    newest = int(tracker.read_text(encoding="utf-8"))
 
-    for step in range(named, 0, -1):
+    for step in range(newest, 0, -1):
         folder = checkpoints / step_folder(step)
         if not folder.is_dir():
             continue
         problem = _problem(folder, models, processes)
         if problem is None:
-            if step != named:
+            if step != newest:
                 _point_to(tracker, step)
             return
         _LOG.warning("%s is not whole (%s missing or empty)", folder, problem)
