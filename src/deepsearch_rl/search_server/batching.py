@@ -118,15 +118,18 @@ class SearchQueue:
         return None
 
     async def answer(
-        self, queries: Sequence[str], top_k: int, where: Filter | None = None
+        self, queries: Sequence[str], top_k: int | None = None, where: Filter | None = None
     ) -> list[SearchAnswer]:
         """Return one answer per query, with the hits that :meth:`SearchesChunks.find_hits` gives.
+
+        Without ``top_k`` they are as many as the server's configuration says.
 
         Raises:
             SearchFailedError: the search for one of the queries raised an error.
             SearchTimeoutError: it did not return within ``search_timeout_s``.
         """
-        searches = [SearchKey(query, top_k, where) for query in queries]
+        depth = self._config.top_k if top_k is None else top_k
+        searches = [SearchKey(query, depth, where) for query in queries]
         answers: dict[SearchKey, SearchAnswer] = {}
 
         # A dict keeps the order and counts equal queries once.
@@ -315,11 +318,10 @@ class SearchQueue:
         together, either half is tried alone, unless an endpoint is down: all would wait for it in
         turn.
         """
-        _, top_k, where = searches[0]
         started = time.perf_counter()
 
         try:
-            results = self._search_each([search.query for search in searches], top_k, where)
+            results = self._search_each(searches)
         # Libraries in Rust panic with what is no Exception, and without this thread every later
         # request would wait.
         except BaseException as error:  # noqa: BLE001
@@ -349,10 +351,10 @@ class SearchQueue:
         self._metrics.search_failures.inc(len(rest))
         return outcomes | dict.fromkeys(rest, outage)
 
-    def _search_each(
-        self, queries: Sequence[str], top_k: int, where: Filter | None
-    ) -> Sequence[list[Hit] | EndpointError]:
+    def _search_each(self, searches: Sequence[SearchKey]) -> Sequence[list[Hit] | EndpointError]:
         """Return the hits of every query, or its error where some failed alone; raise what a search of all raises."""
+        queries = [search.query for search in searches]
+        _, top_k, where = searches[0]
         try:
             results: Sequence[list[Hit] | EndpointError] = self._searcher.find_hits(
                 queries, top_k, where

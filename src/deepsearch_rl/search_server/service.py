@@ -125,7 +125,7 @@ class RetrievalApp:
         # The guard has checked Host and Origin. A search is one request and one answer: sessions
         # cost round trips.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-        self._mcp = make_mcp_server(self._queue, config.top_k, filters=engine.takes_filters)
+        self._mcp = make_mcp_server(self._queue, filters=engine.takes_filters)
         self._mcp.streamable_http_app(
             stateless_http=True, json_response=True, transport_security=security
         )
