@@ -56,8 +56,10 @@ from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
 # The tool's schema and the words that a template writes around it
 _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
-_MESSAGE_CHARACTERS = 24  # what a template writes around a message or a call
-_TAGS_CHARACTERS = 60  # what a template writes around the two messages of search_tags
+# What a template writes around a message or a call
+_MESSAGE_CHARACTERS = 24
+# What a template writes around the two messages of search_tags
+_TAGS_CHARACTERS = 60
 _RAW_CALLS = re.compile(r"(?:<tool_call>.*?</tool_call>\s*)+", re.DOTALL)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _STOPS = ("</search>", "</answer>")

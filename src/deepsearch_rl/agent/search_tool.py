@@ -62,8 +62,9 @@ class ShownPassage(ForeignRecord):
     chunk_id: str
 
 
+# Returns the passages for a query of a rollout, best first; raises RolloutStopped where the search
+# failed
 RolloutSearch: TypeAlias = Callable[[str, Question], Awaitable[Sequence[ShownPassage]]]
-"""Returns the passages for a query of a rollout, best first; raises RolloutStopped where the search failed."""
 
 
 class _SearchResult(ForeignRecord):

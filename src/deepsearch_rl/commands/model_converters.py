@@ -24,12 +24,12 @@ class Kind(StrEnum):
     RLINF_MEGATRON = "rlinf-megatron"
 
 
+# Files of which a checkpoint has one at least
 SHARDS: Mapping[Kind, Sequence[str]] = {
     Kind.VERL_FSDP: ("model_world_size_*_rank_*.pt",),
     Kind.VERL_MEGATRON: ("dist_ckpt/*", "model_world_size_*_rank_*.pt", "*.distcp"),
     Kind.RLINF_MEGATRON: ("iter_*/mp_rank_*/model_optim_rng.pt", "mp_rank_*/model_optim_rng.pt"),
 }
-"""Files of which a checkpoint has one at least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 from deepsearch_rl.retrieval.vectors.gpu import require_device
 
 LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
+# The effort of searches in an imported FAISS index where nothing names another
 AS_THE_FILE_SAYS = FaissConfig(kind="faiss", nprobe=None, ef_search=None)
-"""The effort of searches in an imported FAISS index where nothing names another."""
 
 
 class IndexSection(IndexConfig):

@@ -34,7 +34,8 @@ TOP_K = 5
 MEGABYTE = 1e6
 KINDS = get_args(VectorsKind)
 FIGURES = ("recall_at_5", "queries_per_s", "memory_mb", "disk_mb")
-Setting = dict[str, Any]  # a VectorsConfig that is not parsed yet
+# A VectorsConfig that is not parsed yet
+Setting = dict[str, Any]
 NPROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REFINE_FACTORS = (2.0, 4.0, 8.0)
 EF_SEARCHES = (16, 32, 64, 128, 256)

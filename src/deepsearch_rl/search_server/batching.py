@@ -85,8 +85,10 @@ class SearchQueue:
         self._in_flight: dict[SearchKey, asyncio.Future[SearchAnswer]] = {}
         # Those of which queries wait, the next one first
         self._requests: deque[_QueuedRequest] = deque()
-        self._waiting = 0  # queries of all of them
-        self._expected = 1  # queries that the next search waits for
+        # Queries of all of them
+        self._waiting = 0
+        # Queries that the next search waits for
+        self._expected = 1
         self._patience_s = 0.0
         self._arrivals = 0
         self._hanging: dict[SearchThread[Sequence[SearchKey], Outcomes], frozenset[SearchKey]] = {}
@@ -95,7 +97,8 @@ class SearchQueue:
         self._loop = asyncio.get_running_loop()
         self._thread = SearchThread(self._answer, self._loop)
         self._arrived = asyncio.Event()
-        self._full = asyncio.Event()  # as many wait as are expected
+        # Set while as many wait as are expected
+        self._full = asyncio.Event()
         self._dispatcher = asyncio.create_task(self._dispatch())
         return self
 

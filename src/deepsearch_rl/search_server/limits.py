@@ -40,7 +40,8 @@ class Budget:
     def __init__(self, amount: int) -> None:
         self._half = amount // 2
         self._large_from = amount // 16
-        self._taken = {True: 0, False: 0}  # by whether the parts are large
+        # By whether the parts are large
+        self._taken = {True: 0, False: 0}
         self._waiting: dict[bool, deque[tuple[int, asyncio.Future[None]]]] = {
             True: deque(),
             False: deque(),

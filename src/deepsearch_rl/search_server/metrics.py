@@ -21,7 +21,8 @@ from prometheus_client.values import MutexValue, ValueClass
 # Read by prometheus_client when it is imported
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
-OTHER_ROUTE = "other"  # the label of paths that are no routes
+# The label of paths that are no routes
+OTHER_ROUTE = "other"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 

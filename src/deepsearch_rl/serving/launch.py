@@ -29,7 +29,8 @@ from deepsearch_rl.serving.adapters import Adapter, read_adapter, served_rank
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 
 SERVED_NAME = "policy"
-BASE_NAME = "base"  # of a base that is served below its adapters
+# Of a base that is served below its adapters
+BASE_NAME = "base"
 
 
 class CpuConfig(Record):

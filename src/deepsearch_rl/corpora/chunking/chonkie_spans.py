@@ -26,7 +26,8 @@ class PieceTokenizer(Tokenizer):
         super().__init__()
         self._counter = counter
 
-    def __repr__(self) -> str:  # abstract in chonkie
+    # Abstract in chonkie
+    def __repr__(self) -> str:
         return f"PieceTokenizer({self._counter!r})"
 
     # chonkie's type is int, but it only slices and counts tokens

@@ -8,7 +8,8 @@ from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Document
 from deepsearch_rl.corpora.documents.texts import UnreadableError, read_text
 
-NAMED = 10  # unreadable files in the log; the file beside the corpus has all of them
+# Unreadable files in the log; the file beside the corpus has all of them
+NAMED = 10
 _LOG = logging.getLogger(__name__)
 
 

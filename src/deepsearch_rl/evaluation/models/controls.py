@@ -29,8 +29,8 @@ from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.endpoints.endpoint import Endpoint, open_client
 from deepsearch_rl.retrieval.ranking.gold import chunk_title_key, gold_evidence, without_space
 
+# Returns what every search of a question shows
 GivenPassages: TypeAlias = Callable[[Question], tuple[Chunk, ...]]
-"""Returns what every search of a question shows."""
 
 
 class ControlAgent:

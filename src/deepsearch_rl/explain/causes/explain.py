@@ -22,10 +22,10 @@ from deepsearch_rl.explain.causes.sources import Searched, Source, evaluated_sou
 if TYPE_CHECKING:
     from deepsearch_rl.retrieval.search.searcher import Searcher
 
+# Bootstrap resamples, where nobody names another number
 DRAWS = 1000
-"""Bootstrap resamples, where nobody names another number."""
+# Opens an index with its passage file and one of its retrievers
 OpenSearcher = Callable[[Path, Path | None, str | None], "Searcher"]
-"""Opens an index with its passage file and one of its retrievers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ LUCKY = "#74c2ab"
 BAR_INCHES = 0.34
 # A part narrower than this share has no figure in it
 LABELLED = 0.06
+# On light colours, in either scheme of the page
 DARK_TEXT = "#101214"
-"""On light colours, in either scheme of the page."""
 
 
 def lost_points_figure(runs: Sequence[RunReport]) -> Figure:

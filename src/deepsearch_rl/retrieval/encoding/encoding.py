@@ -52,7 +52,8 @@ from deepsearch_rl.retrieval.vectors.flat import link_or_copy
 JOB_FILE = "job.json"
 VECTORS_FILE = "vectors.npy"
 BLOCKS_FILE = "blocks.jsonl"
-JOB_FOLDER = "encoding"  # the part of a work folder that an encoding writes to
+# The part of a work folder that an encoding writes to
+JOB_FOLDER = "encoding"
 
 # For a Ray that is started here: no usage reports, and (whatever the name says) no cluster, so that
 # its servers listen on 127.0.0.1.

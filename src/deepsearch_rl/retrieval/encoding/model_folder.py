@@ -40,11 +40,11 @@ BATCH_TOKENS = {"cpu": 512, "cuda": 65_536}
 # have fewer places for text.
 OFFSET_FAMILIES = ("roberta", "mpnet", "camembert")
 
+# What published folders call the prompt of each side
 PROMPT_NAMES: dict[Kind, tuple[str, ...]] = {
     "query": ("query",),
     "passage": ("document", "passage", "corpus"),
 }
-"""What published folders call the prompt of each side."""
 
 
 def _require_commit(revision: str) -> str:
@@ -109,7 +109,8 @@ class ModelFolder:
     pools_prompt: bool
     prefixes: dict[Kind, str]
     lower_case: bool
-    max_tokens: int  # tokens that are read of a text, [CLS] and [SEP] counted
+    # Tokens that are read of a text, [CLS] and [SEP] counted
+    max_tokens: int
     pad_id: int
 
 

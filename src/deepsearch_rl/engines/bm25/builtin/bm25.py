@@ -52,8 +52,8 @@ FEW_POSTINGS = 2**15
 SMALLEST_SCORE = np.nextafter(np.float32(0), np.float32(1))
 
 
+# The rows that hold a term, and what it adds to their scores
 _Stretch: TypeAlias = tuple[NDArray[np.int32], NDArray[np.float32]]
-"""The rows that hold a term, and what it adds to their scores."""
 
 
 class IndexSummary(Record):

@@ -19,7 +19,8 @@ from deepsearch_rl.conversation.chat_format import ChatFormat, ConversationError
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_messages
 from deepsearch_rl.core.records import Message, Trajectory
 
-NO_TURN = "no_turn"  # the first prompt did not fit: there is nothing to train on
+# The first prompt did not fit: there is nothing to train on
+NO_TURN = "no_turn"
 UNREADABLE = "unreadable_reply"
 NOT_AS_SAMPLED = "not_as_sampled"
 _TOKEN = re.compile(r"token_id:(\d+)")

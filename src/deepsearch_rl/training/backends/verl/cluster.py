@@ -24,8 +24,9 @@ PACKAGES = ("verl", "torch", "transformers", "ray", "vllm", "deepsearch-rl")
 TIMEOUT_S = 10.0
 UNAUTHORIZED = 401
 THIS_MACHINE = "this"
+# A node's address as ``node``, its GPUs as ``gpus``, an error of the retrieval server as
+# ``retrieval``, versions
 NodeFacts = Mapping[str, str]
-"""A node's address as ``node``, its GPUs as ``gpus``, an error of the retrieval server as ``retrieval``, versions."""
 
 
 def facts(node: str, gpus: float, retrieval_url: str) -> dict[str, str]:
