@@ -139,6 +139,7 @@ class Episode:
         if logprobs is not None and (isinstance(written, str) or len(logprobs) != len(written)):
             raise ValueError("log-probabilities need the token ids of the turn, one for each")
 
+        # The first new message is the model's own turn, which is no observation
         read_until = len(self._steps.transcript.messages) + 1
         try:
             await self._carry_out(written, logprobs, truncated)

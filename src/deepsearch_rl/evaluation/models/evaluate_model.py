@@ -109,6 +109,8 @@ def evaluate_model(
             for dataset in questions:
                 digests = _digest_inputs(data, each, dataset)
                 fingerprint = each.rollout_fingerprint(dataset, served_here=remote is None)
+                # Answers in the log of an earlier start are used again, unless anything that
+                # decides them has changed
                 logs[dataset] = work / sha256_json([weights, name, fingerprint, digests])[:16]
                 inputs |= digests
 

@@ -113,6 +113,7 @@ def explain_movements(
     for report, points in runs:
         of_set = earlier.setdefault(report.dataset, [])
         start = TRAINED_FROM.get(report.model)
+        # Without a known start, any earlier run will do
         candidates = [pair for pair in of_set if start in (None, pair[0].model)]
         of_set.append((report, points))
         if not candidates or candidates[-1][1].question_ids != points.question_ids:
@@ -219,6 +220,7 @@ def _examples(judged: JudgedRun, reports: Iterable[tuple[str, CauseReport]]) -> 
 def _example(answer: JudgedAnswer, facts: QuestionFacts, cause: str) -> Example:
     searches = None
     if answer.answer.searches is not None:
+        # Where the evidence is unknown, no search shows an item of it
         items_by_search = answer.by_search or (frozenset[int](),) * len(answer.answer.searches)
         example_searches: list[ExampleSearch] = []
         for search, items in zip(answer.answer.searches, items_by_search, strict=True):

@@ -10,6 +10,7 @@ Axes: Q questions in the order of their ids, C causes.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.evaluation.scoring.score import Interval, bootstrap_intervals
 from deepsearch_rl.explain.causes.causes import Cause
 
+ValueT = TypeVar("ValueT")
 NO_LOSS = Fraction(0)
 
 
@@ -55,10 +57,10 @@ class LostPoints:
         chosen = set(question_ids)
         places = [place for place, name in enumerate(self.question_ids) if name in chosen]
         return LostPoints(
-            tuple(self.question_ids[place] for place in places),
-            tuple(self.f1_Q[place] for place in places),
-            tuple(self.lost_QC[place] for place in places),
-            tuple(self.without_evidence_Q[place] for place in places),
+            _at(places, self.question_ids),
+            _at(places, self.f1_Q),
+            _at(places, self.lost_QC),
+            _at(places, self.without_evidence_Q),
         )
 
     def values(self) -> NDArray[np.float64]:
@@ -71,6 +73,10 @@ class LostPoints:
 
 
 CAUSES = tuple(Cause)
+
+
+def _at(places: Sequence[int], values: Sequence[ValueT]) -> tuple[ValueT, ...]:
+    return tuple(values[place] for place in places)
 
 
 def count_lost_points(answers: Sequence[ScoredAnswer]) -> LostPoints:

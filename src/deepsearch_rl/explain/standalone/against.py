@@ -234,6 +234,7 @@ def _recompute(
 
     if judged.run.samples > 1:
         first = score_run([answer for answer in judged.run.answers if answer.sample == 0])
+        # Otherwise the two means are over other questions
         if first.ids == scored.ids:
             yield whole("one answer per question, the first", "f1", first.f1)
     yield from _without_failures(judged, scored, seed, draws)
@@ -261,6 +262,7 @@ def _without_failures(
 
     served = score_run(answers)
     place = {name: row for row, name in enumerate(scored.ids)}
+    # Questions without any served answer keep their score and are not chosen below
     values_Q = scored.f1.copy()
     for name, f1 in zip(served.ids, served.f1.tolist(), strict=True):
         values_Q[place[name]] = f1
@@ -313,6 +315,7 @@ def subset_change(
 
     for _ in range(draws):
         counts_Q = np.bincount(generator.integers(0, n, n, dtype=np.int32), minlength=n)
+        # Counts in place of drawn questions: a resample is then two products
         drawn = float(counts_Q @ chosen)
         if drawn:
             mean = float(counts_Q @ (chosen * new_Q)) / drawn

@@ -237,6 +237,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Trainin
     tokens = cast(
         list[int], tokenizer.apply_chat_template(conversation, tools=tools, return_dict=False)
     )
+    # Turns are found in the tokens: the template says nowhere which message a token is of
     opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
     end = tokenizer.convert_tokens_to_ids(TURN_END)
     assistant_turns = iter([turn for turn in turns if turn["role"] == "assistant"])
@@ -334,6 +335,7 @@ class Muon:
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         by_shape = itertools.groupby(sorted(parameters, key=_shape, reverse=True), key=_shape)
         self._groups = [list(group) for _, group in by_shape]
+        # One stack for each shape: a batched product is faster than many small ones
         self._momenta_NRC = [torch.zeros(len(group), *group[0].shape) for group in self._groups]
 
     def step(self, learning_rate: float, pool: Executor) -> None:

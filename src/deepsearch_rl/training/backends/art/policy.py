@@ -69,6 +69,7 @@ class Policy:
         self._reference: PreTrainedModel | None = None
         if config.lora is None:
             self.model = self._load(checkpoint or start, torch.float32)
+            # With all weights trained, nothing can be switched off to get the start model back
             self._reference = self._load(start, getattr(torch, config.dtype)).requires_grad_(False)
             self._trained: PreTrainedModel | peft.PeftModel = self.model
         else:
@@ -79,6 +80,8 @@ class Policy:
             self.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
+            # The embeddings are frozen under an adapter, and a checkpointed block whose input needs
+            # no gradient gives none
             self.model.enable_input_require_grads()
 
         self._trained.train()
@@ -321,6 +324,7 @@ class Policy:
                 inputs["tokens"], attention_mask=attention_BS, use_cache=False
             ).last_hidden_state
 
+        # Most tokens are read and not written: their logits would fill the memory
         hidden_PE = hidden_BSE[mask_BS]
 
         head = cast(torch.nn.Linear, model.get_output_embeddings())
