@@ -132,6 +132,7 @@ def open_checkout(
             _require(_git(partial, "checkout", "--quiet", "--detach", commit))
 
     _connect(folder, project)
+    # Checked in the clone: another revision has other sections and fields
     before = find_profile(folder, profile)
     changed = before.with_overrides(params)
 
@@ -196,6 +197,7 @@ def check_experiment_is_new(project: Path, folder: Path, profile: str, name: str
     experiments = _experiments(project, name)
 
     for commit, began_at in experiments:
+        # An experiment does not say of which profile it is: its changed files do
         for changed in _git(project, "diff", "--name-only", began_at, commit).stdout.splitlines():
             file = Path(changed)
             if file.name in (PARAMS, "dvc.lock") and file.parent != Path(path).parent:

@@ -118,6 +118,7 @@ def read_dvc_run(command: Sequence[str], folder: Path) -> DvcRun | None:
 
     for word in rest:
         if word in _OPTIONS_WITH_VALUE:
+            # Or the value would be taken for a target
             value = next(rest, "")
             folder = folder / value if word == "--cd" else folder
         elif word.startswith("-"):
@@ -232,6 +233,7 @@ def take_turn(command: Sequence[str], say: Say) -> None:
     is_of_a_profile = params.parent.resolve() in (root, root / "profiles" / profile)
 
     if is_of_a_profile and not _is_ours(root, profile):
+        # Its DVC holds files that the run may need: the two would wait for each other
         if os.environ.get(STAGE_VARIABLE):
             _refuse_where_held(root, profile)
         take_run_lock(root, profile, f"python -m {module}", say)

@@ -100,6 +100,7 @@ def save_workspace(root: Path, lock: str) -> str:
     """
     head = _git(root, "rev-parse", "HEAD")
     with tempfile.TemporaryDirectory() as folder:
+        # An index of its own, so that what the user has staged stays as it is
         index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
         _git(root, "read-tree", "HEAD", **index)
         _git(root, "add", "--update", ".", **index)

@@ -104,7 +104,9 @@ class FunctionCalling:
         texts: list[str] = []
         for message in chat_messages(messages, with_reasoning=self.history_reasoning):
             texts.append(f"{message['content']}{message.get('reasoning', '')}")
-        texts += [call.name + call.arguments for message in messages for call in message.tool_calls]
+        for message in messages:
+            texts += [call.name + call.arguments for call in message.tool_calls]
+
         characters = _MESSAGE_CHARACTERS * len(texts) + sum(map(len, texts))
         return _SCHEMA_CHARACTERS * self.offer_tool + characters
 
@@ -120,7 +122,10 @@ class FunctionCalling:
             # The template writes the newline between a text and its calls
             content = content.removesuffix("\n")
 
-        used_ids = {call.id for earlier in messages for call in earlier.tool_calls}
+        used_ids: set[str] = set()
+        for earlier in messages:
+            used_ids.update(call.id for call in earlier.tool_calls)
+
         calls: list[ToolCall] = []
 
         for call in message.tool_calls or ():

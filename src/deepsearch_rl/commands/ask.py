@@ -116,6 +116,7 @@ def ask_command(
     }
     settings = with_options(find_profile(Path(), profile), options)
     name, folder = _find_model(settings, model)
+    # As evaluate has it, so that an answer here is one of the table's
     settings = settings.with_values(settings.value("model_settings").get(name, {}))
     dataset = dataset or next(iter(settings.value("datasets")))
     observer = (lambda _: None) if as_json else _show

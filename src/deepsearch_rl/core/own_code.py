@@ -121,6 +121,7 @@ def load_own(kind: str, name: str, arguments: Sequence[str]) -> OwnCode:
         raise code.error(f"is a value; it must be a function or class that is called with {call}")
 
     try:
+        # At the start, and not after hours in the first call
         inspect.signature(value).bind(*arguments)
     except (TypeError, ValueError) as error:
         raise code.error(f"cannot be called with {call}: {error}") from error

@@ -36,8 +36,9 @@ class RateLimits:
     requests: Limiter | None
     tokens: Limiter | None
     tokens_per_minute: int
+    # Tokens that earlier requests used beyond what they had taken; negative: took beyond what they
+    # used
     _owed: int = 0
-    """Tokens that earlier requests used beyond what they had taken; negative: took beyond what they used."""
 
     async def wait(self, tokens: int) -> None:
         """Return when a request of about so many tokens may be sent; one takes a minute's tokens at most at once."""

@@ -91,6 +91,7 @@ def run(main: Callable[..., None]) -> None:
     except (DeepsearchError, OSError) as error:
         if arguments.debug:
             traceback.print_exc()
+        # A server that did not answer may do so later: a flow tries such a stage again
         if not isinstance(error, EndpointError):
             sys.exit(f"error: {error}")
         sys.stderr.write(f"error: {error}\n")

@@ -97,6 +97,7 @@ def write_imported(
         index = read_imported(source)
         rows = index.ntotal
         dimension = index.d
+        # Product codes cannot be compared with what the encoder gives now
         whole = _WholeVectors(index) if _holds_vectors(index) else None
         link_or_copy(source, target / INDEX_FILE)
 

@@ -3,6 +3,7 @@
 The checks go from the cheap to those that ask a model. docs/own_data.md has each with its rule.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -207,8 +208,7 @@ class Auditor:
     ) -> list[int]:
         """Return how many of the answers to each prompt are right."""
         samples = range(self.config.samples)
-        calls = [(prompt, sample) for prompt in prompts for sample in samples]
-        replies = self.model.ask_all(calls)
+        replies = self.model.ask_all(list(itertools.product(prompts, samples)))
         counts: list[int] = []
         for number, place in enumerate(places):
             answers = replies[number * len(samples) : (number + 1) * len(samples)]

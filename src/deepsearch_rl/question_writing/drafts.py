@@ -91,6 +91,7 @@ def read_drafts(reply: str, group: PassageGroup) -> list[Draft]:
     A question of a type that was not asked for, or whose proof names a passage that was not shown,
     makes the reply unreadable: nobody knows what else is wrong in it.
     """
+    # Models write about their JSON, before it and after it
     start = reply.find("{")
     end = reply.rfind("}") + 1
     try:

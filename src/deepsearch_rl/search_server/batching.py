@@ -188,7 +188,8 @@ class SearchQueue:
 
             try:
                 await self._search_batch(batch)
-            except Exception as error:  # noqa: BLE001 - a fault of this module must not leave anybody waiting
+            except Exception as error:  # noqa: BLE001
+                # A fault of this module must not leave anybody waiting
                 self._fail(batch, _client_error(error))
 
             self._expected = len(batch)
@@ -374,7 +375,8 @@ class SearchQueue:
             if isinstance(result, EndpointError):
                 raise result
             return SearchAnswer.of(result)
-        except Exception as error:  # noqa: BLE001 - of this query alone, such as a score that is no number
+        except Exception as error:  # noqa: BLE001
+            # Of this query alone, such as a score that is no number
             self._metrics.search_failures.inc()
             return _client_error(error)
 

@@ -113,6 +113,7 @@ def _require_fit(adapter: Adapter) -> None:
 def _shapes(path: Path) -> dict[str, list[int]]:
     try:
         with safe_open(path, "numpy") as file:
-            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
+            # No mapping
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ArtifactError(f"{path} is damaged; run the stage that makes it again.") from error

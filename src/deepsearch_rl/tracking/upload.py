@@ -223,6 +223,7 @@ class _Upload:
         self.client.log_inputs(run_id, datasets, [entities.LoggedModelInput(logged.model_id)])
         step_times = {digest: time_ms for digest, (time_ms, _) in self.steps.items()}
         metrics = self.bundle.metrics(model, logged.model_id, int(time.time() * 1000), step_times)
+        # MLflow takes ten times as many metrics as params in one request
         for batch in batches(metrics, BATCH * 10):
             self.client.log_batch(run_id, metrics=batch)
 

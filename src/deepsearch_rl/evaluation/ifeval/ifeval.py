@@ -338,7 +338,8 @@ def _score_all(
     for prompt, text in zip(prompts, texts, strict=True):
         try:
             shares = process_results(prompt.model_dump(mode="json"), [text])
-        except Exception as error:  # noqa: BLE001 - a checker lets through whatever its libraries raise
+        except Exception as error:  # noqa: BLE001
+            # A checker lets through whatever its libraries raise
             failures[prompt.key] = error
             continue
 

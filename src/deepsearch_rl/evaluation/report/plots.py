@@ -243,6 +243,7 @@ def inline_svg(figure: Figure, name: str, description: str) -> Markup:
     svg = _svg(figure, transparent=True)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' (?:height|width)="[^"]*"', "", svg, count=2)
+    # Figures of one page must not share ids: a clip path of one would cut the other
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'href="#', f'href="#{name}-', svg).replace("url(#", f"url(#{name}-")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

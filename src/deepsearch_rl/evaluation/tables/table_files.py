@@ -219,7 +219,7 @@ def markdown(table: F1Table) -> str:
     environment.filters |= FILTERS | {"aligned": _aligned}
     template = environment.from_string(MARKDOWN.read_text(encoding="utf-8"))
 
-    table_for_readers = table.shown
+    table_for_readers = table.for_readers
     main: dict[tuple[str, str], F1TableRow] = {}
     controls: set[str] = set()
     for row in table_for_readers.reading_order:

@@ -36,8 +36,8 @@ class ExplainedRun:
     judged: JudgedRun
     points: LostPoints
     report: RunReport
+    # Which questions of the file were answered; None where no file was given
     choice: str | None
-    """Which questions of the file were answered; None where no file was given."""
 
 
 def explain_evaluations(

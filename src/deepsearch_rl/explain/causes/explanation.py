@@ -138,9 +138,11 @@ def explain_movements(
 
 def without_examples(report: ExplainReport) -> ExplainReport:
     """Return the report with the ids of its examples alone, as a file that is kept with every result."""
-    return report.model_copy(
-        update={"runs": tuple(run.model_copy(update={"examples": ()}) for run in report.runs)}
-    )
+    runs: list[RunReport] = []
+    for run in report.runs:
+        runs.append(run.model_copy(update={"examples": ()}))
+
+    return report.model_copy(update={"runs": tuple(runs)})
 
 
 def _of_importance(estimates: Estimates) -> dict[Cause, Interval]:

@@ -1,5 +1,6 @@
 """From a run to a cause for every answer: what its searches showed, and what other queries would have found."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -225,7 +226,7 @@ def _search(
     if searcher is None:
         return hits
 
-    distinct = list(dict.fromkeys(query for each in queries.values() for query in each))
+    distinct = list(dict.fromkeys(itertools.chain.from_iterable(queries.values())))
     for start in range(0, len(distinct), QUERIES_AT_ONCE):
         batch = distinct[start : start + QUERIES_AT_ONCE]
         for query, result in zip(batch, searcher.find_hits(batch, top_k), strict=True):
@@ -258,6 +259,7 @@ def _count_other_results(
             if search.query and search.chunk_ids:
                 ids_by_query[search.query] = search.chunk_ids
 
+    # Spread over the whole run; to search for all again would take as long as the run did
     queries = list(ids_by_query)[:: max(1, len(ids_by_query) // TRIED_QUERIES)]
     hits = _search(searcher, {"": queries}, top_k)
     other = 0

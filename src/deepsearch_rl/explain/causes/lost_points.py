@@ -98,14 +98,17 @@ def count_lost_points(answers: Sequence[ScoredAnswer]) -> LostPoints:
         of_question = by_question[name]
         samples = len(of_question)
         lost_C = dict.fromkeys(CAUSES, NO_LOSS)
+        f1 = NO_LOSS
+        lucky = 0
 
         for answer in of_question:
+            f1 += Fraction(answer.f1)
+            lucky += answer.without_evidence
             if answer.cause is not None:
                 lost_C[answer.cause] += (1 - Fraction(answer.f1)) / samples
 
-        f1_Q.append(sum((Fraction(answer.f1) for answer in of_question), NO_LOSS) / samples)
+        f1_Q.append(f1 / samples)
         lost_QC.append(tuple(lost_C.values()))
-        lucky = sum(answer.without_evidence for answer in of_question)
         without_evidence_Q.append(Fraction(lucky, samples))
 
     points = LostPoints(ids, tuple(f1_Q), tuple(lost_QC), tuple(without_evidence_Q))

@@ -125,8 +125,8 @@ class _Settings(OpenRecord):
     prompts: dict[str, str | None] | None = None
     default_prompt_name: str | None = None
     similarity_fn_name: str | None = None
+    # In older files a flag per mode instead, such as ``pooling_mode_cls_token: true``
     pooling_mode: str | tuple[str, ...] | None = None
-    """In older files a flag per mode instead, such as ``pooling_mode_cls_token: true``."""
     include_prompt: bool = True
 
 

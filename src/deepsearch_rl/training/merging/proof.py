@@ -122,7 +122,10 @@ def logprobs_of_new_process(
 
 def fixed_prompts(folder: Path, count: int) -> list[list[int]]:
     """Return the first ``count`` questions in a model's own chat template, with the search tool, as token ids."""
-    conversations = [[{"role": "user", "content": question}] for question in QUESTIONS[:count]]
+    conversations: list[list[dict[str, str]]] = []
+    for question in QUESTIONS[:count]:
+        conversations.append([{"role": "user", "content": question}])
+
     return AutoTokenizer.from_pretrained(folder).apply_chat_template(
         conversations, tools=[RETRIEVE_TOOL], add_generation_prompt=True, return_dict=False
     )

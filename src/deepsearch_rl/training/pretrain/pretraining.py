@@ -334,9 +334,14 @@ class Muon:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         by_shape = itertools.groupby(sorted(parameters, key=_shape, reverse=True), key=_shape)
-        self._groups = [list(group) for _, group in by_shape]
-        # One stack for each shape: a batched product is faster than many small ones
-        self._momenta_NRC = [torch.zeros(len(group), *group[0].shape) for group in self._groups]
+        self._groups: list[list[torch.nn.Parameter]] = []
+        self._momenta_NRC: list[Tensor] = []
+
+        for _, of_shape in by_shape:
+            group = list(of_shape)
+            self._groups.append(group)
+            # One stack for each shape: a batched product is faster than many small ones
+            self._momenta_NRC.append(torch.zeros(len(group), *group[0].shape))
 
     def step(self, learning_rate: float, pool: Executor) -> None:
         """Move every matrix against its (Nesterov) momentum and drop its gradient; threads of the pool share it."""

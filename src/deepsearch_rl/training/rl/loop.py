@@ -198,6 +198,7 @@ class _Run:
         metrics: dict[str, float] = {}
         following: Groups | None = None
         if step:
+            # Counted, because refills took questions beyond those of their step
             first = sum(int(line.metrics["questions"]) for line in lines[1:])
             metrics, following = await self._update(step, first, ahead)
 
@@ -237,6 +238,7 @@ class _Run:
                 begin("roll out", step)
                 following = await rollouts
             finally:
+                # An update that fails must not leave them running
                 rollouts.cancel()
 
         await self.trainer.serve()

@@ -103,6 +103,7 @@ def train_adapter(
         command = swift_sft_command(config, model, rows, scratch, seed, checkpoint)
         with contextlib.ExitStack() as stack:
             run_swift(command, scratch / "swift.log", _progress(stack))
+        # A trainer may end well after a step of NaN
         problem = remove_not_finite(scratch)
         if problem:
             raise NotFiniteError(_not_finite_sentence(problem))

@@ -53,7 +53,7 @@ def evidence_shown(trajectory: Trajectory, gold: Gold) -> float | None:
 
     None where the evidence names documents by id, because passages do not.
     """
-    texts = [message.content for message in trajectory.messages if message.role == "tool"]
+    texts = trajectory.tool_texts
     match gold.kind:
         case "facts":
             # Each result of a search by itself: a fact may not begin in one and end in the next

@@ -213,6 +213,7 @@ def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
     """
     queries, rows = scores_QN.shape
     lanes = MAX_LANES
+    # Fewer lanes where columns are few: their maxima would say little about the best scores
     while lanes > 1 and rows // lanes < max(MIN_COLUMNS, COLUMNS_PER_HIT * top_k):
         lanes //= 2
     columns = rows // lanes
@@ -225,6 +226,7 @@ def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
     else:
         least_Q1 = np.full((queries, 1), SMALLEST_SCORE)
 
+    # Of these columns alone all scores are read
     queries_B, columns_B = (best_QC >= least_Q1).nonzero()
     scores_BL = scores_QLC[queries_B, :, columns_B]
     best_M, lanes_M = (scores_BL >= least_Q1[queries_B]).nonzero()
@@ -232,6 +234,7 @@ def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
     queries_M = queries_B[best_M]
     rows_M = columns_B[best_M] + columns * lanes_M
     scores_M = scores_BL[best_M, lanes_M]
+    # One sort for all queries: each has its hits side by side afterwards
     order_M = np.lexsort((rows_M, -scores_M, queries_M))
 
     rankings: list[Ranking] = []

@@ -55,10 +55,10 @@ def go_back_to_whole(checkpoints: Path, config: RlConfig) -> None:
 def _problem(folder: Path, models: Sequence[str], processes: int) -> str | None:
     """Return the first file of a checkpoint that is missing or empty."""
     for model in models:
-        others = {
-            path.name.split("_world_size_")[1].split("_rank_")[0]
-            for path in (folder / model).glob("model_world_size_*_rank_*.pt")
-        }
+        others: set[str] = set()
+        for path in (folder / model).glob("model_world_size_*_rank_*.pt"):
+            others.add(path.name.split("_world_size_")[1].split("_rank_")[0])
+
         if others and str(processes) not in others:
             raise ConfigError(
                 f"{folder} was saved by {', '.join(sorted(others))} processes, and rl.backend.verl has nodes x "
