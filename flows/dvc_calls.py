@@ -161,8 +161,12 @@ def profiles_of(run: DvcRun, root: Path) -> list[str]:
         return sorted({"tiny", *(path.parent.name for path in root.glob("profiles/*/dvc.yaml"))})
     # `profiles/smoke/dvc.yaml:rl@sft`, `rl@sft`, or nothing at all for the dvc.yaml of the working
     # directory
-    files = [target.partition(":")[0] for target in run.targets or ("",)]
-    return sorted({profile_of(root, run.folder / file) for file in files})
+    profiles: set[str] = set()
+    for target in run.targets or ("",):
+        file = target.partition(":")[0]
+        profiles.add(profile_of(root, run.folder / file))
+
+    return sorted(profiles)
 
 
 def read_stage_call(command: Sequence[str], folder: Path) -> tuple[str, Path] | None:
@@ -171,8 +175,13 @@ def read_stage_call(command: Sequence[str], folder: Path) -> tuple[str, Path] | 
     if "-m" not in words[1:]:
         return None
     module, *arguments = words[words.index("-m", 1) + 1 :] or [""]
-    files = [folder / word for word in arguments if os.path.basename(word) == "params.yaml"]  # noqa: PTH119
-    return (module, files[0]) if module.startswith("stages.") and files else None
+    if not module.startswith("stages."):
+        return None
+
+    for word in arguments:
+        if Path(word).name == "params.yaml":
+            return module, folder / word
+    return None
 
 
 def find_foreign_run(root: Path, profile: str) -> Holder | None:

@@ -186,10 +186,10 @@ def _variant_tables(table: F1Table) -> Iterator[Shown]:
         by_model_and_kind = {(row.model, row.kind): row for row in rows}
         # Reversed, so that of a variant's rows the first one stays
         first_rows = {row.variant: row for row in reversed(variants)}
-        changes = {
-            "": "",
-            **{name: first_rows[name].changes_from(own) for name in sorted(first_rows)},
-        }
+        changes = {"": ""}
+        for name in sorted(first_rows):
+            changes[name] = first_rows[name].changes_from(own)
+
         lines: list[tuple[str, str, list[F1TableRow | None]]] = []
         for kind, text in changes.items():
             rows = [by_model_and_kind.get((model, kind)) for model in models]

@@ -340,8 +340,12 @@ def _unknown(
     settings: Sequence[SettingDifference], recomputed: Sequence[Recomputed]
 ) -> Iterator[str]:
     """Yield what is not the same and whose effect the run cannot show."""
-    done = {line.what for line in recomputed}
-    metrics = {line.metric for line in recomputed}
+    done: set[str] = set()
+    metrics: set[str] = set()
+    for line in recomputed:
+        done.add(line.what)
+        metrics.add(line.metric)
+
     shown_by = {
         ("temperature", "0"): "greedy answers",
         ("answers per question", "1"): "one answer per question, the first",

@@ -53,8 +53,13 @@ METRICS = {
     "kl": "kl",
     "served_share": "served_share",
     "logprob_positive": "logprob_positive",
-    **{f"mismatch_{name}": f"mismatch_{name}" for name in ("mean", "median", "p99", "max", "corr")},
-    **{f"outside_clip_{sign}": f"outside_clip_{sign}" for sign in ("positive", "negative")},
+    "mismatch_mean": "mismatch_mean",
+    "mismatch_median": "mismatch_median",
+    "mismatch_p99": "mismatch_p99",
+    "mismatch_max": "mismatch_max",
+    "mismatch_corr": "mismatch_corr",
+    "outside_clip_positive": "outside_clip_positive",
+    "outside_clip_negative": "outside_clip_negative",
 }
 
 
