@@ -76,6 +76,7 @@ def resolve_revision(project: Path, revision: str, warn: Callable[[str], object]
                 f"{fetched.stderr.strip()}"
             )
 
+    # The remote's branch first: the local one of a worker is never moved
     for name in (f"origin/{revision}", revision):
         commit = _git(
             project, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"

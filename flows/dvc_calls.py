@@ -201,6 +201,7 @@ def find_foreign_run(root: Path, profile: str) -> Holder | None:
             ):
                 continue
 
+            # The project's own DVC holds the lock open, and so do its children
             knows = any(file.path == str(lock) for file in process.open_files())
 
             if (

@@ -124,6 +124,7 @@ def outcome_written(path: Path) -> Iterator[None]:
     from flows.outcome import Outcome  # noqa: PLC0415 - found only as set below
 
     outcome = Outcome()
+    # DVC says this in sentences of its log alone, which change with its versions
     run_command = dvc.stage.run.cmd_run
     restore = StageCache.restore
 

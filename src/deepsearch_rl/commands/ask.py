@@ -48,6 +48,7 @@ def ask(
 
     setting = RolloutSetting.of(settings, dataset)
     serving = settings.section("serving", ServingConfig)
+    # A question has golden answers, and nothing is scored here
     record = Question(id="ask", question=question, golden_answers=("",))
 
     with ExitStack() as servers:

@@ -250,6 +250,7 @@ def chat_messages(
         reasoning, text, _ = split_thought(message)
         fields: dict[str, JsonValue] = {"role": message.role, "content": text}
         if with_reasoning and reasoning is not None:
+            # Servers and templates read either of the two names
             fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
         if message.tool_call_id is not None:
             fields["tool_call_id"] = message.tool_call_id

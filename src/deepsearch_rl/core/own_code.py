@@ -139,6 +139,7 @@ def require_deps(profile: Profile) -> None:
     for sections in (values, *settings.values()):
         for section, kind in KINDS.items():
             for name in _own_names((sections or {}).get(section)):
+                # A clone on another machine has the project's files and no others
                 _require_portable(name, f"{profile.path}, {section}")
                 file = own_path(name)
                 declared = _project() / str(profile.value(f"own.{kind}"))

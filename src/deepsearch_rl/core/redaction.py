@@ -54,6 +54,7 @@ def environment_secrets(environment: Mapping[str, str]) -> list[str]:
         elif name in own_names and _KEY_LIKE.fullmatch(value):
             secrets.append(value)
 
+        # Of any variable: an address may hold a login whatever its name is
         if user := _USER.search(value):
             login = user[0].removesuffix("@")
             secrets += [login, *login.split(":", 1)[1:]]

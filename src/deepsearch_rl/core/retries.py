@@ -127,6 +127,7 @@ def wait_for_capacity(
         server_wait_s = getattr(_error_of(state), "wait_s", None)
         if server_wait_s is not None:
             return server_wait_s
+        # Callers that were refused together would otherwise come back together
         half_s = half_of_wait(state)
         return half_s + random.uniform(0.0, half_s)
 

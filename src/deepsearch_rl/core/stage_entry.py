@@ -109,6 +109,7 @@ def _run(
     """Call a stage with its item and its scratch folder, and see to it that what it runs on does not change."""
     state = read_state(profile, name, ROOT)
     if state.packages:
+        # Other versions would be recorded under the names of these
         require_recorded(ROOT / profile.values["packages"], name, profile.values["python"])
     arguments: list[Any] = [profile, *item]
     has_scratch = "scratch" in inspect.signature(main).parameters

@@ -167,6 +167,7 @@ def differences(before: StageState, now: StageState) -> list[str]:
             if old.get(name) != new.get(name):
                 sentences.append(f"{name} {_change(old, new, name)}")
 
+    # Values are shown, digests are not: nobody can read them
     old_values = {**before.params, **before.packages}
     new_values = {**now.params, **now.packages}
 

@@ -112,6 +112,7 @@ def build_indexes(
     for name in (*section.corpus_vectors, *section.corpus_only, *section.imported):
         look_up("corpus", name, corpora)
     for name in corpora:
+        # All corpora before the first is encoded, which can take hours
         require_device(section.of(name).built_vectors)
     for name, path in corpora.items():
         known = questions.get(name, ())

@@ -153,6 +153,7 @@ def passage_groups(
     rng.shuffle(singles)
     chains = _chains(pairs)
 
+    # In turn, so that a budget that ends early has paid for questions of every kind
     kinds: list[Iterator[PassageGroup]] = [iter(pairs), chains, iter(singles)]
     while kinds:
         for kind in list(kinds):

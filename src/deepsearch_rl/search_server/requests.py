@@ -87,6 +87,7 @@ async def read_body(scope: Scope, receive: Receive, held: HeldBody) -> bytes:
                     raise HTTPException(400, "the body ended early.")
                 block = message.get("body", b"")
                 body += block
+                # Counted as it comes: many bodies at once are refused before they fill the memory
                 held.add(len(block))
 
                 if len(body) > MAX_BODY_BYTES:

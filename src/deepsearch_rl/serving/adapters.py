@@ -98,6 +98,7 @@ def _require_fit(adapter: Adapter) -> None:
     for name, down in pairs.items():
         if not name.endswith(".lora_A.weight"):
             continue
+        # B @ A is added to the matrix: rows of B by columns of A is its shape
         module = name.removesuffix(".lora_A.weight")
         matrix = f"{module.removeprefix(PREFIX)}.weight"
         expected = [pairs.get(f"{module}.lora_B.weight", [0])[0], down[-1]]

@@ -250,6 +250,7 @@ def check_support(request: ChatCompletionRequest) -> None:
             "tool_choice", "this server cannot force a call; give 'auto' or 'none', or leave it out"
         )
 
+    # Equal ones are fine: some clients send both names
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
 
     if len(limits) > 1:

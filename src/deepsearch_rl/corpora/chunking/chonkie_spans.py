@@ -69,6 +69,7 @@ def span_chunker(name: str, counter: TokenCounter, chunk_size: int, overlap: int
 
     def spans(text: str) -> Iterator[Span]:
         for chunk in chunker.chunk(text):
+            # The white space between two passages belongs to neither
             start = chunk.start_index + len(chunk.text) - len(chunk.text.lstrip())
             end = chunk.start_index + len(chunk.text.rstrip())
             if start < end:

@@ -30,6 +30,7 @@ class DocumentFolder:
         Raise ArtifactError where the folder does not exist, holds no file, or none that can be
         read; UnavailableError where the package that reads a kind of file is not installed.
         """
+        # Each iteration reads the folder anew
         self.unreadable = {}
         count = 0
         for path in self._files():

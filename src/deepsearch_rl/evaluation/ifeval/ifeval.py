@@ -185,6 +185,7 @@ def read_prompts(path: Path) -> list[IfevalPrompt]:
     prompts = list(by_key.values())
     if not prompts:
         raise ArtifactError(f"{path} holds no IFEval prompt.")
+    # Before the first answer, which costs a model call
     needing = sum(not NEED_NLTK_DATA.isdisjoint(prompt.instruction_id_list) for prompt in prompts)
     if needing:
         nltk: ModuleType = instructions_registry.instructions.instructions_util.nltk

@@ -57,6 +57,7 @@ class ControlAgent:
             offer_tool=passages is not None,
             begins_in_thought=endpoint.begins_in_thought,
         )
+        # A control with passages begins with a search that the model did not write, which is a turn
         inserted_turn = {"max_turns": config.max_turns + 1}
         single_answer = {"max_searches": 0, "max_turns": 1}
         self._config = config.model_copy(

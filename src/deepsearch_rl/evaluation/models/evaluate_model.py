@@ -230,6 +230,7 @@ class _Evaluator:
     ) -> list[F1TableRow]:
         """Answer a set under every condition of the plan; the main run's row holds the controls."""
         evaluate = self.setting.evaluate
+        # The main run first: controls are compared with it
         main, *others = plan_runs(dataset, questions, evaluate, self.setting.variant)
         searched = self._rollouts(main, retrieval_url, gold)
         row = self._row(main, searched)

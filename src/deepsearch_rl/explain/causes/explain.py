@@ -93,6 +93,7 @@ def explain_source(
     judged = judge_run(run, questions, corpus, depth)
     answered = len(judged.facts)
     all_notes = [*source.notes, *notes]
+    # A part of a set is another sample of questions, with another score
     if questions and answered < len(questions):
         all_notes.append(f"{answered} of the {len(questions)} questions of the file were answered.")
 

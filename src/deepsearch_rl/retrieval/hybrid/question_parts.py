@@ -96,6 +96,7 @@ class SourceNames:
                 _, (_, end) = tokens[start + len(name) - 1]
                 mentions.append(((begin, end), self.codes[name]))
 
+            # The longest name counts, and its words begin no other
             start += len(name) or 1
 
         return mentions

@@ -88,6 +88,7 @@ class ScriptedTeacher(RolloutPolicy):
             bad = self._bad_query(noun, subject)
             passages = yield note, bad or write_query(subject, noun)
             name = self._read(noun, subject, passages)
+            # Asked again in other words: so the trained model learns to try a second query
             if bad and not name:
                 passages = yield write_note(noun, None), write_query(subject, noun)
                 name = self._read(noun, subject, passages)

@@ -64,6 +64,7 @@ def why_left_out(
     turns = [tokens for tokens in map(sampled_tokens, choices) if tokens]
     if not len(turns) == len(choices) == len(positions):
         return UNREADABLE
+    # The last turn was never sent back
     before_last = trajectory.messages[: positions[-1]]
     return (
         "" if comes_back(turns[:-1], before_last, chat_format, with_reasoning) else NOT_AS_SAMPLED

@@ -102,6 +102,7 @@ def _ask_nodes(address: str, url: str) -> list[NodeFacts]:
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConnectionError(str(error)) from error
 
+    # Without a core of its own: a busy node answers, too
     ask = ray.remote(num_cpus=0)(facts)
     answers: list[Any] = []
     for node in ray.nodes():
