@@ -247,6 +247,7 @@ def save_experiment(
             params.
     """
     try:
+        # Again: a run takes hours, and somebody may have used the name meanwhile
         check_experiment_is_new(project, folder, profile, name)
     except ConfigError as error:
         raise ConfigError(f"{error} What this run made is in {folder}.") from error

@@ -67,6 +67,7 @@ def every(interval_s: float, action: Callable[[], object]) -> Iterator[None]:
                 OSError,
                 RuntimeError,
             ) as error:
+                # At the end the server may go first
                 if not end.is_set():
                     sys.stderr.write(f"{type(error).__name__}: {error}\n")
 

@@ -158,6 +158,7 @@ class FunctionCalling:
         text = spoken_text(turn)
         if turn.tool_calls or has_answer_tags(text):
             return
+        # A server parses calls that it can read: one that is left in the text is broken
         if "<tool_call>" in text or RAW_CHANNEL_CALL.search(turn.content):
             raise RolloutStopped(
                 StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse"

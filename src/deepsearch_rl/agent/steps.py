@@ -64,6 +64,7 @@ class RolloutSteps:
 
         transcript.messages.append(reply.turn)
         transcript.show()
+        # After it is recorded: a trajectory shows the turn that ended it
         self._check(reply)
 
         correction = self.protocol.correction(reply.turn)

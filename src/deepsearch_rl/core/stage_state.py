@@ -100,6 +100,7 @@ def read_state(profile: Profile, stage: str, root: Path) -> StageState:
     params = dict(_values(profile, declared, root))
     data = list(declared.data)
     for name in FILES_IN_PARAMS:
+        # A path is a param like others: an edit of its file would go unseen
         path = params.get(f"{profile.values.get('params')}: {name}")
         if isinstance(path, str):
             data.append(path)

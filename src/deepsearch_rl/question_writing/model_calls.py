@@ -119,6 +119,7 @@ class LoggedModel:
 
         text = completion.message.text
         usage = completion.usage
+        # The budget counts also where a server says nothing
         tokens = (
             usage.prompt_tokens + usage.completion_tokens
             if usage

@@ -221,6 +221,7 @@ class SearchQueue:
         documents = 0
 
         while self._requests and len(batch) < self._config.max_batch:
+            # In turn, so that a request of one query does not wait behind one of thousands
             request = self._requests[0]
             documents += request.waiting[0][1].top_k
             if batch and documents > self._max_documents:

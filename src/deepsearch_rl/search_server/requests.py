@@ -151,6 +151,7 @@ class Guard:
         host = headers.get(b"host")
         origin = headers.get(b"origin")
 
+        # A page of the internet can have its name lead to loopback (DNS rebinding)
         if host and not _names_loopback(b"//" + host):
             raise HTTPException(
                 421, "this server answers on loopback, and the Host header names another machine."

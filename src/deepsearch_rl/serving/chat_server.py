@@ -122,6 +122,7 @@ def _prepare(
         messages, request.tools if request.may_call else None, continues
     )
 
+    # As vLLM: without a limit an answer may take what the context has left
     max_tokens = request.token_limit or max(1, context_tokens - len(prompt))
     text = AnswerText(
         chat_format.tokenizer,
@@ -173,6 +174,7 @@ def main() -> None:
     for adapter in adapters:
         from peft import PeftModel  # noqa: PLC0415 - takes seconds, and whole models do not need it
 
+        # Merged, because the engine reads the model's plain matrices
         adapted: Any = PeftModel.from_pretrained(model, adapter)
         model = adapted.merge_and_unload()
 

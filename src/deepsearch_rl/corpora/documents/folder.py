@@ -58,6 +58,7 @@ class DocumentFolder:
         files: list[Path] = []
         for path in sorted(self._folder.rglob("*")):
             parts = path.relative_to(self._folder).parts
+            # Folders of git, and what editors and systems leave behind
             is_hidden = any(part.startswith(".") for part in parts)
             if path.is_file() and not is_hidden:
                 files.append(path)

@@ -299,6 +299,7 @@ async def _ask_all(
             response = spoken_text(turn)
             if not response.strip() and (message.thought or message.text.strip()):
                 thoughts_alone.append(prompt.key)
+            # Some instructions count lines: a text without a thought stays to the letter
             return response if response == message.text else response.strip()
 
         try:

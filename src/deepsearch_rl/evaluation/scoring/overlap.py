@@ -49,6 +49,7 @@ class AnswerTexts:
                 continue
 
             normal = normalise(text)
+            # Two spellings of one answer are one text for every score
             number = self._number_of_normal.setdefault(normal, len(self.normals))
             self._number_of[text] = number
 

@@ -215,6 +215,7 @@ def markdown(table: F1Table) -> str:
 
     A sentence stands for a model that kept its start (:attr:`F1Table.kept_start`).
     """
+    # Strict: a name that is misspelt in the template would leave an empty cell
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= FILTERS | {"aligned": _aligned}
     template = environment.from_string(MARKDOWN.read_text(encoding="utf-8"))

@@ -260,6 +260,7 @@ def write_rows(path: Path, start: int, vectors_BD: Vectors, rows: int, dtype: st
             file.seek(present.offset + start * present.strides[0])
             file.write(vectors_BD.astype(dtype).tobytes())
             file.flush()
+            # The log says next that the block is there, also after a power cut
             os.fsync(file.fileno())
     except (OSError, ValueError) as error:
         raise ArtifactError(f"the vectors cannot be written to {path} ({error}).") from error

@@ -252,6 +252,7 @@ def _pooling(config: ModelFolderConfig, root: Path, path: Path) -> tuple[str, bo
     modes = file.pooling_mode or _pooling_flags(file)
     pooling = modes if isinstance(modes, str) else "+".join(modes) or "mean"
 
+    # Vectors that are pooled in another way search badly, and no error says so
     if config.pooling not in (None, pooling):
         raise ConfigError(
             f"{path} says that tokens are pooled by {pooling}; the params say {config.pooling}."

@@ -88,6 +88,7 @@ class Bm25Index:
         the disk is full.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        # Beside the index, whose disk has room for it: /tmp may be small, or memory
         with full_disk_named(folder), TemporaryDirectory(dir=folder, prefix=".runs-") as work:
             writer = RunWriter(Path(work), len(config.fields), tokens_per_run)
             for chunk in track(chunks, "count terms", len(chunks), "chunks"):
@@ -119,6 +120,7 @@ class Bm25Index:
             raise ArtifactError(
                 f"the BM25 index in {folder} was built with other parameters; build it again."
             )
+        # Lengths alone: to read all arrays would take as long as a search of the whole index
         postings = len(index.rows_P)
         fits_keys = len(index.offsets) == len(index.keys_V) + 1
         if not fits_keys or not index.offsets[-1] == postings == len(index.scores_P) > 0:

@@ -65,6 +65,7 @@ def problems(
 ) -> list[str]:
     """Return what keeps veRL from training on these nodes, each with what to do."""
     texts: list[str] = []
+    # veRL places as many processes on every node
     able = [node for node in nodes if float(node["gpus"]) >= gpus_per_node]
     if len(able) < count:
         texts.append(
