@@ -142,6 +142,7 @@ def split_thought(message: Message) -> Thought:
     reasoning = _thought(message.reasoning or "")
     if reasoning is None:
         return block
+    # Some servers give a thought twice, in its field and in the text: the text loses its copy
     is_block = channels is not None or block.reasoning in (None, reasoning)
     text = block.text if is_block else content
     return Thought(reasoning, text.lstrip("\n"), block.closed)

@@ -46,6 +46,7 @@ class RateLimits:
             await self.requests.try_acquire_async()
         if self.tokens is not None:
             due = self._owed + tokens
+            # More than a minute's tokens could never be taken: the rest is owed by later requests
             taken = max(0, min(due, self.tokens_per_minute))
             self._owed = due - taken
             if taken:

@@ -51,6 +51,7 @@ class Budget:
     async def part(self, amount: int, timeout_s: float) -> AsyncIterator[None]:
         """Hold a part, of half the budget at most, while the block runs; HTTPException 503 if none is free in time."""
         is_large = amount > self._large_from
+        # A larger one would never have its turn
         part = min(amount, self._half)
 
         if self._waiting[is_large] or self._taken[is_large] + part > self._half:
@@ -134,5 +135,6 @@ class HeldBody:
 
     def add(self, size_bytes: int) -> None:
         """Count bytes that were read; raise as :meth:`BodyLimit.add`."""
+        # First: what is refused here is in no account
         self._limit.add(size_bytes)
         self.size_bytes += size_bytes

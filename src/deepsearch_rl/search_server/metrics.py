@@ -54,6 +54,7 @@ class Metrics:
         self.cache_misses = counter("deepsearch_cache_misses", "Queries that were searched for.")
         text = "Queries answered by a running search for the same query."
         self.coalesced = counter("deepsearch_coalesced_queries", text)
+        # Of living workers: nothing waits for a dead one any more
         gauge = functools.partial(Gauge, registry=self._registry, multiprocess_mode="livesum")
         text = "Queries that wait or are being searched."
         self.queue_queries = gauge("deepsearch_queue_queries", text)

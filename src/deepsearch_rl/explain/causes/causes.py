@@ -124,10 +124,12 @@ def find_cause(answer: Findings) -> Cause | None:
 
     is_broken = answer.stop in SERVER_FAILURES
     is_cut_off = answer.stop in _CUT_OFF
+    # First: whatever was found, the answer is right
     if lost_to_metric(answer):
         return Cause.METRIC
 
     lacks_gold = answer.items is not None and answer.in_corpus is not None
+    # Before all that went wrong on the way: no search could have found it
     if lacks_gold and answer.in_corpus != answer.items:
         return Cause.NOT_IN_CORPUS
     if is_broken:
@@ -198,6 +200,7 @@ def _names_gold(text: str, golds: Sequence[str]) -> bool:
         if not normal:
             continue
         if normal in CLOSED_ANSWERS:
+            # Yes and no stand in many sentences: as an answer they come first
             if words.startswith(f" {normal} "):
                 return True
         elif f" {normal} " in words:

@@ -143,6 +143,7 @@ class Articles:
         return FactPassage(subject, kind, facts, f"{subject}\n{self._write(facts, word)}")
 
     def _object(self, subject: str, relation: Relation) -> str:
+        # Drawn until it is new: nothing could follow a chain that comes back to a name
         while (subject, relation) not in self._objects:
             name = draw_name(self.grammar, relation.object_kind, self.rng)
             if name != subject and name not in self.visited:

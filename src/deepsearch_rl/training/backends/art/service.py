@@ -106,6 +106,7 @@ class OwnService:
         steps = self.config.steps[self.task.start_name]
         rows = Rows(packed_tensors_from_dir(**disk_packed_tensors))
         parts = minibatches(len(rows.lengths_N), self.config.minibatches, self.task.seed + step)
+        # A sampler on the same GPU gives its memory back for the update
         await asyncio.to_thread(self._sampler.rest)
 
         with memory_named(self.config):

@@ -213,6 +213,7 @@ def _train(task: RlTask, config: RlConfig, run: VerlRun) -> RunLog:
 
     number = len(list(logs.glob("*.jsonl")))
     figures = logs / f"{number:03}.jsonl"
+    # A start that dies before its first figure has a number, too
     figures.touch()
     command = [
         *_python(config),

@@ -62,6 +62,7 @@ class VerlSteps:
         Steps that are trained again, because a start goes on from an earlier checkpoint, take the
         place of those before.
         """
+        # Steps that were trained again have other figures
         unchanged = 0
         for old, new in zip(self._lines, lines, strict=False):
             if old != new:
