@@ -124,6 +124,7 @@ def open_checkout(
                     project,
                     "clone",
                     "--quiet",
+                    # It borrows the project's objects: nothing is copied
                     "--shared",
                     "--no-checkout",
                     str(project),
@@ -142,6 +143,7 @@ def open_checkout(
         if section in SECTIONS:
             changed.section(section, pkgutil.resolve_name(SECTIONS[section]))
         elif type(value) is not type(before.values[section]):
+            # Without a config class, its kind is all that can be checked here
             raise ConfigError(
                 f"{section} is a {type(before.values[section]).__name__}, not {value!r}."
             )

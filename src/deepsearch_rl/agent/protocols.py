@@ -122,6 +122,7 @@ class FunctionCalling:
             # The template writes the newline between a text and its calls
             content = content.removesuffix("\n")
 
+        # Servers may number the calls of every turn anew
         used_ids: set[str] = set()
         for earlier in messages:
             used_ids.update(call.id for call in earlier.tool_calls)

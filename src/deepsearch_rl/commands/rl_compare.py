@@ -140,6 +140,7 @@ def _trained(profile: Profile, start: str, samples: int) -> TrainedRun:
         evaluation = evaluate_model(
             "policy", folder / "model", scoring, profile.data, folder / "dev", logs
         )
+        # The main row is that of the sampled answers
         sampled, greedy = sorted(evaluation.rows, key=lambda row: not row.main)
         lines = list(read_jsonl(folder / "model" / TRAIN_LOG, TrainingStep))
         known = TrainedRun(

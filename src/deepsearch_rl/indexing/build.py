@@ -74,6 +74,7 @@ class IndexSection(IndexConfig):
 
     def of(self, corpus: str) -> IndexConfig:
         """Return the configuration of one corpus's index."""
+        # Without what is of other corpora: an index's digest must not change with them
         fields = {name: getattr(self, name) for name in IndexConfig.model_fields}
         fields["vectors"] = self.corpus_vectors.get(corpus, self.vectors)
 

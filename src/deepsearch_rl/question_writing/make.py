@@ -121,6 +121,7 @@ def make_questions(
         writing = _Writing(config, model, auditor)
         writing.run(chunks, seed)
         funnel = writing.funnel()
+        # Here, and not in the stages that would read no question
         if not writing.kept:
             raise ArtifactError(
                 f"no question about {folder} passed the audit: {funnel.drafts} drafts, "

@@ -96,6 +96,7 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
         return text_completion(answer, await _generate(answer))
 
     async def _generate(answer: ChatAnswer) -> Generation:
+        # Without stop strings nothing has to be decoded while tokens come
         watch = _stop_watch(answer.text) if answer.request.stop else None
         future = engine.generate(answer.prompt, answer.sampling, watch)
         return await asyncio.wrap_future(future)

@@ -124,6 +124,7 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
     listener = None
 
     if isinstance(settings, CpuConfig):
+        # Bound here and inherited, so that no other program takes the port in between
         listener = socket.create_server((LOOPBACK, 0))
         port = listener.getsockname()[1]
         arguments = [listener.fileno(), base, SERVED_NAME, settings.slots, settings.context_tokens]

@@ -145,6 +145,7 @@ def _questions_of(run: Run, questions: Mapping[str, Question]) -> dict[str, Ques
     if not questions:
         return dict(run.questions)
 
+    # A run of other questions would be explained by evidence that is not theirs
     unknown = sorted(run.questions.keys() - questions.keys())
     if unknown:
         names = ", ".join(unknown[:3])

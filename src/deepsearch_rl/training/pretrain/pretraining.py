@@ -122,6 +122,7 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
     with AppendLog(folder / TRAIN_LOG) as log, bar, pool:
         for step, (level, examples) in enumerate(_curriculum(config, prompt, tokenizer, seed), 1):
             window.append(backward_in_threads(model, examples, pool, rates.threads))
+            # Before the weights are moved: what was trained until here stays good
             require_finite_step(step, window[-1].loss, parameters)
             # The rates rise from 0 to 1, stay there and fall to 0.1
             progress = done / total

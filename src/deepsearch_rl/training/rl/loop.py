@@ -204,6 +204,7 @@ class _Run:
 
         begin("dev", step)
         if step == 0:
+            # What RL can find is asked of the start alone
             metrics = await self.dev_scores.gate()
 
         dev: dict[str, float | None] = {"dev_f1": None}

@@ -171,6 +171,7 @@ def read_rows(rows: Path) -> tuple[int, PromptDigests]:
     prompts: set[PromptDigests] = set()
     for row in read_jsonl(rows, SwiftRow) if rows.is_file() else ():
         count += 1
+        # A model learns one prompt: rows of two would be served by neither
         prompts.add(row.prompt_digests())
 
     if not count:

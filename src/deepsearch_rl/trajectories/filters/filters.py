@@ -170,6 +170,7 @@ def best_per_question(trajectories: Sequence[Trajectory], count: int) -> list[Tr
     ids: set[str] = set()
     for trajectory in sorted(trajectories, key=rank):
         of_question = conversations.setdefault(trajectory.question_id, set())
+        # Equal conversations would be trained on twice
         if len(of_question) < count and trajectory.messages not in of_question:
             of_question.add(trajectory.messages)
             ids.add(trajectory.id)

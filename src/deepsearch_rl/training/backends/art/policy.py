@@ -125,6 +125,7 @@ class Policy:
         with atomic_directory(folder) as partial:
             weights = self._trained.named_parameters()
             trained = [(name, weight) for name, weight in weights if weight.requires_grad]
+            # A checkpoint with NaN would be served, and every later start would go on from it
             require_finite_tensors("the trained weight", trained)
             self._trained.save_pretrained(str(partial))
 
@@ -242,6 +243,7 @@ class Policy:
             if not self._has_moved:
                 require_unclipped(totals["loss/clip_fraction"])
         except (NotFiniteError, CheckFailedError):
+            # Or they would be added to those of the next update
             self.optimizer.zero_grad(set_to_none=True)
             raise
 
