@@ -118,20 +118,7 @@ def open_checkout(
     folder = project / CHECKOUTS / f"{profile}-{commit[:7]}-{sha256_json(dict(params))[:7]}"
 
     if not folder.is_dir():
-        with atomic_directory(folder) as partial:
-            _require(
-                _git(
-                    project,
-                    "clone",
-                    "--quiet",
-                    # It borrows the project's objects: nothing is copied
-                    "--shared",
-                    "--no-checkout",
-                    str(project),
-                    str(partial),
-                )
-            )
-            _require(_git(partial, "checkout", "--quiet", "--detach", commit))
+        _clone(project, commit, folder)
 
     _connect(folder, project)
     # Checked in the clone: another revision has other sections and fields
@@ -151,6 +138,14 @@ def open_checkout(
     if changed.values != before.values:
         _write_params((folder / dvc_file(profile)).with_name(PARAMS), params)
     return folder
+
+
+def _clone(project: Path, commit: str, folder: Path) -> None:
+    with atomic_directory(folder) as partial:
+        # Shared: it borrows the project's objects, and nothing is copied
+        options = ["--quiet", "--shared", "--no-checkout"]
+        _require(_git(project, "clone", *options, str(project), str(partial)))
+        _require(_git(partial, "checkout", "--quiet", "--detach", commit))
 
 
 def _connect(folder: Path, project: Path) -> None:

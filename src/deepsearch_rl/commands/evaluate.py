@@ -167,8 +167,6 @@ def evaluate_command(
     counts = {"questions": questions, "samples": samples, "greedy": greedy, "controls": controls}
     if world_seed is not None:
         _require_no_set(context)
-        # The tiny profile has its own values: only what was given on the command line takes their
-        # place
         changed = {field: fields[field] for field in given_fields(context, _FIELDS)}
         options = {**changed, "agent.prompt": prompt or _TINY_PROMPT}
         folder = _model_folder(model, base_url, key_variable, request or [])

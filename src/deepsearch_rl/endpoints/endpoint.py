@@ -342,7 +342,6 @@ def read_completion(response: ChatCompletion) -> Completion:
         failure = _error_text(error)
 
     text = f"the provider failed under status 200: {failure}"
-    # Another attempt would end in the same way, as with a prompt that is too long
     if failure_in(failure) is not StopReason.MODEL_ERROR:
         raise EndpointError(text)
     raise FailedGenerationError(text)

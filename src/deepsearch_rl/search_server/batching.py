@@ -123,9 +123,7 @@ class SearchQueue:
     async def answer(
         self, queries: Sequence[str], top_k: int | None = None, where: Filter | None = None
     ) -> list[SearchAnswer]:
-        """Return one answer per query, with the hits that :meth:`SearchesChunks.find_hits` gives.
-
-        Without ``top_k`` they are as many as the server's configuration says.
+        """Return one answer per query, as :meth:`SearchesChunks.find_hits`; no ``top_k`` is the config's.
 
         Raises:
             SearchFailedError: the search for one of the queries raised an error.
@@ -221,7 +219,6 @@ class SearchQueue:
         documents = 0
 
         while self._requests and len(batch) < self._config.max_batch:
-            # In turn, so that a request of one query does not wait behind one of thousands
             request = self._requests[0]
             documents += request.waiting[0][1].top_k
             if batch and documents > self._max_documents:
@@ -358,12 +355,10 @@ class SearchQueue:
 
     def _search_each(self, searches: Sequence[SearchKey]) -> Sequence[list[Hit] | EndpointError]:
         """Return the hits of every query, or its error where some failed alone; raise what a search of all raises."""
-        queries = [search.query for search in searches]
         _, top_k, where = searches[0]
+        queries = [search.query for search in searches]
         try:
-            results: Sequence[list[Hit] | EndpointError] = self._searcher.find_hits(
-                queries, top_k, where
-            )
+            results = self._searcher.find_hits(queries, top_k, where)
         except QueriesFailedError as error:
             results = error.outcomes
 

@@ -330,7 +330,7 @@ class _Upload:
             description=self._table(),
             model_id=logged.model_id,
         )
-        # Equal F1 counts as well: the newer version has the newer code
+        # Of equals the newest: its code is the one at hand
         if all(float(before.tags[F1_TAG]) <= f1 for before in versions):
             self.client.set_registered_model_alias(name, "best", version.version)
 

@@ -86,7 +86,6 @@ class OnnxEncoder:
         lengths_N = [len(encoding) for encoding in encodings]
 
         def embed(batch: list[int]) -> Vectors:
-            # The first of a batch is the longest
             ids_BT = np.full((len(batch), lengths_N[batch[0]]), self._folder.pad_id, np.int64)
             mask_BT = np.zeros_like(ids_BT)
             for place, row in enumerate(batch):
