@@ -133,15 +133,15 @@ def run_agent(
     for question, own_queries in zip(questions, queries_of, strict=True):
         evidence = evidence_of(question)
         assert evidence is not None
-        shown: set[int] = set()
+        items: set[int] = set()
         searches: list[tuple[str, list[Chunk]]] = []
         for query in own_queries:
             chunks = [hit.chunk for hit in next(results)]
             searches.append((query, chunks))
             for chunk in chunks:
-                shown |= evidence.found_in(chunk)
+                items |= evidence.found_in(chunk)
 
-        text = answer(question, len(shown) == len(evidence.items))
+        text = answer(question, len(items) == len(evidence.items))
         rollouts.append(make_rollout(question, text, searches))
 
     rollouts.sort(key=lambda rollout: rollout.id)
@@ -267,12 +267,12 @@ def _written_as(rollout: Trajectory, kind: str) -> Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A planted fault: in how many answers it was planted and found, and the points lost to its cause."""
+    """A planted fault: how many answers have it, how many are explained by it, and the points lost to its cause."""
 
     fault: str
     cause: Cause
     planted: int
-    found: int
+    answers: int
     share: float
     lost: Interval | None
 
@@ -280,7 +280,7 @@ class Recovered:
         """Return the fault as a line of a table."""
         lost = self.lost
         interval = f"{lost.mean:.3f} [{lost.low:.3f}, {lost.high:.3f}]" if lost else "0"
-        counts = [str(self.planted), str(self.found)]
+        counts = [str(self.planted), str(self.answers)]
         return [self.fault, f"`{self.cause}`", *counts, f"{self.share:.3f}", interval]
 
 
@@ -318,8 +318,8 @@ def recover(folder: Path, data: Path, retriever: RetrieverName) -> Iterator[Reco
     right = run_agent(spoken, searcher, lambda question, _: question.golden_answers[0])
     rollouts, counts = with_format_faults(right, random.Random(SEED))
     report = explain(run, rollouts, spoken, searcher)
-    written = counts["extra words"] + counts["format"]
-    yield _recovered("words around it, or no tags", Cause.METRIC, written, report)
+    faults = counts["extra words"] + counts["format"]
+    yield _recovered("words around it, or no tags", Cause.METRIC, faults, report)
 
 
 def _recovered(fault: str, cause: Cause, planted: int, report: RunReport) -> Recovered:
@@ -328,7 +328,7 @@ def _recovered(fault: str, cause: Cause, planted: int, report: RunReport) -> Rec
         fault=fault,
         cause=cause,
         planted=planted,
-        found=entry.answers if entry else 0,
+        answers=entry.answers if entry else 0,
         share=planted / report.answers,
         lost=entry.lost if entry else None,
     )

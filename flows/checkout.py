@@ -76,6 +76,7 @@ def resolve_revision(project: Path, revision: str, warn: Callable[[str], object]
                 f"{fetched.stderr.strip()}"
             )
 
+    # The remote's branch first: the local one of a worker is never moved
     for name in (f"origin/{revision}", revision):
         commit = _git(
             project, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"
@@ -117,21 +118,10 @@ def open_checkout(
     folder = project / CHECKOUTS / f"{profile}-{commit[:7]}-{sha256_json(dict(params))[:7]}"
 
     if not folder.is_dir():
-        with atomic_directory(folder) as partial:
-            _require(
-                _git(
-                    project,
-                    "clone",
-                    "--quiet",
-                    "--shared",
-                    "--no-checkout",
-                    str(project),
-                    str(partial),
-                )
-            )
-            _require(_git(partial, "checkout", "--quiet", "--detach", commit))
+        _clone(project, commit, folder)
 
     _connect(folder, project)
+    # Checked in the clone: another revision has other sections and fields
     before = find_profile(folder, profile)
     changed = before.with_overrides(params)
 
@@ -140,6 +130,7 @@ def open_checkout(
         if section in SECTIONS:
             changed.section(section, pkgutil.resolve_name(SECTIONS[section]))
         elif type(value) is not type(before.values[section]):
+            # Without a config class, its kind is all that can be checked here
             raise ConfigError(
                 f"{section} is a {type(before.values[section]).__name__}, not {value!r}."
             )
@@ -147,6 +138,14 @@ def open_checkout(
     if changed.values != before.values:
         _write_params((folder / dvc_file(profile)).with_name(PARAMS), params)
     return folder
+
+
+def _clone(project: Path, commit: str, folder: Path) -> None:
+    with atomic_directory(folder) as partial:
+        # Shared: it borrows the project's objects, and nothing is copied
+        options = ["--quiet", "--shared", "--no-checkout"]
+        _require(_git(project, "clone", *options, str(project), str(partial)))
+        _require(_git(partial, "checkout", "--quiet", "--detach", commit))
 
 
 def _connect(folder: Path, project: Path) -> None:
@@ -196,6 +195,7 @@ def check_experiment_is_new(project: Path, folder: Path, profile: str, name: str
     experiments = _experiments(project, name)
 
     for commit, began_at in experiments:
+        # An experiment does not say of which profile it is: its changed files do
         for changed in _git(project, "diff", "--name-only", began_at, commit).stdout.splitlines():
             file = Path(changed)
             if file.name in (PARAMS, "dvc.lock") and file.parent != Path(path).parent:
@@ -244,6 +244,7 @@ def save_experiment(
             params.
     """
     try:
+        # Again: a run takes hours, and somebody may have used the name meanwhile
         check_experiment_is_new(project, folder, profile, name)
     except ConfigError as error:
         raise ConfigError(f"{error} What this run made is in {folder}.") from error

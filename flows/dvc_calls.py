@@ -118,6 +118,7 @@ def read_dvc_run(command: Sequence[str], folder: Path) -> DvcRun | None:
 
     for word in rest:
         if word in _OPTIONS_WITH_VALUE:
+            # Or the value would be taken for a target
             value = next(rest, "")
             folder = folder / value if word == "--cd" else folder
         elif word.startswith("-"):
@@ -160,8 +161,12 @@ def profiles_of(run: DvcRun, root: Path) -> list[str]:
         return sorted({"tiny", *(path.parent.name for path in root.glob("profiles/*/dvc.yaml"))})
     # `profiles/smoke/dvc.yaml:rl@sft`, `rl@sft`, or nothing at all for the dvc.yaml of the working
     # directory
-    files = [target.partition(":")[0] for target in run.targets or ("",)]
-    return sorted({profile_of(root, run.folder / file) for file in files})
+    profiles: set[str] = set()
+    for target in run.targets or ("",):
+        file = target.partition(":")[0]
+        profiles.add(profile_of(root, run.folder / file))
+
+    return sorted(profiles)
 
 
 def read_stage_call(command: Sequence[str], folder: Path) -> tuple[str, Path] | None:
@@ -170,8 +175,13 @@ def read_stage_call(command: Sequence[str], folder: Path) -> tuple[str, Path] | 
     if "-m" not in words[1:]:
         return None
     module, *arguments = words[words.index("-m", 1) + 1 :] or [""]
-    files = [folder / word for word in arguments if os.path.basename(word) == "params.yaml"]  # noqa: PTH119
-    return (module, files[0]) if module.startswith("stages.") and files else None
+    if not module.startswith("stages."):
+        return None
+
+    for word in arguments:
+        if Path(word).name == "params.yaml":
+            return module, folder / word
+    return None
 
 
 def find_foreign_run(root: Path, profile: str) -> Holder | None:
@@ -191,6 +201,7 @@ def find_foreign_run(root: Path, profile: str) -> Holder | None:
             ):
                 continue
 
+            # The project's own DVC holds the lock open, and so do its children
             knows = any(file.path == str(lock) for file in process.open_files())
 
             if (
@@ -232,6 +243,7 @@ def take_turn(command: Sequence[str], say: Say) -> None:
     is_of_a_profile = params.parent.resolve() in (root, root / "profiles" / profile)
 
     if is_of_a_profile and not _is_ours(root, profile):
+        # Its DVC holds files that the run may need: the two would wait for each other
         if os.environ.get(STAGE_VARIABLE):
             _refuse_where_held(root, profile)
         take_run_lock(root, profile, f"python -m {module}", say)

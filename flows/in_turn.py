@@ -35,6 +35,7 @@ def main() -> None:
         sys.exit(CANCELLED_STATUS)
 
     if lock is not None:
+        # The command takes this process's place, and holds the lock until it ends
         os.set_inheritable(lock, True)
     os.execvp(command[0], command)
 

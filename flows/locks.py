@@ -240,9 +240,11 @@ def _open(path: Path) -> int:
 
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:  # another process has just made it
+        except FileExistsError:
+            # Another process has just made it
             continue
-        os.fchmod(descriptor, 0o666)  # whatever our umask is
+        # Whatever our umask is: other users of the machine take this lock, too
+        os.fchmod(descriptor, 0o666)
         return descriptor
 
 

@@ -67,6 +67,7 @@ def every(interval_s: float, action: Callable[[], object]) -> Iterator[None]:
                 OSError,
                 RuntimeError,
             ) as error:
+                # At the end the server may go first
                 if not end.is_set():
                     sys.stderr.write(f"{type(error).__name__}: {error}\n")
 
@@ -168,6 +169,7 @@ def close_stages(client: SyncPrefectClient, run_id: UUID) -> None:
 
 def start_again(client: SyncPrefectClient, run: FlowRun) -> None:
     """Give the deployment of a crashed run a new run, once; not after too many without a finished stage."""
+    # A run that finished a stage gets on: it may crash again
     attempt = 0 if _finished_stages(client, run) else _attempt(run)
     if run.deployment_id and attempt + 1 < ATTEMPTS:
         tags = [tag for tag in run.tags if not tag.startswith(ATTEMPT_TAG)]
@@ -177,6 +179,7 @@ def start_again(client: SyncPrefectClient, run: FlowRun) -> None:
                 run.deployment_id,
                 parameters=run.parameters,
                 tags=[*tags, f"{ATTEMPT_TAG}{attempt + 1}"],
+                # Prefect makes one run of a key, whoever looks again
                 idempotency_key=f"after {run.id}",
             )
 

@@ -221,6 +221,7 @@ def _reproduce(
         experiment = str(flow_run.parameters.get("experiment") or "")
         place = workplace(root, profile, guard, _holder(), has_remote(root), locks, experiment)
         if root != project and _packages_of(root) != _packages_of(project):
+            # Another revision may need other packages than this folder has
             stream(["make", "environment"], place, get_run_logger())
 
         def start(
@@ -249,6 +250,7 @@ def _reproduce(
 
     page = run_page(root, profile, graph, states, os.environ.get("MLFLOW_TRACKING_URI"))
     _store_artifacts(root, profile, page)
+    # Raises the error of a stage that failed, now that the page and the reports are there
     for state in states.values():
         state.result()
     return {name: state.name or "" for name, state in states.items()}

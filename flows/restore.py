@@ -63,6 +63,7 @@ def restore(root: Path, profile: str, say: Callable[[str], object]) -> None:
     find_other = functools.partial(find_foreign_run, root, profile)
 
     with run_held(root, profile, f"make restore PROFILE={profile}", say, find_other=find_other):
+        # Before anything is replaced: edited params and their results are not in git
         name = save_workspace(root, dvc_yaml.with_suffix(".lock").as_posix())
         if name:
             say(f"what was here is the experiment {name}: `dvc exp apply {name}` brings it back")
@@ -100,6 +101,7 @@ def save_workspace(root: Path, lock: str) -> str:
     """
     head = _git(root, "rev-parse", "HEAD")
     with tempfile.TemporaryDirectory() as folder:
+        # An index of its own, so that what the user has staged stays as it is
         index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
         _git(root, "read-tree", "HEAD", **index)
         _git(root, "add", "--update", ".", **index)

@@ -34,6 +34,7 @@ def require_login(host: str) -> str:
     """
     if is_loopback(host):
         return ""
+    # The project's own clients come by loopback
     if host != EVERYWHERE:
         raise ConfigError(
             f"the servers listen on {LOOPBACK} or, for other machines, on {EVERYWHERE}; not on {host} alone."

@@ -181,6 +181,7 @@ def stream(
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})}
     if place.experiment:
         environment[EXPERIMENT_VARIABLE] = place.experiment
+    # Prefect keeps logs on a server that others read
     secrets = environment_secrets(environment)
     process = place.guard.start(
         command, folder=place.root, environment=environment, kept=[*place.locks, *locks]

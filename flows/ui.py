@@ -138,6 +138,7 @@ def main() -> None:
     sys.stderr.write("starting Prefect and MLflow ...\n")
 
     try:
+        # Another project of this machine may have the usual one
         port = free_port(MLFLOW_PORT)
         with (
             ProcessGuard() as guard,

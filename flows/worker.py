@@ -175,6 +175,7 @@ def start(root: Path, pool: str, limit: int = 1) -> None:
             "process",
         ]
         command += ["--name", name, "--limit", str(limit)]
+        # Prefect starts a run in a folder of its own, from which the flow has to be importable
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {
             **os.environ,

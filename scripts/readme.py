@@ -56,7 +56,7 @@ def part(table: F1Table) -> str:
     A model is left out if it answers every question as well as the model that it is compared with:
     it kept its start.
     """
-    readers_table = table.shown
+    readers_table = table.for_readers
     models = readers_table.models
     pairs = list(dict.fromkeys((each.model, each.other) for each in readers_table.comparisons))
 

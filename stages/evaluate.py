@@ -26,6 +26,7 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
     for name in changes:
         look_up("model in model_settings", name, folders)
     setting = Evaluation.of(profile.with_values(changes.get(item, {})))
+    # All of them, also those of other models: a misspelt name is no model's
     for variant in setting.evaluate.variants.values():
         for name in variant.models or ():
             look_up("model in evaluate.variants", name, folders)

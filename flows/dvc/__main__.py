@@ -114,7 +114,8 @@ def leave_out_advice() -> None:
         if objects != (PUSH_ADVICE,):
             write(*objects, **options)
 
-    setattr(ui, "write", write_unless_advice)  # noqa: B010 - a method, which pyright guards
+    # A method, which pyright guards
+    setattr(ui, "write", write_unless_advice)  # noqa: B010
 
 
 @contextmanager
@@ -123,6 +124,7 @@ def outcome_written(path: Path) -> Iterator[None]:
     from flows.outcome import Outcome  # noqa: PLC0415 - found only as set below
 
     outcome = Outcome()
+    # DVC says this in sentences of its log alone, which change with its versions
     run_command = dvc.stage.run.cmd_run
     restore = StageCache.restore
 
@@ -170,5 +172,6 @@ if __name__ == "__main__":
     # last: no folder of the project hides a package
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     leave_out_advice()
-    setattr(dvc.dvcfile, "modify_yaml", modify_yaml_at_once)  # noqa: B010 - a module's function, which pyright guards
+    # A module's function, which pyright guards
+    setattr(dvc.dvcfile, "modify_yaml", modify_yaml_at_once)  # noqa: B010
     sys.exit(run_and_say())

@@ -44,8 +44,8 @@ COMMANDS = {
     "clean": "Show, or remove, what killed runs left behind: scratch folders that no stage resumes from.",
     "trajectories": "What became of rollouts, and files for other trainers.",
 }
+# The module of ``commands/`` where it is not called as the command
 MODULES = {"table": "summary", "track": "summary", "compare": "score"}
-"""The module of ``commands/`` where it is not called as the command."""
 DEBUG = "--debug"
 
 

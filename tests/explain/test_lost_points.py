@@ -40,7 +40,7 @@ def judged_answers(draw: st.DrawFn) -> ScoredAnswer:
         searches=draw(KNOWN),
         items=draw(KNOWN),
         in_corpus=draw(KNOWN),
-        shown=draw(KNOWN),
+        shown_items=draw(KNOWN),
         findable=draw(st.none() | st.booleans()),
     )
     name = draw(st.sampled_from("abcde"))

@@ -56,8 +56,10 @@ from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
 # The tool's schema and the words that a template writes around it
 _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
-_MESSAGE_CHARACTERS = 24  # what a template writes around a message or a call
-_TAGS_CHARACTERS = 60  # what a template writes around the two messages of search_tags
+# What a template writes around a message or a call
+_MESSAGE_CHARACTERS = 24
+# What a template writes around the two messages of search_tags
+_TAGS_CHARACTERS = 60
 _RAW_CALLS = re.compile(r"(?:<tool_call>.*?</tool_call>\s*)+", re.DOTALL)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _STOPS = ("</search>", "</answer>")
@@ -102,7 +104,9 @@ class FunctionCalling:
         texts: list[str] = []
         for message in chat_messages(messages, with_reasoning=self.history_reasoning):
             texts.append(f"{message['content']}{message.get('reasoning', '')}")
-        texts += [call.name + call.arguments for message in messages for call in message.tool_calls]
+        for message in messages:
+            texts += [call.name + call.arguments for call in message.tool_calls]
+
         characters = _MESSAGE_CHARACTERS * len(texts) + sum(map(len, texts))
         return _SCHEMA_CHARACTERS * self.offer_tool + characters
 
@@ -118,7 +122,11 @@ class FunctionCalling:
             # The template writes the newline between a text and its calls
             content = content.removesuffix("\n")
 
-        used_ids = {call.id for earlier in messages for call in earlier.tool_calls}
+        # Servers may number the calls of every turn anew
+        used_ids: set[str] = set()
+        for earlier in messages:
+            used_ids.update(call.id for call in earlier.tool_calls)
+
         calls: list[ToolCall] = []
 
         for call in message.tool_calls or ():
@@ -151,6 +159,7 @@ class FunctionCalling:
         text = spoken_text(turn)
         if turn.tool_calls or has_answer_tags(text):
             return
+        # A server parses calls that it can read: one that is left in the text is broken
         if "<tool_call>" in text or RAW_CHANNEL_CALL.search(turn.content):
             raise RolloutStopped(
                 StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse"

@@ -75,6 +75,7 @@ class RolloutModel(Model):
             )
             output.append(tool_call)
 
+        # An answer without calls ends the SDK's run
         if not output:
             text = ResponseOutputText(text=reply.turn.content, type="output_text", annotations=[])
             output.append(
@@ -83,6 +84,7 @@ class RolloutModel(Model):
                 )
             )
 
+        # Tokens are counted in the transcript, not by the SDK
         return ModelResponse(output=output, usage=Usage(), response_id=None)
 
     def ending(self) -> StopReason:
@@ -132,7 +134,8 @@ async def run_rollout(
         return stop.reason, stop.detail
     except (openai.APIError, EndpointError) as error:
         return _failed_call(error, transcript)
-    except Exception as error:  # noqa: BLE001 - any other error that a server's reply causes is this rollout's
+    except Exception as error:  # noqa: BLE001
+        # Any other error that a server's reply causes is this rollout's
         if limit.expired() and isinstance(error, TimeoutError):
             return _overtime(transcript, tool.config.timeout_s)
         _LOG.debug("rollout of %s failed", question.id, exc_info=True)

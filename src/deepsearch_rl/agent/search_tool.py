@@ -62,8 +62,9 @@ class ShownPassage(ForeignRecord):
     chunk_id: str
 
 
+# Returns the passages for a query of a rollout, best first; raises RolloutStopped where the search
+# failed
 RolloutSearch: TypeAlias = Callable[[str, Question], Awaitable[Sequence[ShownPassage]]]
-"""Returns the passages for a query of a rollout, best first; raises RolloutStopped where the search failed."""
 
 
 class _SearchResult(ForeignRecord):
@@ -199,6 +200,7 @@ async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Cl
             streamable_http_client(url, http_client=http), read_timeout_seconds=timeout_s
         )
         try:
+            # By hand, because errors of the opening alone are the endpoint's
             await session.__aenter__()
             opened.push_async_callback(session.__aexit__, None, None, None)
             # The client reads the list of tools here instead of in the first search of every

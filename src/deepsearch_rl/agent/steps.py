@@ -64,6 +64,7 @@ class RolloutSteps:
 
         transcript.messages.append(reply.turn)
         transcript.show()
+        # After it is recorded: a trajectory shows the turn that ended it
         self._check(reply)
 
         correction = self.protocol.correction(reply.turn)
@@ -115,6 +116,8 @@ class RolloutSteps:
         messages = self.transcript.messages
         unanswered = self.transcript.unanswered
 
+        # One notice is enough where passages stay; otherwise each result of the turn gives way to
+        # it
         for place in unanswered if drop_passages else unanswered[-1:]:
             text = self.protocol.notice(
                 NO_ROOM_LEFT, "" if drop_passages else messages[place].content
@@ -127,6 +130,7 @@ class RolloutSteps:
 
     def _room(self) -> int:
         count = self.transcript.prompt_count
+        # The server's count is exact; what was added since then is estimated by its characters
         characters = self.protocol.characters(self.transcript.messages)
         return self.config.context_tokens - count.tokens - count.of(characters - count.characters)
 

@@ -48,6 +48,7 @@ def ask(
 
     setting = RolloutSetting.of(settings, dataset)
     serving = settings.section("serving", ServingConfig)
+    # A question has golden answers, and nothing is scored here
     record = Question(id="ask", question=question, golden_answers=("",))
 
     with ExitStack() as servers:
@@ -116,6 +117,7 @@ def ask_command(
     }
     settings = with_options(find_profile(Path(), profile), options)
     name, folder = _find_model(settings, model)
+    # As evaluate has it, so that an answer here is one of the table's
     settings = settings.with_values(settings.value("model_settings").get(name, {}))
     dataset = dataset or next(iter(settings.value("datasets")))
     observer = (lambda _: None) if as_json else _show

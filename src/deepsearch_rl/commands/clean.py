@@ -72,6 +72,7 @@ def show(leftovers: Sequence[Leftover], is_removed: bool) -> None:
         rows.append([leftover.folder.as_posix(), f"{size_mb:.1f} MB", leftover.reason])
 
     print_table("", ["folder", "size", "why"], rows)
+    # What is removed is seen first
     if not is_removed:
         typer.echo(f"{total_mb:.1f} MB; `--yes` removes them.")
         return

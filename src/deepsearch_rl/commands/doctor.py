@@ -325,7 +325,9 @@ def render(report: DoctorReport) -> str:
         ports.append(f"{port} ({name}) {'in use' if port in machine.busy_ports else 'free'}")
 
     # Whether they are set, never their values: reports of doctor are pasted into issues
-    variables = [f"{name} {'set' if os.environ.get(name) else 'not set'}" for name in VARIABLES]
+    variables: list[str] = []
+    for name in VARIABLES:
+        variables.append(f"{name} {'set' if os.environ.get(name) else 'not set'}")
 
     lines = ["Packages"]
     for part, packages in report.parts.items():

@@ -24,12 +24,12 @@ class Kind(StrEnum):
     RLINF_MEGATRON = "rlinf-megatron"
 
 
+# Files of which a checkpoint has one at least
 SHARDS: Mapping[Kind, Sequence[str]] = {
     Kind.VERL_FSDP: ("model_world_size_*_rank_*.pt",),
     Kind.VERL_MEGATRON: ("dist_ckpt/*", "model_world_size_*_rank_*.pt", "*.distcp"),
     Kind.RLINF_MEGATRON: ("iter_*/mp_rank_*/model_optim_rng.pt", "mp_rank_*/model_optim_rng.pt"),
 }
-"""Files of which a checkpoint has one at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +75,17 @@ def _verl(conversion: Conversion, target: Path, *, rounds: bool) -> list[str]:
 
 def _rlinf(conversion: Conversion, target: Path, between: Path) -> list[list[str]]:
     """Return RLinf's two steps: Megatron's shards to a folder of its own, and that to weights."""
-    named = ["--model", str(conversion.model), "--use-gpu-num", "0"]
-    named += ["--process-num", str(PROCESSES)]
+    model_options = ["--model", str(conversion.model), "--use-gpu-num", "0"]
+    model_options += ["--process-num", str(PROCESSES)]
     first = [conversion.python, "-m", f"{RLINF}.convert_mg_to_middle_file"]
     first += ["--load-path", str(conversion.checkpoint.absolute()), "--save-path", str(between)]
     first += ["--tp-size", str(conversion.tensor_parallel)]
     first += ["--pp-size", str(conversion.pipeline_parallel), "--ep-size", "1"]
     first += ["--te-ln-linear-qkv", "true", "--te-ln-linear-mlp_fc1", "true"]
-    first += ["--te-extra-state-check-none", "true", *named]
+    first += ["--te-extra-state-check-none", "true", *model_options]
 
     second = [conversion.python, "-m", f"{RLINF}.convert_middle_file_to_hf"]
-    second += ["--load-path", str(between), "--save-path", str(target), *named]
+    second += ["--load-path", str(between), "--save-path", str(target), *model_options]
     return [first, second]
 
 

@@ -146,7 +146,10 @@ def show(plan: Plan) -> None:
     relevant_slopes: set[str] = set()
     apis: set[str] = set()
     for work in plan.stages:
-        relevant_slopes.update(name for name, amount in work.amounts.items() if amount)
+        for name, amount in work.amounts.items():
+            if amount:
+                relevant_slopes.add(name)
+
         if work.api:
             apis.add(work.api)
 

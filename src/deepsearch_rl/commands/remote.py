@@ -61,6 +61,7 @@ def set_command(
             f"{kind}:// needs the package dvc-{kind}, which is not installed; run `{command}`."
         )
 
+    # By DVC's own commands, which know the form of the file
     level = ["--local"] if local else []
     _dvc("remote", "add", *level, "--force", "--default", NAME, url)
     if endpoint:

@@ -27,6 +27,7 @@ def results_of_other_versions(root: Path, profile: Profile) -> list[str]:
     except (yaml.YAMLError, TypeError, KeyError):
         return [f"{lock.relative_to(root)} cannot be read: `git restore {lock.relative_to(root)}`"]
 
+    # An upgrade differs in the same way for many stages: one sentence says it for all
     groups: dict[str, list[str]] = defaultdict(list)
     for name, stage in stages.items():
         differences = ", ".join(_differences(root, profile, name, stage))

@@ -282,6 +282,7 @@ def search_command(
     from deepsearch_rl.search_server import rerank  # noqa: PLC0415 - loads FAISS
 
     try:
+        # Typer reads a day as a point in time
         where = Filter(source=source, after=after and after.date(), before=before and before.date())
     except ValidationError as error:
         raise ConfigError(

@@ -134,11 +134,13 @@ def _trained(profile: Profile, start: str, samples: int) -> TrainedRun:
         before = _children_cpu_s()
         if known is None:
             train_watched(run.model_copy(update={"output": folder / "model"}))
+        # To score a run anew is no training
         cpu_s = known.cpu_s if known else _children_cpu_s() - before
         logs = folder / "logs" / scored_by[:DIGITS]
         evaluation = evaluate_model(
             "policy", folder / "model", scoring, profile.data, folder / "dev", logs
         )
+        # The main row is that of the sampled answers
         sampled, greedy = sorted(evaluation.rows, key=lambda row: not row.main)
         lines = list(read_jsonl(folder / "model" / TRAIN_LOG, TrainingStep))
         known = TrainedRun(
@@ -159,6 +161,7 @@ def _scoring(profile: Profile, dataset: str, samples: int) -> "Evaluation":
     """Return how a trained model is scored: on all dev questions, sampled and greedy."""
     from deepsearch_rl.evaluation.models.plan import Evaluation, SetPlan  # noqa: PLC0415
 
+    # Greedy answers to more questions than any set has: to all of them
     plan = SetPlan(questions=None, samples=samples, greedy=2**31, controls=0)
     changes = {
         "evaluate.split": "dev",
@@ -196,8 +199,12 @@ def _lines(runs: Mapping[str, Sequence[TrainedRun]]) -> list[list[str]]:
 
 
 def _cell(runs: Sequence[TrainedRun], column: str) -> str:
-    figures = [run.figure(column) for run in runs]
-    values = [figure for figure in figures if figure is not None]
+    values: list[float] = []
+    for run in runs:
+        figure = run.figure(column)
+        if figure is not None:
+            values.append(figure)
+
     if not values:
         return "-"
     # Tokens and seconds are large numbers, everything else is about 1

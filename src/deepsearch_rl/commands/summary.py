@@ -137,6 +137,7 @@ def _timeline(runs: Sequence[StageRun]) -> Iterator[str]:
     """Yield a line per stage, with a bar for those of the newest run: when it ran, from the run's start to its end."""
     newest = last_whole_run(runs)
     first = min(run.started for run in newest)
+    # A run that took no time would have no scale
     scale = TIMELINE_WIDTH / max(wall_s(newest), 1.0)
 
     for run in runs:

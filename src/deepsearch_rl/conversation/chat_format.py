@@ -151,6 +151,7 @@ def assistant_message(
             arguments = json.dumps(function.arguments, ensure_ascii=False)
             functions.append({"name": function.name, "arguments": arguments})
     except ValidationError:
+        # One call that does not parse leaves the whole answer as it was written
         functions = []
 
     if not functions or not all(call.closed for call in calls):

@@ -142,6 +142,7 @@ def split_thought(message: Message) -> Thought:
     reasoning = _thought(message.reasoning or "")
     if reasoning is None:
         return block
+    # Some servers give a thought twice, in its field and in the text: the text loses its copy
     is_block = channels is not None or block.reasoning in (None, reasoning)
     text = block.text if is_block else content
     return Thought(reasoning, text.lstrip("\n"), block.closed)
@@ -250,6 +251,7 @@ def chat_messages(
         reasoning, text, _ = split_thought(message)
         fields: dict[str, JsonValue] = {"role": message.role, "content": text}
         if with_reasoning and reasoning is not None:
+            # Servers and templates read either of the two names
             fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
         if message.tool_call_id is not None:
             fields["tool_call_id"] = message.tool_call_id

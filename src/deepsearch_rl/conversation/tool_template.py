@@ -36,6 +36,7 @@ def require_tool_template(chat_format: ChatFormat, agent: AgentConfig, folder: P
     except ConversationError as error:
         raise ConfigError(f"{_refusal(folder)} refuses them ({error.__cause__}). {_FIX}") from error
 
+    # Through the tokens: a template may be fine and its tokenizer lose what it writes
     text = chat_format.tokenizer.decode(tokens)
     parts = {"tools": RETRIEVE_TOOL_NAME, "calls": _QUERY, "their results": _PASSAGE}
     missing = [name for name, part in parts.items() if part not in text]

@@ -71,6 +71,7 @@ def require_packages(versions: Mapping[str, str]) -> None:
         environment = Path(sys.prefix)
         make = "environment"
         lock = "uv.lock"
+        # Environments of GPU machines have locks of their own
         if environment.parent.name == ".venvs":
             make = "gpu-environments"
             lock = "profiles/gpu/requirements/"
@@ -89,7 +90,8 @@ def installed_versions() -> dict[str, str]:
     # The first one on the path is imported, so it is read last.
     for folder in reversed(sys.path):
         try:
-            entries = os.listdir(folder or os.curdir)  # noqa: PTH208 - a third of the time
+            # A third of the time
+            entries = os.listdir(folder or os.curdir)  # noqa: PTH208
         except OSError:
             continue
 

@@ -121,6 +121,7 @@ def load_own(kind: str, name: str, arguments: Sequence[str]) -> OwnCode:
         raise code.error(f"is a value; it must be a function or class that is called with {call}")
 
     try:
+        # At the start, and not after hours in the first call
         inspect.signature(value).bind(*arguments)
     except (TypeError, ValueError) as error:
         raise code.error(f"cannot be called with {call}: {error}") from error
@@ -138,6 +139,7 @@ def require_deps(profile: Profile) -> None:
     for sections in (values, *settings.values()):
         for section, kind in KINDS.items():
             for name in _own_names((sections or {}).get(section)):
+                # A clone on another machine has the project's files and no others
                 _require_portable(name, f"{profile.path}, {section}")
                 file = own_path(name)
                 declared = _project() / str(profile.value(f"own.{kind}"))

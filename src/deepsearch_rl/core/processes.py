@@ -343,6 +343,7 @@ def _end_descendants() -> bool:
 
         psutil.wait_procs(alive, timeout=GRACE_S)
 
+    # The last round may have ended all
     left = [process.pid for process in psutil.Process().children(recursive=True)]
     if left:
         sys.stderr.write(f"processes {left} cannot be killed and are left behind\n")

@@ -56,6 +56,7 @@ class ProgressBar:
         self._bar = None
         self._interval_s = PLAIN_LINE_INTERVAL_S
 
+        # In a log file, or under a flow, a bar would be a thousand lines
         if stream.isatty():
             texts = (
                 TextColumn("{task.description}"),

@@ -36,8 +36,9 @@ class RateLimits:
     requests: Limiter | None
     tokens: Limiter | None
     tokens_per_minute: int
+    # Tokens that earlier requests used beyond what they had taken; negative: took beyond what they
+    # used
     _owed: int = 0
-    """Tokens that earlier requests used beyond what they had taken; negative: took beyond what they used."""
 
     async def wait(self, tokens: int) -> None:
         """Return when a request of about so many tokens may be sent; one takes a minute's tokens at most at once."""
@@ -45,6 +46,7 @@ class RateLimits:
             await self.requests.try_acquire_async()
         if self.tokens is not None:
             due = self._owed + tokens
+            # More than a minute's tokens could never be taken: the rest is owed by later requests
             taken = max(0, min(due, self.tokens_per_minute))
             self._owed = due - taken
             if taken:

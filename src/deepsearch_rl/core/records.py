@@ -315,7 +315,17 @@ class Trajectory(Record):
     @property
     def rounds(self) -> int:
         """Number of assistant turns."""
-        return sum(message.role == "assistant" for message in self.messages)
+        return len(self.turns)
+
+    @property
+    def turns(self) -> list[Message]:
+        """What the model wrote, turn by turn."""
+        return [message for message in self.messages if message.role == "assistant"]
+
+    @property
+    def tool_texts(self) -> list[str]:
+        """What the tools showed, result by result."""
+        return [message.content for message in self.messages if message.role == "tool"]
 
     @property
     def tool_calls(self) -> int:

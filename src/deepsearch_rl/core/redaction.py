@@ -8,20 +8,23 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from deepsearch_rl.core.errors import ConfigError
 
 MASK = "***"
+# Holds the names that the project's ``.env`` has set (stages/environment.py), separated by commas
 ENV_FILE_NAMES = "DEEPSEARCH_ENV_FILE_NAMES"
-"""Holds the names that the project's ``.env`` has set (stages/environment.py), separated by commas."""
+# A last word of ``token``: HF_TOKEN and AWS_SESSION_TOKEN are secrets, ``max_tokens`` and
+# ``token_limit`` are none
 _SECRET_NAME = re.compile(
     r"api_key|secret|passwor?d|passphrase|passwd|credential|private_key|auth_string|access_token|auth_token"
     r"|apikey|connection_string|(^|[_.])(token|login|pat|pwd|cookie|bearer)$"
     r"|(^|[_.])(access|account|storage|openai|kaggle|serper|tavily|brave|exa|search)_key$",
     re.IGNORECASE,
 )
-"""A last word of ``token``: HF_TOKEN and AWS_SESSION_TOKEN are secrets, ``max_tokens`` and ``token_limit`` are none."""
 # The token of a retrieval server that asks for one, wherever the project's own clients search
 RETRIEVAL_TOKEN = "DEEPSEARCH_RETRIEVAL_TOKEN"
-_LOGIN_NAME = re.compile(r"login$|auth_string$", re.IGNORECASE)  # holds name:password
+# Holds name:password
+_LOGIN_NAME = re.compile(r"login$|auth_string$", re.IGNORECASE)
+# A long word with a digit: what a key in ``.env`` looks like, and no path, address, number or
+# switch
 _KEY_LIKE = re.compile(r"(?=.*\d)[\w.+=~-]{16,}")
-"""A long word with a digit: what a key in ``.env`` looks like, and no path, address, number or switch."""
 # What libraries read in different ways, or drop, in an address
 _MISREAD = re.compile(r"[\s\\#]")
 _KEY = re.compile(r"[\x21-\x7e]+")
@@ -51,6 +54,7 @@ def environment_secrets(environment: Mapping[str, str]) -> list[str]:
         elif name in own_names and _KEY_LIKE.fullmatch(value):
             secrets.append(value)
 
+        # Of any variable: an address may hold a login whatever its name is
         if user := _USER.search(value):
             login = user[0].removesuffix("@")
             secrets += [login, *login.split(":", 1)[1:]]
@@ -66,8 +70,10 @@ def split_address(address: str) -> SplitResult | None:
     try:
         parts = urlsplit(address)
         _ = parts.port
-        (parts.hostname or "").encode("idna")  # as a look-up by name will spell it
-    except ValueError:  # UnicodeError is one
+        # As a look-up by name will spell it
+        (parts.hostname or "").encode("idna")
+    except ValueError:
+        # UnicodeError is one
         return None
 
     tail = f"{parts.path}{parts.query}{parts.fragment}"

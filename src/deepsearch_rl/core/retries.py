@@ -77,6 +77,7 @@ def retry(
 
     def is_last(state: tenacity.RetryCallState) -> bool:
         server_wait_s = getattr(_error_of(state), "wait_s", None) or 0.0
+        # To ask sooner than the server wants would be in vain
         return state.attempt_number >= attempts or server_wait_s > max_wait_s
 
     return tenacity.retry(  # pyright: ignore[reportReturnType]
@@ -127,6 +128,7 @@ def wait_for_capacity(
         server_wait_s = getattr(_error_of(state), "wait_s", None)
         if server_wait_s is not None:
             return server_wait_s
+        # Callers that were refused together would otherwise come back together
         half_s = half_of_wait(state)
         return half_s + random.uniform(0.0, half_s)
 
@@ -157,6 +159,7 @@ def _error_of(state: tenacity.RetryCallState) -> BaseException:
 
 def is_out_of_money(text: str) -> bool:
     """Return whether an error, as text or as JSON, says that the account's money or its paid quota is out."""
+    # Chinese providers' words may come as JSON's escapes
     text = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
     return _SPENT.search(text) is not None and not _PROMISE.search(text)
 

@@ -82,6 +82,7 @@ def open_scratch(work: Path, state: StageState, program: str, afresh: bool) -> I
     write_json(path / STATE_FILE, state.resumable().model_dump(mode="json"))
     scratch = Scratch(state.stage, path, work / "curves" / f"{program}-{path.name}.jsonl")
     yield scratch
+    # Not reached after an error: the next run goes on from what is there
     if not scratch.is_kept:
         # A run that was asked to keep a part of it has moved that away
         shutil.rmtree(path, ignore_errors=True)

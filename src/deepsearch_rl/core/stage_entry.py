@@ -91,6 +91,7 @@ def run(main: Callable[..., None]) -> None:
     except (DeepsearchError, OSError) as error:
         if arguments.debug:
             traceback.print_exc()
+        # A server that did not answer may do so later: a flow tries such a stage again
         if not isinstance(error, EndpointError):
             sys.exit(f"error: {error}")
         sys.stderr.write(f"error: {error}\n")
@@ -108,6 +109,7 @@ def _run(
     """Call a stage with its item and its scratch folder, and see to it that what it runs on does not change."""
     state = read_state(profile, name, ROOT)
     if state.packages:
+        # Other versions would be recorded under the names of these
         require_recorded(ROOT / profile.values["packages"], name, profile.values["python"])
     arguments: list[Any] = [profile, *item]
     has_scratch = "scratch" in inspect.signature(main).parameters

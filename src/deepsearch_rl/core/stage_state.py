@@ -100,6 +100,7 @@ def read_state(profile: Profile, stage: str, root: Path) -> StageState:
     params = dict(_values(profile, declared, root))
     data = list(declared.data)
     for name in FILES_IN_PARAMS:
+        # A path is a param like others: an edit of its file would go unseen
         path = params.get(f"{profile.values.get('params')}: {name}")
         if isinstance(path, str):
             data.append(path)
@@ -167,6 +168,7 @@ def differences(before: StageState, now: StageState) -> list[str]:
             if old.get(name) != new.get(name):
                 sentences.append(f"{name} {_change(old, new, name)}")
 
+    # Values are shown, digests are not: nobody can read them
     old_values = {**before.params, **before.packages}
     new_values = {**now.params, **now.packages}
 

@@ -48,6 +48,7 @@ def unchanged(
             f"{before.stage} did not begin: {summary(watch.changes)}. Run it again."
         )
 
+    # While it runs: to learn at the end that hours were for nothing would be late
     thread = threading.Thread(target=watch.poll, daemon=True)
     thread.start()
 

@@ -43,6 +43,7 @@ def _paused_deadline() -> Iterator[None]:
         return
 
     loop = asyncio.get_running_loop()
+    # The provider's limit is no fault of the rollout, whose time it would take
     left_s = end - loop.time()
     deadline.reschedule(None)
 

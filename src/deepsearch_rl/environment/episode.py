@@ -139,6 +139,7 @@ class Episode:
         if logprobs is not None and (isinstance(written, str) or len(logprobs) != len(written)):
             raise ValueError("log-probabilities need the token ids of the turn, one for each")
 
+        # The first new message is the model's own turn, which is no observation
         read_until = len(self._steps.transcript.messages) + 1
         try:
             await self._carry_out(written, logprobs, truncated)
@@ -161,6 +162,7 @@ class Episode:
         transcript = self._steps.transcript
         protocol = self._steps.protocol
         turn_tokens = self._tokens.read(written, transcript.messages, self.max_tokens, truncated)
+        # Before the turn is judged: one that was cut off has tokens, too
         self._tokens.end_turn(turn_tokens.ids, logprobs)
 
         completion = turn_tokens.completion
@@ -203,6 +205,8 @@ class Episode:
         prompt = self._tokens.prompt(messages)
 
         if len(prompt) + max_tokens > context_tokens:
+            # As the agent does where its server refuses: the last passages go, and less is asked
+            # for
             fewer = self._steps.make_more_room(max_tokens)
             if fewer is not None:
                 max_tokens = fewer

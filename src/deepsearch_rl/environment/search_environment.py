@@ -92,6 +92,7 @@ class SearchEnvironment:
                 [{"role": message.role, "content": message.content} for message in episode.messages]
             )
 
+        # All at once: a trainer would find them one by one, hours apart
         if too_long or not questions:
             counts = f"{len(too_long)} of {len(questions)} questions ({', '.join(too_long[:3])})"
             raise ConfigError(

@@ -43,8 +43,8 @@ from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 from deepsearch_rl.retrieval.vectors.gpu import require_device
 
 LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
+# The effort of searches in an imported FAISS index where nothing names another
 AS_THE_FILE_SAYS = FaissConfig(kind="faiss", nprobe=None, ef_search=None)
-"""The effort of searches in an imported FAISS index where nothing names another."""
 
 
 class IndexSection(IndexConfig):
@@ -74,6 +74,7 @@ class IndexSection(IndexConfig):
 
     def of(self, corpus: str) -> IndexConfig:
         """Return the configuration of one corpus's index."""
+        # Without what is of other corpora: an index's digest must not change with them
         fields = {name: getattr(self, name) for name in IndexConfig.model_fields}
         fields["vectors"] = self.corpus_vectors.get(corpus, self.vectors)
 
@@ -112,6 +113,7 @@ def build_indexes(
     for name in (*section.corpus_vectors, *section.corpus_only, *section.imported):
         look_up("corpus", name, corpora)
     for name in corpora:
+        # All corpora before the first is encoded, which can take hours
         require_device(section.of(name).built_vectors)
     for name, path in corpora.items():
         known = questions.get(name, ())

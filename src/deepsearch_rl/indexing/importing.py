@@ -59,6 +59,7 @@ def imported_config(source: Path, config: IndexConfig, effort: FaissConfig) -> I
     if is_lucene(source):
         if not isinstance(config.bm25, LuceneConfig):
             raise ConfigError(f"{source} is Lucene's, so that index.bm25 must be of engine lucene.")
+        # An imported index is one half: the other was not made with it
         return config.model_copy(update={"encoder": None})
 
     if config.encoder is None:
@@ -97,6 +98,7 @@ def write_imported(
         index = read_imported(source)
         rows = index.ntotal
         dimension = index.d
+        # Product codes cannot be compared with what the encoder gives now
         whole = _WholeVectors(index) if _holds_vectors(index) else None
         link_or_copy(source, target / INDEX_FILE)
 

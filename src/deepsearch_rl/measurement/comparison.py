@@ -37,7 +37,8 @@ COMPARED = {"bm25": "bm25", "dense": "dense", "rrf": "reciprocal_ranks", "hybrid
 # wiki-18 takes longer than scoring the questions.
 MEASURED_CHUNKS = 10_000
 
-Scores = dict[str, NDArray[np.float64]]  # a score per question, by metric
+# A score per question, by metric
+Scores = dict[str, NDArray[np.float64]]
 
 
 class MetricInterval(Record):
@@ -59,11 +60,14 @@ class RetrieverComparison(Record):
     """The scores of every retriever."""
 
     questions: int
-    gold: dict[str, int]  # questions by kind of gold evidence: facts, documents, titles
-    missing_gold: MissingGold  # titles and documents that no passage of the index has
+    # Questions by kind of gold evidence: facts, documents, titles
+    gold: dict[str, int]
+    # Titles and documents that no passage of the index has
+    missing_gold: MissingGold
     chunks: int
     chunk_length: ChunkLength
-    scores: dict[str, dict[str, MetricInterval]]  # by retriever and metric
+    # By retriever and metric
+    scores: dict[str, dict[str, MetricInterval]]
     # By metric, against whichever of bm25 and dense has the greater MRR@10; empty unless all three
     # are compared
     hybrid_minus_better_half: dict[str, MetricInterval]

@@ -34,7 +34,8 @@ TOP_K = 5
 MEGABYTE = 1e6
 KINDS = get_args(VectorsKind)
 FIGURES = ("recall_at_5", "queries_per_s", "memory_mb", "disk_mb")
-Setting = dict[str, Any]  # a VectorsConfig that is not parsed yet
+# A VectorsConfig that is not parsed yet
+Setting = dict[str, Any]
 NPROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REFINE_FACTORS = (2.0, 4.0, 8.0)
 EF_SEARCHES = (16, 32, 64, 128, 256)
@@ -153,6 +154,7 @@ def sweeps(
     ]
 
     for nbits, max_parts in ((8, dimension // 8), (4, dimension // 6)):
+        # A code has so many entries, each of which is learnt from a row at least
         if 2**nbits <= train_rows:
             m = _largest_divisor(dimension, max(max_parts, 1))
             builds.append(_code_settings(m, nbits, visits))
@@ -248,6 +250,7 @@ def _measure(folder: Path, config: VectorsConfig, queries: Queries, batch: int) 
     with threadpool_limits(1):
         for _ in range(REPEATS):
             rows = []
+            # CPU time: other programs of the machine do not count
             began_s = time.process_time()
             for start in range(0, len(queries_QD), batch):
                 for ranking in index.nearest(queries_QD[start : start + batch], TOP_K + 1):
@@ -257,6 +260,7 @@ def _measure(folder: Path, config: VectorsConfig, queries: Queries, batch: int) 
     return Point(
         config,
         recall_at_5=recall(without_own(rows, queries.own_Q), queries.true_QK),
+        # The fastest of the repeats is the one that was disturbed least
         queries_per_s=len(rows) / min(times_s),
         memory_mb=sizes_mb[0],
         disk_mb=sum(sizes_mb),

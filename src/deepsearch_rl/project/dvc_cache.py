@@ -250,6 +250,7 @@ def find_garbage(cache: Path, objects: Mapping[str, Path], recorded: Iterable[st
         ArtifactError: a folder object cannot be read.
     """
     needed = set(recorded)
+    # A recorded folder is an object that lists its files, which are recorded nowhere else
     folders = [digest for digest in needed if digest.endswith(DIRECTORY)]
     for digest in folders:
         if digest in objects:

@@ -3,6 +3,7 @@
 The checks go from the cheap to those that ask a model. docs/own_data.md has each with its rule.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,8 @@ class Auditor:
 
     def check(self, drafts: Sequence[Draft]) -> list[Reason | None]:
         """Return why each draft is rejected, None where it is kept; drafts of one call are asked about together."""
+        # The cheapest check first: each one sees only what has passed, and the last one pays a
+        # model
         reasons: list[Reason | None] = [self._by_text(draft) for draft in drafts]
         questions = [_QuestionWords.of(draft) for draft in drafts]
         self._reject_copies(questions, reasons)
@@ -108,10 +111,12 @@ class Auditor:
         if draft.is_unanswerable:
             return None
 
+        # A passage that nothing is quoted from is not needed for the answer
         quoted = {chunk.id for chunk, sentence in draft.proofs if sentence}
         if quoted != draft.group.ids:
             return Reason.EVIDENCE_MISSING
         for chunk, sentence in draft.proofs:
+            # Models change line ends and blanks when they quote
             if without_space(sentence) not in without_space(chunk.contents):
                 return Reason.NOT_VERBATIM
 
@@ -121,12 +126,14 @@ class Auditor:
         if answer in CLOSED_ANSWERS or is_derived:
             return None
         evidence = " ".join(f"{chunk.title} {sentence}" for chunk, sentence in draft.proofs)
+        # As whole words: the answer `art` is not in `part`
         is_there = bool(answer) and f" {answer} " in f" {normalise(evidence)} "
         return None if is_there else Reason.ANSWER_NOT_IN_EVIDENCE
 
     def _find_evidence(self, drafts: Sequence[Draft], reasons: list[Reason | None]) -> None:
         """Reject drafts with a passage that neither the question, nor a link, nor a title finds."""
         waiting = [place for place in _passing(reasons) if not drafts[place].is_unanswerable]
+        # Equal queries of several drafts are searched for once
         queries: dict[str, set[str]] = {}
         for place in waiting:
             for query in _queries(drafts[place]):
@@ -190,6 +197,7 @@ class Auditor:
         [hits] = self.searcher.find_hits([draft.question], 10)
         nearest = [hit.chunk for hit in hits]
         ids = {chunk.id for chunk in nearest}
+        # A passage that is among the nearest is shown once
         own = [chunk for chunk in draft.group.chunks if chunk.id not in ids]
         return prompt_file("answer").substitute(
             passages=shown_passages([*own, *nearest]), question=draft.question
@@ -200,8 +208,7 @@ class Auditor:
     ) -> list[int]:
         """Return how many of the answers to each prompt are right."""
         samples = range(self.config.samples)
-        calls = [(prompt, sample) for prompt in prompts for sample in samples]
-        replies = self.model.ask_all(calls)
+        replies = self.model.ask_all(list(itertools.product(prompts, samples)))
         counts: list[int] = []
         for number, place in enumerate(places):
             answers = replies[number * len(samples) : (number + 1) * len(samples)]

@@ -91,6 +91,7 @@ def read_drafts(reply: str, group: PassageGroup) -> list[Draft]:
     A question of a type that was not asked for, or whose proof names a passage that was not shown,
     makes the reply unreadable: nobody knows what else is wrong in it.
     """
+    # Models write about their JSON, before it and after it
     start = reply.find("{")
     end = reply.rfind("}") + 1
     try:
@@ -102,6 +103,7 @@ def read_drafts(reply: str, group: PassageGroup) -> list[Draft]:
     for row in rows:
         numbers = [proof.passage for proof in row.evidence]
         is_complete = bool(row.question.strip()) and bool(row.answer.strip())
+        # Passages are numbered from 1 in the prompt
         is_shown = all(1 <= number <= len(group.chunks) for number in numbers)
         if row.type not in TYPES[group.kind] or not is_complete or not is_shown:
             return []

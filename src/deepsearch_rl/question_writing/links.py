@@ -18,14 +18,17 @@ from dataclasses import dataclass
 
 from deepsearch_rl.core.records import Chunk
 
-MOST_DOCUMENTS = 6  # that a rare term is in
-LARGEST_GROUP = 0.1  # share of all documents that may hang together in a split
+# Documents that a rare term is in, at most
+MOST_DOCUMENTS = 6
+# Share of all documents that may hang together in a split
+LARGEST_GROUP = 0.1
 # A word with a Latin, Greek or Cyrillic capital
 _CAPITAL = "[A-Z\u00c0-\u00de\u0391-\u03a9\u0410-\u042f][\\w'\u2019-]*"
 _NAME = re.compile(rf"\b{_CAPITAL}(?: (?:(?:of|the|de|van|von|and) )?{_CAPITAL})*")
 _CODE = re.compile(r"\b(?=\w*\d)(?=\w*[^\W\d_])\w{3,}\b")
 _SENTENCE_START = re.compile(r"(?:^|[.!?:\n]\s*)$")
-SHORTEST = 4  # characters of a term
+# Fewest characters of a term
+SHORTEST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,7 @@ def passage_groups(
     rng.shuffle(singles)
     chains = _chains(pairs)
 
+    # In turn, so that a budget that ends early has paid for questions of every kind
     kinds: list[Iterator[PassageGroup]] = [iter(pairs), chains, iter(singles)]
     while kinds:
         for kind in list(kinds):

@@ -121,6 +121,7 @@ def make_questions(
         writing = _Writing(config, model, auditor)
         writing.run(chunks, seed)
         funnel = writing.funnel()
+        # Here, and not in the stages that would read no question
         if not writing.kept:
             raise ArtifactError(
                 f"no question about {folder} passed the audit: {funnel.drafts} drafts, "
@@ -157,10 +158,12 @@ class _Writing:
         """Write questions about passages, pairs and chains, in random order."""
         rng = random.Random(seed)
         rare = rare_terms(chunks)
+        # Not a set, whose order changes from process to process: splits are drawn from this order
         names = list(dict.fromkeys(chunk.metadata.doc_id for chunk in chunks))
         split_of = split_documents(names, rare, self._config.splits, rng)
         waiting = passage_groups(chunks, rare, split_of, rng)
 
+        # As many groups as calls run at once: between two batches the budget is looked at
         while batch := list(islice(waiting, self._config.writer.concurrency)):
             self._write(batch)
             if len(self.kept) >= self._config.questions:
@@ -225,6 +228,7 @@ def _question(draft: Draft) -> Question:
             evidence.append(fact)
 
     hops = 0 if draft.is_unanswerable else len(draft.group.chunks)
+    # Tables group questions by hops: one without an answer is in no such group
     extra = {"hops": hops} if hops else {}
     return Question(
         id=sha256_json([draft.question, draft.golden_answer])[:12],

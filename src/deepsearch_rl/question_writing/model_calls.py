@@ -56,8 +56,12 @@ class LoggedModel:
 
         Raise EndpointError where the model fails; finished replies are in the log.
         """
-        missing = {self._digest(*each): each for each in prompts}
-        missing = {name: each for name, each in missing.items() if name not in self._known}
+        missing: dict[str, tuple[str, int]] = {}
+        for each in prompts:
+            name = self._digest(*each)
+            if name not in self._known:
+                missing[name] = each
+
         if missing:
             asyncio.run(self._ask_missing(missing))
 
@@ -115,6 +119,7 @@ class LoggedModel:
 
         text = completion.message.text
         usage = completion.usage
+        # The budget counts also where a server says nothing
         tokens = (
             usage.prompt_tokens + usage.completion_tokens
             if usage

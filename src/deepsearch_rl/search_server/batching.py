@@ -85,8 +85,10 @@ class SearchQueue:
         self._in_flight: dict[SearchKey, asyncio.Future[SearchAnswer]] = {}
         # Those of which queries wait, the next one first
         self._requests: deque[_QueuedRequest] = deque()
-        self._waiting = 0  # queries of all of them
-        self._expected = 1  # queries that the next search waits for
+        # Queries of all of them
+        self._waiting = 0
+        # Queries that the next search waits for
+        self._expected = 1
         self._patience_s = 0.0
         self._arrivals = 0
         self._hanging: dict[SearchThread[Sequence[SearchKey], Outcomes], frozenset[SearchKey]] = {}
@@ -95,7 +97,8 @@ class SearchQueue:
         self._loop = asyncio.get_running_loop()
         self._thread = SearchThread(self._answer, self._loop)
         self._arrived = asyncio.Event()
-        self._full = asyncio.Event()  # as many wait as are expected
+        # Set while as many wait as are expected
+        self._full = asyncio.Event()
         self._dispatcher = asyncio.create_task(self._dispatch())
         return self
 
@@ -118,15 +121,16 @@ class SearchQueue:
         return None
 
     async def answer(
-        self, queries: Sequence[str], top_k: int, where: Filter | None = None
+        self, queries: Sequence[str], top_k: int | None = None, where: Filter | None = None
     ) -> list[SearchAnswer]:
-        """Return one answer per query, with the hits that :meth:`SearchesChunks.find_hits` gives.
+        """Return one answer per query, as :meth:`SearchesChunks.find_hits`; no ``top_k`` is the config's.
 
         Raises:
             SearchFailedError: the search for one of the queries raised an error.
             SearchTimeoutError: it did not return within ``search_timeout_s``.
         """
-        searches = [SearchKey(query, top_k, where) for query in queries]
+        depth = self._config.top_k if top_k is None else top_k
+        searches = [SearchKey(query, depth, where) for query in queries]
         answers: dict[SearchKey, SearchAnswer] = {}
 
         # A dict keeps the order and counts equal queries once.
@@ -182,7 +186,8 @@ class SearchQueue:
 
             try:
                 await self._search_batch(batch)
-            except Exception as error:  # noqa: BLE001 - a fault of this module must not leave anybody waiting
+            except Exception as error:  # noqa: BLE001
+                # A fault of this module must not leave anybody waiting
                 self._fail(batch, _client_error(error))
 
             self._expected = len(batch)
@@ -315,11 +320,10 @@ class SearchQueue:
         together, either half is tried alone, unless an endpoint is down: all would wait for it in
         turn.
         """
-        _, top_k, where = searches[0]
         started = time.perf_counter()
 
         try:
-            results = self._search_each([search.query for search in searches], top_k, where)
+            results = self._search_each(searches)
         # Libraries in Rust panic with what is no Exception, and without this thread every later
         # request would wait.
         except BaseException as error:  # noqa: BLE001
@@ -349,14 +353,12 @@ class SearchQueue:
         self._metrics.search_failures.inc(len(rest))
         return outcomes | dict.fromkeys(rest, outage)
 
-    def _search_each(
-        self, queries: Sequence[str], top_k: int, where: Filter | None
-    ) -> Sequence[list[Hit] | EndpointError]:
+    def _search_each(self, searches: Sequence[SearchKey]) -> Sequence[list[Hit] | EndpointError]:
         """Return the hits of every query, or its error where some failed alone; raise what a search of all raises."""
+        _, top_k, where = searches[0]
+        queries = [search.query for search in searches]
         try:
-            results: Sequence[list[Hit] | EndpointError] = self._searcher.find_hits(
-                queries, top_k, where
-            )
+            results = self._searcher.find_hits(queries, top_k, where)
         except QueriesFailedError as error:
             results = error.outcomes
 
@@ -369,7 +371,8 @@ class SearchQueue:
             if isinstance(result, EndpointError):
                 raise result
             return SearchAnswer.of(result)
-        except Exception as error:  # noqa: BLE001 - of this query alone, such as a score that is no number
+        except Exception as error:  # noqa: BLE001
+            # Of this query alone, such as a score that is no number
             self._metrics.search_failures.inc()
             return _client_error(error)
 

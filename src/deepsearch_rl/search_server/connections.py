@@ -70,6 +70,7 @@ class LimitedConnection(HttpToolsProtocol):
             _LOG.warning(
                 "%d connections are open, so further ones are refused", len(self.connections)
             )
+        # A refusal takes an open file until it is sent
         if len(self._limit.refused) >= MAX_REFUSALS:
             transport.abort()
             return

@@ -173,6 +173,7 @@ def serve(config: ServerConfig, listener: socket.socket, ready: int | None = Non
     token = None
     if config.token_variable is not None:
         token = read_key(config.token_variable, "this server").encode()
+
     settings = config.retrieval
     guard = Guard(token, loopback=not config.public)
     engine = open_engine(config)
@@ -183,48 +184,59 @@ def serve(config: ServerConfig, listener: socket.socket, ready: int | None = Non
     gc.collect()
     gc.freeze()
 
-    # A trainer's rollouts hold a connection each, and 1,024 open files is the usual limit.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_files = max(soft, min(hard, MAX_OPEN_FILES))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, hard))
-    limit = ConnectionLimit.of_files(open_files)
+    limit = ConnectionLimit.of_files(_raise_open_files())
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
-    connection: Any = functools.partial(LimitedConnection, limit=limit)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            loop="uvloop",
-            http=connection,
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            # The application logs its own failures; broken requests are not logged
-            log_level="critical",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-        )
-    )
+    server = uvicorn.Server(_uvicorn_config(app, limit))
+
     # Once it has stopped, the server raises the signal again. These handlers then do nothing, so
     # that the process ends with status 0; before, while the index was being opened, a signal ended
     # it at once.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
+
     # The MCP library logs the contents of a request that it refuses.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+
     _LOG.info("%s", describe(config, listener))
     if engine.choices:
         _LOG.info("%s", engine.choices)
+
     if ready is not None:
         os.write(ready, str(os.getpid()).encode())
         os.close(ready)
 
     server.run(sockets=[listener])
     _LOG.info("stopped serving %s", settings.online or config.index)
+
+
+def _raise_open_files() -> int:
+    """Raise this process's limit of open files, and return it."""
+    # A trainer's rollouts hold a connection each, and 1,024 open files is the usual limit.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = max(soft, min(hard, MAX_OPEN_FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, hard))
+    return open_files
+
+
+def _uvicorn_config(app: RetrievalApp, limit: ConnectionLimit) -> uvicorn.Config:
+    connection: Any = functools.partial(LimitedConnection, limit=limit)
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=connection,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        # The application logs its own failures; broken requests are not logged
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+    )
 
 
 def describe(config: ServerConfig, listener: socket.socket) -> str:

@@ -40,7 +40,8 @@ class Budget:
     def __init__(self, amount: int) -> None:
         self._half = amount // 2
         self._large_from = amount // 16
-        self._taken = {True: 0, False: 0}  # by whether the parts are large
+        # By whether the parts are large
+        self._taken = {True: 0, False: 0}
         self._waiting: dict[bool, deque[tuple[int, asyncio.Future[None]]]] = {
             True: deque(),
             False: deque(),
@@ -50,6 +51,7 @@ class Budget:
     async def part(self, amount: int, timeout_s: float) -> AsyncIterator[None]:
         """Hold a part, of half the budget at most, while the block runs; HTTPException 503 if none is free in time."""
         is_large = amount > self._large_from
+        # A larger one would never have its turn
         part = min(amount, self._half)
 
         if self._waiting[is_large] or self._taken[is_large] + part > self._half:
@@ -133,5 +135,6 @@ class HeldBody:
 
     def add(self, size_bytes: int) -> None:
         """Count bytes that were read; raise as :meth:`BodyLimit.add`."""
+        # First: what is refused here is in no account
         self._limit.add(size_bytes)
         self.size_bytes += size_bytes

@@ -24,8 +24,8 @@ from deepsearch_rl.search_server.requests import MAX_QUERY_CHARS
 SERVER_NAME = "retrieval_server"
 
 
-def make_mcp_server(queue: SearchQueue, top_k: int, filters: bool) -> MCPServer:
-    """Return an MCP server whose tools find the ``top_k`` best passages; ``filters`` adds the second tool."""
+def make_mcp_server(queue: SearchQueue, filters: bool) -> MCPServer:
+    """Return an MCP server whose tools search with a queue; ``filters`` adds the second tool."""
     server = MCPServer(SERVER_NAME, version=__version__, log_level="WARNING", subscriptions=False)
 
     # No output schema: clients would check every answer against it, and list the tools once more to
@@ -33,7 +33,7 @@ def make_mcp_server(queue: SearchQueue, top_k: int, filters: bool) -> MCPServer:
     @server.tool(structured_output=False)
     async def retrieve(query: str, with_meta: bool = False) -> CallToolResult:
         """Search the corpus for passages."""
-        return await _search(queue, query, top_k, None, with_meta)
+        return await _search(queue, query, None, with_meta)
 
     async def retrieve_filtered(
         query: str,
@@ -49,9 +49,7 @@ def make_mcp_server(queue: SearchQueue, top_k: int, filters: bool) -> MCPServer:
         except ValidationError as error:
             raise ToolError(f"this filter cannot work: {error.errors()[0]['msg']}.") from error
 
-        return await _search(
-            queue, query, top_k, None if where == Filter() else where, with_meta=True
-        )
+        return await _search(queue, query, None if where == Filter() else where, with_meta=True)
 
     if filters:
         server.add_tool(retrieve_filtered, structured_output=False)
@@ -59,7 +57,7 @@ def make_mcp_server(queue: SearchQueue, top_k: int, filters: bool) -> MCPServer:
 
 
 async def _search(
-    queue: SearchQueue, query: str, top_k: int, where: Filter | None, with_meta: bool
+    queue: SearchQueue, query: str, where: Filter | None, with_meta: bool
 ) -> CallToolResult:
     if len(query) > MAX_QUERY_CHARS:
         raise ToolError(
@@ -67,7 +65,7 @@ async def _search(
         )
 
     try:
-        [answer] = await queue.answer([query], top_k, where)
+        [answer] = await queue.answer([query], where=where)
     except DeepsearchError as error:
         raise ToolError(str(error)) from error
 

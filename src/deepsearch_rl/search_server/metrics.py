@@ -21,7 +21,8 @@ from prometheus_client.values import MutexValue, ValueClass
 # Read by prometheus_client when it is imported
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
-OTHER_ROUTE = "other"  # the label of paths that are no routes
+# The label of paths that are no routes
+OTHER_ROUTE = "other"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -53,6 +54,7 @@ class Metrics:
         self.cache_misses = counter("deepsearch_cache_misses", "Queries that were searched for.")
         text = "Queries answered by a running search for the same query."
         self.coalesced = counter("deepsearch_coalesced_queries", text)
+        # Of living workers: nothing waits for a dead one any more
         gauge = functools.partial(Gauge, registry=self._registry, multiprocess_mode="livesum")
         text = "Queries that wait or are being searched."
         self.queue_queries = gauge("deepsearch_queue_queries", text)

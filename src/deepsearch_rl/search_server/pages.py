@@ -59,5 +59,6 @@ class PageFile:
             return NO_PAGE
 
         offset, length = place
+        # Without a position in the file: several threads read at once
         line = os.pread(self._file.fileno(), length, offset)
         return to_json(Page.model_validate_json(line), inf_nan_mode="null")

@@ -87,6 +87,7 @@ async def read_body(scope: Scope, receive: Receive, held: HeldBody) -> bytes:
                     raise HTTPException(400, "the body ended early.")
                 block = message.get("body", b"")
                 body += block
+                # Counted as it comes: many bodies at once are refused before they fill the memory
                 held.add(len(block))
 
                 if len(body) > MAX_BODY_BYTES:
@@ -150,6 +151,7 @@ class Guard:
         host = headers.get(b"host")
         origin = headers.get(b"origin")
 
+        # A page of the internet can have its name lead to loopback (DNS rebinding)
         if host and not _names_loopback(b"//" + host):
             raise HTTPException(
                 421, "this server answers on loopback, and the Host header names another machine."

@@ -58,5 +58,6 @@ class SearchThread(Generic[JobT, ResultT]):
 
 
 def _unless_done(future: asyncio.Future[ResultT], settle: Callable[[], None]) -> None:
-    if not future.done():  # a future that was cancelled when the server stopped
+    # It was cancelled if the server has stopped
+    if not future.done():
         settle()

@@ -52,8 +52,10 @@ class SearchEngine:
     """A searcher, and what a server must know of it."""
 
     searcher: SearchesChunks
-    passages: int  # no search finds more
-    takes_filters: bool  # whether its passages name sources or days
+    # No search finds more
+    passages: int
+    # Whether its passages name sources or days
+    takes_filters: bool
     # Mean size of a passage in the chunk file; 0 where it is not known
     passage_bytes: float = 0.0
     # How the machine is used, for whoever starts the server; empty where nothing is chosen
@@ -68,7 +70,8 @@ def open_engine(config: ServerConfig) -> SearchEngine:
         searcher = open_online(settings.online)
         passages = searcher.config.max_results
         takes_filters = False
-        passage_bytes = 0.0  # an answer's bytes have a limit of their own
+        # An answer's bytes have a limit of their own
+        passage_bytes = 0.0
     else:
         assert config.index is not None
         searcher = open_index(config.index, config.chunks, settings.retriever, config.threads)
@@ -118,14 +121,15 @@ class RetrievalApp:
         self._wait_s = config.search_timeout_s
         self._bodies = BodyLimit(requests.MAX_BODIES_BYTES)
         self._max_documents = max_documents(engine.passage_bytes)
-        self._documents = Budget(2 * self._max_documents)  # of all requests together
+        # Of all requests together
+        self._documents = Budget(2 * self._max_documents)
         self._page_bytes = Budget(requests.MAX_HELD_PAGES_BYTES)
         self._queue = SearchQueue(engine.searcher, config, self._metrics, self._max_documents)
 
         # The guard has checked Host and Origin. A search is one request and one answer: sessions
         # cost round trips.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-        self._mcp = make_mcp_server(self._queue, config.top_k, filters=engine.takes_filters)
+        self._mcp = make_mcp_server(self._queue, filters=engine.takes_filters)
         self._mcp.streamable_http_app(
             stateless_http=True, json_response=True, transport_security=security
         )

@@ -98,6 +98,7 @@ def _require_fit(adapter: Adapter) -> None:
     for name, down in pairs.items():
         if not name.endswith(".lora_A.weight"):
             continue
+        # B @ A is added to the matrix: rows of B by columns of A is its shape
         module = name.removesuffix(".lora_A.weight")
         matrix = f"{module.removeprefix(PREFIX)}.weight"
         expected = [pairs.get(f"{module}.lora_B.weight", [0])[0], down[-1]]
@@ -113,6 +114,7 @@ def _require_fit(adapter: Adapter) -> None:
 def _shapes(path: Path) -> dict[str, list[int]]:
     try:
         with safe_open(path, "numpy") as file:
-            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
+            # No mapping
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ArtifactError(f"{path} is damaged; run the stage that makes it again.") from error

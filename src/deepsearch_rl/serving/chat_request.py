@@ -121,6 +121,7 @@ class ChatMessage(_Wire):
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates read it: a text may be empty, but is never null."""
+        # The newer name of it, which no template knows
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.content or self.refusal or ""}
         optional = {
@@ -250,6 +251,7 @@ def check_support(request: ChatCompletionRequest) -> None:
             "tool_choice", "this server cannot force a call; give 'auto' or 'none', or leave it out"
         )
 
+    # Equal ones are fine: some clients send both names
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
 
     if len(limits) > 1:

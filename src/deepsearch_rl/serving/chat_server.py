@@ -96,6 +96,7 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
         return text_completion(answer, await _generate(answer))
 
     async def _generate(answer: ChatAnswer) -> Generation:
+        # Without stop strings nothing has to be decoded while tokens come
         watch = _stop_watch(answer.text) if answer.request.stop else None
         future = engine.generate(answer.prompt, answer.sampling, watch)
         return await asyncio.wrap_future(future)
@@ -122,6 +123,7 @@ def _prepare(
         messages, request.tools if request.may_call else None, continues
     )
 
+    # As vLLM: without a limit an answer may take what the context has left
     max_tokens = request.token_limit or max(1, context_tokens - len(prompt))
     text = AnswerText(
         chat_format.tokenizer,
@@ -173,6 +175,7 @@ def main() -> None:
     for adapter in adapters:
         from peft import PeftModel  # noqa: PLC0415 - takes seconds, and whole models do not need it
 
+        # Merged, because the engine reads the model's plain matrices
         adapted: Any = PeftModel.from_pretrained(model, adapter)
         model = adapted.merge_and_unload()
 

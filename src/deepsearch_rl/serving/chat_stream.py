@@ -65,7 +65,8 @@ def _end_of_stream(answer: ChatAnswer, result: "Future[Generation]") -> Iterator
     """Yield what follows the last token: the rest of the text, the calls, the finish reason and the usage."""
     try:
         generation = result.result()
-    except (CancelledError, Exception) as error:  # noqa: BLE001 - the stream's reader gets it
+    except (CancelledError, Exception) as error:  # noqa: BLE001
+        # The stream's reader gets it
         yield _event(error_body(error_text(error), "server_error"))
         yield _END_OF_STREAM
         return

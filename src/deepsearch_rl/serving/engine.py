@@ -162,7 +162,8 @@ class Engine:
                     if not self._take_requests():
                         break
                     self._advance()
-                except Exception as error:  # noqa: BLE001 - every request's caller gets it, and the log shows where it arose
+                except Exception as error:  # noqa: BLE001
+                    # Every request's caller gets it, and the log shows where it arose
                     _LOG.exception("the engine failed; its requests end with this error")
                     self._begin_anew(error)
 
@@ -233,7 +234,8 @@ class Engine:
         try:
             slots = [request.slot for request in requests]
             logits_BV = forward(self._model, self._table, self._shapes, slots, new_tokens)
-        except Exception as error:  # noqa: BLE001 - the requests' callers get it; the engine goes on with the others
+        except Exception as error:  # noqa: BLE001
+            # The requests' callers get it; the engine goes on with the others
             for request in requests:
                 self._fail(request, error)
             return
@@ -255,7 +257,8 @@ class Engine:
 
         try:
             stopped = request.watch is not None and request.watch(token, logprob)
-        except Exception as error:  # noqa: BLE001 - the caller's own function failed, and the caller gets its error
+        except Exception as error:  # noqa: BLE001
+            # The caller's own function failed, and the caller gets its error
             self._fail(request, error)
             return
 

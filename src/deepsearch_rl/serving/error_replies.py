@@ -59,7 +59,8 @@ def add_error_replies(app: FastAPI) -> None:
         return refuse(str(error.detail), status=error.status_code)
 
     @app.exception_handler(DeepsearchError)
-    @app.exception_handler(Exception)  # the log has its traceback, too
+    # Starlette raises it again after the reply, so that the log has its traceback, too
+    @app.exception_handler(Exception)
     async def failed(_request: Request, error: Exception) -> JSONResponse:
         _LOG.error("a request failed: %s", error_text(error))
         return JSONResponse(error_body(error_text(error), "server_error"), 500)

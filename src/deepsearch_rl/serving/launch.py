@@ -29,7 +29,8 @@ from deepsearch_rl.serving.adapters import Adapter, read_adapter, served_rank
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 
 SERVED_NAME = "policy"
-BASE_NAME = "base"  # of a base that is served below its adapters
+# Of a base that is served below its adapters
+BASE_NAME = "base"
 
 
 class CpuConfig(Record):
@@ -123,6 +124,7 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
     listener = None
 
     if isinstance(settings, CpuConfig):
+        # Bound here and inherited, so that no other program takes the port in between
         listener = socket.create_server((LOOPBACK, 0))
         port = listener.getsockname()[1]
         arguments = [listener.fileno(), base, SERVED_NAME, settings.slots, settings.context_tokens]

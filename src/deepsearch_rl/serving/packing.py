@@ -76,8 +76,8 @@ class Pass:
         mask_BQK = torch.zeros(hidden_BQK.shape).masked_fill_(hidden_BQK, -torch.inf)
         self._mask = mask_BQK.repeat(1, table.group, 1)[:, None]  # [B, 1, G x Q, K]
 
+        # The tokens that are computed, as indices of ``slots_T``: the last is repeated
         self.padded_T = padded(len(slots_T), shapes.tokens)
-        """The tokens that are computed, as indices of ``slots_T``: the last is repeated."""
 
         # Where each of them is stored, and where the attention computes it.
         rows_T = np.repeat(np.arange(len(rows)), counts_B)

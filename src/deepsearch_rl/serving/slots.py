@@ -24,8 +24,8 @@ class SlotTable:
     """Tokens, keys and values of N = ``slots`` conversations of a model; layers and heads come from its config."""
 
     def __init__(self, config: PretrainedConfig, slots: int, context_tokens: int) -> None:
+        # Query heads per key-value head, G
         self.group = config.num_attention_heads // config.num_key_value_heads
-        """Query heads per key-value head, G."""
         shape = (
             slots,
             config.num_key_value_heads,
@@ -34,11 +34,11 @@ class SlotTable:
         )
         self.keys = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
         self.values = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
+        # Where in ``keys`` and ``values`` each slot lies
         self.places = np.arange(slots)
-        """Where in ``keys`` and ``values`` each slot lies."""
         self._tokens = np.full((slots, context_tokens), EMPTY, dtype=np.int64)
+        # How many tokens of each slot are computed
         self.lengths = np.zeros(slots, dtype=np.int64)
-        """How many tokens of each slot are computed."""
         self._last_used = np.zeros(slots, dtype=np.int64)
         self._clock = itertools.count(1)
 

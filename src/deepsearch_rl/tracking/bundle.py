@@ -232,6 +232,7 @@ class ReportBundle(Record):
 
         for point in reversed(evaluated.curve):
             time_ms = (step_times or {}).get(line_digest(point.model_dump()), time_ms)
+            # Backwards, too: the list is turned round as a whole
             for name, value in sorted(point.metrics.items(), reverse=True):
                 curve.append(Metric(f"train/{name}", value, time_ms, point.step))
 

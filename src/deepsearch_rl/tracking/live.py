@@ -263,6 +263,7 @@ def follow(figures: LiveFigures, ending: threading.Event, notify: Callable[[str]
     """
     next_attempt = 0.0
     while True:
+        # Once more after the end: the last steps were written since the last look
         is_last = ending.wait(POLL_S)
 
         try:

@@ -78,7 +78,8 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
             yield MlflowClient(tracking_uri=uri)
     except DeepsearchError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever an answer, a driver or a full disk breaks in MLflow
+    except Exception as error:  # noqa: BLE001
+        # Whatever an answer, a driver or a full disk breaks in MLflow
         problem = f"{type(error).__name__}: {error}"
         if isinstance(error, MlflowException):
             problem = error.message

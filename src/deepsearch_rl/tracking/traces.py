@@ -129,6 +129,7 @@ def _root(rollout: Trajectory) -> _Event:
         "prompt": rollout.prompt,
         "protocol": rollout.protocol,
     }
+    # Where every call has its own tokens, MLflow adds them up
     if len(rollout.usage) != rollout.rounds:
         attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(rollout)
     inputs: JsonValue = {"question": rollout.question}
@@ -172,6 +173,7 @@ def _search(message: Message, call: ToolCall | None, unused: list[Retrieval]) ->
         arguments: JsonValue = {"arguments": call.arguments if call else ""}
         return _Event("retrieve", SpanType.TOOL, arguments, message.content, {})
 
+    # A query that is asked twice has a retrieval for each
     unused.remove(retrieval)
     documents = _documents(message.content, retrieval.chunk_ids)
     chunk_ids = list[JsonValue](retrieval.chunk_ids)

@@ -223,6 +223,7 @@ class _Upload:
         self.client.log_inputs(run_id, datasets, [entities.LoggedModelInput(logged.model_id)])
         step_times = {digest: time_ms for digest, (time_ms, _) in self.steps.items()}
         metrics = self.bundle.metrics(model, logged.model_id, int(time.time() * 1000), step_times)
+        # MLflow takes ten times as many metrics as params in one request
         for batch in batches(metrics, BATCH * 10):
             self.client.log_batch(run_id, metrics=batch)
 
@@ -329,6 +330,7 @@ class _Upload:
             description=self._table(),
             model_id=logged.model_id,
         )
+        # Of equals the newest: its code is the one at hand
         if all(float(before.tags[F1_TAG]) <= f1 for before in versions):
             self.client.set_registered_model_alias(name, "best", version.version)
 

@@ -127,6 +127,7 @@ def export_rows(
     if not rows:
         raise CheckFailedError(f"{source} gives no rows for {to}.")
     records = [row.model_dump(mode="json") for row in rows]
+    # Before anything is written: the trainer's own error would come hours later
     frame = check_frame(pd.DataFrame(records), SCHEMAS[to], out.name)
     if to not in PARQUET:
         return write_jsonl(out, rows)

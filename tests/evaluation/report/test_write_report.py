@@ -392,6 +392,6 @@ def test_of_models_that_are_equal_one_stays(
 ) -> None:
     table = build_table("tiny", with_kept_start.evaluate, pairs, 0, 100)
     assert table.kept_start == kept
-    assert table.shown.models == [
+    assert table.for_readers.models == [
         name for name in ("base", "sft", "rl", "sft_rl") if name not in kept
     ]

@@ -52,7 +52,7 @@ async def called(
 ) -> mcp.types.CallToolResult:
     """The result of one call of a tool over a searcher whose answers are known."""
     queue = SearchQueue(open_searcher(), service_config(), Metrics())
-    async with queue, mcp.Client(make_mcp_server(queue, 3, filters)) as client:
+    async with queue, mcp.Client(make_mcp_server(queue, filters)) as client:
         return await client.call_tool(tool, arguments)
 
 
@@ -103,7 +103,7 @@ async def test_the_filtered_search_is_offered_where_the_corpus_has_something_to_
     filters: bool,
 ) -> None:
     queue = SearchQueue(open_searcher(), service_config(), Metrics())
-    async with mcp.Client(make_mcp_server(queue, 3, filters)) as client:
+    async with mcp.Client(make_mcp_server(queue, filters)) as client:
         names = [tool.name for tool in (await client.list_tools()).tools]
     assert names == ["retrieve", "retrieve_filtered"][: 1 + filters]
 

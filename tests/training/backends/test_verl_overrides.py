@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from deepsearch_rl.core.errors import ConfigError, UnavailableError
 from deepsearch_rl.core.files import read_jsonl
-from deepsearch_rl.training.backends.verl.engine import VerlSteps, read_logs
+from deepsearch_rl.training.backends.verl.figures import VerlSteps, read_logs
 from deepsearch_rl.training.backends.verl.overrides import (
     ALGORITHMS,
     hydra_overrides,

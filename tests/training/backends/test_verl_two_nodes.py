@@ -28,7 +28,8 @@ from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, free_port
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN
 from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.training.backends.verl.engine import CPU_ENVIRONMENT, VerlLine
+from deepsearch_rl.training.backends.verl.engine import CPU_ENVIRONMENT
+from deepsearch_rl.training.backends.verl.figures import VerlLine
 from deepsearch_rl.training.rl_process.worker import RlRun
 from deepsearch_rl.training.runs.curves import TrainingStep
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting

@@ -2,7 +2,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from deepsearch_rl.conversation.prompts import load_prompt
-from deepsearch_rl.training.pretrain.documents import CurriculumStage, DocumentConfig
+from deepsearch_rl.training.pretrain.curriculum import CurriculumStage, DocumentConfig
 from deepsearch_rl.training.pretrain.model import world_tokenizer
 from deepsearch_rl.training.pretrain.pretraining import PretrainConfig
 

@@ -16,14 +16,8 @@ from deepsearch_rl.corpora.grammar.grammar import (
     find_entities,
     read_object,
 )
-from deepsearch_rl.training.pretrain.documents import (
-    GIVEN,
-    Articles,
-    CurriculumStage,
-    DocumentConfig,
-    DocumentGenerator,
-    draw_similar_name,
-)
+from deepsearch_rl.training.pretrain.curriculum import CurriculumStage, DocumentConfig
+from deepsearch_rl.training.pretrain.documents import GIVEN, DocumentGenerator
 
 KINDS = ("copy", "search", "continuation", "given")
 Turns = list[dict[str, Any]]
@@ -222,46 +216,3 @@ def test_a_first_call_has_a_plan_unless_the_tool_is_there(
             assert nouns[0] == asked(query_of(call))[1]
             for noun, later in itertools.pairwise(nouns):
                 assert RELATIONS[later].subject_kind == RELATIONS[noun].object_kind
-
-
-def articles(stage: CurriculumStage, seed: int, *visited: str) -> Articles:
-    return Articles(IN_DOMAIN, stage, 0.0, random.Random(seed), set(visited))
-
-
-def test_a_chain_never_comes_back_to_a_name_though_its_kind_has_few(stage: CurriculumStage) -> None:
-    names = {"Harwick"}
-    for seed in range(10):
-        _, (country,) = articles(stage, seed, *names).find_facts(
-            "Harwick", [IN_DOMAIN.relations["country"]]
-        )
-        assert country not in names
-        names.add(country)
-
-
-def test_a_hidden_fact_is_stated_nowhere(stage: CurriculumStage) -> None:
-    birthplace = IN_DOMAIN.relations["birthplace"]
-    for seed in range(50):
-        result, names = articles(stage, seed, "Ada Abbott").find_facts(
-            "Ada Abbott", [birthplace], hidden=True
-        )
-        assert names == []
-        assert read("birthplace", "Ada Abbott", str(result["content"])) is None
-
-
-def test_what_a_search_found_no_later_one_contradicts(stage: CurriculumStage) -> None:
-    mentor = IN_DOMAIN.relations["mentor"]
-    for seed in range(50):
-        found, read_again = articles(stage, seed, "Ada Abbott"), set[str | None]()
-        for chain in [[mentor], [IN_DOMAIN.relations["employer"]], [mentor]] * 3:
-            result, _ = found.find_facts("Ada Abbott", chain)
-            read_again.add(read("mentor", "Ada Abbott", str(result["content"])))
-        assert len(read_again - {None}) == 1
-
-
-def test_a_similar_name_differs_in_one_word() -> None:
-    rng = random.Random(0)
-    similar = [
-        draw_similar_name(IN_DOMAIN, "Silent Harbor", "film", rng).split() for _ in range(50)
-    ]
-    assert all((first == "Silent") or (last == "Harbor") for first, last in similar)
-    assert len({tuple(name) for name in similar}) > 20

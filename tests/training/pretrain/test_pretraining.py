@@ -7,7 +7,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from deepsearch_rl.conversation.prompts import load_prompt
-from deepsearch_rl.training.pretrain.documents import GIVEN, Turn
+from deepsearch_rl.training.pretrain.articles import Turn
+from deepsearch_rl.training.pretrain.documents import GIVEN
 from deepsearch_rl.training.pretrain.model import build_model
 from deepsearch_rl.training.pretrain.pretraining import (
     IGNORED,

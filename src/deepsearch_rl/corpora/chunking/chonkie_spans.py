@@ -26,7 +26,8 @@ class PieceTokenizer(Tokenizer):
         super().__init__()
         self._counter = counter
 
-    def __repr__(self) -> str:  # abstract in chonkie
+    # Abstract in chonkie
+    def __repr__(self) -> str:
         return f"PieceTokenizer({self._counter!r})"
 
     # chonkie's type is int, but it only slices and counts tokens
@@ -68,6 +69,7 @@ def span_chunker(name: str, counter: TokenCounter, chunk_size: int, overlap: int
 
     def spans(text: str) -> Iterator[Span]:
         for chunk in chunker.chunk(text):
+            # The white space between two passages belongs to neither
             start = chunk.start_index + len(chunk.text) - len(chunk.text.lstrip())
             end = chunk.start_index + len(chunk.text.rstrip())
             if start < end:

@@ -103,6 +103,7 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
         )
         documents = track(corpus, f"chunk {name}", _count_lines(path), "documents")
 
+        # A corpus of passages stays as it was published
         is_cut = name not in config.passages
         passages = cut_documents(documents, counter, cutting) if is_cut else _wholes(documents)
         counts[name] = write_jsonl(chunks / f"{name}.jsonl", passages)

@@ -8,7 +8,8 @@ from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Document
 from deepsearch_rl.corpora.documents.texts import UnreadableError, read_text
 
-NAMED = 10  # unreadable files in the log; the file beside the corpus has all of them
+# Unreadable files in the log; the file beside the corpus has all of them
+NAMED = 10
 _LOG = logging.getLogger(__name__)
 
 
@@ -29,6 +30,7 @@ class DocumentFolder:
         Raise ArtifactError where the folder does not exist, holds no file, or none that can be
         read; UnavailableError where the package that reads a kind of file is not installed.
         """
+        # Each iteration reads the folder anew
         self.unreadable = {}
         count = 0
         for path in self._files():
@@ -56,6 +58,7 @@ class DocumentFolder:
         files: list[Path] = []
         for path in sorted(self._folder.rglob("*")):
             parts = path.relative_to(self._folder).parts
+            # Folders of git, and what editors and systems leave behind
             is_hidden = any(part.startswith(".") for part in parts)
             if path.is_file() and not is_hidden:
                 files.append(path)

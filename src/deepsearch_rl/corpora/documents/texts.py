@@ -118,6 +118,7 @@ def _read_pdf(path: Path) -> TitledText:
 
     try:
         document = pypdf.PdfReader(path)
+        # Many files are encrypted with an empty password, to forbid printing
         if document.is_encrypted and not document.decrypt(""):
             raise UnreadableError("it is encrypted; save a copy without the password")
         title = document.metadata.title if document.metadata else None

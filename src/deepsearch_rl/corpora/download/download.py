@@ -224,6 +224,7 @@ def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list
 
         questions = prefixed
     if source.shuffle_seed is not None:
+        # Many sets are sorted by type: the first questions alone would be of one kind
         random.Random(source.shuffle_seed).shuffle(questions)
 
     # Splits are cut one after the other, so that no question is in two of them.

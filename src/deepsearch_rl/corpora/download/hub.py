@@ -67,6 +67,8 @@ def fetch(config: HubConfig, root: Path) -> None:
                 endpoint=config.endpoint,
             )
             try:
+                # Of a pinned revision the server's own digest will do: it finds a file that was cut
+                # off
                 expected = digest or get_hf_file_metadata(url, endpoint=config.endpoint).etag or ""
                 if not re.fullmatch(DIGEST_PATTERN, expected):
                     raise EndpointError(

@@ -56,6 +56,7 @@ def read_documents(folder: Path) -> Iterator[Document]:
 
 def read_questions(folder: Path) -> Iterator[Question]:
     """Yield the questions, in the order of the file; evidence names its document by title and by id."""
+    # The set names its evidence by title alone
     ids = {title_key(document.title): document.id for document in read_documents(folder)}
     for number, query in enumerate(_load(folder, "MultiHopRAG", Query)):
         evidence = query.evidence_list and tuple(
@@ -84,6 +85,7 @@ def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[Mod
 
     disable_progress_bars()
 
+    # The library's own cache would outlive the run, and grow with every revision
     with tempfile.TemporaryDirectory() as cache:
         try:
             rows = load_dataset(str(folder), configuration, split="train", cache_dir=cache)

@@ -228,6 +228,7 @@ def _from_training_row(values: Values) -> Values:
     if not isinstance(content, str):
         return values
 
+    # What the question was made of is no detail of it
     row = _without(values, ("prompt", "reward_model", "extra_info"))
     row["question"] = extra.get("question") or _question_in(content)
 

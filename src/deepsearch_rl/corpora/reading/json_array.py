@@ -19,6 +19,7 @@ def read_entries(stream: BinaryIO, path: Path) -> Iterator[Row]:
     """Yield the entries of a JSON array, holding one of them and a block of text at a time."""
     text = io.TextIOWrapper(stream, encoding="utf-8-sig")
     decoder = json.JSONDecoder()
+    # Read by hand: the standard parser would hold the whole file
     buffer = text.read(BLOCK_CHARS).lstrip().removeprefix("[")
     number = 0
 

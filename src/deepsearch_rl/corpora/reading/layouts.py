@@ -121,6 +121,7 @@ def read_numbered(path: Path) -> Iterator[Row]:
         ):
             read_bytes = 0
             for count, row in enumerate(_rows(raw, path, path.name), 1):
+                # Asking a file where it is costs more than reading a row
                 if count % ROWS_PER_REPORT == 0 and not raw.closed:
                     bar.advance(max(0, raw.tell() - read_bytes))
                     read_bytes = raw.tell()

@@ -20,7 +20,8 @@ _LIKE_ASCII = {
     **dict.fromkeys(map(ord, "\u2018\u2019\u201a\u201b\u2032\u02bc`\u00b4"), "'"),
     **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "-"),
     ord("_"): " ",
-    ord("\u2044"): "/",  # of a fraction
+    # Of a fraction
+    ord("\u2044"): "/",
 }
 
 

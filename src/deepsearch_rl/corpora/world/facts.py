@@ -105,6 +105,7 @@ def _write_articles(
 
             for relation in grammar.relations_of(kind):
                 fact = (name, relation.noun)
+                # Some facts of the world are missing: questions about them have no answer
                 if fact not in objects:
                     continue
 

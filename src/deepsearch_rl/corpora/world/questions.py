@@ -158,6 +158,7 @@ def _split_questions(
 ) -> list[Question]:
     questions: list[Question] = []
     for question_type, count in apportion(size, mix).items():
+        # A type has as many questions of each of its lengths
         equal_shares = dict.fromkeys(map(str, IN_DOMAIN_HOPS[question_type]), 1.0)
         for hops, part in apportion(count, equal_shares).items():
             broken = question_type == "null"

@@ -148,6 +148,7 @@ def _not_honoured(agent: AgentConfig, rl: RlConfig, run: RlinfRun) -> Iterator[s
         yield f"the start model of type {run.model_type}, since it has {', '.join(MODEL_TYPES)}"
     if run.max_prompt_tokens >= agent.context_tokens:
         yield f"a prompt of {run.max_prompt_tokens} tokens in agent.context_tokens"
+    # RLinf's tool takes host and port alone
     yield from _address_problems(run.retrieval_url)
 
 

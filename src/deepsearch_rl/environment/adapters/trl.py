@@ -86,6 +86,7 @@ class TrlSearch:
 
     def _open(self, prompt: Prompt) -> Episode:
         question = self._questions[_key(prompt)]
+        # TRL repeats a prompt for each sample of its group
         self._samples[question.id] += 1
         return self._environment.open(question, self._samples[question.id] - 1)
 

@@ -185,6 +185,7 @@ def read_prompts(path: Path) -> list[IfevalPrompt]:
     prompts = list(by_key.values())
     if not prompts:
         raise ArtifactError(f"{path} holds no IFEval prompt.")
+    # Before the first answer, which costs a model call
     needing = sum(not NEED_NLTK_DATA.isdisjoint(prompt.instruction_id_list) for prompt in prompts)
     if needing:
         nltk: ModuleType = instructions_registry.instructions.instructions_util.nltk
@@ -298,6 +299,7 @@ async def _ask_all(
             response = spoken_text(turn)
             if not response.strip() and (message.thought or message.text.strip()):
                 thoughts_alone.append(prompt.key)
+            # Some instructions count lines: a text without a thought stays to the letter
             return response if response == message.text else response.strip()
 
         try:
@@ -338,7 +340,8 @@ def _score_all(
     for prompt, text in zip(prompts, texts, strict=True):
         try:
             shares = process_results(prompt.model_dump(mode="json"), [text])
-        except Exception as error:  # noqa: BLE001 - a checker lets through whatever its libraries raise
+        except Exception as error:  # noqa: BLE001
+            # A checker lets through whatever its libraries raise
             failures[prompt.key] = error
             continue
 

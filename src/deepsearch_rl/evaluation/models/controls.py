@@ -29,8 +29,8 @@ from deepsearch_rl.corpora.reading.titles import title_key
 from deepsearch_rl.endpoints.endpoint import Endpoint, open_client
 from deepsearch_rl.retrieval.ranking.gold import chunk_title_key, gold_evidence, without_space
 
+# Returns what every search of a question shows
 GivenPassages: TypeAlias = Callable[[Question], tuple[Chunk, ...]]
-"""Returns what every search of a question shows."""
 
 
 class ControlAgent:
@@ -57,6 +57,7 @@ class ControlAgent:
             offer_tool=passages is not None,
             begins_in_thought=endpoint.begins_in_thought,
         )
+        # A control with passages begins with a search that the model did not write, which is a turn
         inserted_turn = {"max_turns": config.max_turns + 1}
         single_answer = {"max_searches": 0, "max_turns": 1}
         self._config = config.model_copy(

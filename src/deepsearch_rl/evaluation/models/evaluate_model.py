@@ -109,6 +109,8 @@ def evaluate_model(
             for dataset in questions:
                 digests = _digest_inputs(data, each, dataset)
                 fingerprint = each.rollout_fingerprint(dataset, served_here=remote is None)
+                # Answers in the log of an earlier start are used again, unless anything that
+                # decides them has changed
                 logs[dataset] = work / sha256_json([weights, name, fingerprint, digests])[:16]
                 inputs |= digests
 
@@ -228,6 +230,7 @@ class _Evaluator:
     ) -> list[F1TableRow]:
         """Answer a set under every condition of the plan; the main run's row holds the controls."""
         evaluate = self.setting.evaluate
+        # The main run first: controls are compared with it
         main, *others = plan_runs(dataset, questions, evaluate, self.setting.variant)
         searched = self._rollouts(main, retrieval_url, gold)
         row = self._row(main, searched)

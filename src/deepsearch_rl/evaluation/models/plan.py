@@ -27,8 +27,8 @@ def _not_reserved(name: str) -> str:
     return name
 
 
+# Part of file names and of metric names
 VariantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$"), AfterValidator(_not_reserved)]
-"""Part of file names and of metric names."""
 
 
 class SetPlan(Record):

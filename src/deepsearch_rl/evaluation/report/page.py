@@ -106,12 +106,13 @@ def render_page(report: Report, table_sha256: str) -> str:
 
     ``table_sha256`` is the digest of the ``f1_table.json`` that lies beside the page.
     """
-    table = report.table.shown
+    table = report.table.for_readers
     optional = ("rl", "ifeval", "retrieval", "filter")
     digests: dict[str, str] = {}
     for evaluation in report.evaluations:
         digests.update(evaluation.inputs)
 
+    # Every evaluation has another model under this name
     digests.pop("model", None)
     rl_description = "Reward, F1 and searches by step of every reinforcement learning run"
     f1_plots: list[str] = []
@@ -183,11 +184,12 @@ def _variant_tables(table: F1Table) -> Iterator[Shown]:
         own = [*table.main_rows(dataset), *variants][0]
         models = list(dict.fromkeys(row.model for row in variants))
         by_model_and_kind = {(row.model, row.kind): row for row in rows}
+        # Reversed, so that of a variant's rows the first one stays
         first_rows = {row.variant: row for row in reversed(variants)}
-        changes = {
-            "": "",
-            **{name: first_rows[name].changes_from(own) for name in sorted(first_rows)},
-        }
+        changes = {"": ""}
+        for name in sorted(first_rows):
+            changes[name] = first_rows[name].changes_from(own)
+
         lines: list[tuple[str, str, list[F1TableRow | None]]] = []
         for kind, text in changes.items():
             rows = [by_model_and_kind.get((model, kind)) for model in models]
@@ -229,7 +231,7 @@ def _metric_names(retrievers: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 def _rollout_behaviour(report: Report) -> Iterator[Shown]:
     """Yield how the rollouts on every question set went, by the name of the run, without the greedy runs."""
-    for dataset in report.table.shown.datasets:
+    for dataset in report.table.for_readers.datasets:
         runs: dict[str, RunRollouts] = {}
         for run in report.runs:
             row = run.row
@@ -286,5 +288,10 @@ def _distributions(runs: Mapping[str, RunRollouts]) -> Iterator[Shown]:
 
 def bin_width(low: int, high: int, step: int) -> int:
     """Return the smallest of 1, 2, 5, 10, 20, 50, ... times ``step`` with ``low`` to ``high`` in eight bins at most."""
-    widths = (step * factor * 10**decade for decade in itertools.count() for factor in (1, 2, 5))
-    return next(width for width in widths if high // width - low // width < MOST_BINS)
+    while True:
+        for factor in (1, 2, 5):
+            width = step * factor
+            if high // width - low // width < MOST_BINS:
+                return width
+
+        step *= 10

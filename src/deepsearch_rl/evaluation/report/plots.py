@@ -86,8 +86,8 @@ def f1_figure(table: F1Table, datasets: Sequence[str], columns: int) -> Figure:
     """
     columns = min(columns, len(datasets))
     lines = -(-len(datasets) // columns)
-    rows_by_panel = [table.rows_of(name) for name in datasets]
-    most = max(len(_lines(rows)) for rows in rows_by_panel)
+    rows_by_panel = list(map(table.rows_of, datasets))
+    most = max(map(len, map(_lines, rows_by_panel)))
     height = PANEL_INCHES[1] + LINE_INCHES * max(0, most - 4)
 
     with mpl.rc_context(STYLE):
@@ -243,6 +243,7 @@ def inline_svg(figure: Figure, name: str, description: str) -> Markup:
     svg = _svg(figure, transparent=True)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' (?:height|width)="[^"]*"', "", svg, count=2)
+    # Figures of one page must not share ids: a clip path of one would cut the other
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'href="#', f'href="#{name}-', svg).replace("url(#", f"url(#{name}-")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -222,9 +222,8 @@ def _shown_rollout(row: F1TableRow, rollout: Trajectory, question: Question | No
 
 def _spelled(titles: Iterable[str], rollout: Trajectory) -> tuple[tuple[str, ...], ...]:
     """Return each title with the other spellings of it in the rollout's passages, because the page knows no rule."""
-    texts = [message.content for message in rollout.messages if message.role == "tool"]
     spellings: defaultdict[str, set[str]] = defaultdict(set)
-    for title in shown_titles("\n".join(texts)):
+    for title in shown_titles("\n".join(rollout.tool_texts)):
         spellings[title_key(title)].add(title)
     return tuple((title, *sorted(spellings[title_key(title)] - {title})) for title in titles)
 

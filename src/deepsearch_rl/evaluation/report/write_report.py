@@ -91,15 +91,20 @@ def write_report(
     Raise ArtifactError where a source is missing or does not fit, and as :func:`build_table`.
     """
     table = build_table(profile, sources.evaluate, config.comparisons, seed, config.draws)
-    ifeval = tuple(
-        read_record(folder / "scores.json", IfevalScore) for folder in sources.ifeval.values()
-    )
+    ifeval: list[IfevalScore] = []
+    for folder in sources.ifeval.values():
+        ifeval.append(read_record(folder / "scores.json", IfevalScore))
+
+    evaluations: list[ModelEvaluation] = []
+    for folder in sources.evaluate.values():
+        evaluations.append(read_record(folder / "rows.json", ModelEvaluation))
+
     published = published_rows(table.rows, ifeval, sources.origins)
     table = table.model_copy(update={"published": published})
     questions = read_questions(sources.questions)
 
     # A model that kept its start has the rollouts of that start: one of the two is enough.
-    readers_table = table.shown
+    readers_table = table.for_readers
     turned = turned_questions(readers_table.comparisons)
     runs = tuple(
         read_runs(sources.evaluate, readers_table.reading_order, questions, config.rollouts, turned)
@@ -110,11 +115,8 @@ def write_report(
     )
     report = Report(
         table=table,
-        evaluations=tuple(
-            read_record(folder / "rows.json", ModelEvaluation)
-            for folder in sources.evaluate.values()
-        ),
-        ifeval=ifeval,
+        evaluations=tuple(evaluations),
+        ifeval=tuple(ifeval),
         rl={start: read_rl_run(folder) for start, folder in sources.rl.items()},
         retrieval=read_record(sources.retrieval, RetrievalReport).root,
         filter=None if filter_path is None else read_record(filter_path, FilterReport),

@@ -7,16 +7,14 @@ from pydantic import AfterValidator, Field
 from deepsearch_rl.conversation.prompt_digests import PromptPart, parts_text
 from deepsearch_rl.core.records import NonEmpty, Record
 
+# Six decimals, so that equal results have equal files
 Rounded = Annotated[float, AfterValidator(lambda value: round(value, 6))]
-"""Six decimals, so that equal results have equal files."""
+# A score in [0, 1]
 Share = Rounded
-"""A score in [0, 1]."""
 Control = Literal["no_search", "random_passage", "gold_passage"]
+# How a question was answered: by the agent with its search tool, without it, or with passages
+# given. The given passages are random ones, or those with the gold evidence.
 Condition = Literal["search", "no_search", "random_passage", "gold_passage"]
-"""How a question was answered: by the agent with its search tool, without it, or with passages given.
-
-The given passages are random ones, or those with the gold evidence.
-"""
 
 
 AskedAgain = Annotated[

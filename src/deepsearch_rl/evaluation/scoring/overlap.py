@@ -10,6 +10,7 @@ golden answers, or of a candidate with a golden answer), T distinct texts, M met
 :data:`deepsearch_rl.core.answers.METRICS`, F features, C candidates of the constant answer.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -48,6 +49,7 @@ class AnswerTexts:
                 continue
 
             normal = normalise(text)
+            # Two spellings of one answer are one text for every score
             number = self._number_of_normal.setdefault(normal, len(self.normals))
             self._number_of[text] = number
 
@@ -72,7 +74,9 @@ def _features(normal: str) -> frozenset[Feature]:
 
     features: set[Feature] = set(distinct)
     for token, count in Counter(tokens).items():
-        features.update((token, nth) for nth in range(1, count))
+        for nth in range(1, count):
+            features.add((token, nth))
+
     return frozenset(features)
 
 
@@ -93,8 +97,8 @@ class GoldenAnswers(NamedTuple):
 def number_golds(spelled: Sequence[tuple[str, ...]]) -> GoldenAnswers:
     """Number the golden answers of at least one question, each with at least one golden answer."""
     texts = AnswerTexts()
-    spelled_G = texts.number([gold for golds in spelled for gold in golds])
-    asked_G = np.repeat(np.arange(len(spelled)), [len(golds) for golds in spelled])
+    spelled_G = texts.number(list(itertools.chain.from_iterable(spelled)))
+    asked_G = np.repeat(np.arange(len(spelled)), list(map(len, spelled)))
 
     # One number for question and text, so that a text which a question spells twice stands once.
     pairs_G = np.unique(asked_G * len(texts.normals) + spelled_G)

@@ -103,6 +103,7 @@ def score_questions(trajectories: Iterable[Trajectory], samples: int) -> Questio
 
     for row, question_id in enumerate(ids):
         numbers = sorted(sample for sample, _ in scored[question_id])
+        # A mean over fewer answers would pass for one of all
         if numbers != list(range(samples)):
             raise CheckFailedError(
                 f"question {question_id!r} has the samples {numbers}, not 0 to {samples - 1}: "
@@ -162,6 +163,7 @@ def paired_differences(
     p-value is the share of random sign patterns (the observed one included) whose mean is at least
     as far from zero. Raise CheckFailedError where the two runs answered different questions.
     """
+    # The test is paired: each difference is of one question
     if run.question_ids != other.question_ids:
         raise CheckFailedError(
             "two runs over different questions cannot be compared question by question."

@@ -119,6 +119,7 @@ def _score_questions(
     question_N = np.array([place_of[question_id] for question_id, _ in answered])
     preds, is_failed = zip(*answered.values(), strict=True)
     values_NM = score_rows(golds, question_N, preds)
+    # A failed answer stays in the denominator, whatever its text would score
     values_NM[np.array(is_failed)] = answers.ZERO
 
     count_Q = np.bincount(question_N)

@@ -74,5 +74,6 @@ class WorldEvaluation:
             questions = training_questions(data / "questions", setting.datasets, split)
         index = data / "index"
         build_indexes(data / "chunks", index, section, setting.seed, data / "work", questions)
+        # Last: where it exists, all before it is whole
         write_json(data / _SOURCE, source.model_dump(mode="json"))
         return data

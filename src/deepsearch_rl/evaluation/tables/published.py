@@ -19,8 +19,8 @@ PUBLISHED = Path(__file__).with_name("published.yaml")
 
 
 PublishedMetric = Literal["f1", "em", "acc", "prompt_strict"]
+# How answers are compared. ``squad``: lower case, no punctuation, no articles.
 Normalisation = Literal["squad"]
-"""How answers are compared. ``squad``: lower case, no punctuation, no articles."""
 
 
 class Task(Record):

@@ -215,11 +215,12 @@ def markdown(table: F1Table) -> str:
 
     A sentence stands for a model that kept its start (:attr:`F1Table.kept_start`).
     """
+    # Strict: a name that is misspelt in the template would leave an empty cell
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= FILTERS | {"aligned": _aligned}
     template = environment.from_string(MARKDOWN.read_text(encoding="utf-8"))
 
-    table_for_readers = table.shown
+    table_for_readers = table.for_readers
     main: dict[tuple[str, str], F1TableRow] = {}
     controls: set[str] = set()
     for row in table_for_readers.reading_order:

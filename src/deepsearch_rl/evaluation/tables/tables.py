@@ -156,8 +156,12 @@ class F1Table(Record):
     @property
     def own_temperatures(self) -> list[str]:
         """The models that answered at their provider's own temperature."""
-        rows = [row for row in self.reading_order if not row.temperature_sent]
-        return list(dict.fromkeys(row.model for row in rows))
+        models: dict[str, None] = {}
+        for row in self.reading_order:
+            if not row.temperature_sent:
+                models[row.model] = None
+
+        return list(models)
 
     @property
     def kept_start(self) -> dict[str, str]:
@@ -185,7 +189,7 @@ class F1Table(Record):
 
     @property
     def kept_start_notes(self) -> list[str]:
-        """A sentence for every model that :attr:`shown` leaves out."""
+        """A sentence for every model that :attr:`for_readers` leaves out."""
         notes: list[str] = []
         for model, other in self.kept_start.items():
             equal = f"it answers every question exactly as well as `{other}`"
@@ -194,7 +198,7 @@ class F1Table(Record):
         return notes
 
     @property
-    def shown(self) -> "F1Table":
+    def for_readers(self) -> "F1Table":
         """The table for readers: without the rows and comparisons of models that kept their start."""
         equal_models = self.kept_start.keys()
         rows = [row for row in self.rows if row.model not in equal_models]

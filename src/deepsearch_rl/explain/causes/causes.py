@@ -84,8 +84,8 @@ class Findings:
     """What is known about one answer.
 
     ``items`` is the number of gold items, None where the evidence is unknown; ``in_corpus`` and
-    ``shown`` are how many of them the corpus has and the answer's searches showed, None where that
-    is unknown. ``searches`` is None where a file does not say what was searched. ``findable`` says
+    ``shown_items`` are how many of them the corpus has and the answer's searches showed, None where
+    that is unknown. ``searches`` is None where a file does not say what was searched. ``findable`` says
     whether the question itself or a gold title finds an item in the top k; None without an index.
     """
 
@@ -98,7 +98,7 @@ class Findings:
     searches: int | None
     items: int | None = None
     in_corpus: int | None = None
-    shown: int | None = None
+    shown_items: int | None = None
     findable: bool | None = None
 
     @property
@@ -112,8 +112,8 @@ class Findings:
         return (
             self.lost == 0
             and self.items is not None
-            and self.shown is not None
-            and self.shown < self.items
+            and self.shown_items is not None
+            and self.shown_items < self.items
         )
 
 
@@ -124,10 +124,12 @@ def find_cause(answer: Findings) -> Cause | None:
 
     is_broken = answer.stop in SERVER_FAILURES
     is_cut_off = answer.stop in _CUT_OFF
+    # First: whatever was found, the answer is right
     if lost_to_metric(answer):
         return Cause.METRIC
 
     lacks_gold = answer.items is not None and answer.in_corpus is not None
+    # Before all that went wrong on the way: no search could have found it
     if lacks_gold and answer.in_corpus != answer.items:
         return Cause.NOT_IN_CORPUS
     if is_broken:
@@ -138,12 +140,12 @@ def find_cause(answer: Findings) -> Cause | None:
         return Cause.CUT_OFF if is_cut_off else Cause.UNANSWERABLE
     if answer.searches == 0:
         return Cause.CUT_OFF if is_cut_off else Cause.NEVER_SEARCHED
-    if answer.searches is None or answer.items is None or answer.shown is None:
+    if answer.searches is None or answer.items is None or answer.shown_items is None:
         return Cause.CUT_OFF if is_cut_off else Cause.UNKNOWN
 
-    if answer.shown == 0:
+    if answer.shown_items == 0:
         return _why_not_found(answer)
-    if answer.shown < answer.items:
+    if answer.shown_items < answer.items:
         return Cause.PARTLY_FOUND
     if is_cut_off:
         return Cause.CUT_OFF
@@ -198,6 +200,7 @@ def _names_gold(text: str, golds: Sequence[str]) -> bool:
         if not normal:
             continue
         if normal in CLOSED_ANSWERS:
+            # Yes and no stand in many sentences: as an answer they come first
             if words.startswith(f" {normal} "):
                 return True
         elif f" {normal} " in words:

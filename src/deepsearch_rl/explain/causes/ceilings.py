@@ -24,13 +24,17 @@ def measure_ceilings(
     for answer in judged.answers:
         answers.setdefault(answer.answer.question_id, []).append(answer)
 
-    known = {name: facts for name, facts in sorted(judged.facts.items()) if facts.evidence}
+    known = 0
     in_corpus: Shares = []
     by_question: Shares = []
     by_best: Shares = []
     by_agent: Shares = []
 
-    for name, facts in known.items():
+    for name, facts in sorted(judged.facts.items()):
+        if not facts.evidence:
+            continue
+
+        known += 1
         of_question = answers[name]
         searched = [answer for answer in of_question if answer.by_search is not None]
         if facts.in_corpus is not None:
@@ -39,17 +43,17 @@ def measure_ceilings(
             by_question.append(_shares(facts, facts.by_query[facts.question.question]))
             by_best.append(_shares(facts, _best(facts, searched)))
         if len(searched) == len(of_question):
-            by_agent.append(_mean([_shares(facts, answer.shown) for answer in searched]))
+            by_agent.append(_mean([_shares(facts, answer.shown_items) for answer in searched]))
 
     def ceiling(shares: Shares) -> Ceiling | None:
         """Return None where some questions have no figure: the mean over the others would be another's."""
-        if not shares or len(shares) != len(known):
+        if not shares or len(shares) != known:
             return None
         whole, recall = bootstrap_intervals(np.array(shares), seed, draws)
         return Ceiling(whole=whole, recall=recall)
 
     return Ceilings(
-        n=len(known),
+        n=known,
         in_corpus=ceiling(in_corpus),
         question=ceiling(by_question),
         best_query=ceiling(by_best),

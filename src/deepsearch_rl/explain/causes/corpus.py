@@ -60,6 +60,7 @@ def scan_corpus(
             if doc_id in wanted_documents:
                 scan.titles.setdefault(doc_id, chunk.title)
             for key in (("documents", doc_id), ("titles", chunk_title_key(chunk))):
+                # Taken out: a document has many passages, and one of them is enough
                 _cover(scan, names.pop(key, ()))
             if answers:
                 _find_answers(scan, chunk, answers)

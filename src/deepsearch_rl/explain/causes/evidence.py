@@ -61,11 +61,14 @@ def evidence_of(question: Question, ids_known: bool = True) -> Gold | AnswerEvid
     if gold is not None:
         return gold
 
-    normals = [normalise(answer) for answer in question.golden_answers]
-    phrases = [phrase for phrase in normals if phrase and phrase not in CLOSED_ANSWERS]
-    if not phrases:
-        return None
-    return AnswerEvidence(question.golden_answers[:1], tuple(dict.fromkeys(phrases)))
+    # A dictionary in place of a set: it keeps the order
+    phrases: dict[str, None] = {}
+    for phrase in map(normalise, question.golden_answers):
+        # Yes and no are words of any passage
+        if phrase and phrase not in CLOSED_ANSWERS:
+            phrases[phrase] = None
+
+    return AnswerEvidence(question.golden_answers[:1], tuple(phrases)) if phrases else None
 
 
 def gold_titles(question: Question) -> tuple[str, ...]:

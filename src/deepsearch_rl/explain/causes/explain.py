@@ -22,10 +22,10 @@ from deepsearch_rl.explain.causes.sources import Searched, Source, evaluated_sou
 if TYPE_CHECKING:
     from deepsearch_rl.retrieval.search.searcher import Searcher
 
+# Bootstrap resamples, where nobody names another number
 DRAWS = 1000
-"""Bootstrap resamples, where nobody names another number."""
+# Opens an index with its passage file and one of its retrievers
 OpenSearcher = Callable[[Path, Path | None, str | None], "Searcher"]
-"""Opens an index with its passage file and one of its retrievers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class ExplainedRun:
     judged: JudgedRun
     points: LostPoints
     report: RunReport
+    # Which questions of the file were answered; None where no file was given
     choice: str | None
-    """Which questions of the file were answered; None where no file was given."""
 
 
 def explain_evaluations(
@@ -93,6 +93,7 @@ def explain_source(
     judged = judge_run(run, questions, corpus, depth)
     answered = len(judged.facts)
     all_notes = [*source.notes, *notes]
+    # A part of a set is another sample of questions, with another score
     if questions and answered < len(questions):
         all_notes.append(f"{answered} of the {len(questions)} questions of the file were answered.")
 

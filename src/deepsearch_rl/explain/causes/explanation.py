@@ -113,6 +113,7 @@ def explain_movements(
     for report, points in runs:
         of_set = earlier.setdefault(report.dataset, [])
         start = TRAINED_FROM.get(report.model)
+        # Without a known start, any earlier run will do
         candidates = [pair for pair in of_set if start in (None, pair[0].model)]
         of_set.append((report, points))
         if not candidates or candidates[-1][1].question_ids != points.question_ids:
@@ -137,9 +138,11 @@ def explain_movements(
 
 def without_examples(report: ExplainReport) -> ExplainReport:
     """Return the report with the ids of its examples alone, as a file that is kept with every result."""
-    return report.model_copy(
-        update={"runs": tuple(run.model_copy(update={"examples": ()}) for run in report.runs)}
-    )
+    runs: list[RunReport] = []
+    for run in report.runs:
+        runs.append(run.model_copy(update={"examples": ()}))
+
+    return report.model_copy(update={"runs": tuple(runs)})
 
 
 def _of_importance(estimates: Estimates) -> dict[Cause, Interval]:
@@ -219,6 +222,7 @@ def _examples(judged: JudgedRun, reports: Iterable[tuple[str, CauseReport]]) -> 
 def _example(answer: JudgedAnswer, facts: QuestionFacts, cause: str) -> Example:
     searches = None
     if answer.answer.searches is not None:
+        # Where the evidence is unknown, no search shows an item of it
         items_by_search = answer.by_search or (frozenset[int](),) * len(answer.answer.searches)
         example_searches: list[ExampleSearch] = []
         for search, items in zip(answer.answer.searches, items_by_search, strict=True):
@@ -258,7 +262,9 @@ def _example_items(answer: JudgedAnswer, facts: QuestionFacts) -> tuple[ExampleI
     items: list[ExampleItem] = []
     for position, text in enumerate(texts):
         in_corpus = None if facts.in_corpus is None else position in facts.in_corpus
-        items.append(ExampleItem(text=text, shown=position in answer.shown, in_corpus=in_corpus))
+        items.append(
+            ExampleItem(text=text, shown=position in answer.shown_items, in_corpus=in_corpus)
+        )
 
     return tuple(items)
 

@@ -1,6 +1,6 @@
 """The figure of lost points: a bar per model, from F1 on the left to the last cause on the right."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import matplotlib as mpl
 from matplotlib.colors import to_rgb
@@ -31,13 +31,22 @@ LUCKY = "#74c2ab"
 BAR_INCHES = 0.34
 # A part narrower than this share has no figure in it
 LABELLED = 0.06
+# On light colours, in either scheme of the page
 DARK_TEXT = "#101214"
-"""On light colours, in either scheme of the page."""
+
+
+def causes_of(runs: Iterable[RunReport]) -> list[Cause]:
+    """Return the causes to which one of the runs lost points, in reading order."""
+    causes: set[Cause] = set()
+    for run in runs:
+        causes.update(run.causes)
+
+    return sorted(causes, key=list(Cause).index)
 
 
 def lost_points_figure(runs: Sequence[RunReport]) -> Figure:
     """Draw a bar for each run: F1, of which what was right without evidence is paler, then every cause."""
-    causes = [cause for cause in Cause if any(cause in run.causes for run in runs)]
+    causes = causes_of(runs)
     legend_lines = -(-(len(causes) + 2) // 3)
     height = 0.75 + BAR_INCHES * len(runs) + 0.19 * legend_lines
 
@@ -45,6 +54,7 @@ def lost_points_figure(runs: Sequence[RunReport]) -> Figure:
         figure = Figure(figsize=(PANEL_INCHES[0] * 1.5, height), layout="constrained")
         panel = figure.subplots()
 
+        # matplotlib counts bars from below, and the first run is read first
         for place, run in enumerate(reversed(runs)):
             start = 0.0
             lucky = run.right_without_evidence.lost.mean

@@ -1,5 +1,6 @@
 """From a run to a cause for every answer: what its searches showed, and what other queries would have found."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ class JudgedAnswer:
         return f"{self.answer.question_id}#{self.answer.sample}"
 
     @property
-    def shown(self) -> Items:
+    def shown_items(self) -> Items:
         """The items that all searches together showed."""
         return frozenset[int]().union(*self.by_search or ())
 
@@ -144,6 +145,7 @@ def _questions_of(run: Run, questions: Mapping[str, Question]) -> dict[str, Ques
     if not questions:
         return dict(run.questions)
 
+    # A run of other questions would be explained by evidence that is not theirs
     unknown = sorted(run.questions.keys() - questions.keys())
     if unknown:
         names = ", ".join(unknown[:3])
@@ -225,7 +227,7 @@ def _search(
     if searcher is None:
         return hits
 
-    distinct = list(dict.fromkeys(query for each in queries.values() for query in each))
+    distinct = list(dict.fromkeys(itertools.chain.from_iterable(queries.values())))
     for start in range(0, len(distinct), QUERIES_AT_ONCE):
         batch = distinct[start : start + QUERIES_AT_ONCE]
         for query, result in zip(batch, searcher.find_hits(batch, top_k), strict=True):
@@ -258,6 +260,7 @@ def _count_other_results(
             if search.query and search.chunk_ids:
                 ids_by_query[search.query] = search.chunk_ids
 
+    # Spread over the whole run; to search for all again would take as long as the run did
     queries = list(ids_by_query)[:: max(1, len(ids_by_query) // TRIED_QUERIES)]
     hits = _search(searcher, {"": queries}, top_k)
     other = 0
@@ -284,7 +287,7 @@ def _judge(answer: Answer, facts: QuestionFacts, scan: CorpusScan | None) -> Jud
         searches=None if answer.searches is None else len(answer.searches),
         items=None if evidence is None else len(evidence.items),
         in_corpus=None if facts.in_corpus is None else len(facts.in_corpus),
-        shown=shown_items,
+        shown_items=shown_items,
         findable=facts.findable,
     )
     return JudgedAnswer(answer, findings, find_cause(findings), by_search)

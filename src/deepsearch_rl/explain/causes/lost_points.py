@@ -10,6 +10,7 @@ Axes: Q questions in the order of their ids, C causes.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.evaluation.scoring.score import Interval, bootstrap_intervals
 from deepsearch_rl.explain.causes.causes import Cause
 
+ValueT = TypeVar("ValueT")
 NO_LOSS = Fraction(0)
 
 
@@ -55,10 +57,10 @@ class LostPoints:
         chosen = set(question_ids)
         places = [place for place, name in enumerate(self.question_ids) if name in chosen]
         return LostPoints(
-            tuple(self.question_ids[place] for place in places),
-            tuple(self.f1_Q[place] for place in places),
-            tuple(self.lost_QC[place] for place in places),
-            tuple(self.without_evidence_Q[place] for place in places),
+            _at(places, self.question_ids),
+            _at(places, self.f1_Q),
+            _at(places, self.lost_QC),
+            _at(places, self.without_evidence_Q),
         )
 
     def values(self) -> NDArray[np.float64]:
@@ -71,6 +73,10 @@ class LostPoints:
 
 
 CAUSES = tuple(Cause)
+
+
+def _at(places: Sequence[int], values: Sequence[ValueT]) -> tuple[ValueT, ...]:
+    return tuple(values[place] for place in places)
 
 
 def count_lost_points(answers: Sequence[ScoredAnswer]) -> LostPoints:
@@ -92,14 +98,17 @@ def count_lost_points(answers: Sequence[ScoredAnswer]) -> LostPoints:
         of_question = by_question[name]
         samples = len(of_question)
         lost_C = dict.fromkeys(CAUSES, NO_LOSS)
+        f1 = NO_LOSS
+        lucky = 0
 
         for answer in of_question:
+            f1 += Fraction(answer.f1)
+            lucky += answer.without_evidence
             if answer.cause is not None:
                 lost_C[answer.cause] += (1 - Fraction(answer.f1)) / samples
 
-        f1_Q.append(sum((Fraction(answer.f1) for answer in of_question), NO_LOSS) / samples)
+        f1_Q.append(f1 / samples)
         lost_QC.append(tuple(lost_C.values()))
-        lucky = sum(answer.without_evidence for answer in of_question)
         without_evidence_Q.append(Fraction(lucky, samples))
 
     points = LostPoints(ids, tuple(f1_Q), tuple(lost_QC), tuple(without_evidence_Q))

@@ -8,16 +8,16 @@ from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.evaluation.scoring.score import Interval
 from deepsearch_rl.explain.causes.causes import TITLES, Cause
 
+# Stands beside the causes: answers that lost nothing although some gold evidence was never shown
 WITHOUT_EVIDENCE = "right_without_evidence"
-"""Stands beside the causes: answers that lost nothing although some gold evidence was never shown."""
 
+# What the page and the table call the ceilings
 CEILINGS = {
     "in_corpus": "evidence in the corpus",
     "question": "top k of the question",
     "best_query": "top k of the best single query",
     "agent": "all of the agent's searches",
 }
-"""What the page and the table call the ceilings."""
 CONTROLS = {
     "gold_passage": "F1 with gold passages",
     "random_passage": "F1 with random passages",

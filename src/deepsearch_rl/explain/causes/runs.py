@@ -121,6 +121,7 @@ def gather(path: Path, rows: Iterable[Row]) -> Run:
         raise ArtifactError(f"{path} holds no answers.")
 
     ordered = tuple(answers[key] for key in sorted(answers))
+    # A file of several runs has no model, prompt and temperature of its own
     model, prompt, temperature = settings.pop() if len(settings) == 1 else ("", None, None)
     return Run(path, model or path.stem, ordered, questions, prompt, temperature)
 
@@ -153,8 +154,8 @@ def trajectory_rows(path: Path) -> Iterator[Row]:
 
 def _last_text(rollout: Trajectory) -> str:
     """Return the text of the last turn of the model."""
-    texts = [message.content for message in rollout.messages if message.role == "assistant"]
-    return texts[-1] if texts else ""
+    turns = rollout.turns
+    return turns[-1].content if turns else ""
 
 
 def _searches(rollout: Trajectory) -> tuple[Search, ...] | None:

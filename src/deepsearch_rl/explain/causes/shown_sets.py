@@ -4,8 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deepsearch_rl.evaluation.report.plots import inline_svg
-from deepsearch_rl.explain.causes.causes import Cause
-from deepsearch_rl.explain.causes.figure import COLOURS, LUCKY, RIGHT, lost_points_figure
+from deepsearch_rl.explain.causes.figure import (
+    COLOURS,
+    LUCKY,
+    RIGHT,
+    causes_of,
+    lost_points_figure,
+)
 from deepsearch_rl.explain.causes.records import WITHOUT_EVIDENCE, ExplainReport, RunReport
 
 # The colours of the bars' parts
@@ -16,14 +21,13 @@ def shown_sets(report: ExplainReport) -> Iterator[dict[str, Any]]:
     """Yield what the page shows of every question set, in the order of the runs."""
     for number, name in enumerate(dict.fromkeys(run.dataset for run in report.runs)):
         runs = [run for run in report.runs if run.dataset == name]
-        causes = [cause for cause in Cause if any(cause in run.causes for run in runs)]
         title = name or "Questions"
         description = f"Where the points on {title} are lost, a bar per model"
         yield {
             "name": name,
             "title": title,
             "runs": runs,
-            "causes": causes,
+            "causes": causes_of(runs),
             "figure": inline_svg(lost_points_figure(runs), f"lost-{number}", description),
             "movements": [each for each in report.movements if each.dataset == name],
             "against": [each for each in report.against if each.dataset == name],

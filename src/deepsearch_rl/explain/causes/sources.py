@@ -59,20 +59,26 @@ def find_sources(paths: Sequence[Path], dataset: str | None) -> list[Source]:
             sources.append(_of_file(path))
 
     if dataset is not None:
-        known = [source for source in sources if source.setting.dataset]
-        chosen = [source for source in sources if source.setting.dataset in ("", dataset)]
-        if not chosen:
-            raise UnknownNameError(
-                "question set", dataset, {source.setting.dataset for source in known}
-            )
-        sources = [_named(source, dataset) for source in chosen]
+        sources = _of_dataset(sources, dataset)
 
     return _in_reading_order(sources)
 
 
-def _named(source: Source, dataset: str) -> Source:
-    setting = source.setting.model_copy(update={"dataset": dataset})
-    return replace(source, setting=setting)
+def _of_dataset(sources: Sequence[Source], dataset: str) -> list[Source]:
+    """Return the sources of one question set, and those of an unknown one, which is then taken to be this."""
+    chosen: list[Source] = []
+    others: set[str] = set()
+    for source in sources:
+        own = source.setting.dataset
+        if own in ("", dataset):
+            setting = source.setting.model_copy(update={"dataset": dataset})
+            chosen.append(replace(source, setting=setting))
+        else:
+            others.add(own)
+
+    if not chosen:
+        raise UnknownNameError("question set", dataset, others)
+    return chosen
 
 
 def _in_reading_order(sources: Sequence[Source]) -> list[Source]:
@@ -208,8 +214,10 @@ def _source(
 def _split(evaluation: ModelEvaluation, dataset: str) -> str:
     """Return the split whose questions were answered, as the digests name it."""
     prefix = f"questions/{dataset}/"
-    splits = [name.removeprefix(prefix) for name in evaluation.inputs if name.startswith(prefix)]
-    return splits[0] if splits else "val"
+    for name in evaluation.inputs:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return "val"
 
 
 def _require_same(path: Path, sha256: str | None, digest: Callable[[Path], str]) -> None:

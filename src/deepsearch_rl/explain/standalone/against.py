@@ -8,7 +8,7 @@ up: they overlap.
 Axes: Q questions in the order of their ids, D bootstrap draws.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -55,6 +55,10 @@ class ScoredRun:
     def f1(self) -> Values:
         """F1 of every question."""
         return self.metrics["f1"]
+
+    def among(self, names: Set[str]) -> NDArray[np.bool_]:
+        """Return which of the questions have one of these ids."""
+        return np.array([name in names for name in self.ids])
 
 
 def compare_published(
@@ -206,7 +210,7 @@ def _recompute(
         return Recomputed(what=what, metric=metric, n=n, score=score, change=change)
 
     def some(what: str, chosen: set[str]) -> Recomputed:
-        chosen_Q = np.array([name in chosen for name in scored.ids])
+        chosen_Q = scored.among(chosen)
         change = subset_change(scored.f1, chosen_Q, seed, draws)
         score = float(scored.f1[chosen_Q].mean())
         return Recomputed(what=what, metric="f1", n=int(chosen_Q.sum()), score=score, change=change)
@@ -222,18 +226,21 @@ def _recompute(
             yield some(f"the first {count} questions", set(in_order[:count]))
 
     answerable: set[str] = set()
+    covered: set[str] = set()
     for name, facts in judged.facts.items():
         if not is_unanswerable(facts.question):
             answerable.add(name)
+        if facts.is_covered:
+            covered.add(name)
 
     if 0 < len(answerable) < n:
         yield some("answerable questions alone", answerable)
-    covered = {name for name, facts in judged.facts.items() if facts.is_covered}
     if 0 < len(covered) < n:
         yield some("questions whose evidence the corpus has", covered)
 
     if judged.run.samples > 1:
         first = score_run([answer for answer in judged.run.answers if answer.sample == 0])
+        # Otherwise the two means are over other questions
         if first.ids == scored.ids:
             yield whole("one answer per question, the first", "f1", first.f1)
     yield from _without_failures(judged, scored, seed, draws)
@@ -261,12 +268,12 @@ def _without_failures(
 
     served = score_run(answers)
     place = {name: row for row, name in enumerate(scored.ids)}
+    # Questions without any served answer keep their score and are not chosen below
     values_Q = scored.f1.copy()
     for name, f1 in zip(served.ids, served.f1.tolist(), strict=True):
         values_Q[place[name]] = f1
 
-    chosen = set(served.ids)
-    chosen_Q = np.array([name in chosen for name in scored.ids])
+    chosen_Q = scored.among(set(served.ids))
     change = subset_change(scored.f1, chosen_Q, seed, draws, values_Q)
     yield Recomputed(
         what="without answers that a server failed",
@@ -281,15 +288,20 @@ def _greedy(scored: ScoredRun, greedy: Run, seed: int, draws: int) -> Recomputed
     """Return greedy minus sampled answers on the questions that both answer."""
     other = score_run(greedy.answers)
     sampled = dict(zip(scored.ids, scored.f1.tolist(), strict=True))
-    both = [name for name in other.ids if name in sampled]
-    if not both:
+    values: list[float] = []
+    differences: list[float] = []
+    for name, f1 in zip(other.ids, other.f1.tolist(), strict=True):
+        if name in sampled:
+            values.append(f1)
+            differences.append(f1 - sampled[name])
+
+    n = len(values)
+    if not n:
         raise CheckFailedError(f"{greedy.path} answers none of the run's questions.")
 
-    values = dict(zip(other.ids, other.f1.tolist(), strict=True))
-    difference = np.array([values[name] - sampled[name] for name in both])
-    [change] = bootstrap_intervals(difference[:, None], seed, draws)
-    score = float(np.mean([values[name] for name in both]))
-    return Recomputed(what="greedy answers", metric="f1", n=len(both), score=score, change=change)
+    [change] = bootstrap_intervals(np.array(differences)[:, None], seed, draws)
+    score = float(np.mean(values))
+    return Recomputed(what="greedy answers", metric="f1", n=n, score=score, change=change)
 
 
 def subset_change(
@@ -313,6 +325,7 @@ def subset_change(
 
     for _ in range(draws):
         counts_Q = np.bincount(generator.integers(0, n, n, dtype=np.int32), minlength=n)
+        # Counts in place of drawn questions: a resample is then two products
         drawn = float(counts_Q @ chosen)
         if drawn:
             mean = float(counts_Q @ (chosen * new_Q)) / drawn
@@ -327,8 +340,12 @@ def _unknown(
     settings: Sequence[SettingDifference], recomputed: Sequence[Recomputed]
 ) -> Iterator[str]:
     """Yield what is not the same and whose effect the run cannot show."""
-    done = {line.what for line in recomputed}
-    metrics = {line.metric for line in recomputed}
+    done: set[str] = set()
+    metrics: set[str] = set()
+    for line in recomputed:
+        done.add(line.what)
+        metrics.add(line.metric)
+
     shown_by = {
         ("temperature", "0"): "greedy answers",
         ("answers per question", "1"): "one answer per question, the first",

@@ -66,6 +66,7 @@ def explain_paths(paths: Sequence[Path], options: Options) -> list[ExplainedRun]
         if options.corpus is not None:
             built = _built_or_opened(options.corpus, options.seed, stack, open_searcher)
 
+        # An index is opened once, however many runs searched it
         for source in find_sources(paths, options.dataset):
             run_source = _as_named(source, options)
             notes: list[str] = []

@@ -52,7 +52,8 @@ from deepsearch_rl.retrieval.vectors.flat import link_or_copy
 JOB_FILE = "job.json"
 VECTORS_FILE = "vectors.npy"
 BLOCKS_FILE = "blocks.jsonl"
-JOB_FOLDER = "encoding"  # the part of a work folder that an encoding writes to
+# The part of a work folder that an encoding writes to
+JOB_FOLDER = "encoding"
 
 # For a Ray that is started here: no usage reports, and (whatever the name says) no cluster, so that
 # its servers listen on 127.0.0.1.
@@ -259,6 +260,7 @@ def write_rows(path: Path, start: int, vectors_BD: Vectors, rows: int, dtype: st
             file.seek(present.offset + start * present.strides[0])
             file.write(vectors_BD.astype(dtype).tobytes())
             file.flush()
+            # The log says next that the block is there, also after a power cut
             os.fsync(file.fileno())
     except (OSError, ValueError) as error:
         raise ArtifactError(f"the vectors cannot be written to {path} ({error}).") from error

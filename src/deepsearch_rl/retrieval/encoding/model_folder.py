@@ -40,11 +40,11 @@ BATCH_TOKENS = {"cpu": 512, "cuda": 65_536}
 # have fewer places for text.
 OFFSET_FAMILIES = ("roberta", "mpnet", "camembert")
 
+# What published folders call the prompt of each side
 PROMPT_NAMES: dict[Kind, tuple[str, ...]] = {
     "query": ("query",),
     "passage": ("document", "passage", "corpus"),
 }
-"""What published folders call the prompt of each side."""
 
 
 def _require_commit(revision: str) -> str:
@@ -109,7 +109,8 @@ class ModelFolder:
     pools_prompt: bool
     prefixes: dict[Kind, str]
     lower_case: bool
-    max_tokens: int  # tokens that are read of a text, [CLS] and [SEP] counted
+    # Tokens that are read of a text, [CLS] and [SEP] counted
+    max_tokens: int
     pad_id: int
 
 
@@ -124,8 +125,8 @@ class _Settings(OpenRecord):
     prompts: dict[str, str | None] | None = None
     default_prompt_name: str | None = None
     similarity_fn_name: str | None = None
+    # In older files a flag per mode instead, such as ``pooling_mode_cls_token: true``
     pooling_mode: str | tuple[str, ...] | None = None
-    """In older files a flag per mode instead, such as ``pooling_mode_cls_token: true``."""
     include_prompt: bool = True
 
 
@@ -251,6 +252,7 @@ def _pooling(config: ModelFolderConfig, root: Path, path: Path) -> tuple[str, bo
     modes = file.pooling_mode or _pooling_flags(file)
     pooling = modes if isinstance(modes, str) else "+".join(modes) or "mean"
 
+    # Vectors that are pooled in another way search badly, and no error says so
     if config.pooling not in (None, pooling):
         raise ConfigError(
             f"{path} says that tokens are pooled by {pooling}; the params say {config.pooling}."

@@ -55,7 +55,8 @@ class QuestionParts:
     # Codes of the first MAX_SOURCES sources that it names, ascending
     sources: tuple[int, ...]
     days: tuple[DayRange, ...]
-    whole: str  # the question without sources and dates
+    # The question without sources and dates
+    whole: str
     # The first MAX_PARTS pieces of ``whole`` that have two words, or letters of a script without
     # blanks; else all
     parts: tuple[str, ...]
@@ -67,7 +68,8 @@ class SourceNames:
 
     # By a name's tokens; sources may differ in case or spacing alone
     codes: dict[tuple[str, ...], tuple[int, ...]]
-    longest: int  # tokens of the longest name
+    # Tokens of the longest name
+    longest: int
 
     @classmethod
     def of(cls, sources: Sequence[str]) -> Self:
@@ -94,6 +96,7 @@ class SourceNames:
                 _, (_, end) = tokens[start + len(name) - 1]
                 mentions.append(((begin, end), self.codes[name]))
 
+            # The longest name counts, and its words begin no other
             start += len(name) or 1
 
         return mentions

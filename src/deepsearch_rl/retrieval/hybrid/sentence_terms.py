@@ -73,11 +73,15 @@ def write_sentence_terms(chunks: Iterable[Chunk], folder: Path) -> None:
 class Matches:
     """Where the U terms of a query occur among C candidates, whose S sentences stand one after the other."""
 
-    starts_C: NDArray[np.int64]  # the first sentence of each candidate
-    sentence_M: NDArray[np.int64]  # of each match: in which sentence...
-    term_M: NDArray[np.int64]  # ...which term of the query
-    counts_CU: NDArray[np.int64]  # in how many of its sentences a candidate has a term
-    length_C: NDArray[np.int64]  # terms of a candidate, summed over its sentences
+    # The first sentence of each candidate
+    starts_C: NDArray[np.int64]
+    # Of each match: in which sentence, and which term of the query
+    sentence_M: NDArray[np.int64]
+    term_M: NDArray[np.int64]
+    # In how many of its sentences a candidate has a term
+    counts_CU: NDArray[np.int64]
+    # Terms of a candidate, summed over its sentences
+    length_C: NDArray[np.int64]
     length_S: NDArray[np.int64]
 
 

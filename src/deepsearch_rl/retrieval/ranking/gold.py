@@ -138,6 +138,7 @@ def score_facts(
     for rank, items in enumerate(items_by_rank[:RANKED], 1):
         if items and not earlier:
             reciprocal_rank = 1 / rank
+        # An item counts at the first rank that shows it
         gain += len(items - earlier) / rank
         earlier |= items
 

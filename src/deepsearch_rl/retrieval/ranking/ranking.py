@@ -25,7 +25,8 @@ from pydantic import Field
 
 from deepsearch_rl.core.records import NonEmpty, Record
 
-Mask = NDArray[np.bool_]  # which of N rows may be found
+# Which of N rows may be found
+Mask = NDArray[np.bool_]
 RankingName = Literal["learned", "bm25", "dense"]
 
 
@@ -108,7 +109,8 @@ class FusionWeights(Record):
     ranking: RankingName
     # By feature (:mod:`.hybrid.retriever`); learnt from all the questions
     weights: dict[str, float]
-    questions: int  # learnt from, and scored on while held out
+    # Learnt from, and scored on while held out
+    questions: int
     # MRR@10 and MAP@10 of ``learned``, ``bm25`` and ``dense``; the first from weights of the other
     # folds
     held_out: dict[str, dict[str, float]]

@@ -61,7 +61,8 @@ class IndexManifest(Record):
     """Chunks, configuration and libraries that an index was built from."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
-    chunks: NonEmpty  # the chunk file, relative to the index folder
+    # The chunk file, relative to the index folder
+    chunks: NonEmpty
     chunks_bytes: int = Field(ge=1)
     chunks_sha256: str
     # Chunks in the index; row N is line N of the chunk file, from 0, blank lines not counted
@@ -73,8 +74,10 @@ class IndexManifest(Record):
     # Learnt from training questions; null where nothing was learnt
     fusion_weights: FusionWeights | None
     seed: int
-    sizes_bytes: dict[str, int]  # every other file of the folder
-    versions: dict[str, str]  # of the libraries that wrote the files
+    # Every other file of the folder
+    sizes_bytes: dict[str, int]
+    # Of the libraries that wrote the files
+    versions: dict[str, str]
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:

@@ -72,6 +72,7 @@ class OwnRetriever:
             return f"rows that are not whole numbers from 0 to {self._rows - 1}"
         if len(rows_K) > top_k:
             return f"{len(rows_K)} rows, more than top_k = {top_k}"
+        # It would count twice in every score of retrieval
         if len(np.unique(rows_K)) < len(rows_K):
             return "a row twice"
         if not np.isfinite(scores_K).all() or (np.diff(scores_K) > 0).any():

@@ -63,6 +63,7 @@ def measure_datasets(
         questions = with_gold(read_jsonl(questions_root / name / f"{config.split}.jsonl", Question))
         scores[name] = {}
         if not questions:
+            # Zero questions say that nothing could be measured; a missing name would say nothing
             scores[name].update((retriever, {"n": 0}) for retriever in RETRIEVERS)
             continue
 

@@ -166,6 +166,7 @@ def open_retriever(
             encoder, open_vector_index(folder / manifest.DENSE_FOLDER, config.vectors)
         )
 
+    # Without learnt weights the two halves are fused by their ranks
     if weights is None or name == "reciprocal_ranks":
         bm25 = open_retriever(folder, config, None, "bm25")
         dense = open_retriever(folder, config, None, "dense")

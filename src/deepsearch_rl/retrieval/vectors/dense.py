@@ -82,7 +82,12 @@ class RefinedIndex:
         # A filter may leave few enough to compare with all of them.
         if allowed_N is not None and np.count_nonzero(allowed_N) <= depth:
             allowed_C = np.flatnonzero(allowed_N)
-            return [allowed_C if query_D.any() else allowed_C[:0] for query_D in queries_QD]
+            candidates: list[NDArray[np.int64]] = []
+            for query_D in queries_QD:
+                # A vector of zeros is that of a blank query, which finds nothing
+                candidates.append(allowed_C if query_D.any() else allowed_C[:0])
+
+            return candidates
 
         # In the order of the file, so that the disk reads in one direction.
         rankings = self.first.nearest(queries_QD, depth, allowed_N)

@@ -149,6 +149,7 @@ def open_vector_file(path: Path, random_access: bool = False) -> VectorFile:
     assert isinstance(mapped.base, mmap.mmap)
     if random_access:
         mapped.base.madvise(mmap.MADV_RANDOM)
+    # A plain array: slices of a memmap are slower
     return VectorFile(np.asarray(mapped), mapped.base, mapped.offset)
 
 

@@ -242,6 +242,7 @@ class SearchEndpoint:
         patient = wait_for_capacity(config.rate_limit_wait_s, log)
 
         try:
+            # A full quota is waited for beyond the attempts: they are for failures
             return patient(repeated(self._exchange))(request)
         except NoCapacityError as failure:
             problem = (
@@ -280,6 +281,7 @@ class SearchEndpoint:
             content = orjson.dumps(_fill_body(config.body, values))
             headers = {"content-type": "application/json"} | headers
 
+        # As bytes: httpx refuses letters beyond ASCII in a text
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         timeout = httpx.Timeout(config.timeout_s).as_dict()
 
@@ -303,6 +305,8 @@ class SearchEndpoint:
         self._limits.wait_in_thread()
         if self._machine is not None:
             self._machine.wait_in_thread()
+        # httpx limits the time of each read: a server that sends a byte at a time would never be
+        # late
         deadline = time.monotonic() + config.timeout_s
 
         try:

@@ -84,6 +84,8 @@ class OnlineSearcher:
                 answer = self._endpoint.ask(query, min(top_k, self.config.max_results))
             except SuspectedDownError as error:
                 suspicions.append(error)
+                # One failure may be the query's own fault. A second one without any answer is the
+                # endpoint's.
                 if len(suspicions) > 1 and not answered:
                     outages.append(EndpointDownError(str(error)))
                 return EndpointError(str(error))
@@ -111,11 +113,13 @@ class OnlineSearcher:
                 raise self._endpoint.error(f"{path!r} is not {text!r} but {_shown(value)}.")
 
         results = answer if fields.results is None else value_at(answer, fields.results)
+        # Some engines answer with status 200 and say in the body that they failed
         failures = value_at(answer, fields.failures) if fields.failures else None
         if not results and failures:
             raise self._endpoint.error(
                 f"no results, and {fields.failures!r} says why: {_shown(failures)}."
             )
+        # Some leave the list out where nothing matches
         if results is None and fields.results_optional:
             return []
         if not isinstance(results, list):
@@ -160,6 +164,7 @@ class OnlineSearcher:
 
     def _text(self, result: JsonValue, row: int, field: ResultField) -> str:
         value = self._field(result, row, field)
+        # A text may be a list of excerpts
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return "\n".join(map(str, value))
         if value is not None and not isinstance(value, str):
@@ -173,7 +178,9 @@ class OnlineSearcher:
     def _score(self, result: JsonValue, row: int) -> float:
         value = self._field(result, row, "score")
         if value is None:
+            # Without scores the order of the answer is all that is known
             return 1 / (row + 1)
+        # In Python, true and false are integers
         if isinstance(value, bool) or not isinstance(value, int | float):
             path = self.config.fields.score
             kind = _KINDS[type(value)]

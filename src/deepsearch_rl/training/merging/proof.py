@@ -122,7 +122,10 @@ def logprobs_of_new_process(
 
 def fixed_prompts(folder: Path, count: int) -> list[list[int]]:
     """Return the first ``count`` questions in a model's own chat template, with the search tool, as token ids."""
-    conversations = [[{"role": "user", "content": question}] for question in QUESTIONS[:count]]
+    conversations: list[list[dict[str, str]]] = []
+    for question in QUESTIONS[:count]:
+        conversations.append([{"role": "user", "content": question}])
+
     return AutoTokenizer.from_pretrained(folder).apply_chat_template(
         conversations, tools=[RETRIEVE_TOOL], add_generation_prompt=True, return_dict=False
     )
@@ -153,6 +156,7 @@ def answer_logprobs(model: Any, answers: Sequence[AnswerTokens]) -> list[list[fl
     for prompt, tokens in answers:
         ids_S = torch.tensor([*prompt, *tokens], device=model.device)
         with torch.inference_mode():
+            # The last token's logits would be of one that nobody wrote
             logits_SV = model.eval()(input_ids=ids_S[None, :-1]).logits[0]
         own_SV = logits_SV[len(prompt) - 1 :].float().log_softmax(dim=-1)
         logprobs.append(own_SV.gather(1, ids_S[len(prompt) :, None])[:, 0].tolist())

@@ -107,6 +107,7 @@ def _wordings() -> Iterator[str]:
 
     for template in templates:
         text = re.sub(r" ?\{\w+\}", "", template)
+        # A word at the beginning of a text and one behind a blank are different tokens
         yield from (text, f" {text}")
 
 

@@ -28,13 +28,9 @@ from deepsearch_rl.conversation.trained_with import MANIFEST, TRAINED_WITH, serv
 from deepsearch_rl.core.files import AppendLog, write_json
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
-from deepsearch_rl.training.pretrain.documents import (
-    GIVEN,
-    CurriculumStage,
-    DocumentConfig,
-    DocumentGenerator,
-    Turn,
-)
+from deepsearch_rl.training.pretrain.articles import Turn
+from deepsearch_rl.training.pretrain.curriculum import CurriculumStage, DocumentConfig
+from deepsearch_rl.training.pretrain.documents import GIVEN, DocumentGenerator
 from deepsearch_rl.training.pretrain.model import (
     TURN_END,
     TURN_START,
@@ -126,6 +122,7 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
     with AppendLog(folder / TRAIN_LOG) as log, bar, pool:
         for step, (level, examples) in enumerate(_curriculum(config, prompt, tokenizer, seed), 1):
             window.append(backward_in_threads(model, examples, pool, rates.threads))
+            # Before the weights are moved: what was trained until here stays good
             require_finite_step(step, window[-1].loss, parameters)
             # The rates rise from 0 to 1, stay there and fall to 0.1
             progress = done / total
@@ -241,6 +238,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Trainin
     tokens = cast(
         list[int], tokenizer.apply_chat_template(conversation, tools=tools, return_dict=False)
     )
+    # Turns are found in the tokens: the template says nowhere which message a token is of
     opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
     end = tokenizer.convert_tokens_to_ids(TURN_END)
     assistant_turns = iter([turn for turn in turns if turn["role"] == "assistant"])
@@ -337,8 +335,14 @@ class Muon:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         by_shape = itertools.groupby(sorted(parameters, key=_shape, reverse=True), key=_shape)
-        self._groups = [list(group) for _, group in by_shape]
-        self._momenta_NRC = [torch.zeros(len(group), *group[0].shape) for group in self._groups]
+        self._groups: list[list[torch.nn.Parameter]] = []
+        self._momenta_NRC: list[Tensor] = []
+
+        for _, of_shape in by_shape:
+            group = list(of_shape)
+            self._groups.append(group)
+            # One stack for each shape: a batched product is faster than many small ones
+            self._momenta_NRC.append(torch.zeros(len(group), *group[0].shape))
 
     def step(self, learning_rate: float, pool: Executor) -> None:
         """Move every matrix against its (Nesterov) momentum and drop its gradient; threads of the pool share it."""

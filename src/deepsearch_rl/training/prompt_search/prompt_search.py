@@ -224,14 +224,18 @@ def _candidates(result: Any, dev: Sequence[Question]) -> list[Candidate]:
 
     candidates: list[Candidate] = []
     for number, (texts, parents, scores, rollouts) in enumerate(pool):
-        best_places = [place for place in sorted(front) if number in front[place]]
+        best_at: list[str] = []
+        for place in sorted(front):
+            if number in front[place]:
+                best_at.append(dev[place].id)
+
         candidate = Candidate(
             prompt=texts[COMPONENT],
             # The start's only parent is None
             parents=tuple(parent for parent in parents if parent is not None),
             dev_reward=result.val_aggregate_scores[number],
             scores={dev[place].id: score for place, score in sorted(scores.items())},
-            best_at=tuple(dev[place].id for place in best_places),
+            best_at=tuple(best_at),
             rollouts=rollouts,
         )
         candidates.append(candidate)

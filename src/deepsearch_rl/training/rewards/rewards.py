@@ -68,8 +68,7 @@ class PolicyText:
 
     def turns(self, trajectory: Trajectory) -> list[str]:
         """Return the assistant turns as the policy wrote them, with separate reasoning put back into its tags."""
-        messages = [message for message in trajectory.messages if message.role == "assistant"]
-        return [self.turn(message) for message in messages]
+        return list(map(self.turn, trajectory.turns))
 
     def turn(self, message: Message) -> str:
         """Return one assistant turn as the policy wrote it; calls that the server parsed are not in the text."""

@@ -53,6 +53,7 @@ def agreement(
     sampled_P = sampled_BS[sampled_mask_BS].double()
     trained_P = trained_BS[sampled_mask_BS].double()
     mismatch_P = (sampled_P - trained_P).abs()
+    # By rollout: a few that the tokenizer reads otherwise must not hide, or feign, a stale policy
     rows_B = mean_difference((trained_BS - sampled_BS).abs())[:, 0]
     median = float(rows_B.nan_to_num(nan=math.inf).median())
     share, error = served_share(sampled_BS, trained_BS, start_BS)

@@ -63,6 +63,7 @@ class DevScores:
         usable = sum(map(len, usable_QG))
         total = sum(map(len, rollouts_QG))
 
+        # Checkpoints are compared by this score: it must not be of a few questions
         if usable < MIN_DEV_SHARE * total:
             raise EndpointError(
                 f"{total - usable} of the {total} rollouts of a dev score were failed by a server, "

@@ -107,6 +107,7 @@ def _answer_avoidance(steps: Sequence[TrainingStep]) -> str:
     refused_now = fmean(refusals[-WINDOW:])
     reward_before = fmean(rewards[:WINDOW])
     reward_now = fmean(rewards[-WINDOW:])
+    # Refusals that are rewarded are right ones: some questions have no answer
     if refused_now - refused_before < 0.15 or reward_now > reward_before:
         return ""
 
@@ -119,9 +120,11 @@ def _answer_avoidance(steps: Sequence[TrainingStep]) -> str:
 def _spike(steps: Sequence[TrainingStep]) -> str:
     """The loss says nothing here: at a ratio of 1 it is about 0, whatever is learnt."""
     norms = _values(steps, "grad_norm")
+    # The first gradients have no usual size
     if len(norms) <= WINDOW or "grad_norm" not in steps[-1].metrics:
         return ""
 
+    # A mean would rise with every spike, and hide the next one
     usual = median(norms[:-1])
     if not norms[-1] > SPIKE * usual > 0:
         return ""

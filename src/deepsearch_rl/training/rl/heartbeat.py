@@ -100,7 +100,8 @@ def run_watched(work: Callable[[], None], pipe: int) -> int:
     try:
         with full_disk_named("while writing"):
             work()
-    except Exception as error:  # noqa: BLE001 - the watchdog raises it
+    except Exception as error:  # noqa: BLE001
+        # The watchdog raises it
         is_told = isinstance(error, DeepsearchError | OSError)
         change = {
             "error": str(error) if is_told else f"{type(error).__name__}: {error}",

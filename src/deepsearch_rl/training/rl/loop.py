@@ -198,11 +198,13 @@ class _Run:
         metrics: dict[str, float] = {}
         following: Groups | None = None
         if step:
+            # Counted, because refills took questions beyond those of their step
             first = sum(int(line.metrics["questions"]) for line in lines[1:])
             metrics, following = await self._update(step, first, ahead)
 
         begin("dev", step)
         if step == 0:
+            # What RL can find is asked of the start alone
             metrics = await self.dev_scores.gate()
 
         dev: dict[str, float | None] = {"dev_f1": None}
@@ -237,6 +239,7 @@ class _Run:
                 begin("roll out", step)
                 following = await rollouts
             finally:
+                # An update that fails must not leave them running
                 rollouts.cancel()
 
         await self.trainer.serve()

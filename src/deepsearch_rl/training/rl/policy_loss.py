@@ -82,9 +82,11 @@ def advantages(
         variance = (centred_B.square() * tokens_B).sum() / (total - 1)
         return centred_B * (variance + 1e-8).rsqrt()
 
+    # 1 where two rollouts are of one group: one product then sums over all groups at once
     same_BB = (groups_B[:, None] == groups_B).to(rewards_B.dtype)
     size_B = same_BB.sum(dim=1)
     centred_B = rewards_B - same_BB @ rewards_B / size_B
+    # A rollout alone in its group has a centred reward of 0, which any divisor leaves
     others_B = (size_B - 1).clamp(min=1)
     if kind == "leave_one_out":
         return centred_B * size_B / others_B
@@ -109,6 +111,7 @@ def log_ratios(
     if level != "token":
         counts_B1 = mask_BS.sum(dim=1, keepdim=True).clamp(min=1)
         mean_B1 = (log_ratio_BS * mask_BS).sum(dim=1, keepdim=True) / counts_B1
+        # Its value is 0 and its gradient that of `new`
         own_BS = new_BS - new_BS.detach()
         log_ratio_BS = (
             own_BS + mean_B1.detach() if level == "sequence_token" else mean_B1.expand_as(new_BS)

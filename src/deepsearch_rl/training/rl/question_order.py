@@ -27,6 +27,7 @@ def _without_end(task: RlTask, shares: Mapping[str, float]) -> Iterator[Question
 
     drawn = Counter[str]()
     while True:
+        # The question that is drawn now counts already
         share_drawn = (drawn.total() + 1) / sum(shares.values())
         name = max(shares, key=lambda name: shares[name] * share_drawn - drawn[name])
         drawn[name] += 1

@@ -45,6 +45,7 @@ class RunLog:
     def _add(self, figures: Mapping[str, float | None]) -> tuple[TrainingStep, list[Alarm]]:
         """Return the line of a step with a metric for each alarm, and the alarms that begin."""
         new = self.alarms.add(TrainingStep.model_validate(figures))
+        # As metrics, so that a curve shows when an alarm began and ended
         metrics = {f"alarm/{name}": 1.0 for name in self.alarms.now}
         line = TrainingStep.model_validate({**figures, **metrics})
         self.lines.append(line)
@@ -64,6 +65,7 @@ class RunLog:
     def best_steps(self, count: int) -> list[int]:
         """Return the best step so far after each of the newest ``count`` lines, the newest first."""
         ends = range(len(self.lines), max(0, len(self.lines) - count), -1)
+        # Of each, because the newest checkpoints may turn out to be damaged
         return [best_line(self.lines[:end]).step for end in ends]
 
 

@@ -81,6 +81,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], max_searches: int) -> dict[str,
     ``refusals`` is the share that answers :data:`~deepsearch_rl.core.answers.INSUFFICIENT`,
     ``at_search_limit`` that which used all searches it was allowed.
     """
+    # Every name has a value of each rollout, so that a mean has failed ones in its denominator
     values: dict[str, list[float]] = {}
     failures: Counter[str] = Counter()
     left_out: Counter[str] = Counter()

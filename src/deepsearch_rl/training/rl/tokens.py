@@ -113,11 +113,13 @@ class TokenRecord:
         if not self.rows:
             return rendered
         ids = self._open_ids()
+        # The template writes the conversation as the model read it: nothing is dropped or moved
         if rendered[: len(ids)] == ids:
             return rendered
 
         unread = messages[_first_unread(messages) :]
         if isinstance(self.protocol, SearchTags):
+            # Tags are plain text, which no template surrounds
             text = "".join(message.content for message in unread)
             return ids + self.chat_format.tokenizer.encode(text, add_special_tokens=False)
 
@@ -194,6 +196,7 @@ class TokenRecord:
             )
 
         if logprobs is not None:
+            # What the model only read has none; the mask leaves these zeros out
             before = [0.0] * len(row.ids) if row.logprobs is None else row.logprobs
             row.logprobs = [*before, *logprobs[: len(ids)]]
 
@@ -239,6 +242,7 @@ class TokenRecord:
             return None
         places = [place for place, token in enumerate(through) if token in self.end_ids]
         end = places[-1] if places else len(through)
+        # The template rewrites an earlier turn, now that another one follows
         if rendered[:end] != through[:end]:
             return None
         model_ended = self.rows[-1].ids[-1] in self.end_ids

@@ -97,6 +97,7 @@ def watch(
         while failure := _attempt(command, settings, config, log, step, lock.fileno()):
             beat, problem = failure
             step = beat.step
+            # By step: a training that gets on may fail often, one that does not is given up
             failures[step] += 1
             count = failures[step]
 

@@ -188,6 +188,7 @@ def _check_target(name: str, folder: Path, step: int, target: RlRun) -> None:
             f"{name} changed other weights than those in {target.start}; its checkpoints do not fit them."
         )
 
+    # Equal params have the same scratch folder: it would be no fork
     if run_name(target.scratch) == name:
         raise ConfigError(
             f"with these params the stage continues {name} itself; say what the fork shall do "

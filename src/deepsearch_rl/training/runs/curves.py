@@ -97,6 +97,7 @@ class _Curve:
         try:
             with AppendLog(self.path) as log:
                 lines = list(read_jsonl(self.path, CurveLine)) if line.end else []
+                # A start that made no step has no end of its own
                 if line.end is None or (lines and lines[-1].end not in (line.end, "FINISHED")):
                     log.append(line)
         except OSError as error:

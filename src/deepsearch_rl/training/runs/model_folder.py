@@ -45,6 +45,7 @@ def complete_folder(base: Path, merged: Path, adapter: Path) -> None:
     needs.
     """
     config = read_json(merged / CONFIG)
+    # ms-swift's, of the training and of this machine
     for stale in ("args.json", "README.md"):
         (merged / stale).unlink(missing_ok=True)
     for source in sorted(base.iterdir()):

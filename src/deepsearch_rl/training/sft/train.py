@@ -103,6 +103,7 @@ def train_adapter(
         command = swift_sft_command(config, model, rows, scratch, seed, checkpoint)
         with contextlib.ExitStack() as stack:
             run_swift(command, scratch / "swift.log", _progress(stack))
+        # A trainer may end well after a step of NaN
         problem = remove_not_finite(scratch)
         if problem:
             raise NotFiniteError(_not_finite_sentence(problem))
@@ -170,6 +171,7 @@ def read_rows(rows: Path) -> tuple[int, PromptDigests]:
     prompts: set[PromptDigests] = set()
     for row in read_jsonl(rows, SwiftRow) if rows.is_file() else ():
         count += 1
+        # A model learns one prompt: rows of two would be served by neither
         prompts.add(row.prompt_digests())
 
     if not count:

@@ -53,7 +53,7 @@ def evidence_shown(trajectory: Trajectory, gold: Gold) -> float | None:
 
     None where the evidence names documents by id, because passages do not.
     """
-    texts = [message.content for message in trajectory.messages if message.role == "tool"]
+    texts = trajectory.tool_texts
     match gold.kind:
         case "facts":
             # Each result of a search by itself: a fact may not begin in one and end in the next
@@ -170,6 +170,7 @@ def best_per_question(trajectories: Sequence[Trajectory], count: int) -> list[Tr
     ids: set[str] = set()
     for trajectory in sorted(trajectories, key=rank):
         of_question = conversations.setdefault(trajectory.question_id, set())
+        # Equal conversations would be trained on twice
         if len(of_question) < count and trajectory.messages not in of_question:
             of_question.add(trajectory.messages)
             ids.add(trajectory.id)

@@ -182,8 +182,8 @@ def _require_served_prompts(trajectory: Trajectory, flatten: bool, agent: AgentC
         return
 
     # The last turn is in no history
-    turns = [message for message in trajectory.messages if message.role == "assistant"]
-    if any(split_thought(turn).reasoning is not None for turn in turns[:-1]):
+    earlier_turns = trajectory.turns[:-1]
+    if any(split_thought(turn).reasoning is not None for turn in earlier_turns):
         raise ConfigError(
             f"filter.flatten and agent.history_reasoning are both {str(flatten).lower()}, but "
             f"trajectory {trajectory.id} holds reasoning: its rows would be prompts that the agent "
@@ -263,9 +263,11 @@ class TokenProof:
         tokens or loss mask differ.
         """
         messages = chat_messages(trajectory.messages, with_reasoning=True)
+        targets: list[int] = []
         if target is None:
-            roles = enumerate(message["role"] for message in messages)
-            targets = [turn for turn, role in roles if role == "assistant"]
+            for place, message in enumerate(messages):
+                if message["role"] == "assistant":
+                    targets.append(place)
         else:
             # The conversation as the server sees it, through the trained turn
             messages = [*chat_messages(trajectory.messages[:target]), messages[target]]
@@ -279,6 +281,7 @@ class TokenProof:
 
         for turn in targets:
             prompt = self._chat_format.prompt_ids(messages[:turn], [RETRIEVE_TOOL])
+            # A prompt may be other tokens by itself than as the beginning of a longer text
             self._compare(trajectory.id, "tokens before a turn", tokens[: len(prompt)], prompt)
             end = len(self._render(messages[: turn + 1]))
             labels[len(prompt) : end] = tokens[len(prompt) : end]

@@ -95,6 +95,7 @@ class ScriptedTeacher(RolloutPolicy):
             text = f"{note}\n{left}" if note else left
             passages = yield text, bad or write_query(subject, noun)
             name = self._read(noun, subject, passages)
+            # Asked again in other words: so the trained model learns to try a second query
             if bad and not name:
                 nothing = write_note(noun, None)
                 passages = yield f"{nothing}\n{left}", write_query(subject, noun)

@@ -80,6 +80,7 @@ class _ResultRow(ForeignRow):
         answer = (
             self.output.pred if self.output.pred is not None else extract_answer(spoken_text(turn))
         )
+        # Where the other system's own answer is known, it counts and not what its text would give
         reason = StopReason.ANSWERED if answer else StopReason.NO_ANSWER_TAG
         return Trajectory(
             id=f"{self.id}#0",

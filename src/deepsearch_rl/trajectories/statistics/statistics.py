@@ -181,6 +181,7 @@ class _Group:
 def _figures(trajectory: Trajectory, gold: Gold | None) -> dict[str, float | None]:
     """Return the figures of one rollout by name; one that is None counts in no mean."""
     last = trajectory.usage[-1] if trajectory.usage else None
+    # Results of other systems are the last text alone: nothing can be counted in them
     if not has_turns(trajectory):
         return dict(score_rollout(trajectory)._asdict())
     evidence_share = evidence_shown(trajectory, gold) if gold else None

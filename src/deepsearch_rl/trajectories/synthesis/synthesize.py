@@ -67,6 +67,7 @@ def synthesize(
             model_name="teacher",
             seed=seed,
         )
+        # An endpoint's address and model are no params: the log's name tells them apart
         log = scratch / f"{sha256_json(teacher.determined_by)[:16]}.jsonl"
         artifact = collect(
             questions, config.samples, agents, log, agent.concurrency, "synthesize", out

@@ -72,6 +72,8 @@ def open_teacher(
     served = served_with(tokenizer_folder(folder), setting.agent.prompt_digests())
     require_trained_with(folder, served, f"the agent (agent.prompt: {setting.agent.prompt})")
     with serve_model(folder, serving) as endpoint:
+        # The path may have other weights at the next start: answers of these must not be mixed with
+        # theirs
         weights = digest_weights(folder)
         yield Teacher(endpoint, [weights, endpoint.model, serving.digest_of_answers()])
 

@@ -52,8 +52,8 @@ FEW_POSTINGS = 2**15
 SMALLEST_SCORE = np.nextafter(np.float32(0), np.float32(1))
 
 
+# The rows that hold a term, and what it adds to their scores
 _Stretch: TypeAlias = tuple[NDArray[np.int32], NDArray[np.float32]]
-"""The rows that hold a term, and what it adds to their scores."""
 
 
 class IndexSummary(Record):
@@ -88,6 +88,7 @@ class Bm25Index:
         the disk is full.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        # Beside the index, whose disk has room for it: /tmp may be small, or memory
         with full_disk_named(folder), TemporaryDirectory(dir=folder, prefix=".runs-") as work:
             writer = RunWriter(Path(work), len(config.fields), tokens_per_run)
             for chunk in track(chunks, "count terms", len(chunks), "chunks"):
@@ -119,6 +120,7 @@ class Bm25Index:
             raise ArtifactError(
                 f"the BM25 index in {folder} was built with other parameters; build it again."
             )
+        # Lengths alone: to read all arrays would take as long as a search of the whole index
         postings = len(index.rows_P)
         fits_keys = len(index.offsets) == len(index.keys_V) + 1
         if not fits_keys or not index.offsets[-1] == postings == len(index.scores_P) > 0:
@@ -213,6 +215,7 @@ def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
     """
     queries, rows = scores_QN.shape
     lanes = MAX_LANES
+    # Fewer lanes where columns are few: their maxima would say little about the best scores
     while lanes > 1 and rows // lanes < max(MIN_COLUMNS, COLUMNS_PER_HIT * top_k):
         lanes //= 2
     columns = rows // lanes
@@ -225,6 +228,7 @@ def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
     else:
         least_Q1 = np.full((queries, 1), SMALLEST_SCORE)
 
+    # Of these columns alone all scores are read
     queries_B, columns_B = (best_QC >= least_Q1).nonzero()
     scores_BL = scores_QLC[queries_B, :, columns_B]
     best_M, lanes_M = (scores_BL >= least_Q1[queries_B]).nonzero()
@@ -232,6 +236,7 @@ def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
     queries_M = queries_B[best_M]
     rows_M = columns_B[best_M] + columns * lanes_M
     scores_M = scores_BL[best_M, lanes_M]
+    # One sort for all queries: each has its hits side by side afterwards
     order_M = np.lexsort((rows_M, -scores_M, queries_M))
 
     rankings: list[Ranking] = []

@@ -209,6 +209,7 @@ def merge_runs(
     """Write ``keys.npy``, ``offsets.npy``, ``rows.npy`` and ``scores.npy`` (see :mod:`.bm25`)."""
     total = 0
     row_count = 0
+    # The mean length of all passages is known only when every run is written: so scores come last
     sums_F = np.zeros(len(config.fields), dtype=np.int64)
 
     for run in runs:
@@ -230,11 +231,13 @@ def merge_runs(
         postings = 0
         offsets.append(postings)
 
+        # A range of keys at a time, so that memory does not grow with the corpus
         pieces_by_run = [_split(run, ranges) for run in runs]
         for pieces in zip(*pieces_by_run, strict=True):
-            tf_by_piece = [
-                _term_frequencies(piece, mean_lengths_F, weights_F, config.b) for piece in pieces
-            ]
+            tf_by_piece: list[NDArray[np.float64]] = []
+            for piece in pieces:
+                tf_by_piece.append(_term_frequencies(piece, mean_lengths_F, weights_F, config.b))
+
             keys_V, frequencies_V, rows_P, tf_P = _merge(pieces, tf_by_piece)
             odds_V = (row_count - frequencies_V + 0.5) / (frequencies_V + 0.5)
             idf_V = np.log1p(odds_V).astype(np.float32)

@@ -178,6 +178,7 @@ def import_lucene(
             raise ArtifactError(f"{source} has no text in the field {FIELD}, which is searched.")
         fields = reader.storedFields()
         rows = {chunk.id: row for row, chunk in enumerate(chunks)}
+        # Lucene numbers documents in the order of its segments, which need not be the corpus's
         row_of_document_N = np.full(index.rows, -1, dtype=np.int64)
 
         for document in track(range(index.rows), "read Lucene's ids", index.rows, "documents"):

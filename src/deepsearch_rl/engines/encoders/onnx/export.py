@@ -138,7 +138,8 @@ def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
         raise ArtifactError(f"{folder.root} holds neither model.onnx nor onnx/model.onnx.")
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # of a pass; several run side by side
+    # Of a pass; several run side by side
+    options.intra_op_num_threads = 1
 
     # The errors of both libraries have no other root than Exception.
     try:

@@ -119,6 +119,7 @@ def _positions(terms: Iterable[str]) -> dict[str, int]:
 
 def _count_terms(texts: Iterable[str], vocabulary: dict[str, int], grow: bool) -> csr_matrix:
     """Return how often each term occurs, counts_NV, from flat arrays; ``grow`` adds terms to the vocabulary."""
+    # Arrays, because lists of Python numbers would take several times the memory
     columns_M = array("i")
     counts_M = array("f")
     ends = array("q", [0])

@@ -54,7 +54,8 @@ class TransformersEncoder:
                 self._model = SentenceTransformer(
                     path, device=config.device, local_files_only=True, model_kwargs=dtype
                 )
-            else:  # a plain folder: transformer and pooling
+            else:
+                # A plain folder: transformer and pooling
                 transformer = Transformer(path, do_lower_case=folder.lower_case, model_kwargs=dtype)
                 dimension = transformer.get_embedding_dimension()
                 pooling = Pooling(dimension, folder.pooling)  # pyright: ignore[reportArgumentType] - checks the name

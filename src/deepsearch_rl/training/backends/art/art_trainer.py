@@ -53,8 +53,13 @@ METRICS = {
     "kl": "kl",
     "served_share": "served_share",
     "logprob_positive": "logprob_positive",
-    **{f"mismatch_{name}": f"mismatch_{name}" for name in ("mean", "median", "p99", "max", "corr")},
-    **{f"outside_clip_{sign}": f"outside_clip_{sign}" for sign in ("positive", "negative")},
+    "mismatch_mean": "mismatch_mean",
+    "mismatch_median": "mismatch_median",
+    "mismatch_p99": "mismatch_p99",
+    "mismatch_max": "mismatch_max",
+    "mismatch_corr": "mismatch_corr",
+    "outside_clip_positive": "outside_clip_positive",
+    "outside_clip_negative": "outside_clip_negative",
 }
 
 
@@ -94,6 +99,7 @@ class ArtTrainer:
         )
         self._folder = Path(get_model_dir(self._model, str(task.scratch)))
         self._step = 0
+        # A server that splits thoughts off gives them in a field of their own
         splits_thoughts = (
             config.backend.device == "cuda" and config.sampler.reasoning_parser is not None
         )
@@ -118,6 +124,7 @@ class ArtTrainer:
         self.keep_only(set(steps))
         service = self._make_service(self._model, str(self._folder))
         self._service = service if self._in_process else move_to_child_process(service)
+        # Registering asks the backend for it
         self._backend._services[self._model.name] = self._service
         await self._model.register(self._backend)
         check_server(
@@ -162,11 +169,11 @@ class ArtTrainer:
                 return await self._captured(agent, question, sample)
 
         async with agent:
-            samples = range(sampling.samples)
-            groups = [
-                asyncio.gather(*(answer(question, sample) for sample in samples))
-                for question in questions
-            ]
+            groups: list[asyncio.Future[list[Rollout]]] = []
+            for question in questions:
+                samples = [answer(question, sample) for sample in range(sampling.samples)]
+                groups.append(asyncio.gather(*samples))
+
             return await asyncio.gather(*groups)
 
     async def _captured(self, agent: SearchAgent, question: Question, sample: int) -> Rollout:
@@ -179,11 +186,11 @@ class ArtTrainer:
         return Rollout(trajectory, captured, reason)
 
     async def _recorded(
-        self, agent: SearchAgent, asked: EndpointPolicy, question: Question, sample: int
+        self, agent: SearchAgent, sampler: EndpointPolicy, question: Question, sample: int
     ) -> Rollout:
         """Roll out one sample in Search-R1's tags, in which the sampled tokens are continued."""
-        tokens = TokenRecord(self._chat_format, asked.protocol, self._end_ids)
-        policy = TagPolicy(asked, tokens)
+        tokens = TokenRecord(self._chat_format, sampler.protocol, self._end_ids)
+        policy = TagPolicy(sampler, tokens)
         trajectory = await agent.answer(question, sample, policy)
         return Rollout(trajectory, policy.row, NO_TURN if policy.row is None else "")
 

@@ -19,7 +19,8 @@ from deepsearch_rl.conversation.chat_format import ChatFormat, ConversationError
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_messages
 from deepsearch_rl.core.records import Message, Trajectory
 
-NO_TURN = "no_turn"  # the first prompt did not fit: there is nothing to train on
+# The first prompt did not fit: there is nothing to train on
+NO_TURN = "no_turn"
 UNREADABLE = "unreadable_reply"
 NOT_AS_SAMPLED = "not_as_sampled"
 _TOKEN = re.compile(r"token_id:(\d+)")
@@ -63,6 +64,7 @@ def why_left_out(
     turns = [tokens for tokens in map(sampled_tokens, choices) if tokens]
     if not len(turns) == len(choices) == len(positions):
         return UNREADABLE
+    # The last turn was never sent back
     before_last = trajectory.messages[: positions[-1]]
     return (
         "" if comes_back(turns[:-1], before_last, chat_format, with_reasoning) else NOT_AS_SAMPLED

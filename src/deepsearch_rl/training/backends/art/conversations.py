@@ -53,6 +53,7 @@ def conversation(captured: art.Trajectory) -> MessagesAndChoices:
 
     for item in longest:
         if isinstance(item, Choice) or item["role"] == "assistant":
+            # Each request has one choice, in the order of the turns
             choice = next(choices)
             message = choice.message.model_copy(update={"content": "", "tool_calls": None})
             item = choice.model_copy(update={"message": message})

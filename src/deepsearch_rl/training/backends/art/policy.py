@@ -69,6 +69,7 @@ class Policy:
         self._reference: PreTrainedModel | None = None
         if config.lora is None:
             self.model = self._load(checkpoint or start, torch.float32)
+            # With all weights trained, nothing can be switched off to get the start model back
             self._reference = self._load(start, getattr(torch, config.dtype)).requires_grad_(False)
             self._trained: PreTrainedModel | peft.PeftModel = self.model
         else:
@@ -79,6 +80,8 @@ class Policy:
             self.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
+            # The embeddings are frozen under an adapter, and a checkpointed block whose input needs
+            # no gradient gives none
             self.model.enable_input_require_grads()
 
         self._trained.train()
@@ -122,6 +125,7 @@ class Policy:
         with atomic_directory(folder) as partial:
             weights = self._trained.named_parameters()
             trained = [(name, weight) for name, weight in weights if weight.requires_grad]
+            # A checkpoint with NaN would be served, and every later start would go on from it
             require_finite_tensors("the trained weight", trained)
             self._trained.save_pretrained(str(partial))
 
@@ -239,6 +243,7 @@ class Policy:
             if not self._has_moved:
                 require_unclipped(totals["loss/clip_fraction"])
         except (NotFiniteError, CheckFailedError):
+            # Or they would be added to those of the next update
             self.optimizer.zero_grad(set_to_none=True)
             raise
 
@@ -321,6 +326,7 @@ class Policy:
                 inputs["tokens"], attention_mask=attention_BS, use_cache=False
             ).last_hidden_state
 
+        # Most tokens are read and not written: their logits would fill the memory
         hidden_PE = hidden_BSE[mask_BS]
 
         head = cast(torch.nn.Linear, model.get_output_embeddings())

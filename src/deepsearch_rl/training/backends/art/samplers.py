@@ -99,6 +99,7 @@ class VllmSampler:
     def publish(self, policy: Policy, checkpoint: Path, name: str) -> None:  # noqa: ARG002 - for other samplers
         """Wake vLLM, load the checkpoint's adapter and unload the one before."""
         if self._asleep:
+            # vLLM needs the memory that torch keeps for later
             torch.cuda.empty_cache()
             self._post("/wake_up")
             self._asleep = False
@@ -120,6 +121,7 @@ class VllmSampler:
         timeout_s = self.config.sampler.timeout_s
 
         try:
+            # Without the environment's proxies: the server is on loopback
             response = httpx.post(
                 f"{self._server.url}{path}", json=body, timeout=timeout_s, trust_env=False
             )

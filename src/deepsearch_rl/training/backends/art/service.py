@@ -77,7 +77,8 @@ class OwnService:
 
     async def start_openai_server(self, config: dev.OpenAIServerConfig | None) -> tuple[str, int]:  # noqa: ARG002 - ART's
         """Serve the newest policy on loopback and return host and port."""
-        self._policy  # noqa: B018 - loaded before vLLM takes its share of the memory
+        # Loaded before vLLM takes its share of the memory
+        self._policy  # noqa: B018
         address = await asyncio.to_thread(self._sampler.start)
         await self.serve()
         return address
@@ -105,6 +106,7 @@ class OwnService:
         steps = self.config.steps[self.task.start_name]
         rows = Rows(packed_tensors_from_dir(**disk_packed_tensors))
         parts = minibatches(len(rows.lengths_N), self.config.minibatches, self.task.seed + step)
+        # A sampler on the same GPU gives its memory back for the update
         await asyncio.to_thread(self._sampler.rest)
 
         with memory_named(self.config):

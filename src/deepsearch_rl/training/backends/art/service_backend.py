@@ -35,7 +35,8 @@ def _note(*texts: object) -> None:
     _LOG.debug("%s", " ".join(map(str, texts)))
 
 
-setattr(local_backend, "print", _note)  # noqa: B010 - hides Python's print from this module of ART alone
+# Hides Python's print from this module of ART alone
+setattr(local_backend, "print", _note)  # noqa: B010
 
 
 @contextlib.contextmanager
@@ -63,10 +64,10 @@ class ServiceBackend(LocalBackend):
         self._tokenize = tokenized_row if in_tags else tokenize.tokenize_trajectory
         self._loss = config.loss
         self._max_tokens = config.max_sequence_tokens
+        # Seed of what the next update draws
         self.draws = ""
-        """Seed of what the next update draws."""
+        # Rollouts of the last update that were longer than what is trained on
         self.overlong = 0
-        """Rollouts of the last update that were longer than what is trained on."""
         self._packed_sequence_length_requires_chunk_alignment = False
 
     async def _get_service(self, model: art.TrainableModel[Any, Any]) -> ModelService:

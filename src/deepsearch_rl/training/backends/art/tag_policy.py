@@ -50,6 +50,7 @@ class TagPolicy(RolloutPolicy):
         ids, logprobs = _sampled(response)
         was_cut = response.choices[0].finish_reason in ENDED_BY_LIMIT
 
+        # Recorded only now: of a request that failed there is nothing to train on
         self.tokens.begin_turn(prompt)
         turn_tokens = self.tokens.read(ids, messages, max_tokens, was_cut)
         self.tokens.end_turn(turn_tokens.ids, logprobs)

@@ -240,6 +240,7 @@ def measured(config: RlConfig) -> Iterator[dict[str, float]]:
         for of, values_BS in (("policy", trained_BS), ("start model", reference_BS)):
             require_finite_tensors("the log-probability of the", [(of, values_BS[mask_BS])])
 
+        # Equal on all tokens of a rollout: only the sign counts here
         advantages_B = packed["advantages"].sum(dim=1)
         sampled_BS = packed["logprobs"].where(mask_BS, float("nan"))
         compared = agreement(

@@ -24,8 +24,9 @@ PACKAGES = ("verl", "torch", "transformers", "ray", "vllm", "deepsearch-rl")
 TIMEOUT_S = 10.0
 UNAUTHORIZED = 401
 THIS_MACHINE = "this"
+# A node's address as ``node``, its GPUs as ``gpus``, an error of the retrieval server as
+# ``retrieval``, versions
 NodeFacts = Mapping[str, str]
-"""A node's address as ``node``, its GPUs as ``gpus``, an error of the retrieval server as ``retrieval``, versions."""
 
 
 def facts(node: str, gpus: float, retrieval_url: str) -> dict[str, str]:
@@ -64,6 +65,7 @@ def problems(
 ) -> list[str]:
     """Return what keeps veRL from training on these nodes, each with what to do."""
     texts: list[str] = []
+    # veRL places as many processes on every node
     able = [node for node in nodes if float(node["gpus"]) >= gpus_per_node]
     if len(able) < count:
         texts.append(
@@ -101,6 +103,7 @@ def _ask_nodes(address: str, url: str) -> list[NodeFacts]:
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConnectionError(str(error)) from error
 
+    # Without a core of its own: a busy node answers, too
     ask = ray.remote(num_cpus=0)(facts)
     answers: list[Any] = []
     for node in ray.nodes():

@@ -46,6 +46,7 @@ class CpuServer:
         temperature = float(sampling_params["temperature"])
         prompt = sha256_json([self._seed, self._step, temperature, prompt_ids])
         self._asked[prompt] += 1
+        # Which request comes first does not matter: only how often its prompt was sampled before
         seed = int(sha256_json([prompt, self._asked[prompt]])[:12], 16)
         sampling = SamplingParams(temperature, int(sampling_params["max_tokens"]), seed)
         answer = await asyncio.wrap_future(self._engine.generate(list(prompt_ids), sampling))
@@ -59,6 +60,7 @@ class CpuServer:
     async def load(self, weights: list[tuple[str, torch.Tensor]], step: int | None) -> int:
         """Take all weights of a step and return how many there are; raise KeyError for an unknown name."""
         own = dict(self._model.named_parameters())
+        # veRL leaves out tied weights, which are those of another name
         missing = own.keys() - dict(weights).keys()
         if missing - set(self._model._tied_weights_keys or ()):
             raise KeyError(f"veRL sent no weights named {', '.join(sorted(missing)[:3])}")

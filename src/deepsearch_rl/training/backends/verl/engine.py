@@ -12,8 +12,8 @@ it again.
 
 Every step that is finished goes to the run's log while veRL trains, which says the alarms that it gives
 (:mod:`deepsearch_rl.training.rl.run_log`), by the names that the log of other engines has
-(:data:`FIGURES`). The best checkpoint by dev F1 is
-converted by veRL's own ``model_merger``.
+(:mod:`deepsearch_rl.training.backends.verl.figures`). The best checkpoint by dev F1 is converted by
+veRL's own ``model_merger``.
 """
 
 import logging
@@ -23,10 +23,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
-from pydantic import TypeAdapter
 
 from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.conversation.tool_template import require_tool_template
@@ -45,9 +43,9 @@ from deepsearch_rl.core.files import (
     write_jsonl,
 )
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
-from deepsearch_rl.core.records import Record
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 from deepsearch_rl.training.backends.verl.cluster import THIS_MACHINE
+from deepsearch_rl.training.backends.verl.figures import VerlSteps, read_logs
 from deepsearch_rl.training.backends.verl.merging import merge_command
 from deepsearch_rl.training.backends.verl.overrides import (
     VerlRun,
@@ -68,7 +66,9 @@ from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
 
 _LOG = logging.getLogger(__name__)
 SOURCES = Path(__file__).resolve().parents[4]
+# Between two looks at what veRL has logged
 POLL_S = 1.0
+# Ray's errors of a worker or node that is no more
 LOST = (
     "ActorDiedError",
     "ActorUnavailableError",
@@ -76,25 +76,6 @@ LOST = (
     "OwnerDiedError",
     "WorkerCrashedError",
 )
-"""Ray's errors of a worker or node that is no more."""
-FIGURES: Mapping[str, str] = {
-    "critic/score/mean": "reward",
-    "actor/entropy": "entropy",
-    "actor/grad_norm": "grad_norm",
-    "actor/lr": "learning_rate",
-    "actor/loss": "loss",
-    "actor/pg_clipfrac": "clip_fraction",
-    "actor/ppo_kl": "kl_to_old",
-    "actor/kl_loss": "kl",
-    "rollout_corr/log_ppl_abs_diff": "mismatch_mean",
-    "response_length/mean": "response_tokens",
-    "num_turns/mean": "rounds",
-    "timing_s/step": "step_s",
-    "critic/grad_norm": "critic_grad_norm",
-    "critic/vf_loss": "value_loss",
-    "critic/vf_explained_var": "value_explained",
-}
-"""Our names of veRL's figures."""
 CPU_ENVIRONMENT = {
     "VERL_USE_EXTERNAL_MODULES": "deepsearch_rl.training.backends.verl.cpu_rollout",
     "VERL_PLATFORM": "cpu",
@@ -104,13 +85,6 @@ CPU_ENVIRONMENT = {
 }
 # Without it Ray listens on every interface, and with it no second node may join
 LOOPBACK_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-
-
-class VerlLine(Record):
-    """A line of veRL's file logger."""
-
-    step: int
-    data: dict[str, Any]
 
 
 def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
@@ -239,6 +213,7 @@ def _train(task: RlTask, config: RlConfig, run: VerlRun) -> RunLog:
 
     number = len(list(logs.glob("*.jsonl")))
     figures = logs / f"{number:03}.jsonl"
+    # A start that dies before its first figure has a number, too
     figures.touch()
     command = [
         *_python(config),
@@ -263,52 +238,11 @@ def _train(task: RlTask, config: RlConfig, run: VerlRun) -> RunLog:
     return steps.log
 
 
-def _take(steps: "VerlSteps", logs: Path, config: RlConfig) -> None:
+def _take(steps: VerlSteps, logs: Path, config: RlConfig) -> None:
     """Take what veRL has logged since the last look; raise StalePolicyError for a step of another policy."""
     for line in steps.take(read_logs(logs, config)):
         _require_same_policy(line, config)
         begin("roll out", line.step + 1)
-
-
-class VerlSteps:
-    """The log of a run, which grows with veRL's files; ``lines`` are those of an earlier start."""
-
-    def __init__(self, run: str, lines: Sequence[TrainingStep]) -> None:
-        self._run = run
-        self._lines: list[TrainingStep] = []
-        self.log = RunLog(run, ())
-        self._go_back(lines)
-
-    @property
-    def last(self) -> int | None:
-        """The newest step; None before the first one."""
-        return self._lines[-1].step if self._lines else None
-
-    def take(self, lines: Sequence[TrainingStep]) -> list[TrainingStep]:
-        """Add the steps that are new in veRL's log, and return them.
-
-        Steps that are trained again, because a start goes on from an earlier checkpoint, take the
-        place of those before.
-        """
-        unchanged = 0
-        for old, new in zip(self._lines, lines, strict=False):
-            if old != new:
-                break
-            unchanged += 1
-        if unchanged < len(self._lines):
-            self._go_back(lines[:unchanged])
-
-        for line in lines[unchanged:]:
-            self._lines.append(line)
-            self.log.add(line.model_dump())
-        return list(lines[unchanged:])
-
-    def _go_back(self, lines: Sequence[TrainingStep]) -> None:
-        """Let the log have these steps alone; they are in the curve already."""
-        self._lines = list(lines)
-        self.log = RunLog(self._run, ())
-        for line in lines:
-            self.log.restore(line.model_dump())
 
 
 def _require_same_policy(line: TrainingStep, config: RlConfig) -> None:
@@ -377,32 +311,6 @@ def _workers_environment(config: RlConfig, figures: Path) -> list[str]:
     place = "+ray_kwargs.ray_init.runtime_env.env_vars"
     variables = _own_variables(config, figures)
     return [f"{place}.{name}={hydra_value(value)}" for name, value in variables.items()]
-
-
-def read_logs(logs: Path, config: RlConfig) -> list[TrainingStep]:
-    """Return a line for each step in veRL's logs, one of each start; a step trained again replaces the one before."""
-    figures: dict[int, dict[str, Any]] = {}
-    for path in sorted(logs.glob("*.jsonl")):
-        for text in path.read_bytes().split(b"\n")[:-1]:  # a line that is being written has no end
-            line = TypeAdapter(VerlLine).validate_json(text)
-            # A start that goes on validates again the step that it goes on from
-            figures = {step: known for step, known in figures.items() if step <= line.step}
-            figures.setdefault(line.step, {}).update(line.data)
-    return [_step_line(step, figures[step], config) for step in sorted(figures)]
-
-
-def _step_line(step: int, figures: Mapping[str, Any], config: RlConfig) -> TrainingStep:
-    """Return a step's figures by our names."""
-    dev = f"val-aux/{config.dataset}/"
-    own: dict[str, float | None] = {"step": step, "dev_f1": None}
-    for name, value in figures.items():
-        if value is None:  # no finite number
-            continue
-        if name in FIGURES:
-            own[FIGURES[name]] = float(value)
-        elif name.startswith(dev) and name.endswith(f"/mean@{config.dev.samples}"):
-            own["dev_" + name.removeprefix(dev).rpartition("/")[0]] = float(value)
-    return TrainingStep.model_validate(own)
 
 
 def _best_saved(lines: Sequence[TrainingStep], checkpoints: Path) -> TrainingStep:

@@ -241,6 +241,7 @@ def _sharding(config: RlConfig, verl: VerlConfig, part: str) -> dict[str, Any]:
         f"{part}.optimizer_offload": verl.optimizer_offload,
         f"{part}.model_dtype": compute if config.lora else "fp32",
         f"+{part}.mixed_precision.param_dtype": compute,
+        # A sum over many GPUs would lose small gradients in bfloat16
         f"+{part}.mixed_precision.reduce_dtype": "fp32",
         f"+{part}.mixed_precision.buffer_dtype": "fp32",
         f"{part}.use_torch_compile": config.backend.device == "cuda",
@@ -282,6 +283,7 @@ def _trainer(config: RlConfig, verl: VerlConfig, run: VerlRun) -> dict[str, Any]
     ahead = {"trainer.v1.trainer_mode": "colocate_async"} if config.rollouts_ahead else {}
     return {
         "trainer.total_training_steps": run.steps,
+        # The rows hold the questions of all steps, so that one epoch is the whole training
         "trainer.total_epochs": 1,
         "trainer.nnodes": verl.nodes,
         "trainer.n_gpus_per_node": verl.gpus_per_node,

@@ -35,15 +35,15 @@ def go_back_to_whole(checkpoints: Path, config: RlConfig) -> None:
     assert verl is not None
     processes = verl.nodes * verl.gpus_per_node
     models = ("actor", "critic") if verl.critic else ("actor",)
-    named = int(tracker.read_text(encoding="utf-8"))
+    newest = int(tracker.read_text(encoding="utf-8"))
 
-    for step in range(named, 0, -1):
+    for step in range(newest, 0, -1):
         folder = checkpoints / step_folder(step)
         if not folder.is_dir():
             continue
         problem = _problem(folder, models, processes)
         if problem is None:
-            if step != named:
+            if step != newest:
                 _point_to(tracker, step)
             return
         _LOG.warning("%s is not whole (%s missing or empty)", folder, problem)
@@ -55,10 +55,10 @@ def go_back_to_whole(checkpoints: Path, config: RlConfig) -> None:
 def _problem(folder: Path, models: Sequence[str], processes: int) -> str | None:
     """Return the first file of a checkpoint that is missing or empty."""
     for model in models:
-        others = {
-            path.name.split("_world_size_")[1].split("_rank_")[0]
-            for path in (folder / model).glob("model_world_size_*_rank_*.pt")
-        }
+        others: set[str] = set()
+        for path in (folder / model).glob("model_world_size_*_rank_*.pt"):
+            others.add(path.name.split("_world_size_")[1].split("_rank_")[0])
+
         if others and str(processes) not in others:
             raise ConfigError(
                 f"{folder} was saved by {', '.join(sorted(others))} processes, and rl.backend.verl has nodes x "
