@@ -38,7 +38,7 @@ restore: environment  ##run back to the committed params and their results, from
 	@$(BIN)/python -m flows.restore $(PROFILE)
 
 flow: environment  ##run the graph as a Prefect flow run: a task per stage
-	@$(BIN)/python -m flows.reproduce $(PROFILE)
+	@$(BIN)/python -m flows.reproduce $(PROFILE) --skip-unchanged
 	@$(BIN)/deepsearch summary $(PROFILE)
 
 # Several commands of DVC as one run: others of the profile wait for the last of them (flows/locks.py). TURN is followed by

@@ -56,7 +56,7 @@ from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.endpoints.endpoint import NO_KEY, Endpoint
+from deepsearch_rl.endpoints.address import NO_KEY, Endpoint
 from deepsearch_rl.search_server.launch import listen
 from deepsearch_rl.trajectories.collecting.collect import collect
 

@@ -48,6 +48,27 @@ def repro(
         return _repro(root, profile, targets, force, jobs, name, locks)
 
 
+def is_unchanged(profile: str, targets: tuple[str, ...], name: str) -> bool:
+    """Return whether no stage of a profile's graph has to run; then reports that wait for MLflow are sent as well.
+
+    ``name`` is that of the run for those who wait for it. Raises as :func:`repro`.
+    """
+    root = Path.cwd()
+    require_profile(root, profile)
+    find_other = functools.partial(find_foreign_run, root, profile)
+    with run_held(root, profile, name, _say, find_other=find_other) as locks:
+        graph = select(read_graph(root, profile, _say), targets)
+        if any(stage.changed for stage in graph.values()):
+            return False
+
+        with ProcessGuard() as guard:
+            place = workplace(root, profile, guard, name, remote=False, locks=locks)
+            outcomes = dict.fromkeys(graph, CACHED)
+            send_reports(place, profile, outcomes, LoggerAdapter(_LOG, {"stage": "mlflow"}))
+
+    return True
+
+
 def _say(sentence: str) -> None:
     _LOG.warning("%s", sentence, extra={"stage": "dvc"})
 

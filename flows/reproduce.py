@@ -47,9 +47,10 @@ from flows.graph import Stage, has_remote, read_graph, select
 from flows.locks import run_held
 from flows.recovery import close_dead_run
 from flows.reports import send_reports
+from flows.repro import is_unchanged, log_to_stdout
 from flows.run_page import key_figures, report_page, run_page
 from flows.schedule import WORKERS, run_graph
-from flows.server import prefect_api, wait_for_prefect
+from flows.server import needs_server, prefect_api, wait_for_prefect
 from flows.stage_run import (
     CACHED,
     RESTORED,
@@ -315,7 +316,13 @@ def main() -> None:
     parser.add_argument(
         "--experiment", default="", help="keep the result as a DVC experiment of this name"
     )
+    parser.add_argument(
+        "--skip-unchanged",
+        action="store_true",
+        help="where no stage has to run and no Prefect server answers, start none and record no run",
+    )
     arguments = parser.parse_args()
+    targets = tuple(arguments.targets)
     # Prefect sends its last logs and events when the interpreter ends, and what is registered first
     # ends last: so a server of ours is still there to take them.
     until_exit = ExitStack()
@@ -326,9 +333,12 @@ def main() -> None:
         if not (arguments.revision or arguments.set or arguments.experiment):
             # Before a server starts for nothing
             require_sound_project(Path.cwd())
+            may_skip = arguments.skip_unchanged and not arguments.force
+            if may_skip and needs_server() and _has_nothing_to_do(arguments.profile, targets):
+                return
+
         until_exit.enter_context(prefect_api())
         params = dict(map(_parameter, arguments.set))
-        targets = tuple(arguments.targets)
         reproduce(
             arguments.profile,
             targets,
@@ -341,6 +351,18 @@ def main() -> None:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("cancelled")
+
+
+def _has_nothing_to_do(profile: str, targets: tuple[str, ...]) -> bool:
+    """Return whether no stage has to run, and say so."""
+    log_to_stdout()
+    unchanged = is_unchanged(profile, targets, f"make flow PROFILE={profile}")
+    if unchanged:
+        sys.stdout.write(
+            f"{profile}: all stages are up to date. No Prefect server answers, so no flow run is recorded.\n"
+        )
+
+    return unchanged
 
 
 def _parameter(text: str) -> tuple[str, Any]:

@@ -81,6 +81,16 @@ def start_server(
     return Server(name, f"http://{LOOPBACK}:{port}", health, log, process)
 
 
+def needs_server() -> bool:
+    """Return whether :func:`prefect_api` would start a server: none answers, and it is to be on this machine."""
+    api = PREFECT_API_URL.value() or ""
+    return _is_here(api) and not is_healthy(f"{api}/health")
+
+
+def _is_here(api: str) -> bool:
+    return urlsplit(api).hostname in (LOOPBACK, "localhost")
+
+
 @contextmanager
 def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
     """Yield the API address of Prefect's server, after starting it if it is to be on this machine and does not answer.
@@ -109,7 +119,7 @@ def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
         yield api
         return
 
-    if address.hostname not in (LOOPBACK, "localhost"):
+    if not _is_here(api):
         raise EndpointError(
             f"no Prefect server answers at {api or 'PREFECT_API_URL, which is empty'}: start it "
             "there, or take PREFECT_API_URL out of the environment and of .env to use one on this "

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.core.processes import LOOPBACK
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
 from tests.policies import CONTEXT_TOKENS

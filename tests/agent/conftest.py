@@ -18,7 +18,7 @@ from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.endpoints import endpoint as endpoint_module
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from tests.search_servers import in_thread, serve_app
 from tests.settings import AGENT
 

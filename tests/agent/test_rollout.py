@@ -17,7 +17,7 @@ from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.errors import EndpointError, UnknownNameError
 from deepsearch_rl.core.records import Retrieval, StopReason, Trajectory
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.presets import load_preset
 from tests.agent.conftest import ANSWER, QUESTION, completion, response
 

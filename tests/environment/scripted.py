@@ -19,7 +19,7 @@ from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.records import Question, Trajectory
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import (
     ContextOverflowError,

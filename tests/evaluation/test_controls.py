@@ -5,7 +5,7 @@ import pytest
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.conversation.passages import format_passages
 from deepsearch_rl.core.records import Evidence, Question, QuestionMetadata, StopReason, Trajectory
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.evaluation.models.controls import (
     ControlAgent,
     GivenPassages,

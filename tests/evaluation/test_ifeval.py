@@ -17,7 +17,7 @@ from deepsearch_rl.core.errors import (
     EndpointError,
     RecordError,
 )
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.evaluation.ifeval.ifeval import (
     IfevalConfig,
     evaluate_ifeval,

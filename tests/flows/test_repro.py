@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import ConfigError
-from flows.repro import repro
+from deepsearch_rl.core.processes import LOOPBACK
+from flows.repro import is_unchanged, repro
 from tests.flows.conftest import CHAIN, PROFILE, TAKING_TURNS, MakeProject, dvc_status, python
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +42,28 @@ def test_the_result_is_dvc_repros_and_lines_name_their_stage(
     assert lines() == ["dvc: 0 of 3 stages ran; all are up to date"]
     assert lines("tiny", "write", "--force")[-1] == "dvc: 1 of 1 stages ran; all are up to date"
     assert (project / "runs.log").read_text() == "ran\n" * 2
+
+
+def test_a_flow_without_work_starts_no_prefect_server_and_notices_every_change(
+    make_project: MakeProject, root: Path
+) -> None:
+    project = make_project(CHAIN, f"{PROFILE}number: 12\n")
+    repro("tiny")
+    address = f"http://{LOOPBACK}:{free_port()}/api"
+    environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_API_URL": address}
+    command = python("flows.reproduce", "tiny", "--skip-unchanged")
+    run = subprocess.run(
+        command, cwd=project, env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == (
+        "tiny: all stages are up to date. No Prefect server answers, so no flow run is recorded.\n"
+    )
+    assert is_unchanged("tiny", (), "a test")
+    (project / "digit.txt").unlink()
+    assert not is_unchanged("tiny", (), "a test")
+    assert is_unchanged("tiny", ("write",), "a test")
+    (project / "params.yaml").write_text(f"{PROFILE}number: 13\n")
+    assert not is_unchanged("tiny", ("write",), "a test")
 
 
 def test_an_output_that_is_gone_comes_back(make_project: MakeProject) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_json, write_json
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.serving.adapters import CONFIG, Adapter, read_adapter
 from deepsearch_rl.serving.launch import (
     ServingConfig,

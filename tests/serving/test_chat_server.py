@@ -7,7 +7,7 @@ import torch
 
 from deepsearch_rl.conversation.chat_format import assistant_message, load_chat_format
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
 

@@ -16,7 +16,7 @@ from deepsearch_rl.core.errors import ConfigError, EndpointError, RecordError
 from deepsearch_rl.core.files import only_writer, read_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, StopReason, Trajectory
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.trajectories.collecting.collect import TrajectoryFile, collect
 from tests.trajectories.scripted import ScriptedAgent, make_questions, make_trajectory
 

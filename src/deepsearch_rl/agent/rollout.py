@@ -34,7 +34,8 @@ from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped,
 from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.records import Message, Question, StopReason, Trajectory
-from deepsearch_rl.endpoints.endpoint import Endpoint, open_client, replace_lone_surrogates
+from deepsearch_rl.endpoints.address import Endpoint
+from deepsearch_rl.endpoints.endpoint import open_client, replace_lone_surrogates
 from deepsearch_rl.endpoints.model_failures import failed_generation, model_failure
 from deepsearch_rl.endpoints.pacing import pausable
 from deepsearch_rl.endpoints.timing import timed

@@ -41,21 +41,25 @@ def ask(
 
     ``request`` holds options of the endpoint's requests that take the place of its own.
     """
-    from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - the agent's libraries take a second
-    from deepsearch_rl.search_server.launch import serve_index  # noqa: PLC0415
-    from deepsearch_rl.serving.launch import ServingConfig, serve_model  # noqa: PLC0415 - torch
-    from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415 - FAISS
+    from deepsearch_rl.serving.launch import ServingConfig, start_model  # noqa: PLC0415 - takes a second
 
-    setting = RolloutSetting.of(settings, dataset)
     serving = settings.section("serving", ServingConfig)
     # A question has golden answers, and nothing is scored here
     record = Question(id="ask", question=question, golden_answers=("",))
 
     with ExitStack() as servers:
+        # The model takes longest to load. The index, and then the agent's libraries, load beside it.
+        wait_for_model = servers.enter_context(start_model(model, serving))
+        from deepsearch_rl.search_server.launch import serve_index  # noqa: PLC0415 - FAISS
+        from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415
+
+        setting = RolloutSetting.of(settings, dataset)
         url = retrieval_url or servers.enter_context(
             serve_index(setting.index, setting.chunks, setting.retrieval)
         )
-        endpoint = servers.enter_context(serve_model(model, serving))
+        from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - takes two seconds
+
+        endpoint = wait_for_model()
         if request:
             endpoint = replace(endpoint, options=endpoint.options.changed(request))
         agent = SearchAgent(setting.agent, endpoint, url, temperature, observer=observer)

@@ -221,11 +221,31 @@ def running_server(
 ) -> Iterator[Server]:
     """Run a server until the end of the block, which begins when it answers.
 
+    The arguments are those of :func:`starting_server`. Raises as :meth:`Server.wait_until_healthy`.
+    """
+    starting = starting_server(name, command, url, health, settings=settings, listener=listener)
+    with starting as server:
+        server.wait_until_healthy(timeout_s)
+        yield server
+
+
+@contextlib.contextmanager
+def starting_server(
+    name: str,
+    command: Sequence[str],
+    url: str,
+    health: str,
+    *,
+    settings: str = "",
+    listener: socket.socket | None = None,
+) -> Iterator[Server]:
+    """Run a server until the end of the block, which begins at once: it has :meth:`Server.wait_until_healthy` to call.
+
     It is healthy when it answers a GET of the path ``health`` with status 200. Errors call it
     ``name``, e.g. "the model server". It reads ``settings`` from its standard input, and has the
     socket ``listener`` under the same number; that is closed here, so that a server that ends while
     it starts breaks the connection of the health check. Its log is kept where it ended by itself, or
-    where an EndpointError ends the block. Raises as :meth:`Server.wait_until_healthy`.
+    where an EndpointError ends the block.
     """
     folder = Path(tempfile.mkdtemp(prefix="deepsearch-"))
     log = folder / "output.log"
@@ -238,10 +258,8 @@ def running_server(
                 process = guard.start(
                     command, output=output, settings=settings, inherited=inherited
                 )
-            server = Server(name, url, health, log, process)
-            server.wait_until_healthy(timeout_s)
             try:
-                yield server
+                yield Server(name, url, health, log, process)
             finally:
                 # A server that ended by itself says why in its log, whatever the block made of it
                 is_kept = process.poll() is not None

@@ -1,4 +1,4 @@
-"""A model server: its address, its client, and the fields of its chat completions that the agent uses.
+"""A model server: its client, and the fields of its chat completions that the agent uses.
 
 The fields are checked here, because the OpenAI client accepts whatever a server sends. A reply of
 status 200 can be a failure, too: a generation that an error, a filter or a lost connection ended is
@@ -6,12 +6,9 @@ no answer of the model. It is asked for again, and then it is an error with the 
 What an error means is decided in :mod:`deepsearch_rl.endpoints.model_failures`.
 """
 
-import base64
 import json
 import logging
-from dataclasses import dataclass, field
 from typing import Annotated, Any
-from urllib.parse import unquote, urlsplit
 
 import httpx
 import openai
@@ -22,8 +19,8 @@ from pydantic import AfterValidator, ConfigDict, Field, JsonValue, ValidationErr
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.records import ForeignRecord, StopReason, TokenUsage
-from deepsearch_rl.core.redaction import redact
 from deepsearch_rl.core.retries import retry
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.endpoints.model_failures import (
     FailedGenerationError,
     WordlessRefusalError,
@@ -34,9 +31,6 @@ from deepsearch_rl.endpoints.pacing import call_in_turn
 from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
 _LOG = logging.getLogger(__name__)
-
-# The key for a server that needs none
-NO_KEY = "none"
 
 # Further attempts of a model call; the client makes them for 408, 409, 429, 5xx, connection errors
 # and time-outs.
@@ -64,25 +58,6 @@ ENDED_BY_MODEL = frozenset(
 
 # Likewise of a turn that the limit of tokens ended
 ENDED_BY_LIMIT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A server and its model; ``base_url`` ends in ``/v1`` and may hold a password, which no repr shows."""
-
-    base_url: str = field(repr=False)
-    model: str
-    api_key: str = field(default=NO_KEY, repr=False)
-    # The chat template opens a thought at the end of every prompt, and the server leaves thoughts
-    # in the text
-    begins_in_thought: bool = False
-    options: RequestOptions = field(default=USUAL, hash=False)
-
-    def redact(self, text: str) -> str:
-        """Replace the key, user and password, which a server may repeat in an error, by asterisks."""
-        user = urlsplit(self.base_url).netloc.rpartition("@")[0]
-        as_header = base64.b64encode(unquote(user).encode()).decode()
-        return redact(text, (user, as_header, None if self.api_key == NO_KEY else self.api_key))
 
 
 def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:

@@ -25,7 +25,7 @@ from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.files import read_record
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.core.redaction import public_address
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
 FILE = "endpoint.json"

@@ -5,8 +5,6 @@
     GET  /v1/models             the one name that is served
     GET  /health                200 once requests are answered
 
-    python -m deepsearch_rl.serving.chat_server SOCKET FOLDER NAME SLOTS CONTEXT_TOKENS [ADAPTER]   (for `launch`)
-
 :mod:`deepsearch_rl.serving.chat_request` says what a request may ask; everything else is 400 with
 the field's name. Every sampled token is reported as ``token_id:N``, so that a trainer reads the
 very tokens that were sampled.
@@ -14,9 +12,8 @@ very tokens that were sampled.
 
 import asyncio
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -167,9 +164,15 @@ def serve_in_thread(app: FastAPI) -> Iterator[int]:
             thread.join(timeout=10)
 
 
-def main() -> None:
-    """Serve a model folder, with an adapter added to its weights, on the inherited socket until told to stop."""
-    descriptor, folder, name, slots, context_tokens, *adapters = sys.argv[1:]
+def serve_folder(
+    listener: socket.socket,
+    folder: Path,
+    served_name: str,
+    slots: int,
+    context_tokens: int,
+    adapters: Sequence[Path],
+) -> None:
+    """Serve a model folder, with adapters added to its weights, on a socket until told to stop."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     for adapter in adapters:
@@ -180,13 +183,6 @@ def main() -> None:
         model = adapted.merge_and_unload()
 
     app = chat_app(
-        Engine(model.eval(), int(slots), int(context_tokens)),
-        load_chat_format(Path(folder)),
-        lambda: name,
+        Engine(model.eval(), slots, context_tokens), load_chat_format(folder), lambda: served_name
     )
-    with socket.socket(fileno=int(descriptor)) as listener:
-        _server(app).run([listener])
-
-
-if __name__ == "__main__":
-    main()
+    _server(app).run([listener])

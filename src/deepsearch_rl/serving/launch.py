@@ -13,7 +13,7 @@ process of its own. A folder that describes a server which runs already
 import contextlib
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -21,9 +21,9 @@ from pydantic import Field
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.hardware import require_gpu
-from deepsearch_rl.core.processes import LOOPBACK, free_port, running_server
+from deepsearch_rl.core.processes import LOOPBACK, free_port, starting_server
 from deepsearch_rl.core.records import NonEmpty, Record, ServingBackend
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.endpoints.remote import open_endpoint, read_remote
 from deepsearch_rl.serving.adapters import Adapter, read_adapter, served_rank
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
@@ -103,13 +103,26 @@ def require_backend(config: ServingConfig) -> CpuConfig | VllmConfig:
 def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
     """Serve a model folder, or reach the server that it describes, and yield where the model answers.
 
+    Raises as :func:`start_model` and the function that it yields.
+    """
+    with start_model(folder, config) as wait_for_model:
+        yield wait_for_model()
+
+
+@contextlib.contextmanager
+def start_model(folder: Path, config: ServingConfig) -> Iterator[Callable[[], Endpoint]]:
+    """Start what :func:`serve_model` serves, and yield a function that waits until it answers and returns where.
+
+    A model takes seconds to load, in which the caller can start and load other things.
+
     Raises as :func:`require_backend`, :func:`read_adapter` and :func:`open_endpoint`; ArtifactError
-    if ``folder`` holds no model; EndpointError, with the server's last lines, if it ended or did
-    not answer in time.
+    if ``folder`` holds no model. The function raises EndpointError, with the server's last lines, if
+    it ended or did not answer in time.
     """
     remote = read_remote(folder)
     if remote is not None:
-        yield open_endpoint(remote)
+        endpoint = open_endpoint(remote)
+        yield lambda: endpoint
         return
 
     settings = require_backend(config)
@@ -129,7 +142,7 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
         port = listener.getsockname()[1]
         arguments = [listener.fileno(), base, SERVED_NAME, settings.slots, settings.context_tokens]
         arguments += [adapter.folder] if adapter else []
-        command = [sys.executable, "-m", "deepsearch_rl.serving.chat_server", *map(str, arguments)]
+        command = [sys.executable, "-m", "deepsearch_rl.serving.chat_process", *map(str, arguments)]
     else:
         # vLLM takes no open socket
         port = free_port()
@@ -140,11 +153,17 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
         command[0] = str(Path(sys.executable).with_name("vllm"))
 
     url = f"http://{LOOPBACK}:{port}"
-    timeout_s = settings.start_timeout_s
     splits_thoughts = isinstance(settings, VllmConfig) and settings.reasoning_parser is not None
     begins_in_thought = not splits_thoughts and prompt_opens_thought(base)
-    with running_server("the model server", command, url, "/health", timeout_s, listener=listener):
-        yield Endpoint(f"{url}/v1", SERVED_NAME, "EMPTY", begins_in_thought)
+    endpoint = Endpoint(f"{url}/v1", SERVED_NAME, "EMPTY", begins_in_thought)
+    name = "the model server"
+    with starting_server(name, command, url, "/health", listener=listener) as server:
+
+        def wait_for_model() -> Endpoint:
+            server.wait_until_healthy(settings.start_timeout_s)
+            return endpoint
+
+        yield wait_for_model
 
 
 def adapter_flags(adapter: Adapter) -> list[str]:

@@ -25,7 +25,7 @@ from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import SERVER_FAILURES, Question, Trajectory
-from deepsearch_rl.endpoints.endpoint import NO_KEY, Endpoint
+from deepsearch_rl.endpoints.address import NO_KEY, Endpoint
 from deepsearch_rl.environment.search_environment import reward_setting
 from deepsearch_rl.training.rewards.rewards import reward_parts
 from deepsearch_rl.training.rl.rl_config import RlConfig

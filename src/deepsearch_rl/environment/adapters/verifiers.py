@@ -24,7 +24,7 @@ from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import SERVER_FAILURES, Question
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.environment.search_environment import reward_setting
 from deepsearch_rl.training.rewards.rewards import reward_parts
 from deepsearch_rl.training.rl.rl_config import RlConfig

@@ -39,7 +39,8 @@ from deepsearch_rl.core.global_random import seeded_global_random
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.corpora.reading.flashrag import numbered_rows
-from deepsearch_rl.endpoints.endpoint import Endpoint, complete, open_client
+from deepsearch_rl.endpoints.address import Endpoint
+from deepsearch_rl.endpoints.endpoint import complete, open_client
 from deepsearch_rl.endpoints.remote import shown_address
 from deepsearch_rl.endpoints.request_options import remedy
 from deepsearch_rl.evaluation.ifeval.prompt_file import IfevalRow

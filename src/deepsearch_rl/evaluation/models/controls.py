@@ -26,7 +26,8 @@ from deepsearch_rl.agent.transcript import RolloutKey, Transcript
 from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.records import Chunk, Question, Retrieval, Trajectory
 from deepsearch_rl.corpora.reading.titles import title_key
-from deepsearch_rl.endpoints.endpoint import Endpoint, open_client
+from deepsearch_rl.endpoints.address import Endpoint
+from deepsearch_rl.endpoints.endpoint import open_client
 from deepsearch_rl.retrieval.ranking.gold import chunk_title_key, gold_evidence, without_space
 
 # Returns what every search of a question shows

@@ -26,7 +26,7 @@ from deepsearch_rl.core.files import (
     write_json,
 )
 from deepsearch_rl.core.records import Chunk, Question
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.endpoints.remote import (
     RemoteConfig,
     read_remote,

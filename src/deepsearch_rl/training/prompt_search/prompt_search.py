@@ -32,7 +32,7 @@ from deepsearch_rl.core.files import (
 )
 from deepsearch_rl.core.own_code import is_own
 from deepsearch_rl.core.records import NonEmpty, Question, Record, Trajectory
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.endpoints.remote import open_endpoint, read_remote
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig, serve_model

@@ -9,7 +9,8 @@ from pydantic import Field
 from deepsearch_rl.core.errors import ArtifactError, EndpointError
 from deepsearch_rl.core.files import AppendLog, read_jsonl, sha256_json
 from deepsearch_rl.core.records import NonEmpty, Record
-from deepsearch_rl.endpoints.endpoint import Endpoint, complete, open_client
+from deepsearch_rl.endpoints.address import Endpoint
+from deepsearch_rl.endpoints.endpoint import complete, open_client
 from deepsearch_rl.endpoints.remote import RemoteConfig
 from deepsearch_rl.endpoints.request_options import remedy
 

@@ -19,7 +19,7 @@ from deepsearch_rl.agent.rollout import PolicyPerRollout
 from deepsearch_rl.conversation.trained_with import require_trained_with, served_with
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.endpoints.remote import open_endpoint, read_remote
 from deepsearch_rl.serving.adapters import digest_weights, tokenizer_folder
 from deepsearch_rl.serving.launch import ServingConfig, serve_model

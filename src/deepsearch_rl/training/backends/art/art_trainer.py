@@ -25,7 +25,7 @@ from deepsearch_rl.conversation.agent_config import SEARCH_TAGS
 from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.endpoints.endpoint import Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 from deepsearch_rl.training.backends.art.captures import NO_TURN, why_left_out
 from deepsearch_rl.training.backends.art.checkpoints import RESUME_ONLY, is_whole, require_start
