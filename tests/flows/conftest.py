@@ -2,11 +2,14 @@
 
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import prefect
 import pytest
 import yaml
 from prefect.events.worker import EventsWorker
@@ -15,6 +18,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from deepsearch_rl.core.processes import LOOPBACK
 from flows import server
+from tests.pipeline.smoke_copy import only_process
 from tests.ports import free_port
 
 PROFILE = "profile: tiny\nflow: {gpu_stages: [], outside_stages: []}\n"
@@ -66,21 +70,51 @@ def take_sigint() -> None:
 
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def prefect_tables(request: pytest.FixtureRequest) -> Path:
+    """The database of a Prefect server that has just started; there once ``prefect_server`` was asked for.
+
+    To make the tables takes a server longer than the rest of its start, so one run of the tests
+    leaves them to the next one.
+    """
+    assert request.config.cache is not None
+    return request.config.cache.mkdir("prefect") / f"{prefect.__version__}.db"
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_tables: Path) -> Iterator[str]:
     """The address of a Prefect server with all its services, as `make ui` starts it."""
     folder = tmp_path_factory.mktemp("prefect")
     shutil.copy(server.ROOT / "prefect.toml", folder)
+    database = folder / "prefect.db"
     api = f"http://{LOOPBACK}:{free_port()}/api"
     with (
         pytest.MonkeyPatch.context() as patch,
         temporary_settings({PREFECT_API_URL: api, PREFECT_HOME: folder}),
+        ExitStack() as running,
     ):
         patch.setattr(server, "ROOT", folder)
         patch.setenv("PREFECT_HOME", str(folder))
         patch.setenv("PREFECT_API_URL", api)
-        with server.prefect_api():
-            yield api
-            end_senders()
+        with only_process(prefect_tables.parent):
+            if prefect_tables.exists():
+                shutil.copyfile(prefect_tables, database)
+            running.enter_context(server.prefect_api())
+            if not prefect_tables.exists():
+                copy_database(database, prefect_tables)
+
+        yield api
+        end_senders()
+
+
+def copy_database(database: Path, copy: Path) -> None:
+    """Copy a SQLite database that a server may be writing to."""
+    unfinished = copy.with_suffix(".unfinished")
+    with (
+        closing(sqlite3.connect(database)) as source,
+        closing(sqlite3.connect(unfinished)) as target,
+    ):
+        source.backup(target)
+    unfinished.replace(copy)
 
 
 def end_senders() -> None:

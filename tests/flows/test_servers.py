@@ -1,5 +1,6 @@
 """The servers of `make ui`, alone on this machine or for others."""
 
+import shutil
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -44,8 +45,10 @@ def test_prefects_page_asks_the_address_that_it_came_from(prefect_server: str) -
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_both_servers_ask_other_machines_for_the_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, prefect_tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if prefect_tables.exists():
+        shutil.copyfile(prefect_tables, tmp_path / "prefect.db")
     monkeypatch.setenv(LOGIN_VARIABLE, ":".join(LOGIN))
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     for module in (server, ui):

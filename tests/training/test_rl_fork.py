@@ -3,7 +3,9 @@
 The loop is the real one, the engine the one of a few lines. Its dev score is best from step 2 on.
 """
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from deepsearch_rl.training.rl_process.fork import fork, run_name, run_of
 from deepsearch_rl.training.rl_process.worker import RlRun
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from tests.training.rl.killed_loop import QUESTIONS, Killed, task
+from tests.training.rl.killed_loop import train as train_killed
 from tests.training.rl.tiny_trainer import TinyTrainer
 from tests.worlds import World
 
@@ -80,28 +83,48 @@ def watch_loop(run: RlRun, kills: int, seconds: float = 0.3) -> None:
     watch("rl@base", command, settings.model_dump_json(), limits, run.scratch)
 
 
-NIGHT = pytest.mark.nightly
+def kill_in_its_steps(run: RlRun, seconds: float) -> None:
+    """Train in a copy of this process, which is killed within these seconds of processor time."""
+    run.scratch.mkdir(parents=True)
+    settings = Killed(run=run, kills=1, seconds=seconds)
+    # A new process would import for ten times as long as it trains
+    process = multiprocessing.get_context("fork").Process(target=train_killed, args=(settings,))
+    process.start()
+    process.join(timeout=60)
+    process.kill()
+    assert process.exitcode == -signal.SIGPROF
+
+
+def require_same_results(run: RlRun, other: RlRun) -> None:
+    assert file_digests(run.output) == file_digests(other.output)
+    assert checkpoints(run.scratch).keys() == checkpoints(other.scratch).keys()
 
 
 @pytest.mark.slow
+def test_a_run_killed_at_a_random_moment_leaves_the_bytes_of_one_that_was_not(
+    make_run: MakeRun,
+) -> None:
+    undisturbed, killed = train(make_run("undisturbed", 60)), make_run("killed", 60)
+    kill_in_its_steps(killed, seconds=0.05)
+    done = len((killed.scratch / "train_log.jsonl").read_bytes().splitlines())
+    assert 1 < done < 60
+    train(killed)
+    require_same_results(killed, undisturbed)
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    ("steps", "kills", "refills"),
-    [(60, 1, 0), pytest.param(600, 3, 0, marks=NIGHT), pytest.param(600, 3, 2, marks=NIGHT)],
-)
-def test_a_run_killed_at_random_moments_leaves_the_bytes_of_one_that_was_not(
-    make_run: MakeRun, steps: int, kills: int, refills: int
+@pytest.mark.parametrize("refills", [0, 2])
+def test_a_watched_run_killed_several_times_leaves_the_bytes_of_one_that_was_not(
+    make_run: MakeRun, refills: int
 ) -> None:
     undisturbed, killed = (
-        make_run(name, steps, max_refills=refills) for name in ("undisturbed", "killed")
+        make_run(name, 600, max_refills=refills) for name in ("undisturbed", "killed")
     )
     train(undisturbed)
-    watch_loop(killed, kills, seconds=0.1 * kills)
-    assert len((killed.scratch / "starts").read_text()) > min(kills, 2), (
-        "it was killed in its steps"
-    )
-    assert file_digests(killed.output) == file_digests(undisturbed.output)
-    assert checkpoints(killed.scratch).keys() == checkpoints(undisturbed.scratch).keys()
+    watch_loop(killed, kills=3)
+    assert len((killed.scratch / "starts").read_text()) > 2, "it was killed in its steps"
+    require_same_results(killed, undisturbed)
 
 
 @pytest.mark.nightly

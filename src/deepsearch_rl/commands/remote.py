@@ -1,9 +1,11 @@
 """``deepsearch remote``: the store by which machines share what stages make, DVC's default remote."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -22,6 +24,15 @@ LOGINS = {
     "ssh": "your SSH key, for `ssh` must ask nothing",
 }
 NAME = "storage"
+# To start DVC takes much longer than each of these commands
+RUN_COMMANDS = """
+import json, sys
+from dvc.cli import main
+
+for command in json.loads(sys.argv[1]):
+    if code := main(command):
+        sys.exit(code)
+"""
 
 app = typer.Typer(
     help="Share what stages make with other machines, by DVC's remote.", no_args_is_help=True
@@ -63,9 +74,11 @@ def set_command(
 
     # By DVC's own commands, which know the form of the file
     level = ["--local"] if local else []
-    _dvc("remote", "add", *level, "--force", "--default", NAME, url)
+    commands = [["remote", "add", *level, "--force", "--default", NAME, url]]
     if endpoint:
-        _dvc("remote", "modify", *level, NAME, "endpointurl", endpoint)
+        commands.append(["remote", "modify", *level, NAME, "endpointurl", endpoint])
+    _dvc(commands)
+
     try:
         _write_file() if kind else Path(url).mkdir(parents=True, exist_ok=True)
     except CommandError as error:
@@ -87,13 +100,13 @@ def _write_file() -> None:
             ignore=lambda _, names: {*names} - {"config", "config.local"},
         )
         Path(folder, "check").write_text("deepsearch remote set\n", encoding="utf-8")
-        for command in (["config", "--local", "core.no_scm", "true"], ["add", "check"], ["push"]):
-            _dvc(*command, folder=folder)
+        no_scm = ["config", "--local", "core.no_scm", "true"]
+        _dvc([no_scm, ["add", "check"], ["push"]], folder)
 
 
-def _dvc(*arguments: str, folder: str = ".") -> None:
-    """Run a command of DVC; raise CommandError with its own first error, secrets masked."""
-    command = [sys.executable, "-m", "dvc", *arguments]
+def _dvc(commands: Sequence[Sequence[str]], folder: str = ".") -> None:
+    """Run commands of DVC until one fails; raise CommandError with its own first error, secrets masked."""
+    command = [sys.executable, "-c", RUN_COMMANDS, json.dumps(commands)]
     # DVC wraps its lines
     wide = {**os.environ, "COLUMNS": "999"}
     result = subprocess.run(

@@ -30,6 +30,7 @@ import json, os, signal, sys
 from pathlib import Path
 from deepsearch_rl.engines.bm25.lucene.lucene import LuceneIndex
 from deepsearch_rl.retrieval.search.bm25_configs import LuceneConfig
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs without
 index = LuceneIndex.open(Path(sys.argv[1]), LuceneConfig.model_validate_json(sys.argv[2]))
 assert "torch" not in sys.modules and "openai" not in sys.modules
 sys.setrecursionlimit(20_000)
