@@ -246,17 +246,21 @@ class Preflight:
         return probe_server(self.project, f"eager-{enforce_eager}", overrides=overrides)
 
     def rl(self) -> Figures:
-        """Three steps of 2 x 4 rollouts, killed after the first and resumed with the optimizer's state."""
+        """Three steps of 4 x 4 rollouts, killed after the first and resumed with the optimizer's state."""
         project = self.project
+        # Of two groups, often both have equal rewards, and then nothing is trained
+        params = project.write_params({"rl.groups_per_step": 4}, "rl.yaml")
 
         def logs() -> list[Path]:
             return project.files(f"scratch/rl@{START}/*/train_log.jsonl")
 
-        project.kill_when(lambda: any(map(steps_of, logs())), "rl", "stages.rl", START)
+        project.kill_when(
+            lambda: any(map(steps_of, logs())), "rl", "stages.rl", START, params=params
+        )
         (log,) = logs()
         # Of steps 0 and 1, which a resumed run may not make again
         before = log.read_text().splitlines()[:2]
-        project.run("rl", "stages.rl", START)
+        project.run("rl", "stages.rl", START, params=params)
         (log,) = project.files(f"{RUNS}/{START}-*/train_log.jsonl")
         lines = (project.models / "rl_adapter" / START / "train_log.jsonl").read_text().splitlines()
         steps = [json.loads(line) for line in lines]
@@ -339,9 +343,9 @@ class Preflight:
         lines = rows.read_text(encoding="utf-8").splitlines()
         row = long_row(lines, report["rows"] * report["tokens"]["mean"], tokens)
         (project.data / "sft" / "train.jsonl").write_text(f"{row}\n", encoding="utf-8")
-        params = project.write_params(
-            {"sft.forwards_per_step": 1, "sft.save_steps": 1}, f"{project.name}.yaml"
-        )
+        # One row has no share to hold back
+        changes = {"sft.forwards_per_step": 1, "sft.save_steps": 1, "sft.eval_share": 0.0}
+        params = project.write_params(changes, f"{project.name}.yaml")
         project.run("sft", "stages.sft", KEEP, params=params)
         (scratch,) = project.files("scratch/sft/*")
         return {"tokens_per_s": tokens / last_summary(scratch / "logging.jsonl")["train_runtime"]}

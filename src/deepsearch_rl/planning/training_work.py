@@ -130,7 +130,7 @@ def _verl(
     work = {
         "serve_start_s": 1,
         rollout_slope(rl["sampler"]): rollouts * sizes.size / gpus,
-        "rl_token_s": tokens * sizes.size * policy_and_critic / gpus,
+        "verl_token_s": tokens * sizes.size * policy_and_critic / gpus,
         "rl_step_s": rl["steps"][start],
     }
 
