@@ -24,10 +24,11 @@ from deepsearch_rl.core.errors import (
     RecordError,
     UnavailableError,
 )
-from deepsearch_rl.core.files import read_jsonl, read_record, sha256_file, write_json
+from deepsearch_rl.core.files import file_digests, read_jsonl, read_record, write_json
 from deepsearch_rl.tracking.curves import line_digest, read_steps
 from deepsearch_rl.training.runs.curves import curve_path, recorded_curve
 from deepsearch_rl.training.runs.finite import NotFiniteError, not_finite_metrics
+from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES, LOWEST_LOSS, require_files
 from deepsearch_rl.training.sft import train as sft
 from deepsearch_rl.training.sft.swift_call import SftConfig, swift_sft_command
 from deepsearch_rl.training.sft.train import (
@@ -430,15 +431,7 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
     _train_until_first_checkpoint(config, policy_folder, rows, tmp_path / "work")
     train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "resumed")
 
-    for name in (
-        "adapter_model.safetensors",
-        "adapter_config.json",
-        "train_log.jsonl",
-        "manifest.json",
-    ):
-        assert sha256_file(tmp_path / "resumed" / name) == sha256_file(
-            tmp_path / "uninterrupted" / name
-        ), name
+    assert file_digests(tmp_path / "resumed") == file_digests(tmp_path / "uninterrupted")
     manifest = json.loads((tmp_path / "resumed" / "manifest.json").read_text())
     assert (manifest["rows"], manifest["steps"], manifest["device"]) == (16, 6, "cpu")
     log = [
@@ -447,9 +440,12 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
     ]
     losses = {line["step"]: line["eval_loss"] for line in log if "eval_loss" in line}
     assert list(losses) == [2, 4, 6]
-    assert losses[manifest["best_step"]] == min(losses.values())
+    lowest = manifest[LOWEST_LOSS]
+    assert losses[lowest] == min(losses.values())
+    for step in (lowest, 6):
+        require_files(tmp_path / "resumed" / str(step), ADAPTER_FILES)
     assert list((tmp_path / "whole").rglob("tensorboard/events.out.tfevents.*"))
-    weights: dict[str, Any] = load_file(tmp_path / "resumed" / "adapter_model.safetensors")
+    weights: dict[str, Any] = load_file(tmp_path / "resumed" / "6" / "adapter_model.safetensors")
     assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
 
 
