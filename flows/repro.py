@@ -12,7 +12,9 @@ import argparse
 import functools
 import logging
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from logging import LoggerAdapter
 from pathlib import Path
 
@@ -40,11 +42,8 @@ def repro(
         DeepsearchError: an unknown name, a stage that failed, or a project that cannot run now
             (:mod:`deepsearch_rl.project.state`).
     """
-    root = Path.cwd()
-    require_profile(root, profile)
     name = f"make repro PROFILE={profile}"
-    find_other = functools.partial(find_foreign_run, root, profile)
-    with run_held(root, profile, name, _say, find_other=find_other) as locks:
+    with _held(profile, name) as (root, locks):
         return _repro(root, profile, targets, force, jobs, name, locks)
 
 
@@ -53,10 +52,7 @@ def is_unchanged(profile: str, targets: tuple[str, ...], name: str) -> bool:
 
     ``name`` is that of the run for those who wait for it. Raises as :func:`repro`.
     """
-    root = Path.cwd()
-    require_profile(root, profile)
-    find_other = functools.partial(find_foreign_run, root, profile)
-    with run_held(root, profile, name, _say, find_other=find_other) as locks:
+    with _held(profile, name) as (root, locks):
         graph = select(read_graph(root, profile, _say), targets)
         if any(stage.changed for stage in graph.values()):
             return False
@@ -67,6 +63,16 @@ def is_unchanged(profile: str, targets: tuple[str, ...], name: str) -> bool:
             send_reports(place, profile, outcomes, LoggerAdapter(_LOG, {"stage": "mlflow"}))
 
     return True
+
+
+@contextmanager
+def _held(profile: str, name: str) -> Iterator[tuple[Path, tuple[int, ...]]]:
+    """Hold the working directory's graph of a profile for the run ``name``; yield the directory and the locks."""
+    root = Path.cwd()
+    require_profile(root, profile)
+    find_other = functools.partial(find_foreign_run, root, profile)
+    with run_held(root, profile, name, _say, find_other=find_other) as locks:
+        yield root, locks
 
 
 def _say(sentence: str) -> None:

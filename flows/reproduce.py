@@ -290,8 +290,7 @@ def _store_artifacts(root: Path, profile: str, page: str) -> None:
         get_run_logger().warning("this run has no page in Prefect's UI: %s", error)
 
 
-def main() -> None:
-    """Command line of the flow; errors end it with status 1 and one paragraph."""
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -321,7 +320,12 @@ def main() -> None:
         action="store_true",
         help="where no stage has to run and no Prefect server answers, start none and record no run",
     )
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Command line of the flow; errors end it with status 1 and one paragraph."""
+    arguments = _arguments()
     targets = tuple(arguments.targets)
     # Prefect sends its last logs and events when the interpreter ends, and what is registered first
     # ends last: so a server of ours is still there to take them.
