@@ -425,12 +425,14 @@ CLEAN = Command(
 CLEAN_NOW = Command("clean tiny", "deepsearch_rl.commands.clean.show", {"--yes": ("", "1", True)})
 COMPARE_RL = Command(
     "rl compare rl.loss.algorithm=rloo",
-    "deepsearch_rl.commands.rl_compare.compare_settings",
+    "deepsearch_rl.evaluation.rl_comparison.page.compare",
     {
-        "--profile": ("smoke", "0.name", "smoke"),
-        "--start": ("base", "2", "base"),
-        "--seeds": ("5", "3", 5),
-        "--samples": ("7", "4", 7),
+        "--profile": ("smoke", "0.profile.name", "smoke"),
+        "--start": ("base", "0.start", "base"),
+        "--seeds": ("5", "0.seeds", 5),
+        "--samples": ("7", "0.samples", 7),
+        "--world-seed": ("9", "0.world_seed", 9),
+        "--out": ("table", "1", Path("table")),
     },
 )
 COMMANDS = (

@@ -83,22 +83,26 @@ def test_settings_of_rl_are_compared_from_one_start_and_never_trained_twice(fini
         "1",
     ]
     shown = run(finished, *command)
-    assert all(name in shown for name in ("sampled f1", "greedy f1", "entropy", "rloo", "cispo"))
+    assert all(name in shown for name in ("dev F1", "greedy", "entropy", "rloo", "cispo"))
     folder = finished / "work/smoke/compare"
     table = json.loads((folder / "table.json").read_text())
-    assert set(table) == set(settings)
-    assert all(
-        0 <= trained["sampled_f1"] <= 1 and trained["cpu_s"] > 1 for (trained,) in table.values()
-    )
-    times = {path: path.stat().st_mtime_ns for path in folder.glob("*/run.json")}
-    assert len(times) == 2
+    assert set(table["runs"]) == set(settings)
+    for (trained,) in table["runs"].values():
+        assert 0 <= trained["scores"]["dev_sampled"] <= 1
+        assert trained["scores"]["world_sampled"] is None
+        assert trained["cpu_s"] > 1
+
+    times = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.json")}
+    assert len(times) == 2 * 2 + 1, "training and scores of two runs, and the start's scores"
     assert run(finished, *command) == shown
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/run.json")} == times
-    run(finished, *command[:-1], "2")
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/*.json")} == times
+
+    run(finished, *command, "--world-seed", "7")
     scored_again = json.loads((folder / "table.json").read_text())
-    for name, (trained,) in scored_again.items():
-        assert trained["scoring"] != table[name][0]["scoring"], "other samples are other scores"
-        assert trained["cpu_s"] == table[name][0]["cpu_s"], "of the same training"
+    assert 0 <= scored_again["start_scores"]["world_sampled"] <= 1
+    for name, (trained,) in scored_again["runs"].items():
+        assert 0 <= trained["scores"]["world_sampled"] <= 1
+        assert trained["cpu_s"] == table["runs"][name][0]["cpu_s"], "of the same training"
 
 
 def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothing(

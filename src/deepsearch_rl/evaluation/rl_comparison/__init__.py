@@ -1,0 +1,1 @@
+"""RL with several settings from one start: training, scores, a table and a page (`deepsearch rl compare`)."""

@@ -1,0 +1,150 @@
+"""The page of an RL comparison: one HTML file that fetches nothing, in the style of the report's page."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from deepsearch_rl.core.files import atomic_file, write_json
+from deepsearch_rl.evaluation.report.page import page_templates
+from deepsearch_rl.evaluation.report.plots import FAINT, STYLE, inline_svg
+from deepsearch_rl.evaluation.rl_comparison.comparison import (
+    Comparison,
+    Scores,
+    Settings,
+    compare_settings,
+)
+from deepsearch_rl.evaluation.rl_comparison.tables import SCORES, comparison_table
+
+TEMPLATES = Path(__file__).with_name("templates")
+# Scores that have a panel of the figure, where they are known
+PANELS = ("dev_sampled", "dev_greedy", "world_sampled", "world_greedy", "other_sets_sampled")
+_PANEL_INCHES = 4.7
+_LINE_INCHES = 0.29
+_CURVES_INCHES = 2.4
+
+
+def compare(settings: Settings, folder: Path, announce: Callable[[str], None]) -> Comparison:
+    """Compare settings and return the result; table and page are in ``folder`` after every run.
+
+    Raises as :func:`~deepsearch_rl.evaluation.rl_comparison.comparison.compare_settings`.
+    """
+    comparisons = compare_settings(settings, announce)
+    comparison = next(comparisons)
+    write_comparison(comparison, folder)
+    for comparison in comparisons:
+        write_comparison(comparison, folder)
+
+    return comparison
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> None:
+    """Write ``table.json`` (all figures), ``table.md`` and ``index.html`` into a folder."""
+    write_json(folder / "table.json", comparison.model_dump(mode="json"))
+    texts = {
+        "table.md": comparison_table(comparison).markdown(),
+        "index.html": render_page(comparison),
+    }
+    for name, text in texts.items():
+        with atomic_file(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+def render_page(comparison: Comparison) -> str:
+    """Return the page as HTML."""
+    template = page_templates(TEMPLATES).get_template("rl_comparison.html")
+    scores = inline_svg(
+        scores_figure(comparison), "scores", "F1 of every run by setting, and of the start"
+    )
+    curves = inline_svg(curves_figure(comparison), "curves", "F1 on dev by step and setting")
+    return template.render(
+        comparison=comparison,
+        table=comparison_table(comparison),
+        scores=scores,
+        curves=curves,
+    )
+
+
+def scores_figure(comparison: Comparison) -> Figure:
+    """Draw a panel per score: a line per setting with a small dot per seed and a large one for their mean.
+
+    The start is a dashed line.
+    """
+    fields = [name for name in PANELS if getattr(comparison.start_scores, name) is not None]
+    height = 0.9 + _LINE_INCHES * len(comparison.runs)
+
+    with mpl.rc_context(STYLE):
+        size = (_PANEL_INCHES, height * len(fields))
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(len(fields), 1, squeeze=False).ravel()
+        for panel, field in zip(panels, fields, strict=True):
+            _score_panel(panel, comparison, field)
+
+    return figure
+
+
+def _score_panel(panel: Axes, comparison: Comparison, field: str) -> None:
+    panel.set_title(SCORES[field])
+    start = _value(comparison.start_scores, field)
+    panel.axvline(start, color=FAINT, linestyle=(0, (3, 3)), linewidth=1)
+    names = list(comparison.runs)
+
+    for place, runs in enumerate(comparison.runs.values()):
+        height = len(names) - place
+        colour = _colour(place)
+        values = [_value(run.scores, field) for run in runs]
+        panel.plot(values, [height] * len(values), "o", markersize=3, color=colour, alpha=0.5)
+        if values:
+            panel.plot([fmean(values)], [height], "o", markersize=7, color=colour)
+
+    panel.set_yticks(range(len(names), 0, -1), names)
+    panel.set_ylim(0.3, len(names) + 0.7)
+    _bare(panel)
+
+
+def curves_figure(comparison: Comparison) -> Figure:
+    """Draw the F1 on the dev questions that choose the checkpoint: by step, a line per setting (means over seeds)."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(_PANEL_INCHES, _CURVES_INCHES), layout="constrained")
+        panel = figure.subplots()
+        panel.set_title("dev F1 by step, one answer per question")
+        for place, (name, runs) in enumerate(comparison.runs.items()):
+            curve = mean_curve([run.dev_f1 for run in runs])
+            steps = list(curve)
+            panel.plot(steps, list(curve.values()), "o-", color=_colour(place), label=name)
+
+        panel.set_xlabel("step")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.legend(frameon=False, loc="best", fontsize="small")
+        _bare(panel)
+
+    return figure
+
+
+def mean_curve(curves: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return the mean of several curves at the steps that all of them have."""
+    if not curves:
+        return {}
+
+    steps = set(curves[0]).intersection(*curves[1:])
+    return {step: fmean(curve[step] for curve in curves) for step in sorted(steps)}
+
+
+def _value(scores: Scores, field: str) -> float:
+    value = getattr(scores, field)
+    assert value is not None, field
+    return value
+
+
+def _colour(place: int) -> str:
+    return f"C{place % 10}"
+
+
+def _bare(panel: Axes) -> None:
+    panel.spines[["top", "right", "left"]].set_visible(False)
+    panel.grid(axis="x", color=FAINT, alpha=0.25, linewidth=0.6)
+    panel.tick_params(length=0)

@@ -1,0 +1,104 @@
+"""The table of an RL comparison, for the terminal, a Markdown file and the page: a line per setting."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from deepsearch_rl.evaluation.rl_comparison.comparison import Comparison, TrainedRun
+
+# Fields of Scores with their titles
+SCORES = {
+    "dev_sampled": "dev F1",
+    "dev_greedy": "dev F1, greedy",
+    "dev_unanswerable": "unanswerable, greedy",
+    "world_sampled": "other world F1",
+    "world_greedy": "other world F1, greedy",
+    "world_unanswerable": "its unanswerable, greedy",
+    "other_sets_sampled": "its other sets",
+    "other_sets_greedy": "its other sets, greedy",
+    "tool_calls": "searches",
+}
+# Metrics of train_log.jsonl that the table has where the engine logs them
+METRICS = {
+    "entropy": "entropy",
+    "kl": "KL",
+    "clip_fraction": "clipped",
+    "refusals": "refusals in training",
+    "trained_tokens": "trained tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Titles of the columns and the cells of the lines, the start's first."""
+
+    header: list[str]
+    lines: list[list[str]]
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        rows = [self.header, ["---"] * len(self.header)]
+        for name, *cells in self.lines:
+            rows.append([f"`{name}`", *cells])
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Return the start and every setting, each a line of means ± standard deviations over its seeds.
+
+    A column without a figure in any line is left out.
+    """
+    columns: list[tuple[str, str, list[str]]] = []
+    for field, title in SCORES.items():
+        start = _number(getattr(comparison.start_scores, field))
+        columns.append((title, start, _cells(comparison, _score_of(field))))
+    for metric, title in METRICS.items():
+        columns.append((title, "", _cells(comparison, _metric_of(metric))))
+    columns.append(("CPU s", "", _cells(comparison, lambda run: run.cpu_s)))
+
+    shown = [column for column in columns if any([column[1], *column[2]])]
+    lines = [[comparison.start, "", *(start for _, start, _ in shown)]]
+    for place, (setting, runs) in enumerate(comparison.runs.items()):
+        line = [setting, str(len(runs))]
+        line += [cells[place] for _, _, cells in shown]
+        lines.append(line)
+
+    return Table(["setting", "runs", *(title for title, _, _ in shown)], lines)
+
+
+def _score_of(field: str) -> Callable[[TrainedRun], float | None]:
+    def value(run: TrainedRun) -> float | None:
+        return getattr(run.scores, field)
+
+    return value
+
+
+def _metric_of(metric: str) -> Callable[[TrainedRun], float | None]:
+    def value(run: TrainedRun) -> float | None:
+        return run.steps.get(metric)
+
+    return value
+
+
+def _cells(comparison: Comparison, value: Callable[[TrainedRun], float | None]) -> list[str]:
+    """Return the cell of a column in the line of each setting."""
+    cells: list[str] = []
+    for runs in comparison.runs.values():
+        figures = [figure for figure in map(value, runs) if figure is not None]
+        cells.append(mean_and_spread(figures))
+
+    return cells
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    """Return mean ± standard deviation of a sample; the mean of one value; nothing for none."""
+    if not values:
+        return ""
+    # Tokens and seconds are large numbers, everything else is about 1
+    digits = 3 if max(map(abs, values)) < 10 else 0
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else mean_and_spread([value])
