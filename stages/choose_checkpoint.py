@@ -3,16 +3,12 @@
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.training.choose_checkpoint.choose import (
     ChooseCheckpointConfig,
-    DevRollouts,
-    choose_on_dev,
     choose_without_rollouts,
 )
 from deepsearch_rl.training.runs.curves import recorded_curve
 from deepsearch_rl.training.runs.followed import followed
-from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 
 
 def main(profile: Profile, scratch: Scratch) -> None:
@@ -27,6 +23,10 @@ def main(profile: Profile, scratch: Scratch) -> None:
 
 
 def _choose_on_dev(profile: Profile, config: ChooseCheckpointConfig, scratch: Scratch) -> None:
+    from deepsearch_rl.serving.launch import ServingConfig  # noqa: PLC0415 - with the agent's libraries, seconds
+    from deepsearch_rl.training.choose_checkpoint.on_dev import DevRollouts, choose_on_dev  # noqa: PLC0415
+    from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415
+
     serving = profile.section("serving", ServingConfig)
     rollouts = DevRollouts(config.dev, RolloutSetting.of(profile, config.dev.dataset), serving)
     models = profile.models

@@ -15,13 +15,9 @@ from deepsearch_rl.core.files import read_json, read_jsonl, sha256_file, write_j
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.tracking.curves import read_runs
-from deepsearch_rl.training.choose_checkpoint import choose
-from deepsearch_rl.training.choose_checkpoint.choose import (
-    DevQuestions,
-    DevRollouts,
-    choose_on_dev,
-    choose_without_rollouts,
-)
+from deepsearch_rl.training.choose_checkpoint import on_dev
+from deepsearch_rl.training.choose_checkpoint.choose import DevQuestions, choose_without_rollouts
+from deepsearch_rl.training.choose_checkpoint.on_dev import DevRollouts, choose_on_dev
 from deepsearch_rl.training.runs.curves import TrainingStep, curve_path, recorded_curve
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from tests.evaluation.chat import KEY, says, searches, serve_chat
@@ -40,7 +36,7 @@ CPU = {
 @pytest.fixture
 def rollouts(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> DevRollouts:
     monkeypatch.setenv("DEV_TEST_KEY", KEY)
-    monkeypatch.setattr(choose, "serve_index", serve_index_here)
+    monkeypatch.setattr(on_dev, "serve_index", serve_index_here)
     questions = [
         Question(id=f"q{n}", question=f"Who is {n}?", golden_answers=(f"person {n}",))
         for n in range(6)
