@@ -19,6 +19,7 @@ from deepsearch_rl.core.processes import (
     ProcessGuard,
     _end_descendants,
     free_port,
+    last_lines,
     running_server,
     stream_lines,
 )
@@ -196,6 +197,30 @@ def test_a_server_that_ends_while_it_starts_is_named_with_its_exit_code_and_last
         pass
     assert "line 99" in str(caught.value)
     assert "line 80" not in str(caught.value)
+
+
+def test_of_a_server_of_several_processes_the_error_that_came_first_is_shown_too(
+    tmp_path: Path,
+) -> None:
+    # The shape of vLLM's log: the engine's process names the cause, the API server's says that one failed
+    engine = "(EngineCore_DP0 pid=91) ERROR 11-26 09:14:02 [core.py:842]"
+    lines = [
+        "INFO loading weights: no Error: is in this word",
+        f"{engine} Traceback (most recent call last):",
+        f"{engine} torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        *(f"  File api_server.py, line {number}" for number in range(40)),
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+    log = tmp_path / "output.log"
+    log.write_text("\n".join(lines))
+
+    shown = last_lines(log).splitlines()
+
+    assert shown[0] == lines[2]
+    assert shown[1] == "..."
+    assert shown[2:] == lines[-15:]
+    log.write_text("\n".join(lines[-41:]))
+    assert last_lines(log).splitlines() == lines[-15:], "no earlier error"
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import ctypes
 import http.client
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -54,6 +55,8 @@ NOT_STARTED_STATUS = 127
 
 # How many lines of a command's output an error shows
 LAST_LINES = 15
+# The line that ends a traceback, whatever a logger puts before it
+_ERROR_LINE = re.compile(r"(?:^|\s)[A-Za-z_.]*(?:Error|Exception): \S")
 PORTS_TRIED = 20
 _POLL_S = 0.1
 _WATCH_S = 1.0
@@ -158,9 +161,18 @@ def _end_supervisor(process: "subprocess.Popen[str]") -> None:
 
 
 def last_lines(log: Path) -> str:
-    """Return the last lines of a log, as an error shows them."""
+    """Return the last lines of a log, as an error shows them, and before them an error that came earlier.
+
+    A server of several processes (vLLM) ends with the error of one that waited, whose cause another
+    process has written before.
+    """
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-LAST_LINES:])
+    shown = lines[-LAST_LINES:]
+    for line in reversed(lines[:-LAST_LINES]):
+        if _ERROR_LINE.search(line):
+            return "\n".join([line, "...", *shown])
+
+    return "\n".join(shown)
 
 
 def stream_lines(process: "subprocess.Popen[str]", on_line: Callable[[str], object]) -> list[str]:
