@@ -308,6 +308,17 @@ def judge(ratios: Mapping[str, Ratio], committed: Mapping[str, Ratio]) -> list[s
     return lost
 
 
+def report(ratios: Mapping[str, Ratio], note: str, *, is_update: bool) -> None:
+    """Print the ratios beside the committed ones; write the table, or end the process with status 1 after a loss."""
+    sys.stdout.write(f"{note}\n\n")
+    committed = read_table() if TABLE.exists() else {}
+    lost = judge(ratios, committed)
+    if is_update:
+        write_table({**committed, **ratios}, note)
+    elif lost:
+        sys.exit(f"lost more than {100 * MAX_LOSS:.0f} %, and more than noise: {'; '.join(lost)}")
+
+
 def main() -> None:
     """Measure, and compare with the table or replace it."""
     options = parse_options(
@@ -343,13 +354,7 @@ def main() -> None:
         f"Medians of {options.rounds} rounds on {len(os.sched_getaffinity(0))} cores; the load of the machine was "
         f"{load_before:.1f} before. {arithmetic_limit(encoder, texts)}"
     )
-    sys.stdout.write(f"{note}\n\n")
-    committed = read_table() if TABLE.exists() else {}
-    lost = judge(ratios, committed)
-    if options.update:
-        write_table({**committed, **ratios}, note)
-    elif lost:
-        sys.exit(f"lost more than {100 * MAX_LOSS:.0f} %, and more than noise: {'; '.join(lost)}")
+    report(ratios, note, is_update=options.update)
 
 
 if __name__ == "__main__":
