@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 import yaml
+from dvc.utils.serialize import parse_yaml
 
 from deepsearch_rl.core.errors import (
     ConfigError,
@@ -68,9 +69,10 @@ def own(tmp_path: Path) -> Path:
 
 
 def params_of(field: str, own: Path) -> dict[str, Any]:
-    """The params that the page shows with a field of section `own`."""
+    """The params that the page shows with a field of section `own`, as DVC reads them."""
     [text] = [block for block in blocks() if block.startswith(f"own: {{{field}:")]
-    return yaml.safe_load(text.replace("!replace", "").replace("own/", f"{own}/"))
+    text = text.replace("!replace", "").replace("own/", f"{own}/")
+    return parse_yaml(text, "docs/own_code.md")
 
 
 def write(folder: Path, text: str) -> str:

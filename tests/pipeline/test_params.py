@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from dvc.utils.hydra import apply_overrides
+from dvc.utils.serialize import parse_yaml
 from ruamel.yaml import YAML
 
 from deepsearch_rl import presets
@@ -85,6 +86,38 @@ def test_an_experiment_changes_one_line_of_a_params_file(project: Path) -> None:
         assert YAML(typ="safe").load(path)["rl"]["group_size"] == 999, (
             "DVC reads it again with this parser"
         )
+
+
+@pytest.mark.slow
+def test_dvc_reads_values_with_a_colon_from_any_layout_also_after_an_experiment(
+    project: Path,
+) -> None:
+    source = project / "profile.yaml"
+    source.write_text(
+        "# A profile.\nextends: tiny\nprofile: mine\n"
+        "rl:\n  rewards: !replace {f1: 2.0, own/rewards.py:cites: 0.5}\n"
+        'optimize_prompt: {rewards: !replace {"own/rewards.py:cites": 1.0}}\n'
+        "filter: {predicates: [answered, own/filters.py:few]}\n"
+        "index: {encoder: !replace {name: own, code: own/encoders.py:Words}}\n"
+        "make_questions: {writer: {endpoint: {base_url: http://127.0.0.1:80/v1, model: m}}}\n"
+    )
+    path = source.with_name("params.yaml")
+    path.write_text(generate(source))
+    apply_overrides(path, ["rl.group_size=999"])
+    values = parse_yaml(path.read_text(), path)
+    assert values["rl"]["rewards"] == {"f1": 2.0, "own/rewards.py:cites": 0.5}
+    assert values["optimize_prompt"]["rewards"] == {"own/rewards.py:cites": 1.0}
+    assert values["filter"]["predicates"] == ["answered", "own/filters.py:few"]
+    assert values["index"]["encoder"] == {"name": "own", "code": "own/encoders.py:Words"}
+    endpoint = values["make_questions"]["writer"]["endpoint"]
+    assert endpoint["base_url"] == "http://127.0.0.1:80/v1"
+
+
+def test_a_section_that_stands_in_a_profile_twice_is_an_error_with_its_line(project: Path) -> None:
+    source = project / "profile.yaml"
+    source.write_text("extends: tiny\nprofile: mine\nrl:\n  epochs: 1.0\n\nrl:\n  epochs: 2.0\n")
+    with pytest.raises(ConfigError, match=r"profile\.yaml, line 6: section rl .* twice"):
+        generate(source)
 
 
 def test_no_comment_is_lost_between_a_profile_and_its_params(project: Path) -> None:

@@ -23,6 +23,7 @@ from deepsearch_rl.retrieval.ranking.gold import MRR, RANKED, Gold, score_retrie
 from deepsearch_rl.retrieval.ranking.ranking import LearningConfig
 from deepsearch_rl.retrieval.search import manifest
 from deepsearch_rl.retrieval.search.missing_gold import MissingGold, find_missing
+from deepsearch_rl.retrieval.search.own_retriever import RETRIEVERS
 from deepsearch_rl.retrieval.search.searcher import (
     Searcher,
     open_finder,
@@ -30,8 +31,9 @@ from deepsearch_rl.retrieval.search.searcher import (
     retrievers_of,
 )
 
-# What is compared, each with its name for :func:`open_retriever`
-COMPARED = {"bm25": "bm25", "dense": "dense", "rrf": "reciprocal_ranks", "hybrid": "hybrid"}
+# What is compared, in the order of the tables, each with its name for :func:`open_retriever`
+COMPARED: dict[str, str] = {"bm25": "bm25", "dense": "dense", "rrf": "reciprocal_ranks"}
+COMPARED.update({name: name for name in RETRIEVERS})
 
 # Chunk lengths are means over at most so many chunks, evenly spaced: reading every chunk of
 # wiki-18 takes longer than scoring the questions.

@@ -17,6 +17,7 @@ from deepsearch_rl.measurement.comparison import (
     intervals,
 )
 from deepsearch_rl.retrieval.ranking.ranking import LearningConfig
+from deepsearch_rl.retrieval.search.own_retriever import RETRIEVERS
 from deepsearch_rl.retrieval.search.searcher import open_index
 from tests.retrieval.conftest import PASSAGES
 
@@ -54,6 +55,7 @@ def test_every_retriever_is_scored_and_the_hybrid_is_compared_with_its_better_ha
 ) -> None:
     compared = compare(index_dir)
     assert list(compared.scores) == list(COMPARED)
+    assert set(compared.scores) == {*RETRIEVERS, "rrf"}
     assert compared.gold == {"titles": 5}
     assert compared.scores["bm25"]["hits@1"].mean == 1.0
     better = max(compared.scores[name]["mrr@10"].mean for name in ("bm25", "dense"))
