@@ -102,6 +102,7 @@ def test_settings_of_rl_are_compared_from_one_start_and_never_trained_twice(fini
         assert trained["cpu_s"] == table[name][0]["cpu_s"], "of the same training"
 
 
+@pytest.mark.nightly
 def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothing(
     finished: Path,
 ) -> None:
