@@ -142,13 +142,17 @@ def _is_docstring(path: Path) -> bool:
     return path.name == "__init__.py" and len(parse(path).body) <= 1
 
 
-def _data_files(path: Path) -> Iterator[Path]:
+@cache
+def _data_files(path: Path) -> frozenset[Path]:
     """Data files that a module names (``"page.css"``), or whose folder, beside it, it names (``"prompts"``)."""
     names = {Path(text).name for text in _texts(path)}
+    files: set[Path] = set()
     for data in _all_data_files():
         beside = path.parent == data.parent.parent and data.parent.name in names
         if data.name in names or beside:
-            yield data
+            files.add(data)
+
+    return frozenset(files)
 
 
 @cache

@@ -3,12 +3,13 @@
 Each process of pytest-xdist has a folder for temporary files of its own, so that locks that hold
 for one machine, such as the one of its GPU, hold for one process.
 
-Three things only save time: modules are compiled once, the garbage collector leaves alone what is
-loaded before the first test, and ART, which some tests import, does not get to replace asyncio's
-tasks for all others.
+Three things only save time: modules are compiled once, in a new environment by the first process
+alone, the garbage collector leaves alone what is loaded before the first test, and ART, which some
+tests import, does not get to replace asyncio's tasks for all others.
 """
 
 import atexit
+import fcntl
 import functools
 import gc
 import os
@@ -16,7 +17,7 @@ import shutil
 import ssl
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import httpcore2
@@ -29,7 +30,8 @@ import stages  # noqa: F401  sets the environment before any numeric library is 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as the Makefile does
 os.environ.pop("MLFLOW_TRACKING_URI", None)  # the project's own store is not for tests
 sys.dont_write_bytecode = False
-if "PYTEST_XDIST_WORKER" in os.environ:
+IS_ONE_OF_SEVERAL = "PYTEST_XDIST_WORKER" in os.environ
+if IS_ONE_OF_SEVERAL:
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="deepsearch-")
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 gc.disable()
@@ -41,6 +43,10 @@ LONGEST = frozenset({ROOT / "tests" / "pipeline" / "test_smoke.py"})
 
 `pytest --durations=0` says what belongs here.
 """
+INSTALLED = ROOT / ".venv" / ".installed"
+"""What `make environment` writes last."""
+COMPILED = "compiled/environment"
+"""Where pytest's cache says of which environment the modules are compiled."""
 # An example that waits for its turn is no failure
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
@@ -67,6 +73,26 @@ def one_tls_context() -> Iterator[None]:
             httpcore2, "default_ssl_context", functools.cache(httpcore2.default_ssl_context)
         )
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """In a new environment, let one process collect before the others do: it compiles what all of them import."""
+    cache = session.config.cache
+    environment = INSTALLED.stat().st_mtime_ns if INSTALLED.is_file() else None
+    if not IS_ONE_OF_SEVERAL or cache is None or cache.get(COMPILED, None) == environment:
+        return (yield)
+
+    with (cache.mkdir("compiled") / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # All that waited go on side by side
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        result = yield
+
+    cache.set(COMPILED, environment)
+    return result
 
 
 def pytest_collection_finish() -> None:

@@ -80,9 +80,12 @@ def prefect_tables(request: pytest.FixtureRequest) -> Path:
     return request.config.cache.mkdir("prefect") / f"{prefect.__version__}.db"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_tables: Path) -> Iterator[str]:
-    """The address of a Prefect server with all its services, as `make ui` starts it."""
+    """The address of a Prefect server with all its services, as `make ui` starts it.
+
+    It ends with the last test of this folder: its services look at the database all the time.
+    """
     folder = tmp_path_factory.mktemp("prefect")
     shutil.copy(server.ROOT / "prefect.toml", folder)
     database = folder / "prefect.db"

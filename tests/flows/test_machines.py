@@ -186,6 +186,7 @@ def test_a_store_that_is_down_delays_a_stage_and_gets_what_it_made_when_it_is_ba
     assert any(name.startswith("deepsearch/runs/") for name in names)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("prefect_server")
 def test_a_run_in_a_clone_pushes_to_a_remote_that_is_not_committed_yet(
     project: Path, monkeypatch: pytest.MonkeyPatch

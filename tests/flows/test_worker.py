@@ -128,6 +128,7 @@ def _added(client: SyncPrefectClient, deployment: UUID) -> str:
     return next(str(schedule.id) for schedule in schedules if schedule.active)
 
 
+@pytest.mark.nightly
 def test_a_run_with_other_parameters_works_in_a_clone_and_becomes_an_experiment(
     project: Path, root: Path
 ) -> None:

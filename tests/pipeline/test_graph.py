@@ -12,7 +12,7 @@ from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
 from deepsearch_rl.core.profile import PARAMS, dvc_file, load_profile, profile_names
-from deepsearch_rl.core.stage_graph import SOURCES, read_stage, stage_names
+from deepsearch_rl.core.stage_graph import DVC_YAML, SOURCES, read_stage, stage_names
 from scripts.imports import ROOT, closure, parse, unchosen
 from scripts.packages import PACKAGES_FILE, generated_packages
 from scripts.params import generated_graphs
@@ -154,15 +154,33 @@ def test_a_stage_samples_from_the_model_that_another_stage_makes() -> None:
     assert base in {dep.def_path for dep in stage.deps}
 
 
-GENERATED = {**generated_graphs(), **generated_packages()}
+@cache
+def generated_texts() -> dict[Path, str]:
+    """The text of each generated file; it takes seconds, which a test pays and not the collection of every process."""
+    return {**generated_graphs(), **generated_packages()}
 
 
+GENERATED = [
+    (ROOT / dvc_file(profile)).with_name(name)
+    for name in (DVC_YAML, PACKAGES_FILE)
+    for profile in profile_names(ROOT)
+    if (profile, name) != ("tiny", DVC_YAML)
+]
+"""Files of all profiles; tiny's graph is the one that the others copy."""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("path", GENERATED, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_profile_has_its_graph_and_packages_as_files_that_dvc_can_read_from_a_commit(
     path: Path,
 ) -> None:
     assert not path.is_symlink()
-    assert path.read_text(encoding="utf-8") == GENERATED[path], "run `make params`"
+    assert path.read_text(encoding="utf-8") == generated_texts()[path], "run `make params`"
+
+
+@pytest.mark.slow
+def test_every_generated_file_is_compared() -> None:
+    assert generated_texts().keys() == set(GENERATED)
 
 
 @cache

@@ -58,6 +58,7 @@ def test_the_summary_and_the_tracked_report_speak_of_the_same_table(finished: Pa
     assert set(tracked["models"]) == MODELS
 
 
+@pytest.mark.nightly
 def test_the_flow_finds_every_stage_cached_and_its_server_has_the_last_logs(finished: Path) -> None:
     run(finished, "python", "-m", "flows.reproduce", "smoke")
     assert "up to date" in run(finished, "dvc", "status", GRAPH)
@@ -105,6 +106,7 @@ def test_settings_of_rl_are_compared_from_one_start_and_never_trained_twice(fini
         assert trained["cpu_s"] == table["runs"][name][0]["cpu_s"], "of the same training"
 
 
+@pytest.mark.nightly
 def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothing(
     finished: Path,
 ) -> None:
@@ -113,6 +115,7 @@ def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothin
     assert [finding for finding in findings if finding.is_survivor] == []
 
 
+@pytest.mark.nightly
 def test_a_model_that_teaches_itself_is_trained_on_what_it_wrote(finished: Path) -> None:
     graph = FinishedGraph(finished)
     params = yaml.safe_load(graph.read(PARAMS))
