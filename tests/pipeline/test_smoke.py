@@ -115,7 +115,6 @@ def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothin
     assert [finding for finding in findings if finding.is_survivor] == []
 
 
-@pytest.mark.nightly
 def test_a_model_that_teaches_itself_is_trained_on_what_it_wrote(finished: Path) -> None:
     graph = FinishedGraph(finished)
     params = yaml.safe_load(graph.read(PARAMS))
