@@ -4,13 +4,13 @@ pytest makes a fixture of scope session once in each process, and once more for 
 imports it. What these fixtures return is read alone, so one folder does for all of them.
 """
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import IS_ONE_OF_SEVERAL
 from tests.pipeline.smoke_copy import only_process
 
 
@@ -20,7 +20,8 @@ def shared_folder(
     """Return the run's folder of a name; the first one that asks lets ``make`` fill it."""
     base = factory.getbasetemp()
     # Each process of pytest-xdist has a folder of its own in that of the run
-    place = (base.parent if IS_ONE_OF_SEVERAL else base) / f"shared-{name}"
+    is_one_of_several = "PYTEST_XDIST_WORKER" in os.environ
+    place = (base.parent if is_one_of_several else base) / f"shared-{name}"
     place.mkdir(exist_ok=True)
     folder = place / name
     with only_process(place):
