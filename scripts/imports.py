@@ -104,7 +104,7 @@ def closure(path: Path, without: frozenset[Path] = frozenset()) -> set[Path]:
 
     while waiting:
         for file in _used_files(waiting.pop()):
-            if file not in files and without.isdisjoint(file.parents):
+            if file not in files and without.isdisjoint(_folders(file)):
                 files.add(file)
                 waiting.append(file)
 
@@ -115,6 +115,11 @@ def closure(path: Path, without: frozenset[Path] = frozenset()) -> set[Path]:
             deciding.add(file)
 
     return deciding
+
+
+@cache
+def _folders(path: Path) -> frozenset[Path]:
+    return frozenset(path.parents)
 
 
 @cache

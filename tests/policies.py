@@ -6,13 +6,18 @@ import pytest
 
 from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.training.pretrain.model import ModelShape, build_model, world_tokenizer
+from tests.shared_folders import shared_folder
 
 CONTEXT_TOKENS = 512
 
 
 @pytest.fixture(scope="session")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
+    """The policy, which all processes share: a test that changes it takes a copy."""
+    return shared_folder(tmp_path_factory, "policy", _make_policy)
+
+
+def _make_policy(folder: Path) -> None:
     tokenizer = world_tokenizer(load_prompt("tiny"), 400, CONTEXT_TOKENS)
     shape = {
         "hidden_size": 32,
@@ -26,4 +31,3 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build_model(ModelShape.model_validate({**shape, **rest}), tokenizer, seed=0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder

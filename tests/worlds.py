@@ -13,6 +13,7 @@ from deepsearch_rl.indexing.build import IndexSection, build_index
 from deepsearch_rl.search_server.launch import RetrievalConfig
 from tests.conftest import ROOT
 from tests.search_servers import serve_index_here
+from tests.shared_folders import shared_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +34,19 @@ def smoke() -> Profile:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory, smoke: Profile) -> World:
-    """Training questions, chunks and index of the in-domain world."""
-    data = tmp_path_factory.mktemp("world")
-    download(smoke.section("download", DownloadConfig), 0, data / "corpora", data / "questions")
-    chunk_corpora(data / "corpora", data / "chunks", smoke.section("chunk", ChunkConfig))
-    chunks = data / "chunks" / "world.jsonl"
-    build_index(
-        chunks, data / "index" / "world", smoke.section("index", IndexSection).of("world"), 0
-    )
+    """Training questions, chunks and index of the in-domain world; all processes share them."""
+
+    def make(data: Path) -> None:
+        download(smoke.section("download", DownloadConfig), 0, data / "corpora", data / "questions")
+        chunk_corpora(data / "corpora", data / "chunks", smoke.section("chunk", ChunkConfig))
+        index = smoke.section("index", IndexSection).of("world")
+        build_index(data / "chunks" / "world.jsonl", data / "index" / "world", index, 0)
+
+    data = shared_folder(tmp_path_factory, "world", make)
     return World(
-        data / "questions" / "multihoprag" / "train.jsonl", data / "index" / "world", chunks
+        questions=data / "questions" / "multihoprag" / "train.jsonl",
+        index=data / "index" / "world",
+        chunks=data / "chunks" / "world.jsonl",
     )
 
 

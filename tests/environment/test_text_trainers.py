@@ -13,6 +13,7 @@ from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.environment.adapters.ms_swift_rows import SwiftRolloutRow, swift_rows
 from deepsearch_rl.training.rewards.rewards import reward_parts
+from tests.environment import text_trainers_child
 from tests.environment.check_environments import ROOT, interpreter_of, packages_of
 from tests.environment.params_of import write_params
 from tests.environment.scripted import (
@@ -31,14 +32,14 @@ PLAYED = [script for script in SCRIPTS if script.name != NEVER_FITS]
 Lines = dict[str, dict[str, Any]]
 
 
-def play(python: str | Path, trainer: str, folder: Path, url: str) -> Lines:
+def play(python: str | Path, trainer: str, folder: Path, url: str, work: Path) -> Lines:
     """Return what a trainer made of each script, by its name."""
     paths = os.pathsep.join(map(str, (packages_of(trainer), ROOT)))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     # litellm, which Agent-Lightning imports, asks the internet for prices otherwise
     environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     module = "tests.environment.text_trainers_child"
-    command = [str(python), "-m", module, trainer, str(folder), url]
+    command = [str(python), "-m", module, trainer, str(folder), url, str(work)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
@@ -53,8 +54,16 @@ def reward_of(reference: Reference, chat_format: ChatFormat) -> float:
 
 
 @pytest.fixture(scope="module")
-def swift_lines(policy_folder: Path, retrieval_url: str) -> Lines:
-    return play(sys.executable, "ms_swift", policy_folder, retrieval_url)
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the params of each script."""
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="module")
+def swift_lines(policy_folder: Path, retrieval_url: str, work: Path) -> Lines:
+    """In this process: ms-swift is a part of the environment, and other tests have imported it."""
+    played = text_trainers_child.lines("ms_swift", policy_folder, retrieval_url, work)
+    return {line["name"]: json.loads(json.dumps(line)) for line in played}
 
 
 @pytest.mark.parametrize("script", PLAYED, ids=lambda script: script.name)
@@ -87,10 +96,10 @@ def test_ms_swift_trains_on_the_agents_own_rollout(
 
 
 @pytest.fixture(scope="module")
-def skyrl_lines(policy_folder: Path, retrieval_url: str) -> Lines:
+def skyrl_lines(policy_folder: Path, retrieval_url: str, work: Path) -> Lines:
     if not packages_of("skyrl").is_dir():
         pytest.skip("make check-trainers builds SkyRL-gym's environment")
-    return play(sys.executable, "skyrl", policy_folder, retrieval_url)
+    return play(sys.executable, "skyrl", policy_folder, retrieval_url, work)
 
 
 @pytest.mark.parametrize("script", PLAYED, ids=lambda script: script.name)
@@ -113,11 +122,11 @@ def test_skyrl_reads_what_the_agents_own_rollout_reads(
 
 
 @pytest.fixture(scope="module")
-def lightning_lines(policy_folder: Path, retrieval_url: str) -> Lines:
+def lightning_lines(policy_folder: Path, retrieval_url: str, work: Path) -> Lines:
     python = interpreter_of("agent_lightning")
     if not python.exists():
         pytest.skip("make check-trainers builds Agent-Lightning's environment")
-    return play(python, "agent_lightning", policy_folder, retrieval_url)
+    return play(python, "agent_lightning", policy_folder, retrieval_url, work)
 
 
 @pytest.mark.parametrize("script", PLAYED, ids=lambda script: script.name)

@@ -1,6 +1,6 @@
 """Runs in a process that has a trainer: the scripts through its adapter, a JSON line for each.
 
-python -m tests.environment.text_trainers_child ms_swift|skyrl|agent_lightning FOLDER URL
+python -m tests.environment.text_trainers_child ms_swift|skyrl|agent_lightning FOLDER URL WORK
 """
 
 import asyncio
@@ -132,13 +132,11 @@ PLAY: dict[str, Callable[[Script, Path, Path, str], Line]] = {
 }
 
 
-def lines(trainer: str, folder: Path, url: str) -> Iterator[Line]:
+def lines(trainer: str, folder: Path, url: str, work: Path) -> Iterator[Line]:
     for number, script in enumerate(SCRIPTS):
         if script.name == NEVER_FITS:
             continue
-        work = folder / trainer / str(number)
-        work.mkdir(parents=True, exist_ok=True)
-        params = write_params(work / "params.yaml", script)
+        params = write_params(work / f"{number}.yaml", script)
         try:
             line = PLAY[trainer](script, params, folder, url)
         except Exception as error:  # noqa: BLE001 - the test compares it
@@ -147,8 +145,8 @@ def lines(trainer: str, folder: Path, url: str) -> Iterator[Line]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    trainer, folder, url = arguments
-    for line in lines(trainer, Path(folder), url):
+    trainer, folder, url, work = arguments
+    for line in lines(trainer, Path(folder), url, Path(work)):
         print(json.dumps(line), flush=True)
 
 

@@ -68,7 +68,7 @@ def tokens_here(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_an_adapter_writes_what_the_merged_model_writes(
+def test_an_adapter_writes_what_the_merged_model_writes_and_its_server_is_gone_after_the_block(
     adapter: Path, policy_folder: Path, tmp_path: Path
 ) -> None:
     merged = shutil.copytree(policy_folder, tmp_path / "merged")
@@ -78,6 +78,8 @@ def test_an_adapter_writes_what_the_merged_model_writes(
     with serve_model(adapter, ServingConfig.model_validate(CPU)) as endpoint:
         written = tokens_of(endpoint)
     assert written == tokens_here(merged) != tokens_here(policy_folder)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{endpoint.base_url}/models")
 
 
 def test_an_adapter_names_its_base_and_vllm_is_started_for_its_rank(

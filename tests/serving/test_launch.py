@@ -26,7 +26,7 @@ def config(backend: str = "cpu", **sections: object) -> ServingConfig:
     return ServingConfig.model_validate({"backend": backend, "cpu": CPU, **sections})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_served_folder_answers_and_is_gone_after_the_block(policy_folder: Path) -> None:
     with serve_model(policy_folder, config()) as endpoint:
         models = httpx.get(f"{endpoint.base_url}/models").json()
