@@ -15,7 +15,12 @@ from deepsearch_rl.evaluation.rl_comparison.comparison import (
     mean_metrics,
 )
 from deepsearch_rl.evaluation.rl_comparison.page import mean_curve, write_comparison
-from deepsearch_rl.evaluation.rl_comparison.tables import comparison_table, mean_and_spread
+from deepsearch_rl.evaluation.rl_comparison.tables import (
+    comparison_table,
+    mean_and_spread,
+    shared_fields,
+    short_names,
+)
 from tests.conftest import ROOT
 
 START = Scores(dev_sampled=0.5, dev_greedy=0.6, dev_unanswerable=None, tool_calls=2.0)
@@ -44,12 +49,12 @@ def comparison(**runs: list[TrainedRun]) -> Comparison:
 
 def test_a_setting_is_a_line_of_means_and_deviations_over_its_seeds() -> None:
     two = [trained(0.25, 8.0, kl=0.1), trained(0.75, 12.0, kl=0.3)]
-    table = comparison_table(comparison(first=two, second=[trained(0.5, 9.0)]))
+    table = comparison_table(comparison(**{"rl.x=1": two, "rl.x=2": [trained(0.5, 9.0)]}))
     start, first, second = (dict(zip(table.header, line, strict=True)) for line in table.lines)
 
     assert start["setting"] == "sft"
     assert start["dev F1"] == "0.500"
-    assert (first["setting"], first["runs"], second["runs"]) == ("first", "2", "1")
+    assert (first["setting"], first["runs"], second["runs"]) == ("x=1", "2", "1")
     # The deviation is that of a sample: sqrt(2 * 0.25 ** 2)
     assert first["dev F1"] == "0.500 ± 0.354"
     assert first["KL"] == "0.200 ± 0.141"
@@ -57,6 +62,19 @@ def test_a_setting_is_a_line_of_means_and_deviations_over_its_seeds() -> None:
     assert second["KL"] == "", "an engine may log fewer metrics"
     assert "entropy" not in table.header, "no run has logged it"
     assert "other world F1" not in table.header, "no other world was asked for"
+
+
+def test_a_setting_is_called_by_the_fields_that_not_all_have() -> None:
+    long = f'rl.backend={{"engine":"{"x" * 60}"}}'
+    settings = ["rl.steps.sft=9 rl.loss.algorithm=rloo", "rl.steps.sft=9", f"rl.steps.sft=9 {long}"]
+
+    assert shared_fields(settings) == ["rl.steps.sft=9"]
+    rloo, nothing, cut = short_names(settings).values()
+    assert (rloo, nothing) == ("algorithm=rloo", "nothing else")
+    assert cut.startswith('backend={"engine":"xxx')
+    assert (len(cut), cut[-1]) == (40, "…")
+    assert short_names(["rl.a.x=1", "rl.b.x=1"]) == {"rl.a.x=1": "rl.a.x=1", "rl.b.x=1": "rl.b.x=1"}
+    assert short_names(["rl.kl=0"]) == {"rl.kl=0": "kl=0"}
 
 
 def test_figures_from_ten_on_need_no_decimals() -> None:
@@ -84,7 +102,7 @@ def test_the_page_holds_the_table_and_equal_results_give_an_equal_page(tmp_path:
 
     page = (tmp_path / "one/index.html").read_text()
     assert page == (tmp_path / "two/index.html").read_text()
-    assert "rl.loss.algorithm=rloo" in page
+    assert "algorithm=rloo" in page
     assert "<td>0.750</td>" in page
     assert page.count("<svg") == 2
     assert "https://" not in page.replace("http://www.w3.org", ""), "the page fetches nothing"
@@ -93,7 +111,7 @@ def test_the_page_holds_the_table_and_equal_results_give_an_equal_page(tmp_path:
     assert header.startswith("| setting | runs | dev F1 |")
     assert set(rule) == set("| -")
     assert start.startswith("| `sft` |  | 0.500 |")
-    assert rloo.startswith("| `rl.loss.algorithm=rloo` | 1 | 0.750 |")
+    assert rloo.startswith("| `algorithm=rloo` | 1 | 0.750 |")
 
 
 def test_questions_that_were_not_generated_have_no_other_world() -> None:

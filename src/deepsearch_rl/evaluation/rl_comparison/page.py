@@ -18,14 +18,22 @@ from deepsearch_rl.evaluation.rl_comparison.comparison import (
     Settings,
     compare_settings,
 )
-from deepsearch_rl.evaluation.rl_comparison.tables import SCORES, comparison_table
+from deepsearch_rl.evaluation.rl_comparison.tables import (
+    SCORES,
+    comparison_table,
+    shared_fields,
+    short_names,
+)
 
 TEMPLATES = Path(__file__).with_name("templates")
 # Scores that have a panel of the figure, where they are known
 PANELS = ("dev_sampled", "dev_greedy", "world_sampled", "world_greedy", "other_sets_sampled")
-_PANEL_INCHES = 4.7
-_LINE_INCHES = 0.29
-_CURVES_INCHES = 2.4
+_PANEL_INCHES = 1.75
+_NAMES_INCHES = 2.2
+_LINE_INCHES = 0.26
+_CURVES_INCHES = (4.7, 2.4)
+# Width on the page: every figure's text has one size
+_REM_PER_INCH = 5.5
 
 
 def compare(settings: Settings, folder: Path, announce: Callable[[str], None]) -> Comparison:
@@ -57,14 +65,16 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
 def render_page(comparison: Comparison) -> str:
     """Return the page as HTML."""
     template = page_templates(TEMPLATES).get_template("rl_comparison.html")
-    scores = inline_svg(
-        scores_figure(comparison), "scores", "F1 of every run by setting, and of the start"
-    )
+    figure = scores_figure(comparison)
+    scores = inline_svg(figure, "scores", "F1 of every run by setting, and of the start")
     curves = inline_svg(curves_figure(comparison), "curves", "F1 on dev by step and setting")
     return template.render(
         comparison=comparison,
         table=comparison_table(comparison),
+        shared=shared_fields(list(comparison.runs)),
+        names=short_names(list(comparison.runs)),
         scores=scores,
+        scores_rem=_REM_PER_INCH * figure.get_figwidth(),
         curves=curves,
     )
 
@@ -75,51 +85,53 @@ def scores_figure(comparison: Comparison) -> Figure:
     The start is a dashed line.
     """
     fields = [name for name in PANELS if getattr(comparison.start_scores, name) is not None]
-    height = 0.9 + _LINE_INCHES * len(comparison.runs)
+    names = list(short_names(list(comparison.runs)).values())
+    width = _NAMES_INCHES + _PANEL_INCHES * len(fields)
 
     with mpl.rc_context(STYLE):
-        size = (_PANEL_INCHES, height * len(fields))
+        size = (width, 0.8 + _LINE_INCHES * len(names))
         figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(len(fields), 1, squeeze=False).ravel()
+        panels = figure.subplots(1, len(fields), squeeze=False, sharey=True).ravel()
         for panel, field in zip(panels, fields, strict=True):
             _score_panel(panel, comparison, field)
+
+        panels[0].set_yticks(range(len(names), 0, -1), names)
+        panels[0].set_ylim(0.3, len(names) + 0.7)
 
     return figure
 
 
 def _score_panel(panel: Axes, comparison: Comparison, field: str) -> None:
-    panel.set_title(SCORES[field])
+    panel.set_title(SCORES[field].replace(" F1", ""))
     start = _value(comparison.start_scores, field)
     panel.axvline(start, color=FAINT, linestyle=(0, (3, 3)), linewidth=1)
-    names = list(comparison.runs)
 
     for place, runs in enumerate(comparison.runs.values()):
-        height = len(names) - place
+        height = len(comparison.runs) - place
         colour = _colour(place)
         values = [_value(run.scores, field) for run in runs]
         panel.plot(values, [height] * len(values), "o", markersize=3, color=colour, alpha=0.5)
         if values:
             panel.plot([fmean(values)], [height], "o", markersize=7, color=colour)
 
-    panel.set_yticks(range(len(names), 0, -1), names)
-    panel.set_ylim(0.3, len(names) + 0.7)
+    panel.xaxis.set_major_locator(MaxNLocator(3))
     _bare(panel)
 
 
 def curves_figure(comparison: Comparison) -> Figure:
-    """Draw the F1 on the dev questions that choose the checkpoint: by step, a line per setting (means over seeds)."""
+    """Draw the F1 on the dev questions that choose the checkpoint: by step, a line per setting (means over seeds).
+
+    A setting has the colour that it has in :func:`scores_figure`.
+    """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(_PANEL_INCHES, _CURVES_INCHES), layout="constrained")
+        figure = Figure(figsize=_CURVES_INCHES, layout="constrained")
         panel = figure.subplots()
-        panel.set_title("dev F1 by step, one answer per question")
-        for place, (name, runs) in enumerate(comparison.runs.items()):
+        for place, runs in enumerate(comparison.runs.values()):
             curve = mean_curve([run.dev_f1 for run in runs])
-            steps = list(curve)
-            panel.plot(steps, list(curve.values()), "o-", color=_colour(place), label=name)
+            panel.plot(list(curve), list(curve.values()), "o-", color=_colour(place))
 
         panel.set_xlabel("step")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.legend(frameon=False, loc="best", fontsize="small")
         _bare(panel)
 
     return figure

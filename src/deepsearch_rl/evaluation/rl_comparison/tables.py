@@ -28,6 +28,10 @@ METRICS = {
 }
 
 
+# Characters of a setting's name in tables and figures
+_NAME_LENGTH = 40
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Titles of the columns and the cells of the lines, the start's first."""
@@ -41,6 +45,36 @@ class Table:
         for name, *cells in self.lines:
             rows.append([f"`{name}`", *cells])
         return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def short_names(settings: Sequence[str]) -> dict[str, str]:
+    """Return what tables and figures call each setting: the fields that not all settings have, by their last names.
+
+    A setting that has only what all have is called "nothing else". A long name is cut at its end;
+    where two would be called alike, all keep their whole text.
+    """
+    shared = shared_fields(settings)
+    names: dict[str, str] = {}
+    for setting in settings:
+        parts: list[str] = []
+        for part in setting.split():
+            if part not in shared:
+                field, _, value = part.partition("=")
+                parts.append(f"{field.rpartition('.')[2]}={value}")
+
+        name = " ".join(parts) or "nothing else"
+        names[setting] = name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
+
+    return names if len(set(names.values())) == len(names) else {name: name for name in settings}
+
+
+def shared_fields(settings: Sequence[str]) -> list[str]:
+    """Return the ``field=value`` that all of several settings have, in the first one's order; none of a single one."""
+    if len(settings) < 2:
+        return []
+
+    common = set(settings[0].split()).intersection(*(setting.split() for setting in settings[1:]))
+    return [part for part in settings[0].split() if part in common]
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -58,8 +92,9 @@ def comparison_table(comparison: Comparison) -> Table:
 
     shown = [column for column in columns if any([column[1], *column[2]])]
     lines = [[comparison.start, "", *(start for _, start, _ in shown)]]
+    names = short_names(list(comparison.runs))
     for place, (setting, runs) in enumerate(comparison.runs.items()):
-        line = [setting, str(len(runs))]
+        line = [names[setting], str(len(runs))]
         line += [cells[place] for _, _, cells in shown]
         lines.append(line)
 
