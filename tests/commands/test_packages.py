@@ -23,6 +23,7 @@ PARTS = {
     "src/deepsearch_rl/corpora/chunking/token_counts.py": "encoders",
     "src/deepsearch_rl/evaluation/ifeval": "train",
     "src/deepsearch_rl/evaluation/report/": "train",
+    "src/deepsearch_rl/evaluation/rl_comparison/": "train",
     "src/deepsearch_rl/corpora/chunking/chonkie_spans.py": "chonkie",
     "src/deepsearch_rl/corpora/documents/": "documents",
     "src/deepsearch_rl/explain/causes/figure.py": "train",

@@ -1,6 +1,5 @@
 """Every ``-S field=value`` that a document shows is taken by the profile's schema, section by section."""
 
-import importlib
 import re
 import shlex
 import shutil
@@ -10,7 +9,7 @@ import pytest
 from dvc.utils.hydra import apply_overrides
 
 from deepsearch_rl.core.profile import load_profile
-from tests.gpu_profile.test_params import LOADED, PROFILES, ROOT
+from tests.gpu_profile.test_params import LOADED, PROFILES, ROOT, config_class
 
 DOCUMENTS = [
     ROOT / "README.md",
@@ -66,5 +65,5 @@ def test_a_line_of_options_fits_every_section_that_a_stage_reads(
     apply_overrides(str(changed), options)
     params = load_profile(changed)
     for method, section, name, stage in LOADED:
-        config = getattr(importlib.import_module(f"stages.{stage}"), name)
+        config = config_class(stage, name)
         assert getattr(params, method)(section, config) is not None, document
