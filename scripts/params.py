@@ -231,12 +231,12 @@ def generated_graphs() -> dict[Path, str]:
     """Return the text of each profile's dvc.yaml."""
     graph = COPY_HEADER + _UNCACHED.sub(r"\1", (ROOT / DVC_YAML).read_text(encoding="utf-8"))
     stages, comment, _ = graph.partition(_PLOTS)
+    assert comment, "dvc.yaml names the plots behind its stages"
     graphs: dict[Path, str] = {}
     for path in sorted(ROOT.glob("profiles/*/profile.yaml")):
         has_plots = path.parent.name not in WITHOUT_PLOTS
         graphs[path.with_name(DVC_YAML)] = graph if has_plots else stages.rstrip() + "\n"
 
-    assert comment, "dvc.yaml names the plots behind its stages"
     return graphs
 
 

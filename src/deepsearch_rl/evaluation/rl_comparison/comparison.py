@@ -226,7 +226,8 @@ def compare_settings(settings: Settings, announce: Callable[[str], None]) -> Ite
     scoring = Scoring(profile, config.dataset, settings.samples, settings.world_seed)
     model = profile.models / start
     checkpoint = checkpoint_name(model)
-    folder = profile.work / "compare" / f"{start}-{sha256_json(checkpoint)[:DIGITS]}"
+    # As a run's folder: by the start's weights and the data, which its name does not show
+    folder = profile.work / "compare" / f"start-{_run_name(profile, start)}"
 
     announce(f"the start, {start}")
     comparison = Comparison(
@@ -251,6 +252,12 @@ def compare_settings(settings: Settings, announce: Callable[[str], None]) -> Ite
             yield comparison
 
 
+def _run_name(profile: Profile, start: str) -> str:
+    """Return a run's name, by the digest of all that decides its weights: start, data, code and params."""
+    state = read_state(profile, f"rl@{start}", Path())
+    return f"{start}-{state.resumable().digest()[:DIGITS]}"
+
+
 def _questions(scoring: Scoring, folder: Path) -> dict[str, int]:
     """Return how many questions each set of a scored model has, those of another world by their set's name."""
     counts: dict[str, int] = {}
@@ -266,8 +273,7 @@ def _questions(scoring: Scoring, folder: Path) -> dict[str, int]:
 
 def _trained(profile: Profile, start: str, scoring: Scoring) -> TrainedRun:
     """Train one setting unless that was done before, and score it."""
-    state = read_state(profile, f"rl@{start}", Path())
-    name = f"{start}-{state.resumable().digest()[:DIGITS]}"
+    name = _run_name(profile, start)
     folder = profile.work / "compare" / name
     model = folder / "model"
     trained = folder / "training.json"

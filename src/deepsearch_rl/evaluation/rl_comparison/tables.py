@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean, stdev
 
 from deepsearch_rl.evaluation.rl_comparison.comparison import Comparison, TrainedRun
@@ -85,9 +86,11 @@ def comparison_table(comparison: Comparison) -> Table:
     columns: list[tuple[str, str, list[str]]] = []
     for field, title in SCORES.items():
         start = _number(getattr(comparison.start_scores, field))
-        columns.append((title, start, _cells(comparison, _score_of(field))))
+        columns.append((title, start, _cells(comparison, attrgetter(f"scores.{field}"))))
     for metric, title in METRICS.items():
-        columns.append((title, "", _cells(comparison, _metric_of(metric))))
+        columns.append(
+            (title, "", _cells(comparison, lambda run, name=metric: run.steps.get(name)))
+        )
     columns.append(("CPU s", "", _cells(comparison, lambda run: run.cpu_s)))
 
     shown = [column for column in columns if any([column[1], *column[2]])]
@@ -99,20 +102,6 @@ def comparison_table(comparison: Comparison) -> Table:
         lines.append(line)
 
     return Table(["setting", "runs", *(title for title, _, _ in shown)], lines)
-
-
-def _score_of(field: str) -> Callable[[TrainedRun], float | None]:
-    def value(run: TrainedRun) -> float | None:
-        return getattr(run.scores, field)
-
-    return value
-
-
-def _metric_of(metric: str) -> Callable[[TrainedRun], float | None]:
-    def value(run: TrainedRun) -> float | None:
-        return run.steps.get(metric)
-
-    return value
 
 
 def _cells(comparison: Comparison, value: Callable[[TrainedRun], float | None]) -> list[str]:
