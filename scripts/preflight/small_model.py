@@ -95,25 +95,26 @@ def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int
         tokens, labels = encode(tokenizer, chat_messages(messages))
         examples.append(TrainingExample(tokens.to(device), labels.to(device)))
 
-    matrices: list[torch.nn.Parameter] = []
+    matrices: list[tuple[str, torch.nn.Parameter]] = []
     others: list[torch.nn.Parameter] = []
     for name, weight in parameters:
         # Matrices outside of the layers are those of words
-        is_matrix = weight.ndim == 2 and "layers" in name
-        (matrices if is_matrix else others).append(weight)
+        if weight.ndim == 2 and "layers" in name:
+            matrices.append((name, weight))
+        else:
+            others.append(weight)
 
-    # On the device, where Muon makes its momenta
-    with torch.device(device):
-        muon = Muon(matrices)
     adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
     rng = random.Random(0)
 
     with ThreadPoolExecutor(1) as pool:
+        muon = Muon(matrices, pool)
         for batch in itertools.islice(
             batches(_forever(examples, rng), BATCH_TOKENS, POOL, rng), steps
         ):
-            backward_in_threads(model, batch, pool, threads=1)
-            muon.step(0.02, pool)
+            muon.expect(1)
+            backward_in_threads(model, [batch], pool)
+            muon.step(0.02)
             adam.step()
             adam.zero_grad()
 

@@ -10,9 +10,12 @@ float32 version takes 15 ms.
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -51,6 +54,8 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _NEWTON_SCHULZ_STEPS = 5
 # Share of the old direction that a step of Muon keeps
 _MOMENTUM = 0.95
+# A layer's number, in the names of its weights
+_LAYER = re.compile(r"layers\.\d+\.")
 
 
 class PretrainOptimizerConfig(Record):
@@ -112,16 +117,18 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
     model = build_model(config.model, tokenizer, seed).train()
     rates = config.optimizer
     parameters = list(model.named_parameters())
-    muon, adam = _optimizers(parameters, rates)
+    pool = ThreadPoolExecutor(rates.threads)
+    muon, adam = _optimizers(parameters, rates, pool)
     total = sum(stage.tokens for stage in config.curriculum)
     done = 0
     window: list[Scores] = []
     bar = ProgressBar("pretrain", total, "tokens")
-    pool = ThreadPoolExecutor(rates.threads)
 
     with AppendLog(folder / TRAIN_LOG) as log, bar, pool:
         for step, (level, examples) in enumerate(_curriculum(config, prompt, tokenizer, seed), 1):
-            window.append(backward_in_threads(model, examples, pool, rates.threads))
+            parts = batch_parts(examples, rates.threads)
+            muon.expect(len(parts))
+            window.append(backward_in_threads(model, parts, pool))
             # Before the weights are moved: what was trained until here stays good
             require_finite_step(step, window[-1].loss, parameters)
             # The rates rise from 0 to 1, stay there and fall to 0.1
@@ -129,7 +136,7 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
             rate = progress / rates.warmup if progress < rates.warmup else 1.0
             if progress > 1 - rates.decay:
                 rate = 1 - 0.9 * (progress - (1 - rates.decay)) / rates.decay
-            muon.step(rates.muon_learning_rate * rate, pool)
+            muon.step(rates.muon_learning_rate * rate)
             adam.param_groups[0]["lr"] = rates.adam_learning_rate * rate
             adam.step()
             adam.zero_grad()
@@ -158,15 +165,19 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
 
 
 def _optimizers(
-    parameters: Sequence[tuple[str, torch.nn.Parameter]], rates: PretrainOptimizerConfig
+    parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    rates: PretrainOptimizerConfig,
+    pool: Executor,
 ) -> tuple["Muon", torch.optim.AdamW]:
     """Return Muon for the matrices, and AdamW for embeddings and norms."""
-    matrices: list[torch.nn.Parameter] = []
+    matrices: list[tuple[str, torch.nn.Parameter]] = []
     others: list[torch.nn.Parameter] = []
     for name, weight in parameters:
         # A row of the embeddings is a word's own: Muon would mix the words
-        is_matrix = weight.ndim == 2 and "embed" not in name
-        (matrices if is_matrix else others).append(weight)
+        if weight.ndim == 2 and "embed" not in name:
+            matrices.append((name, weight))
+        else:
+            others.append(weight)
 
     adam = torch.optim.AdamW(
         others,
@@ -176,7 +187,7 @@ def _optimizers(
         weight_decay=0.0,
         fused=True,
     )
-    return Muon(matrices), adam
+    return Muon(matrices, pool), adam
 
 
 def require_finite_step(
@@ -302,13 +313,22 @@ def backward(
     return loss.item(), int((logits_PV.argmax(-1) == targets_P).sum())
 
 
+def batch_parts(
+    examples: Sequence[TrainingExample], threads: int
+) -> list[Sequence[TrainingExample]]:
+    """Return a batch in a part for each thread; a batch of one has one part."""
+    # Every second example, so that both threads have long and short ones
+    return [examples[first::threads] for first in range(min(threads, len(examples)))]
+
+
 def backward_in_threads(
-    model: Qwen3ForCausalLM, examples: Sequence[TrainingExample], pool: Executor, threads: int
+    model: Qwen3ForCausalLM, parts: Sequence[Sequence[TrainingExample]], pool: Executor
 ) -> Scores:
-    """Compute a batch's gradients in one or two threads; return the loss and the share of right predictions."""
-    trained_tokens = sum(int((example.labels_T != IGNORED).sum()) for example in examples)
-    # Every second example, so that both threads have long and short ones; a batch of one has one part
-    parts = [examples[first::threads] for first in range(min(threads, len(examples)))]
+    """Compute a batch's gradients, each part in a thread; return the loss and the share of right predictions."""
+    trained_tokens = 0
+    for example in itertools.chain.from_iterable(parts):
+        trained_tokens += int((example.labels_T != IGNORED).sum())
+
     results = pool.map(lambda part: backward(model, part, trained_tokens), parts)
     losses, right = zip(*results, strict=True)
     return Scores(sum(losses), sum(right) / trained_tokens)
@@ -326,37 +346,75 @@ def orthogonalise(matrices_NRC: Tensor) -> Tensor:
     return x
 
 
-def _shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
-    return tuple(parameter.shape)
+class _LayerMatrices:
+    """The N matrices of one shape, R by C, in one layer: their momentum, and their update while it is computed."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.parameters = parameters
+        # One stack: a batched product is faster than many small ones
+        self._momentum_NRC = torch.stack([torch.zeros_like(weight) for weight in parameters])
+        self._awaited = 0
+        self._update: Future[Tensor] | None = None
+
+    def expect(self, backward_passes: int) -> None:
+        """Say how many backward passes add up to the next gradients."""
+        self._awaited = backward_passes * len(self.parameters)
+
+    def arrived(self, pool: Executor, lock: Lock) -> None:
+        """Count a gradient that a backward pass has added; after the last one, have the update computed."""
+        with lock:
+            self._awaited -= 1
+            if self._awaited == 0:
+                self._update = pool.submit(self._direction)
+
+    @torch.no_grad()
+    def _direction(self) -> Tensor:
+        gradients = [weight.grad for weight in self.parameters if weight.grad is not None]
+        gradients_NRC = torch.stack(gradients)
+        self._momentum_NRC.lerp_(gradients_NRC, 1 - _MOMENTUM)
+        return orthogonalise(gradients_NRC.lerp(self._momentum_NRC, _MOMENTUM))
+
+    @torch.no_grad()
+    def move(self, learning_rate: float) -> None:
+        """Move the matrices against the update and drop their gradients."""
+        assert self._update is not None, "a gradient is missing"
+        update_NRC = self._update.result()
+        scale = max(1.0, update_NRC.size(-2) / update_NRC.size(-1)) ** 0.5
+        for weight, update_RC in zip(self.parameters, update_NRC, strict=True):
+            weight.sub_(update_RC, alpha=learning_rate * scale)
+            weight.grad = None
 
 
 class Muon:
-    """Optimizer of weight matrices by orthogonalised momentum; matrices of one shape are stepped together."""
+    """Optimizer of weight matrices by orthogonalised (Nesterov) momentum.
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        by_shape = itertools.groupby(sorted(parameters, key=_shape, reverse=True), key=_shape)
-        self._groups: list[list[torch.nn.Parameter]] = []
-        self._momenta_NRC: list[Tensor] = []
+    The last layers' gradients are complete first. Their update is computed in a thread of the pool
+    while the backward pass goes on to the layers before them.
+    """
 
-        for _, of_shape in by_shape:
-            group = list(of_shape)
+    def __init__(self, matrices: Sequence[tuple[str, torch.nn.Parameter]], pool: Executor) -> None:
+        lock = Lock()
+        by_layer: dict[tuple[str, tuple[int, ...]], list[torch.nn.Parameter]] = defaultdict(list)
+        for name, weight in matrices:
+            layer = _LAYER.search(name)
+            assert layer is not None, f"{name} is a matrix outside the layers"
+            by_layer[layer.group(), tuple(weight.shape)].append(weight)
+
+        self._groups: list[_LayerMatrices] = []
+        for weights in by_layer.values():
+            group = _LayerMatrices(weights)
             self._groups.append(group)
-            # One stack for each shape: a batched product is faster than many small ones
-            self._momenta_NRC.append(torch.zeros(len(group), *group[0].shape))
+            for weight in weights:
+                weight.register_post_accumulate_grad_hook(
+                    lambda _, group=group: group.arrived(pool, lock)
+                )
 
-    def step(self, learning_rate: float, pool: Executor) -> None:
-        """Move every matrix against its (Nesterov) momentum and drop its gradient; threads of the pool share it."""
+    def expect(self, backward_passes: int) -> None:
+        """Say how many backward passes add up to the gradients of the next step; call it before the first."""
+        for group in self._groups:
+            group.expect(backward_passes)
 
-        @torch.no_grad()
-        def step_group(group: list[torch.nn.Parameter], momenta_NRC: Tensor) -> None:
-            """Move the N matrices of one shape, R by C, together."""
-            gradients = [parameter.grad for parameter in group if parameter.grad is not None]
-            gradients_NRC = torch.stack(gradients)
-            momenta_NRC.lerp_(gradients_NRC, 1 - _MOMENTUM)
-            updates_NRC = orthogonalise(gradients_NRC.lerp(momenta_NRC, _MOMENTUM))
-            scale = max(1.0, updates_NRC.size(-2) / updates_NRC.size(-1)) ** 0.5
-            for parameter, update in zip(group, updates_NRC, strict=True):
-                parameter.sub_(update, alpha=learning_rate * scale)
-                parameter.grad = None
-
-        list(pool.map(step_group, self._groups, self._momenta_NRC))
+    def step(self, learning_rate: float) -> None:
+        """Wait for the updates, move every matrix and drop its gradient."""
+        for group in self._groups:
+            group.move(learning_rate)
