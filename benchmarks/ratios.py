@@ -66,6 +66,9 @@ BATCH = 64
 CELLS = ((1, 1), (1, 64), (64, 1))
 ALL_CELLS = (*CELLS, (1, 128), (1, 512), (64, 64))
 
+# A load is long enough that a server of so many queries/s answers every client once
+SLOW_QUERIES_PER_S = 150
+
 # As an index on this machine is opened where nothing is said
 DEFAULTS = {**data.RANDOM_ENCODER, "batch_tokens": None, "threads": None}
 ENCODED_PASSAGES = 96
@@ -201,10 +204,11 @@ def server(
         }
         for size, clients in ALL_CELLS if core is None else CELLS:
             requests = list(_requests(queries, size))
+            seconds = max(options.seconds, size * clients / SLOW_QUERIES_PER_S)
             works: dict[str, Callable[[], Load]] = {}
             for name, process in servers.items():
                 uvloop.run(drive(process.port, requests[:clients], clients, 30))
-                works[name] = partial(_load, process, requests, clients, options.seconds)
+                works[name] = partial(_load, process, requests, clients, seconds)
 
             loads = in_turn(works, options.rounds)
             name = f"server, {size} x {clients}"

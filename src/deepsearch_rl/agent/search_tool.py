@@ -45,6 +45,7 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN, bearer
 from deepsearch_rl.core.retries import retry
+from deepsearch_rl.endpoints.pools import TurnsOfPools
 from deepsearch_rl.endpoints.timing import timed
 from deepsearch_rl.search_server.requests import MAX_QUERY_CHARS
 
@@ -188,10 +189,7 @@ async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Cl
     """
     url = f"{retrieval_url.rstrip('/')}/mcp"
     headers = bearer(RETRIEVAL_TOKEN, "the retrieval server")
-    # ``agent.concurrency`` and the calls of one turn limit the searches at once.
-    transport = _ErrorsAsResponses(
-        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    )
+    transport = _ErrorsAsResponses()
     async with (
         httpx2.AsyncClient(transport=transport, timeout=timeout_s, headers=headers) as http,
         AsyncExitStack() as opened,
@@ -219,18 +217,26 @@ async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Cl
         yield session
 
 
-class _ErrorsAsResponses(httpx2.AsyncHTTPTransport):
+class _ErrorsAsResponses(httpx2.AsyncBaseTransport):
     """Turns a connection that breaks or stalls into a response of status 503 with the error as its body.
 
     ``problem`` says what the newest request met; the MCP library's errors do not.
     """
 
-    problem = ""
+    def __init__(self) -> None:
+        self.problem = ""
+        # Read once: it holds the certificates of all authorities
+        certificates = httpx2.create_ssl_context()
+        # ``agent.concurrency`` and the calls of one turn limit the searches at once
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        self._turns = TurnsOfPools(
+            lambda: httpx2.AsyncHTTPTransport(verify=certificates, limits=limits)
+        )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; the response to a call is read whole, because a connection may break in the middle of it."""
         try:
-            response = await super().handle_async_request(request)
+            response = await self._turns.next().handle_async_request(request)
             if request.method == "POST":
                 await response.aread()
         except httpx2.TransportError as error:
@@ -241,3 +247,8 @@ class _ErrorsAsResponses(httpx2.AsyncHTTPTransport):
         if response.status_code == httpx2.codes.UNAUTHORIZED:
             self.problem += f"; set {RETRIEVAL_TOKEN} to the server's token"
         return response
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for pool in self._turns.pools:
+            await pool.aclose()

@@ -28,6 +28,7 @@ from deepsearch_rl.endpoints.model_failures import (
     is_wordless,
 )
 from deepsearch_rl.endpoints.pacing import call_in_turn
+from deepsearch_rl.endpoints.pools import spread_transport
 from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
 _LOG = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ ENDED_BY_LIMIT = frozenset({"length", "max_tokens", "max_output_tokens", "model_
 def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
     """Return a client that retries failed calls with back-off; ``timeout_s`` applies to each call."""
     timeout = openai.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
-    http_client = openai.DefaultAsyncHttpxClient(event_hooks={"response": [_keep_what_is_final]})
+    http_client = openai.DefaultAsyncHttpxClient(
+        transport=spread_transport(), event_hooks={"response": [_keep_what_is_final]}
+    )
     return openai.AsyncOpenAI(
         base_url=endpoint.base_url,
         api_key=endpoint.api_key,
@@ -338,7 +341,7 @@ async def complete(
     async def ask() -> ChatCompletion:
         if options.stream:
             return await _receive(client, arguments)
-        return await client.chat.completions.create(**arguments)
+        return await _post(client, arguments)
 
     @retry(client.max_retries + 1, FIRST_WAIT_S, FailedGenerationError, log)
     async def ask_in_turn() -> Completion:
@@ -354,6 +357,17 @@ async def complete(
         return read_completion(response)
 
     return await ask_in_turn()
+
+
+async def _post(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCompletion:
+    """Return the whole answer to a request.
+
+    ``chat.completions.create`` compares every field of every message and tool with its annotations,
+    to rename none of them: a sixth of the agent's CPU time.
+    """
+    body = dict(arguments)
+    body |= body.pop("extra_body", None) or {}
+    return await client.post("/chat/completions", cast_to=ChatCompletion, body=body)
 
 
 async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCompletion:
