@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.files import folder_bytes
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from deepsearch_rl.core.scratch import DIGITS, unfinished
 from deepsearch_rl.core.stage_state import read_state
@@ -26,7 +27,7 @@ class Leftover:
     @property
     def size_bytes(self) -> int:
         """Size of all its files."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        return folder_bytes(self.folder)
 
 
 def clean_command(

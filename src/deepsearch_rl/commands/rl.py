@@ -31,7 +31,7 @@ def runs_command(
 
         deepsearch rl runs
     """
-    from deepsearch_rl.core.files import read_jsonl  # noqa: PLC0415
+    from deepsearch_rl.core.files import folder_bytes, read_jsonl  # noqa: PLC0415
     from deepsearch_rl.training.rl.checkpoints import checkpoints  # noqa: PLC0415
     from deepsearch_rl.training.rl.run_log import TRAIN_LOG, best_line  # noqa: PLC0415
     from deepsearch_rl.training.rl_process.fork import find_runs  # noqa: PLC0415
@@ -42,7 +42,7 @@ def runs_command(
 
     for name, run in find_runs(Path("work", profile)).items():
         lines = list(read_jsonl(run / TRAIN_LOG, TrainingStep))
-        size_mb = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) / 1e6
+        size_mb = folder_bytes(run) / 1e6
         best = best_line(lines)
         row = [name, str(lines[-1].step), f"{best.dev_f1:.3f} ({best.step})"]
         row += [" ".join(map(str, checkpoints(run))), f"{size_mb:.0f} MB"]

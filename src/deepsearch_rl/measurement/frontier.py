@@ -165,7 +165,11 @@ def sweeps(
     parse = TypeAdapter[VectorsConfig](VectorsConfig).validate_python
     selection: list[list[VectorsConfig]] = []
     for build in builds:
-        settings = [parse(setting) for setting in build if setting["kind"] in kinds]
+        settings: list[VectorsConfig] = []
+        for setting in build:
+            if setting["kind"] in kinds:
+                settings.append(parse(setting))
+
         if settings:
             selection.append(settings)
 

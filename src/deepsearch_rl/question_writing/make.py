@@ -130,7 +130,11 @@ def make_questions(
             )
 
         for split in config.splits:
-            questions = [_question(draft) for draft in writing.kept if draft.group.split == split]
+            questions: list[Question] = []
+            for draft in writing.kept:
+                if draft.group.split == split:
+                    questions.append(_question(draft))
+
             questions.sort(key=lambda each: each.id)
             write_jsonl(partial / "questions" / f"{split}.jsonl", questions)
         write_jsonl(partial / "rejected.jsonl", writing.rejected)

@@ -229,12 +229,16 @@ def _candidates(result: Any, dev: Sequence[Question]) -> list[Candidate]:
             if number in front[place]:
                 best_at.append(dev[place].id)
 
+        scores_by_id: dict[str, float] = {}
+        for place, score in sorted(scores.items()):
+            scores_by_id[dev[place].id] = score
+
         candidate = Candidate(
             prompt=texts[COMPONENT],
             # The start's only parent is None
             parents=tuple(parent for parent in parents if parent is not None),
             dev_reward=result.val_aggregate_scores[number],
-            scores={dev[place].id: score for place, score in sorted(scores.items())},
+            scores=scores_by_id,
             best_at=tuple(best_at),
             rollouts=rollouts,
         )
