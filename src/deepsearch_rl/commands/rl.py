@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from deepsearch_rl.commands.clean import folder_bytes
 from deepsearch_rl.commands.defaults import changed_field
 from deepsearch_rl.commands.rl_compare import compare_command
 from deepsearch_rl.commands.summary import ProfileName
@@ -31,7 +32,7 @@ def runs_command(
 
         deepsearch rl runs
     """
-    from deepsearch_rl.core.files import folder_bytes, read_jsonl  # noqa: PLC0415
+    from deepsearch_rl.core.files import read_jsonl  # noqa: PLC0415
     from deepsearch_rl.training.rl.checkpoints import checkpoints  # noqa: PLC0415
     from deepsearch_rl.training.rl.run_log import TRAIN_LOG, best_line  # noqa: PLC0415
     from deepsearch_rl.training.rl_process.fork import find_runs  # noqa: PLC0415

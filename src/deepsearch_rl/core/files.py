@@ -318,16 +318,6 @@ def only_writer(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def folder_bytes(folder: Path) -> int:
-    """Return the size of all files below a folder, in bytes."""
-    size_bytes = 0
-    for path in folder.rglob("*"):
-        if path.is_file():
-            size_bytes += path.stat().st_size
-
-    return size_bytes
-
-
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's bytes."""
     with path.open("rb") as data:

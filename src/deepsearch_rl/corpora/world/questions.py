@@ -144,7 +144,7 @@ def apportion(total: int, weights: Mapping[PartT, float]) -> dict[PartT, int]:
         counts[name] = int(share)
         remainders[name] = share - counts[name]
 
-    # sorted is stable, so that of equal remainders the first name's counts.
+    # sorted is stable: of equal remainders, the one named first gets the next unit
     by_remainder = sorted(remainders, key=lambda name: -remainders[name])
     for name in by_remainder[: total - sum(counts.values())]:
         counts[name] += 1

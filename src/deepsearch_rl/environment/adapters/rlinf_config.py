@@ -7,7 +7,7 @@ trains:
     python RLINF/examples/agent/searchr1/train.py --config-path OUTPUT --config-name searchr1
 
 RLinf has one agent loop, one reward and one training backend for this example, so
-:func:`rlinf_config` refuses what it would train otherwise than params say.
+:func:`rlinf_config` refuses what it would not train as params say.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -82,8 +82,8 @@ class PolicyText:
 RewardFunction = Callable[[Trajectory, Question, PolicyText], float]
 # Every reward by the name that `rl.rewards` gives it
 REWARDS: dict[str, RewardFunction] = {}
-# Those that read no PolicyText, which a model without a tokenizer of ours does not have:
-# `optimize_prompt.rewards` takes these alone
+# Those that do not look at the PolicyText: `optimize_prompt`, whose model may be behind an endpoint
+# and has no tokenizer here then, takes these alone
 ANSWER_REWARDS: dict[str, RewardFunction] = {}
 
 

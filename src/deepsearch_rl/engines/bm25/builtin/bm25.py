@@ -37,8 +37,8 @@ from deepsearch_rl.retrieval.search.rows import open_column
 # calls that rank them are shared by all of these queries.
 SCORES_AT_ONCE = 2**18
 
-# :func:`top_rows` reads a query's scores as a matrix of at most so many rows, a power of two; more
-# of them leave fewer columns, and more rows in each of the best ones.
+# :func:`top_rows` reads a query's scores as a matrix of at most so many rows, a power of two. More
+# of them leave fewer columns, and more scores to read in each of the best columns.
 MAX_LANES = 64
 
 # The matrix has at least so many columns for each hit, and in all, where it can: the best ones of

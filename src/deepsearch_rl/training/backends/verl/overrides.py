@@ -1,8 +1,8 @@
 """Section ``rl`` as the Hydra overrides of veRL 0.9.1's ``ppo_trainer``; nothing is read or started here.
 
 veRL accepts names that it does not know (``rollout.name=nope``) and ignores some of its own fields,
-so :func:`require_honoured` refuses what it would train otherwise than params say. What differs and
-is accepted:
+so :func:`require_honoured` refuses what it would not train as params say. What differs and is
+accepted:
 
 - ``loss.kl_penalty`` is taken from a token's reward (veRL's in-reward KL), not centred in the
   advantages. For algorithms that compare whole rollouts it is the rollout's sum.
