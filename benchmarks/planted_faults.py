@@ -24,7 +24,6 @@ from deepsearch_rl.core.records import (
     Message,
     Question,
     Retrieval,
-    RetrieverName,
     StopReason,
     Trajectory,
 )
@@ -38,6 +37,7 @@ from deepsearch_rl.explain.causes.records import RunReport, Setting
 from deepsearch_rl.explain.standalone.run_files import read_run
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.presets import load_preset
+from deepsearch_rl.retrieval.names import RetrieverName
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import Hit, Searcher, SearchesChunks, open_index

@@ -74,7 +74,7 @@ def visible_devices() -> list[str]:
         return sorted(devices) or ["all"]
 
     names: set[str] = set()
-    for entry in filter(None, (part.strip() for part in variable.split(","))):
+    for entry in filter(None, map(str.strip, variable.split(","))):
         if entry.isdecimal() and int(entry) < len(devices):
             names.add(devices[int(entry)])
             continue

@@ -59,14 +59,23 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
         CHANGES_TAG: describe_changes(params, committed_params(params_path)),
         EXPERIMENT_TAG: os.environ.get("DVC_EXP_NAME", ""),
     }
-    models = dict(_model_tags(before, params.get("models", {})))
     return Provenance(
-        tags={name: value for name, value in tags.items() if value},
-        model_tags=models,
+        tags=_with_values(tags),
+        model_tags=dict(_model_tags(before, params.get("models", {}))),
         params=params,
         defaults=yaml.load(_git(folder, "show", f"HEAD:{PARAMS}"), yaml.CSafeLoader) or {},
         datasets=_datasets(before),
     )
+
+
+def _with_values(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags without the empty ones."""
+    result: dict[str, str] = {}
+    for name, value in tags.items():
+        if value:
+            result[name] = value
+
+    return result
 
 
 def _git(folder: Path, *arguments: str) -> str:

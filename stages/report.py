@@ -28,6 +28,10 @@ def main(profile: Profile) -> None:
     for name in profile.value("datasets"):
         questions[name] = profile.data / "questions" / name / f"{split}.jsonl"
 
+    rl_runs: dict[str, Path] = {}
+    for start in starts:
+        rl_runs[start] = trained.models / "rl_adapter" / start
+
     evaluations: dict[str, Path] = {}
     ifeval: dict[str, Path] = {}
     for model in models:
@@ -39,7 +43,7 @@ def main(profile: Profile) -> None:
     sources = Sources(
         evaluate=evaluations,
         ifeval=ifeval,
-        rl={start: trained.models / "rl_adapter" / start for start in starts},
+        rl=rl_runs,
         retrieval=profile.reports / "retrieval.json",
         filter=trained.filter,
         questions=questions,

@@ -25,7 +25,7 @@ from benchmarks.planted_faults import (
     with_format_faults,
 )
 from deepsearch_rl.core.files import write_jsonl
-from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Question, RetrieverName
+from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Question
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.corpora.reading.flashrag import read_documents, read_questions
 from deepsearch_rl.corpora.reading.layouts import read_numbered
@@ -34,6 +34,7 @@ from deepsearch_rl.explain.causes.corpus import scan_corpus
 from deepsearch_rl.explain.causes.evidence import evidence_of
 from deepsearch_rl.explain.causes.records import RunReport
 from deepsearch_rl.indexing.build import build_index
+from deepsearch_rl.retrieval.names import RetrieverName
 from deepsearch_rl.retrieval.ranking.gold import mean_scores, score_retriever, with_gold
 from deepsearch_rl.retrieval.search.searcher import open_index
 

@@ -16,6 +16,16 @@ from deepsearch_rl.core.scratch import DIGITS, unfinished
 from deepsearch_rl.core.stage_state import read_state
 
 
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files below a folder, in bytes."""
+    size_bytes = 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            size_bytes += path.stat().st_size
+
+    return size_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """A folder that can be removed, and why."""
@@ -26,7 +36,7 @@ class Leftover:
     @property
     def size_bytes(self) -> int:
         """Size of all its files."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        return folder_bytes(self.folder)
 
 
 def clean_command(

@@ -21,9 +21,11 @@ from deepsearch_rl.commands.defaults import (
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.conversation.agent_config import prompt_option
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.core.records import ProtocolName, RetrieverName, ServingBackend
+from deepsearch_rl.core.records import ProtocolName
 from deepsearch_rl.core.stage_state import package_digest
 from deepsearch_rl.presets import load_preset
+from deepsearch_rl.retrieval.names import RetrieverName
+from deepsearch_rl.serving.names import ServingBackend
 
 if TYPE_CHECKING:
     from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation

@@ -10,7 +10,6 @@ from typer import Option
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import atomic_file
-from deepsearch_rl.core.records import RetrieverName
 from deepsearch_rl.evaluation.scoring.score import Interval, bootstrap_intervals
 from deepsearch_rl.evaluation.standalone.predictions import score_predictions
 from deepsearch_rl.explain.causes.causes import Cause
@@ -25,6 +24,7 @@ from deepsearch_rl.explain.causes.records import (
     title_of,
 )
 from deepsearch_rl.explain.standalone.explain import Options, explain_paths, report_of
+from deepsearch_rl.retrieval.names import RetrieverName
 
 _Runs: TypeAlias = Annotated[
     list[Path],

@@ -17,9 +17,9 @@ from deepsearch_rl.commands.retrieve_online import online_command
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import distinct, write_jsonl
 from deepsearch_rl.core.profile import Profile, read_values
-from deepsearch_rl.core.records import VectorsKind
 from deepsearch_rl.corpora.reading.flashrag import numbered_documents, read_questions
 from deepsearch_rl.presets import load_preset
+from deepsearch_rl.retrieval.names import VectorsKind
 
 if TYPE_CHECKING:
     from deepsearch_rl.retrieval.search.manifest import IndexManifest

@@ -8,7 +8,7 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.defaults import FieldOption
-from deepsearch_rl.core.records import Device, IndexHalf, RetrieverName, VectorsKind
+from deepsearch_rl.retrieval.names import Device, IndexHalf, RetrieverName, VectorsKind
 
 Corpus: TypeAlias = Annotated[Path, Option(help="Passages, JSON Lines.")]
 Out: TypeAlias = Annotated[

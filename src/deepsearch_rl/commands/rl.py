@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from deepsearch_rl.commands.clean import folder_bytes
 from deepsearch_rl.commands.defaults import changed_field
 from deepsearch_rl.commands.rl_compare import compare_command
 from deepsearch_rl.commands.summary import ProfileName
@@ -42,7 +43,7 @@ def runs_command(
 
     for name, run in find_runs(Path("work", profile)).items():
         lines = list(read_jsonl(run / TRAIN_LOG, TrainingStep))
-        size_mb = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) / 1e6
+        size_mb = folder_bytes(run) / 1e6
         best = best_line(lines)
         row = [name, str(lines[-1].step), f"{best.dev_f1:.3f} ({best.step})"]
         row += [" ".join(map(str, checkpoints(run))), f"{size_mb:.0f} MB"]

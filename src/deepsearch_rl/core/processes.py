@@ -167,12 +167,12 @@ def last_lines(log: Path) -> str:
     process has written before.
     """
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    shown = lines[-LAST_LINES:]
+    ending = lines[-LAST_LINES:]
     for line in reversed(lines[:-LAST_LINES]):
         if _ERROR_LINE.search(line):
-            return "\n".join([line, "...", *shown])
+            return "\n".join([line, "...", *ending])
 
-    return "\n".join(shown)
+    return "\n".join(ending)
 
 
 def stream_lines(process: "subprocess.Popen[str]", on_line: Callable[[str], object]) -> list[str]:

@@ -203,13 +203,6 @@ class Question(Record):
 # How a model asks for searches: native tool calls, or Search-R1's tags in its text
 # (docs/contracts.md, section 4)
 ProtocolName = Literal["function_calling", "search_tags"]
-# The retrievers of an index that commands offer; params may also name one of the user's own
-# (core/own_code.py)
-RetrieverName = Literal["bm25", "dense", "hybrid"]
-ServingBackend = Literal["cpu", "vllm"]
-IndexHalf = Literal["bm25", "dense"]
-VectorsKind = Literal["flat", "ivf_flat", "ivf_pq", "ivf_pq_refine", "hnsw"]
-Device = Literal["cpu", "cuda"]
 
 
 class StopReason(StrEnum):

@@ -120,5 +120,5 @@ def _last_written(folder: Path) -> float:
 
 def unfinished(work: Path, stages: str = "*") -> list[Path]:
     """Return all scratch folders of a profile, or of its stages whose names fit a pattern, the newest first."""
-    folders = [path for path in (work / SCRATCH).glob(f"{stages}/*") if path.is_dir()]
+    folders = filter(Path.is_dir, (work / SCRATCH).glob(f"{stages}/*"))
     return sorted(folders, key=_last_written, reverse=True)

@@ -103,7 +103,12 @@ def family_sources(profile: Profile, family: str, root: Path) -> tuple[str, ...]
     """Return the source files of a family of stages, e.g. of ``rl`` for all its starts; raise as :func:`read_stage`."""
     template = look_up("stage", family, _templates(profile, root))
     deps = template.get("do", template).get("deps", ())
-    return tuple(str(_filled(dep, profile.values)) for dep in deps if dep.startswith(SOURCES))
+    sources: list[str] = []
+    for dep in deps:
+        if dep.startswith(SOURCES):
+            sources.append(str(_filled(dep, profile.values)))
+
+    return tuple(sources)
 
 
 def _templates(profile: Profile, root: Path) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, full_disk_named, look_up
 from deepsearch_rl.core.files import atomic_directory, only_writer, sha256_file
-from deepsearch_rl.core.records import IndexHalf, Question
+from deepsearch_rl.core.records import Question
 from deepsearch_rl.indexing.importing import imported_config, write_imported
 from deepsearch_rl.indexing.learning import learn_fusion
 from deepsearch_rl.retrieval.encoding.encoding import (
@@ -28,6 +28,7 @@ from deepsearch_rl.retrieval.encoding.encoding import (
     with_threads,
 )
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
+from deepsearch_rl.retrieval.names import IndexHalf
 from deepsearch_rl.retrieval.ranking.gold import with_gold
 from deepsearch_rl.retrieval.ranking.ranking import FusionWeights
 from deepsearch_rl.retrieval.search import manifest

@@ -29,7 +29,6 @@ from deepsearch_rl.retrieval.hybrid.retriever import (
     CandidateFinder,
     Candidates,
     Floats,
-    order,
 )
 from deepsearch_rl.retrieval.ranking.gold import (
     MAP,
@@ -41,7 +40,7 @@ from deepsearch_rl.retrieval.ranking.gold import (
     score_retriever,
     with_gold,
 )
-from deepsearch_rl.retrieval.ranking.ranking import FusionWeights, LearningConfig, RankingName
+from deepsearch_rl.retrieval.ranking.ranking import FusionWeights, LearningConfig, RankingName, rank
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +219,9 @@ def score_example(
     example: QuestionExample, weights_F: Floats, cutoffs: Sequence[int] = ()
 ) -> dict[str, float]:
     """Return the scores of a question whose candidates are ranked with these weights."""
-    items_by_row = dict(zip(example.candidates.rows_C.tolist(), example.items_C, strict=True))
-    ranking = order(example.candidates, weights_F, max((*cutoffs, RANKED)))
+    candidates = example.candidates
+    items_by_row = dict(zip(candidates.rows_C.tolist(), example.items_C, strict=True))
+    depth = max((*cutoffs, RANKED))
+    ranking = rank(candidates.rows_C, candidates.scores(weights_F), depth)
     items_by_rank = [set(items_by_row[row]) for row in ranking.rows_K.tolist()]
     return score_facts(items_by_rank, example.items, cutoffs)

@@ -117,6 +117,10 @@ def compare_retrievers(
             rows = score_retriever(retriever, chunks, examples, cutoffs)
         scores[name] = _by_metric(rows)
 
+    intervals_of: dict[str, dict[str, MetricInterval]] = {}
+    for name, by_metric in scores.items():
+        intervals_of[name] = intervals(by_metric, seed, draws)
+
     golds = [gold for _, gold in examples]
     kinds = Counter[str](gold.kind for gold in golds)
     return RetrieverComparison(
@@ -125,7 +129,7 @@ def compare_retrievers(
         missing_gold=find_missing(chunks, golds),
         chunks=len(chunks),
         chunk_length=chunk_length(chunks),
-        scores={name: intervals(by_metric, seed, draws) for name, by_metric in scores.items()},
+        scores=intervals_of,
         hybrid_minus_better_half=intervals(_hybrid_minus_better_half(scores), seed, draws),
     )
 

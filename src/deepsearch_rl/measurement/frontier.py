@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.core.progress import ProgressBar, track
-from deepsearch_rl.core.records import VectorsKind
+from deepsearch_rl.retrieval.names import VectorsKind
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 from deepsearch_rl.retrieval.vectors.dense import open_vector_index
@@ -165,7 +165,11 @@ def sweeps(
     parse = TypeAdapter[VectorsConfig](VectorsConfig).validate_python
     selection: list[list[VectorsConfig]] = []
     for build in builds:
-        settings = [parse(setting) for setting in build if setting["kind"] in kinds]
+        settings: list[VectorsConfig] = []
+        for setting in build:
+            if setting["kind"] in kinds:
+                settings.append(parse(setting))
+
         if settings:
             selection.append(settings)
 

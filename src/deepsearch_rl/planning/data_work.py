@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deepsearch_rl.core.records import IndexHalf
 from deepsearch_rl.planning.sizes import GIB, Sizes, StageWork
+from deepsearch_rl.retrieval.names import IndexHalf
 
 # Of the tokens of make_questions, those that the model writes; assumed
 WRITTEN_SHARE = 0.1

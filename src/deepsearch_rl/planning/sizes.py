@@ -89,8 +89,11 @@ class Sizes:
         download = self.profile.value("download")
         sizes = self.file.sizes.passages
         if download["source"] == "world":
-            names = {"world": "in_domain", "outworld": "out_of_domain"}
-            return {corpus: sum(download["world"][name].values()) for corpus, name in names.items()}
+            world = download["world"]
+            return {
+                "world": sum(world["in_domain"].values()),
+                "outworld": sum(world["out_of_domain"].values()),
+            }
 
         corpora = download["folder"]["corpora"]
         passages: dict[str, int] = {}

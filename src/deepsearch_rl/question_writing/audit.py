@@ -248,4 +248,8 @@ class Funnel(Record):
     @classmethod
     def of(cls, reasons: Counter[Reason], **counts: object) -> "Funnel":
         """Return the funnel with every reason, in the order of the checks."""
-        return cls.model_validate({"rejected": {each: reasons[each] for each in Reason}, **counts})
+        rejected: dict[Reason, int] = {}
+        for reason in Reason:
+            rejected[reason] = reasons[reason]
+
+        return cls.model_validate({"rejected": rejected, **counts})

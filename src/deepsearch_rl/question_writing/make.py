@@ -130,9 +130,9 @@ def make_questions(
             )
 
         for split in config.splits:
-            questions = [_question(draft) for draft in writing.kept if draft.group.split == split]
-            questions.sort(key=lambda each: each.id)
+            questions = _questions_of(split, writing.kept)
             write_jsonl(partial / "questions" / f"{split}.jsonl", questions)
+
         write_jsonl(partial / "rejected.jsonl", writing.rejected)
         write_json(partial / "audit.json", funnel.model_dump(mode="json"))
 
@@ -217,6 +217,16 @@ def _rejected(draft: Draft, reason: Reason) -> Rejected:
         passages=tuple(chunk.id for chunk in draft.group.chunks),
         evidence=tuple(sentence for _, sentence in draft.proofs),
     )
+
+
+def _questions_of(split: str, drafts: Iterable[Draft]) -> list[Question]:
+    """Return the drafts of a split as questions, by id."""
+    questions: list[Question] = []
+    for draft in drafts:
+        if draft.group.split == split:
+            questions.append(_question(draft))
+
+    return sorted(questions, key=lambda each: each.id)
 
 
 def _question(draft: Draft) -> Question:

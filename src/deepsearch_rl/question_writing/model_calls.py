@@ -34,9 +34,9 @@ class WriterConfig(Record):
 
 
 class Call(Record):
-    """A reply, its tokens, and the digest of what was asked."""
+    """A reply, its tokens, and the digest of the prompt and the settings that it answers."""
 
-    asked: NonEmpty
+    request_sha256: NonEmpty
     text: str
     tokens: int = Field(ge=0, description="of prompt and reply together")
 
@@ -48,7 +48,7 @@ class LoggedModel:
         self._config = config
         self._endpoint = endpoint
         self._log = log
-        self._known = {call.asked: call for call in read_jsonl(log.path, Call)}
+        self._known = {call.request_sha256: call for call in read_jsonl(log.path, Call)}
         self._counted: set[str] = set()
         self.tokens = 0
 
@@ -71,8 +71,8 @@ class LoggedModel:
             call = self._known[self._digest(*each)]
             texts.append(call.text)
             # Of this run, also where an earlier one has paid
-            if call.asked not in self._counted:
-                self._counted.add(call.asked)
+            if call.request_sha256 not in self._counted:
+                self._counted.add(call.request_sha256)
                 self.tokens += call.tokens
 
         return texts
@@ -126,4 +126,4 @@ class LoggedModel:
             if usage
             else (len(prompt) + len(text)) // CHARACTERS_PER_TOKEN
         )
-        return Call(asked=name, text=text, tokens=tokens)
+        return Call(request_sha256=name, text=text, tokens=tokens)

@@ -185,7 +185,10 @@ class SearchQueue:
             started_s = time.perf_counter()
 
             try:
-                await self._search_batch(batch)
+                for group in self._groups(batch):
+                    outcomes = await self._run(group)
+                    self._settle(outcomes)
+                    self._fail_all_if_down(outcomes.values())
             except Exception as error:  # noqa: BLE001
                 # A fault of this module must not leave anybody waiting
                 self._fail(batch, _client_error(error))
@@ -206,12 +209,6 @@ class SearchQueue:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
                     await self._full.wait()
-
-    async def _search_batch(self, batch: Sequence[SearchKey]) -> None:
-        for group in self._groups(batch):
-            outcomes = await self._run(group)
-            self._settle(outcomes)
-            self._fail_all_if_down(outcomes.values())
 
     def _next_batch(self) -> list[SearchKey]:
         """Take the next searches, one of each request in turn, and return them in the order of their arrival."""

@@ -17,6 +17,7 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.retrieval.encoding.encoder import first_line
 from deepsearch_rl.retrieval.encoding.model_folder import require_device
+from deepsearch_rl.retrieval.names import Device
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import Hit, QueriesFailedError, SearchesChunks
 
@@ -36,7 +37,7 @@ class RerankerConfig(Record):
     batch_tokens: int = Field(
         ge=1, description="most tokens of a forward pass: batch_tokens / max_tokens pairs"
     )
-    device: Literal["cpu", "cuda"]
+    device: Device
     dtype: Literal["float32", "float16", "bfloat16"]
 
 
@@ -219,7 +220,9 @@ class RerankedSearcher:
         reranked: list[list[Hit]] = []
 
         for hits in hits_Q:
-            head = [Hit(hit.row, next(scores), hit.chunk) for hit in hits[: self.depth]]
+            head: list[Hit] = []
+            for hit in hits[: self.depth]:
+                head.append(Hit(hit.row, next(scores), hit.chunk))
 
             # Python's sort keeps the first stage's order of equal scores.
             head.sort(key=lambda hit: -hit.score)

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from deepsearch_rl.core.errors import UnavailableError
 from deepsearch_rl.core.hardware import usable_cores
@@ -163,10 +164,12 @@ def serve_workers(config: ServerConfig) -> None:
 def _stop_signals() -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C or SIGTERM sets."""
     stop = threading.Event()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
+    handlers: dict[int, Any] = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        handlers[number] = signal.signal(number, lambda *_: stop.set())
+
     try:
         yield stop
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -94,6 +94,8 @@ def _join_parts(content: Any) -> Any:
 
 
 class _Wire(BaseModel):
+    """A part of a request; fields that it does not know are kept, to be refused by their names."""
+
     model_config = ConfigDict(strict=True, extra="allow")
 
 
@@ -121,7 +123,7 @@ class ChatMessage(_Wire):
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates read it: a text may be empty, but is never null."""
-        # The newer name of it, which no template knows
+        # ``developer`` is the newer name of ``system``, and no template knows it
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.content or self.refusal or ""}
         optional = {
@@ -202,7 +204,7 @@ class ChatCompletionRequest(_Wire):
 
     @property
     def may_call(self) -> bool:
-        """Whether tools are offered, and calls in the answer are taken for calls; as in vLLM, without tools never."""
+        """Whether a call in the answer is taken for a call: where tools are offered and allowed, as in vLLM."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
@@ -270,9 +272,10 @@ def check_support(request: ChatCompletionRequest) -> None:
 
 
 def _check_extra(name: str, value: JsonValue) -> None:
-    if value is None or name in WITHOUT_EFFECT or value in ACCEPTED_VALUES.get(name, ()):
-        return
+    """Refuse a field that the request's model does not have, unless it changes no answer."""
     values = ACCEPTED_VALUES.get(name, ())
+    if value is None or name in WITHOUT_EFFECT or value in values:
+        return
     remedy = f"leave it out or set it to {_either(values)}" if values else "leave it out"
     raise RequestError(name, f"this server does not support it; {remedy}")
 

@@ -22,10 +22,11 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.hardware import require_gpu
 from deepsearch_rl.core.processes import LOOPBACK, free_port, starting_server
-from deepsearch_rl.core.records import NonEmpty, Record, ServingBackend
+from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.endpoints.remote import open_endpoint, read_remote
 from deepsearch_rl.serving.adapters import Adapter, read_adapter, served_rank
+from deepsearch_rl.serving.names import ServingBackend
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 
 SERVED_NAME = "policy"

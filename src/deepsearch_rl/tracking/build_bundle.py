@@ -45,7 +45,7 @@ from deepsearch_rl.tracking.bundle import (
     TrackConfig,
     TrackedReport,
 )
-from deepsearch_rl.tracking.run_names import flatten
+from deepsearch_rl.tracking.run_names import changed_settings, flatten
 from deepsearch_rl.training.runs.curves import Alarm, TrainingStep
 
 
@@ -97,12 +97,11 @@ def build_bundle(
                 # All in one folder: of each prompt search the files have the same names
                 shutil.copyfile(path, partial / FILES / f"prompts-{folder.name}-{path.name}")
 
-        params = dict(flatten(provenance.params))
-        defaults = dict(flatten(provenance.defaults))
-        write_json(partial / FILES / PARAMS, params)
+        write_json(partial / FILES / PARAMS, dict(flatten(provenance.params)))
         curves: dict[str, list[JsonValue]] = {}
         for name, model in models.items():
             curves[name] = [point.model_dump() for point in model.curve]
+
         file_digests = [sha256_file(partial / name) for name in (PREDICTIONS, ROLLOUTS)]
         bundle = ReportBundle(
             # Of results alone: a report that was sent before is recognised under other settings
@@ -113,7 +112,7 @@ def build_bundle(
             lost=lost,
             models=models,
             tags={**provenance.tags, "profile": table.profile},
-            params={name: value for name, value in params.items() if defaults.get(name) != value},
+            params=changed_settings(provenance.params, provenance.defaults),
             datasets=provenance.datasets,
         )
         write_json(partial / BUNDLE, bundle.model_dump(mode="json"))

@@ -68,13 +68,12 @@ def describe_changes(params: Mapping[str, JsonValue], committed: Mapping[str, Js
 
     It is empty where none differs, or nothing is committed. Secrets are left out.
     """
-    before = dict(flatten(committed))
-    changes = [(name, value) for name, value in flatten(params) if before.get(name) != value]
-    if not before or not changes:
+    changes = changed_settings(params, committed)
+    if not committed or not changes:
         return ""
 
     texts: list[str] = []
-    for name, value in changes:
+    for name, value in changes.items():
         short_value = _shortened(value.translate(_NO_QUOTES), MAX_VALUE_CHARACTERS)
         texts.append(f"{name}={short_value}")
 
@@ -88,6 +87,19 @@ def describe_changes(params: Mapping[str, JsonValue], committed: Mapping[str, Js
             return text
 
     return f"settings changed: {len(texts)}"
+
+
+def changed_settings(
+    params: Mapping[str, JsonValue], before: Mapping[str, JsonValue]
+) -> dict[str, str]:
+    """Return the settings, as :func:`flatten` names them, that have another value in ``before``, or none there."""
+    values_before = dict(flatten(before))
+    changes: dict[str, str] = {}
+    for name, value in flatten(params):
+        if values_before.get(name) != value:
+            changes[name] = value
+
+    return changes
 
 
 def flatten(params: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -277,12 +277,10 @@ class _Upload:
         now_ns = time.time_ns()
         digests = {digest for digest, _ in rollouts}
         times = read_times(kept_times(self.bundle.table.profile, model), digests)
-        traces = (
-            build_trace(rollout, owner, times.get(digest), now_ns) for digest, rollout in rollouts
-        )
-        for batch in batches(traces, BATCH):
+        for batch in batches(rollouts, BATCH):
             spans: list[entities.Span] = []
-            for trace in batch:
+            for digest, rollout in batch:
+                trace = build_trace(rollout, owner, times.get(digest), now_ns)
                 self.tracing.start_trace(trace.info)
                 spans += trace.data.spans
             self.tracing.log_spans(self.traces_of, spans)

@@ -94,8 +94,8 @@ PROMPTS: Mapping[str, str] = {
 #
 # veRL knows them as ``searchR1_<set>`` (``default_compute_score`` of
 # ``verl/utils/reward_score``), Search-R1 by these names (``_select_rm_score_fn`` of
-# ``verl/trainer/main_ppo.py``). Any other ``data_source`` raises NotImplementedError at the first
-# reward.
+# ``verl/trainer/main_ppo.py``). Both end with an error at the first reward of any other
+# ``data_source``.
 REWARDED_SETS = ("2wikimultihopqa", "bamboogle", "hotpotqa", "musique", "nq", "popqa", "triviaqa")
 
 

@@ -19,6 +19,7 @@ from deepsearch_rl.core.records import (
     Trajectory,
 )
 from deepsearch_rl.training.rewards.rewards import (
+    ANSWER_REWARDS,
     REWARDS,
     PolicyText,
     ThinkLength,
@@ -114,6 +115,18 @@ def test_f1_and_exact_match_are_the_best_over_all_golden_answers(
 def test_a_failed_rollout_scores_zero_in_every_reward(name: str) -> None:
     failed = rollout(thought(50), answer="Ada Lovelace", stop=StopReason.TOKEN_BUDGET)
     assert reward_parts({name: 2.0}, failed, question(), policy()) == {name: 0.0}
+
+
+@pytest.mark.parametrize("name", ANSWER_REWARDS)
+def test_an_answer_reward_reads_no_text_of_the_policy(name: str) -> None:
+    def refuse(text: str) -> int:
+        raise AssertionError(f"{name} counts the tokens of {text!r}")
+
+    unread = PolicyText(refuse, PUBLISHED)
+    as_thought = PolicyText(refuse, PUBLISHED, opens_thought=True)
+    trajectory = rollout(thought(50), answer="Ada Lovelace")
+    values = [REWARDS[name](trajectory, question(), each) for each in (unread, as_thought)]
+    assert values[0] == values[1]
 
 
 def test_a_reward_is_the_weighted_sum_of_the_named_scores_only() -> None:

@@ -99,7 +99,7 @@ def _multihoprag(folder: Path | None, fetched: Path) -> DownloadConfig:
 def _only(folder: Path, beginnings: tuple[str, ...]) -> Path:
     """Return the one file whose name has the first of the beginnings that any file's name has."""
     for beginning in beginnings:
-        paths = sorted(path for path in folder.glob(f"{beginning}*") if path.is_file())
+        paths = sorted(filter(Path.is_file, folder.glob(f"{beginning}*")))
         if len(paths) > 1:
             names = ", ".join(path.name for path in paths)
             raise ArtifactError(

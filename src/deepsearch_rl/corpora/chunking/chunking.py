@@ -105,7 +105,7 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
 
         # A corpus of passages stays as it was published
         is_cut = name not in config.passages
-        passages = cut_documents(documents, counter, cutting) if is_cut else _wholes(documents)
+        passages = cut_documents(documents, counter, cutting) if is_cut else _uncut(documents)
         counts[name] = write_jsonl(chunks / f"{name}.jsonl", passages)
 
     return counts
@@ -170,16 +170,14 @@ def _cut_at_sentences(
         # No sentence crosses a newline, so documents joined by newlines have the same sentences as
         # alone.
         text = "\n".join(document.contents for document in batch)
-        blocks: Iterable[Units] = (
-            _units(text, block, counter, cutting) for block in sentence_blocks(text)
-        )
+        blocks: Iterable[Units] = _unit_blocks(text, counter, cutting)
 
         # Several documents are one block, which all of them are cut from; the blocks of a long one
         # are never held together.
         if len(batch) > 1:
             blocks = list(blocks)
-        start = 0
 
+        start = 0
         for document in batch:
             body = start + _title_chars(document)
             end = start + len(document.contents)
@@ -230,7 +228,8 @@ def _slices(document: Document, bounds: Sequence[int], start: int) -> Iterator[C
         )
 
 
-def _wholes(documents: Iterable[Document]) -> Iterator[Chunk]:
+def _uncut(documents: Iterable[Document]) -> Iterator[Chunk]:
+    """Yield every document as one chunk."""
     for document in documents:
         yield from _slices(document, (_title_chars(document) + 1, len(document.contents)), 0)
 
@@ -251,6 +250,12 @@ class Units:
         """Return the units that begin between two offsets."""
         part = slice(bisect_left(self.starts, start), bisect_left(self.starts, end))
         return Units(self.starts[part], self.ends[part], self.tokens[part])
+
+
+def _unit_blocks(text: str, counter: TokenCounter, cutting: Cutting) -> Iterator[Units]:
+    """Yield the units of a text, block by block."""
+    for sentences in sentence_blocks(text):
+        yield _units(text, sentences, counter, cutting)
 
 
 def _units(text: str, sentences: Sentences, counter: TokenCounter, cutting: Cutting) -> Units:

@@ -7,9 +7,9 @@ is. Ids are positions in its files, as in the splits of the published runs.
 import datetime
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from pydantic import BaseModel, JsonValue
 
@@ -26,6 +26,7 @@ from deepsearch_rl.core.records import (
 from deepsearch_rl.corpora.reading.titles import title_key
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+Fact: TypeAlias = dict[str, JsonValue]
 
 
 class Article(OpenRecord):
@@ -41,7 +42,7 @@ class Query(ForeignRecord):
     query: RequiredText
     answer: RequiredText
     question_type: Text
-    evidence_list: tuple[dict[str, JsonValue], ...] | None
+    evidence_list: tuple[Fact, ...] | None
 
 
 def read_documents(folder: Path) -> Iterator[Document]:
@@ -59,10 +60,9 @@ def read_questions(folder: Path) -> Iterator[Question]:
     # The set names its evidence by title alone
     ids = {title_key(document.title): document.id for document in read_documents(folder)}
     for number, query in enumerate(_load(folder, "MultiHopRAG", Query)):
-        evidence = query.evidence_list and tuple(
-            fact | {"doc_id": ids.get(title_key(str(fact.get("title"))))}
-            for fact in query.evidence_list
-        )
+        evidence = query.evidence_list
+        if evidence is not None:
+            evidence = _with_document_ids(evidence, ids)
         metadata = {"question_type": query.question_type, "evidence_list": evidence}
         question = {
             "id": str(number),
@@ -71,6 +71,16 @@ def read_questions(folder: Path) -> Iterator[Question]:
             "metadata": metadata,
         }
         yield Question.model_validate(question)
+
+
+def _with_document_ids(facts: Iterable[Fact], ids: Mapping[str, str]) -> tuple[Fact, ...]:
+    """Return a question's facts with the ids of their documents (``ids``, by title's key), null where there is none."""
+    completed: list[Fact] = []
+    for fact in facts:
+        key = title_key(str(fact.get("title")))
+        completed.append({**fact, "doc_id": ids.get(key)})
+
+    return tuple(completed)
 
 
 def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[ModelT]:

@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import Field
 
@@ -13,6 +14,8 @@ from deepsearch_rl.core.records import Document, Evidence, Question, Record
 from deepsearch_rl.corpora.grammar.grammar import IN_DOMAIN, OUT_OF_DOMAIN, STYLES, Grammar, ask
 from deepsearch_rl.corpora.world.facts import World, build_world
 
+# What a total is dealt out to: a split, a question type, a length
+PartT = TypeVar("PartT")
 IN_DOMAIN_SET = "multihoprag"
 # Lengths of the chains of each question type, in equal parts
 IN_DOMAIN_HOPS: Mapping[str, tuple[int, ...]] = {
@@ -107,7 +110,7 @@ def in_domain_questions(
     splits: dict[str, tuple[Question, ...]] = {}
     for split, size in sizes.items():
         questions = _split_questions(world, size, heads[split], mix, rng)
-        splits[split] = _number(questions, f"{IN_DOMAIN_SET}-{split}", rng)
+        splits[split] = _shuffle_and_number(questions, f"{IN_DOMAIN_SET}-{split}", rng)
 
     return splits
 
@@ -127,21 +130,21 @@ def out_of_domain_questions(
             for chain in chains:
                 questions.append(_ask(world, chain, dataset, question_type, rng))
 
-        sets[dataset] = _number(questions, f"{dataset}-val", rng)
+        sets[dataset] = _shuffle_and_number(questions, f"{dataset}-val", rng)
 
     return sets
 
 
-def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
+def apportion(total: int, weights: Mapping[PartT, float]) -> dict[PartT, int]:
     """Return whole numbers that add up to ``total``, proportional to the weights (largest remainder first)."""
-    counts: dict[str, int] = {}
-    remainders: dict[str, float] = {}
+    counts: dict[PartT, int] = {}
+    remainders: dict[PartT, float] = {}
     for name, weight in weights.items():
         share = total * weight / sum(weights.values())
         counts[name] = int(share)
         remainders[name] = share - counts[name]
 
-    # sorted is stable, so that of equal remainders the first name's counts.
+    # sorted is stable: of equal remainders, the one named first gets the next unit
     by_remainder = sorted(remainders, key=lambda name: -remainders[name])
     for name in by_remainder[: total - sum(counts.values())]:
         counts[name] += 1
@@ -159,18 +162,20 @@ def _split_questions(
     questions: list[Question] = []
     for question_type, count in apportion(size, mix).items():
         # A type has as many questions of each of its lengths
-        equal_shares = dict.fromkeys(map(str, IN_DOMAIN_HOPS[question_type]), 1.0)
+        equal_shares = dict.fromkeys(IN_DOMAIN_HOPS[question_type], 1.0)
         for hops, part in apportion(count, equal_shares).items():
             broken = question_type == "null"
-            chains = _draw_chains(world, heads, int(hops), part, rng, broken=broken)
+            chains = _draw_chains(world, heads, hops, part, rng, broken=broken)
             for chain in chains:
                 questions.append(_ask(world, chain, IN_DOMAIN_SET, question_type, rng))
 
     return questions
 
 
-def _number(questions: list[Question], prefix: str, rng: random.Random) -> tuple[Question, ...]:
-    """Shuffle, so that the first n questions are a fair sample, and number from 0."""
+def _shuffle_and_number(
+    questions: list[Question], prefix: str, rng: random.Random
+) -> tuple[Question, ...]:
+    """Return the questions shuffled, so that the first n are a fair sample, and numbered from 0."""
     rng.shuffle(questions)
     numbered: list[Question] = []
     for number, question in enumerate(questions):

@@ -16,6 +16,7 @@ from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Question, Record
+from deepsearch_rl.environment.adapters.command_errors import exit_on_error
 from deepsearch_rl.environment.blocking import shared_environment
 
 COLUMN: Final = "deepsearch"
@@ -59,7 +60,7 @@ def swift_rows(
 
 
 def main() -> None:
-    """Write the rows of the command line."""
+    """Write the rows, or end with one paragraph that says what is wrong."""
     parser = argparse.ArgumentParser(description="Write questions as rows of ms-swift's GRPO.")
     parser.add_argument("--params", type=Path, required=True, help="its sections agent and rl")
     parser.add_argument("--questions", type=Path, required=True, help="jsonl")
@@ -73,7 +74,8 @@ def main() -> None:
         model=arguments.model,
         retrieval_url=arguments.retrieval_url,
     )
-    write_jsonl(arguments.output, rows)
+    with exit_on_error():
+        write_jsonl(arguments.output, rows)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ trains:
     python RLINF/examples/agent/searchr1/train.py --config-path OUTPUT --config-name searchr1
 
 RLinf has one agent loop, one reward and one training backend for this example, so
-:func:`rlinf_config` refuses what it would train otherwise than params say.
+:func:`rlinf_config` refuses what it would not train as params say.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +24,11 @@ EXAMPLE: Final = Path("examples/agent/searchr1/config")
 EXAMPLE_CONFIG: Final = "train_qwen2.5"
 # RLinf's names of architectures, by the name in a model's config.json
 MODEL_TYPES: Final = {"qwen2": "qwen2.5", "qwen3": "qwen3", "qwen3_moe": "qwen3_moe"}
-AGGREGATIONS: Final = {None: "seq-mean-token-mean", "token": "token-mean"} | {
-    "sequence": "seq-mean-token-mean"
+# RLinf's names of ours; None is the algorithm's own, which for grpo is by sequence
+AGGREGATIONS: Final[Mapping[str | None, str]] = {
+    None: "seq-mean-token-mean",
+    "sequence": "seq-mean-token-mean",
+    "token": "token-mean",
 }
 
 
@@ -128,6 +131,7 @@ def _values(agent: AgentConfig, rl: RlConfig, run: RlinfRun) -> dict[str, Any]:
 
 
 def _not_honoured(agent: AgentConfig, rl: RlConfig, run: RlinfRun) -> Iterator[str]:
+    """Yield each setting that the example would not train as it stands, and why or what to set."""
     if agent.protocol != SEARCH_TAGS:
         yield f"agent.protocol: {agent.protocol}, since its agent loop reads tags: set {SEARCH_TAGS}"
     if rl.rewards != {"exact_match": 1.0}:
@@ -148,14 +152,17 @@ def _not_honoured(agent: AgentConfig, rl: RlConfig, run: RlinfRun) -> Iterator[s
         yield f"the start model of type {run.model_type}, since it has {', '.join(MODEL_TYPES)}"
     if run.max_prompt_tokens >= agent.context_tokens:
         yield f"a prompt of {run.max_prompt_tokens} tokens in agent.context_tokens"
-    # RLinf's tool takes host and port alone
-    yield from _address_problems(run.retrieval_url)
+    if not _is_host_and_port(run.retrieval_url):
+        yield (
+            f"the address {run.retrieval_url}, since it asks http://HOST:PORT/retrieve, without a token"
+        )
 
 
-def _address_problems(url: str) -> Iterator[str]:
+def _is_host_and_port(url: str) -> bool:
+    """Return whether an address says no more than RLinf's tool takes."""
     parts = urlsplit(url)
-    if parts.scheme != "http" or parts.path.strip("/") or parts.query or "@" in parts.netloc:
-        yield f"the address {url}, since it asks http://HOST:PORT/retrieve, without a token"
+    says_more = parts.path.strip("/") or parts.query or "@" in parts.netloc
+    return parts.scheme == "http" and not says_more
 
 
 def config_facts(values: Mapping[str, Any], path: Path) -> tuple[str, int]:

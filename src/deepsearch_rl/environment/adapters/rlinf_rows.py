@@ -14,16 +14,16 @@ start model's own template, up to where the model writes.
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from deepsearch_rl.core.errors import ConfigError, DeepsearchError
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import atomic_file, read_jsonl, write_jsonl
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question, Record
+from deepsearch_rl.environment.adapters.command_errors import exit_on_error
 from deepsearch_rl.environment.adapters.rlinf_config import RlinfRun, config_facts, rlinf_config
 from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
 from deepsearch_rl.search_server.config import RetrievalConfig
@@ -125,10 +125,8 @@ def main() -> None:
         "--megatron_model", required=True, help="name of the model in RLinf's converter to Megatron"
     )
     parser.add_argument("--output_dir", type=Path, required=True, help="where the files go")
-    try:
+    with exit_on_error():
         asyncio.run(_write(parser.parse_args()))
-    except DeepsearchError as error:
-        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.records import Question
+from deepsearch_rl.environment.adapters.command_errors import exit_on_error
 from deepsearch_rl.environment.adapters.trl import TrlSearch
 from deepsearch_rl.environment.blocking import BlockingEnvironment
 from deepsearch_rl.environment.search_environment import open_environment
@@ -24,17 +25,17 @@ class SearchArguments:
 
 
 def main() -> None:
-    """Train a model folder; write what TRL writes below ``--output_dir``."""
+    """Train a model folder and write what TRL writes below ``--output_dir``, or end with what is wrong."""
     transformers: Any = importlib.import_module("transformers")
     trl: Any = importlib.import_module("trl")
     parser = transformers.HfArgumentParser([SearchArguments, trl.GRPOConfig])
     arguments, training = parser.parse_args_into_dataclasses()
-    questions = list(read_jsonl(arguments.questions, Question))
     model = arguments.model
     url = arguments.retrieval_url
     connect = partial(open_environment, arguments.params, model=model, retrieval_url=url)
 
-    with BlockingEnvironment(connect) as environment:
+    with exit_on_error(), BlockingEnvironment(connect) as environment:
+        questions = list(read_jsonl(arguments.questions, Question))
         search = TrlSearch(environment, questions)
         trainer = trl.GRPOTrainer(
             model=str(model),

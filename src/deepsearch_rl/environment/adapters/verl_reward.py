@@ -3,7 +3,7 @@ r"""What veRL logs of a rollout, and a reward function for rows that another age
     reward.custom_reward_function.path=pkg://deepsearch_rl.environment.adapters.verl_reward \
     reward.custom_reward_function.name=compute_score +reward.custom_reward_function.reward_kwargs.metric=em
 
-veRL's own selector raises NotImplementedError for a ``data_source`` that it does not know.
+veRL's own selector of rewards refuses rows with a ``data_source`` that it does not know.
 """
 
 from typing import Any

@@ -6,7 +6,6 @@
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.files import atomic_file, read_jsonl
 from deepsearch_rl.core.records import Question
+from deepsearch_rl.environment.adapters.command_errors import exit_on_error
 from deepsearch_rl.environment.adapters.verl import QUESTION, SearchAgentLoop
 from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
 from deepsearch_rl.training.rl.verl_config import AGENT_LOOP
@@ -80,10 +79,8 @@ def main() -> None:
     parser.add_argument("--retrieval_url", required=True, help="a running retrieval server")
     parser.add_argument("--data_source", default="deepsearch", help="names the set in veRL's log")
     parser.add_argument("--output_dir", type=Path, required=True, help="where the files go")
-    try:
+    with exit_on_error():
         asyncio.run(_write(parser.parse_args()))
-    except DeepsearchError as error:
-        sys.exit(str(error))
 
 
 if __name__ == "__main__":

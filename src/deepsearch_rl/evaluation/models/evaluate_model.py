@@ -95,7 +95,10 @@ def evaluate_model(
         require_backend(setting.serving)
     # First, because its error names the missing environment variable
     checkpoint = checkpoint_name(folder)
-    settings = [(each, _read_questions(data, each)) for each in settings_of(setting, model)]
+    settings: list[tuple[Evaluation, dict[str, list[Question]]]] = []
+    for each in settings_of(setting, model):
+        settings.append((each, _read_questions(data, each)))
+
     if remote is not None:
         _require_sampled(model, remote, settings)
     weights = sha256_json([remote.of_answers(), checkpoint]) if remote else digest_weights(folder)

@@ -36,10 +36,10 @@ from deepsearch_rl.evaluation.scoring.f1_row import (
 )
 from deepsearch_rl.evaluation.tables.table_files import FILTERS, passes
 from deepsearch_rl.evaluation.tables.tables import (
-    CONTROL_TITLES,
     DATASET_ORDER,
     MODEL_ORDER,
     F1Table,
+    control_titles,
     in_order,
 )
 from deepsearch_rl.explain.causes.records import ExplainReport, title_of
@@ -107,7 +107,11 @@ def render_page(report: Report, table_sha256: str) -> str:
     ``table_sha256`` is the digest of the ``f1_table.json`` that lies beside the page.
     """
     table = report.table.for_readers
-    optional = ("rl", "ifeval", "retrieval", "filter")
+    empty: list[str] = []
+    for name in ("rl", "ifeval", "retrieval", "filter"):
+        if not getattr(report, name):
+            empty.append(name)
+
     digests: dict[str, str] = {}
     for evaluation in report.evaluations:
         digests.update(evaluation.inputs)
@@ -125,14 +129,17 @@ def render_page(report: Report, table_sha256: str) -> str:
         if table.main_rows(dataset):
             main_sets.append(_main_set(table, dataset))
 
-    retrieval_sets = in_order(report.retrieval, DATASET_ORDER)
+    retrieval: dict[str, Mapping[str, Mapping[str, float]]] = {}
+    for name in in_order(report.retrieval, DATASET_ORDER):
+        retrieval[name] = report.retrieval[name]
+
     template = page_templates().get_template("page.html")
     return template.render(
         report=report,
         table=table,
         kept_start_notes=report.table.kept_start_notes,
         tests=report.table.tests,
-        empty=[name for name in optional if not getattr(report, name)],
+        empty=empty,
         f1_plots=f1_plots,
         variants=list(_variant_tables(table)),
         main_sets=main_sets,
@@ -141,7 +148,7 @@ def render_page(report: Report, table_sha256: str) -> str:
         behaviour=list(_rollout_behaviour(report)),
         rl_plot=inline_svg(rl_figure(report.rl), "plot-rl", rl_description),
         ifeval=_ifeval_scores(report),
-        retrieval={name: report.retrieval[name] for name in retrieval_sets},
+        retrieval=retrieval,
         inputs=dict(sorted(digests.items())) | {"f1_table.json": table_sha256},
     )
 
@@ -211,13 +218,12 @@ def _main_set(table: F1Table, dataset: str) -> Shown:
 
     controlled = [row for row in rows if row.controls]
     answered = controlled[0].controls if controlled else {}
-    controls = {name: title for name, title in CONTROL_TITLES.items() if name in answered}
     return {
         "rows": rows,
         "passes": passes(rows),
         "controlled": controlled,
         "types": dict(sorted(types.items())),
-        "controls": controls,
+        "controls": control_titles(answered),
     }
 
 

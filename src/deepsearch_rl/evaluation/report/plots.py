@@ -139,7 +139,7 @@ def _f1_panel(panel: Axes, rows: Sequence[F1TableRow]) -> None:
     panel.set_ylim(0.3, len(lines) + 0.6)
     panel.set_xlim(-0.02, 1.02)
     panel.set_xlabel("F1", loc="right", labelpad=1)
-    _bare(panel)
+    hide_frame(panel)
 
 
 def rl_figure(runs: Mapping[str, RlTrainingLog]) -> Figure:
@@ -173,7 +173,7 @@ def rl_figure(runs: Mapping[str, RlTrainingLog]) -> Figure:
         if runs:
             reward.legend(frameon=False, loc="best")
         for panel in (reward, f1, searches):
-            _bare(panel)
+            hide_frame(panel)
 
     return figure
 
@@ -224,7 +224,8 @@ def _curve(panel: Axes, steps: Sequence[TrainingStep], metric: str, **style: Any
     panel.plot(places, values, **style)
 
 
-def _bare(panel: Axes) -> None:
+def hide_frame(panel: Axes) -> None:
+    """Draw of a panel's frame the lower line alone, and faint lines up from the ticks of x."""
     panel.spines[["top", "right", "left"]].set_visible(False)
     panel.grid(axis="x", color=FAINT, alpha=0.25, linewidth=0.6)
     panel.tick_params(length=0)

@@ -225,7 +225,13 @@ def _spelled(titles: Iterable[str], rollout: Trajectory) -> tuple[tuple[str, ...
     spellings: defaultdict[str, set[str]] = defaultdict(set)
     for title in shown_titles("\n".join(rollout.tool_texts)):
         spellings[title_key(title)].add(title)
-    return tuple((title, *sorted(spellings[title_key(title)] - {title})) for title in titles)
+
+    result: list[tuple[str, ...]] = []
+    for title in titles:
+        others = spellings[title_key(title)] - {title}
+        result.append((title, *sorted(others)))
+
+    return tuple(result)
 
 
 def _query(call: ToolCall) -> str:

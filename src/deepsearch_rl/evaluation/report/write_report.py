@@ -16,7 +16,13 @@ from deepsearch_rl.core.files import (
 )
 from deepsearch_rl.core.records import FilterReport, Record, RetrievalReport
 from deepsearch_rl.evaluation.report.page import Report, render_page
-from deepsearch_rl.evaluation.report.plots import f1_figure, read_rl_run, rl_figure, save_figure
+from deepsearch_rl.evaluation.report.plots import (
+    RlTrainingLog,
+    f1_figure,
+    read_rl_run,
+    rl_figure,
+    save_figure,
+)
 from deepsearch_rl.evaluation.report.rollouts import (
     read_questions,
     read_runs,
@@ -110,6 +116,10 @@ def write_report(
         read_runs(sources.evaluate, readers_table.reading_order, questions, config.rollouts, turned)
     )
 
+    rl_runs: dict[str, RlTrainingLog] = {}
+    for start, folder in sources.rl.items():
+        rl_runs[start] = read_rl_run(folder)
+
     filter_path = (
         sources.filter if sources.filter and read_json(sources.filter) is not None else None
     )
@@ -117,7 +127,7 @@ def write_report(
         table=table,
         evaluations=tuple(evaluations),
         ifeval=tuple(ifeval),
-        rl={start: read_rl_run(folder) for start, folder in sources.rl.items()},
+        rl=rl_runs,
         retrieval=read_record(sources.retrieval, RetrievalReport).root,
         filter=None if filter_path is None else read_record(filter_path, FilterReport),
         runs=runs,

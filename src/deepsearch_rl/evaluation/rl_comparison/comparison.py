@@ -230,6 +230,10 @@ def compare_settings(settings: Settings, announce: Callable[[str], None]) -> Ite
     folder = profile.work / "compare" / f"start-{_run_name(profile, start)}"
 
     announce(f"the start, {start}")
+    runs: dict[str, list[TrainedRun]] = {}
+    for name in settings.fields:
+        runs[name] = []
+
     comparison = Comparison(
         profile=profile.name,
         start=start,
@@ -239,7 +243,7 @@ def compare_settings(settings: Settings, announce: Callable[[str], None]) -> Ite
         world_seed=settings.world_seed,
         start_scores=scoring.score(model, folder),
         questions=_questions(scoring, folder),
-        runs={name: [] for name in settings.fields},
+        runs=runs,
     )
 
     first = profile.value("seed")
@@ -288,12 +292,17 @@ def _trained(profile: Profile, start: str, scoring: Scoring) -> TrainedRun:
         write_json(trained, training.model_dump(mode="json"))
 
     lines = list(read_jsonl(model / TRAIN_LOG, TrainingStep))
+    dev_f1: dict[int, float] = {}
+    for line in lines:
+        if line.dev_f1 is not None:
+            dev_f1[line.step] = line.dev_f1
+
     return TrainedRun(
         best_step=best_line(lines).step,
         scores=scoring.score(model, folder),
         cpu_s=read_record(trained, _Training).cpu_s,
         steps=mean_metrics([line.metrics for line in lines[1:]]),
-        dev_f1={line.step: line.dev_f1 for line in lines if line.dev_f1 is not None},
+        dev_f1=dev_f1,
     )
 
 

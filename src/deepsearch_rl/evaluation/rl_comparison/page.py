@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from deepsearch_rl.core.files import atomic_file, write_json
 from deepsearch_rl.evaluation.report.page import page_templates
-from deepsearch_rl.evaluation.report.plots import FAINT, STYLE, inline_svg
+from deepsearch_rl.evaluation.report.plots import FAINT, STYLE, hide_frame, inline_svg
 from deepsearch_rl.evaluation.rl_comparison.comparison import (
     Comparison,
     Scores,
@@ -115,7 +115,7 @@ def _score_panel(panel: Axes, comparison: Comparison, field: str) -> None:
             panel.plot([fmean(values)], [height], "o", markersize=7, color=colour)
 
     panel.xaxis.set_major_locator(MaxNLocator(3))
-    _bare(panel)
+    hide_frame(panel)
 
 
 def curves_figure(comparison: Comparison) -> Figure:
@@ -132,7 +132,7 @@ def curves_figure(comparison: Comparison) -> Figure:
 
         panel.set_xlabel("step")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _bare(panel)
+        hide_frame(panel)
 
     return figure
 
@@ -154,9 +154,3 @@ def _value(scores: Scores, field: str) -> float:
 
 def _colour(place: int) -> str:
     return f"C{place % 10}"
-
-
-def _bare(panel: Axes) -> None:
-    panel.spines[["top", "right", "left"]].set_visible(False)
-    panel.grid(axis="x", color=FAINT, alpha=0.25, linewidth=0.6)
-    panel.tick_params(length=0)

@@ -27,8 +27,6 @@ METRICS = {
     "refusals": "refusals in training",
     "trained_tokens": "trained tokens",
 }
-
-
 # Characters of a setting's name in tables and figures
 _NAME_LENGTH = 40
 
@@ -93,15 +91,19 @@ def comparison_table(comparison: Comparison) -> Table:
         )
     columns.append(("CPU s", "", _cells(comparison, lambda run: run.cpu_s)))
 
-    shown = [column for column in columns if any([column[1], *column[2]])]
-    lines = [[comparison.start, "", *(start for _, start, _ in shown)]]
     names = short_names(list(comparison.runs))
-    for place, (setting, runs) in enumerate(comparison.runs.items()):
-        line = [names[setting], str(len(runs))]
-        line += [cells[place] for _, _, cells in shown]
-        lines.append(line)
+    header = ["setting", "runs"]
+    start_line = [comparison.start, ""]
+    setting_lines = [[names[setting], str(len(runs))] for setting, runs in comparison.runs.items()]
+    for title, start, cells in columns:
+        if not any([start, *cells]):
+            continue
+        header.append(title)
+        start_line.append(start)
+        for line, cell in zip(setting_lines, cells, strict=True):
+            line.append(cell)
 
-    return Table(["setting", "runs", *(title for title, _, _ in shown)], lines)
+    return Table(header, [start_line, *setting_lines])
 
 
 def _cells(comparison: Comparison, value: Callable[[TrainedRun], float | None]) -> list[str]:

@@ -236,13 +236,17 @@ def build_row(
             constant=counts.constant(of_type),
         )
 
+    pass_at: dict[int, float] = {}
+    for k in sorted({1, most}):
+        pass_at[k] = pass_at_k(scores.metrics["em"], key.samples, k)
+
     return F1TableRow(
         **key.model_dump(),
         **_f1_score(scores, key.seed, draws),
         acc=scores.mean("acc"),
         precision=scores.mean("precision"),
         recall=scores.mean("recall"),
-        pass_at={k: pass_at_k(scores.metrics["em"], key.samples, k) for k in sorted({1, most})},
+        pass_at=pass_at,
         mean_rounds=counts.rounds / (len(scores.question_ids) * key.samples),
         mean_tool_calls=scores.mean(TOOL_CALLS),
         failures=dict(sorted(counts.failures.items())),
@@ -250,6 +254,16 @@ def build_row(
         constant=counts.constant(scores),
         types=types,
     )
+
+
+def _answers_to(
+    question_ids: Iterable[str], rollouts: Iterable[Trajectory]
+) -> Iterator[Trajectory]:
+    """Yield the rollouts of some questions."""
+    chosen = set(question_ids)
+    for rollout in rollouts:
+        if rollout.question_id in chosen:
+            yield rollout
 
 
 def build_control(
@@ -262,10 +276,7 @@ def build_control(
     """Return the score of a control run beside that of the run with search (``searched``) on the same questions."""
     counts = _RunCounts()
     scores = score_questions(counts.count(rollouts), samples)
-    question_ids = set(scores.question_ids)
-    with_search = score_questions(
-        (rollout for rollout in searched if rollout.question_id in question_ids), key.samples
-    )
+    with_search = score_questions(_answers_to(scores.question_ids, searched), key.samples)
     return ControlScore(
         **_f1_score(scores, key.seed, draws),
         temperature=key.temperature,

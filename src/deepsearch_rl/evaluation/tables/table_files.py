@@ -16,7 +16,7 @@ from deepsearch_rl.core.files import atomic_file, write_json
 from deepsearch_rl.core.frames import check_frame
 from deepsearch_rl.evaluation.scoring.f1_row import F1Score, F1TableRow, IfevalScore
 from deepsearch_rl.evaluation.tables.published import PublishedRow
-from deepsearch_rl.evaluation.tables.tables import CONTROL_TITLES, F1Table
+from deepsearch_rl.evaluation.tables.tables import F1Table, control_titles
 
 MARKDOWN = Path(__file__).with_name("f1_table.md")
 _NO_COLUMNS = {"temperature_sent", "asked_again", "pass_at", "constant", "types", "controls"}
@@ -233,7 +233,7 @@ def markdown(table: F1Table) -> str:
         kept_start_notes=table.kept_start_notes,
         tests=table.tests,
         passes=passes(main.values()),
-        controls={name: title for name, title in CONTROL_TITLES.items() if name in controls},
+        controls=control_titles(controls),
         main=main,
         variants=[row for row in table_for_readers.rows if row.variant],
     )

@@ -4,7 +4,7 @@ It is canonical (rows sorted, no time of day), so that equal results have equal 
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -14,9 +14,7 @@ from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import read_jsonl, read_record
 from deepsearch_rl.core.records import NonEmpty, Record, Trajectory
 from deepsearch_rl.evaluation.scoring.f1_row import Control, F1TableRow, ModelEvaluation
-from deepsearch_rl.evaluation.scoring.score import (
-    score_questions,
-)
+from deepsearch_rl.evaluation.scoring.score import score_questions
 from deepsearch_rl.evaluation.tables.comparisons import (
     TYPE_DRAWS,
     Comparison,
@@ -35,6 +33,16 @@ CONTROL_TITLES: dict[Control, str] = {
     "random_passage": "random passages",
     "gold_passage": "gold passages",
 }
+
+
+def control_titles(controls: Container[str]) -> dict[str, str]:
+    """Return the titles of those controls that some rows have, in the order of all."""
+    titles: dict[str, str] = {}
+    for name, title in CONTROL_TITLES.items():
+        if name in controls:
+            titles[name] = title
+
+    return titles
 
 
 class F1Table(Record):

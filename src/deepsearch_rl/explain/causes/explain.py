@@ -150,5 +150,9 @@ def _setting(source: Source, run: Run, top_k: int) -> Setting:
         "samples": run.samples,
         "top_k": top_k or None,
     }
-    missing = {name: value for name, value in own.items() if getattr(setting, name) is None}
+    missing: dict[str, object] = {}
+    for name, value in own.items():
+        if getattr(setting, name) is None:
+            missing[name] = value
+
     return setting.model_copy(update=missing)

@@ -213,9 +213,12 @@ def _question_facts(
 
 def _queries(question: Question, titles: Mapping[str, str]) -> list[str]:
     """Return the question and its gold titles, as the question or else the corpus names them."""
-    known = gold_titles(question)
+    known = list(gold_titles(question))
     if not known:
-        known = tuple(titles[name] for name in gold_documents(question) if titles.get(name))
+        for name in gold_documents(question):
+            if titles.get(name):
+                known.append(titles[name])
+
     return list(dict.fromkeys([question.question, *known]))
 
 

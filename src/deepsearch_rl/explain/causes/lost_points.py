@@ -112,7 +112,7 @@ def count_lost_points(answers: Sequence[ScoredAnswer]) -> LostPoints:
         without_evidence_Q.append(Fraction(lucky, samples))
 
     points = LostPoints(ids, tuple(f1_Q), tuple(lost_QC), tuple(without_evidence_Q))
-    total = sum((points.lost(cause) for cause in CAUSES), NO_LOSS)
+    total = sum(map(points.lost, CAUSES), NO_LOSS)
     if total != 1 - points.f1:
         raise CheckFailedError(
             f"the lost points of all causes are {float(total):.6f} and 1 - F1 is "

@@ -228,5 +228,9 @@ def text_passage(contents: str, name: str = "shown") -> Chunk:
 
 def counted_stops(answers: Sequence[Answer]) -> dict[str, int]:
     """Return how many answers ended in which way, other than with an answer."""
-    counts = Counter(str(answer.stop) for answer in answers if answer.stop != StopReason.ANSWERED)
+    counts = Counter[str]()
+    for answer in answers:
+        if answer.stop != StopReason.ANSWERED:
+            counts[str(answer.stop)] += 1
+
     return dict(sorted(counts.items()))

@@ -124,7 +124,7 @@ def score_run(answers: Sequence[Answer]) -> ScoredRun:
 
     ids = tuple(sorted(rows))
     values_QM = np.array([np.mean(np.array(rows[name]), axis=0) for name in ids])
-    return ScoredRun(ids, {name: values_QM[:, column] for column, name in enumerate(METRICS)})
+    return ScoredRun(ids, dict(zip(METRICS, values_QM.T, strict=True)))
 
 
 # What differs

@@ -23,6 +23,7 @@ from deepsearch_rl.core.files import read_record
 from deepsearch_rl.core.hardware import usable_cores
 from deepsearch_rl.core.records import NonEmpty, OpenRecord, Record
 from deepsearch_rl.retrieval.encoding.encoder import Kind, first_line
+from deepsearch_rl.retrieval.names import Device
 
 Pooling = Literal["mean", "cls", "lasttoken"]
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -82,7 +83,7 @@ class ModelFolderConfig(Record):
         ge=1,
         description="forward passes side by side on a CPU, part of what decides the last bits; null: one for each core",
     )
-    device: Literal["cpu", "cuda"]
+    device: Device
 
     @property
     def used_threads(self) -> int:

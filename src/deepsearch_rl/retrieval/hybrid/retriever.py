@@ -46,6 +46,11 @@ class Candidates:
     rows_C: NDArray[np.int64]
     features_CF: Floats
 
+    def scores(self, weights_F: Floats) -> NDArray[np.float32]:
+        """Return scores_C, the weighted sum of every candidate's features."""
+        # No matrix product, so that equal candidates tie
+        return (self.features_CF * weights_F).sum(axis=1).astype(np.float32)
+
 
 @dataclass(frozen=True, slots=True)
 class CandidateFinder:
@@ -130,15 +135,12 @@ class HybridRetriever:
         self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
     ) -> list[Ranking]:
         """Rank the allowed rows that either half lists; scores compare rows of one query, and may be negative."""
-        candidates_Q = self.finder.find(queries, top_k, allowed_N)
-        return [order(candidates, self.weights_F, top_k) for candidates in candidates_Q]
+        rankings: list[Ranking] = []
+        for candidates in self.finder.find(queries, top_k, allowed_N):
+            scores_C = candidates.scores(self.weights_F)
+            rankings.append(rank(candidates.rows_C, scores_C, top_k))
 
-
-def order(candidates: Candidates, weights_F: Floats, top_k: int) -> Ranking:
-    """Return the best candidates by weighted sum, then by row."""
-    # No matrix product, so that equal candidates tie
-    scores_C = (candidates.features_CF * weights_F).sum(axis=1)
-    return rank(candidates.rows_C, scores_C.astype(np.float32), top_k)
+        return rankings
 
 
 def _fits(

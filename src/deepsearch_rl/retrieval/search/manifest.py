@@ -7,9 +7,10 @@ from pydantic import Field, model_validator
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import read_json, read_record, sha256_json, write_json
-from deepsearch_rl.core.records import IndexHalf, NonEmpty, Record
+from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.retrieval.encoding.configs import EncoderConfig
 from deepsearch_rl.retrieval.encoding.encoding import EncodingConfig
+from deepsearch_rl.retrieval.names import IndexHalf
 from deepsearch_rl.retrieval.ranking.ranking import FusionConfig, FusionWeights
 from deepsearch_rl.retrieval.search.bm25_configs import AnyBm25Config
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig

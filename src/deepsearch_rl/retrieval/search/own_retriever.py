@@ -13,7 +13,8 @@ import numpy as np
 
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.own_code import OwnCode, is_own, load_own
-from deepsearch_rl.core.records import Chunk, RetrieverName
+from deepsearch_rl.core.records import Chunk
+from deepsearch_rl.retrieval.names import RetrieverName
 from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking
 
 RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)

@@ -13,7 +13,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from deepsearch_rl.core.records import Device, Record
+from deepsearch_rl.core.records import Record
+from deepsearch_rl.retrieval.names import Device
 
 # What faiss-gpu can search: bytes of a code, bits of a sub-quantizer, and the most cells and hits
 # of one search. retrieval/vectors/gpu.py has the sources of these limits.

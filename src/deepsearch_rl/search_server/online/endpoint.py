@@ -37,7 +37,7 @@ from deepsearch_rl.core.retries import (
     wait_for_capacity,
 )
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 PLACEHOLDERS = ("query", "top_k", "key")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -234,7 +234,7 @@ class SearchEndpoint:
         config = self.config
 
         def log(failure: BaseException, _attempt: int) -> None:
-            logger.warning("%s", self._message(f"{failure} Trying again."))
+            _LOG.warning("%s", self._message(f"{failure} Trying again."))
 
         repeated = retry(
             config.attempts, config.backoff_s, _TryAgainError, log, max_wait_s=config.max_wait_s
@@ -336,45 +336,50 @@ class SearchEndpoint:
         return self._parsed(response, redact(body.decode(errors="replace"), [self._key]))
 
     def _parsed(self, response: httpx.Response, text: str) -> JsonValue:
-        status = response.status_code
+        """Return the parsed body of a success; raise :meth:`_failure` for every other answer."""
         start = " ".join(text.split())[:ERROR_CHARS]
-
         if not response.is_success:
-            quoted = f"status {status}" + (f", {start!r}" if start else "")
-            is_full = status == httpx.codes.TOO_MANY_REQUESTS
-            full = no_capacity(f"{quoted}.", response.headers, text) if is_full else None
-            if full is None and (is_full or is_out_of_money(text)):
-                problem = f"{quoted}; its quota or its money is out: raise the plan, or wait until it begins anew."
-                raise EndpointDownError(self._message(problem))
-
-            if full is not None and full.wait_s is None:
-                raise full
-            if full is not None or response.is_server_error:
-                wait_s = retry_after_s(response.headers)
-                raise _TryAgainError(f"{quoted}.", wait_s, about_query=full is None)
-            # Not followed: the key would travel along
-            if response.has_redirect_location:
-                target = redact(response.headers["location"], [self._key]).partition("?")[0][
-                    :ERROR_CHARS
-                ]
-                problem = (
-                    f"status {status}, a redirect to {target!r}; correct the url in the config"
-                )
-                raise SuspectedDownError(self._message(problem))
-
-            if status in (*REFUSED_CLIENT, FORBIDDEN):
-                if self.config.api_key_variable:
-                    quoted += f"; is the key in {self.config.api_key_variable} right?"
-                kind = SuspectedDownError if status == FORBIDDEN else EndpointDownError
-                raise kind(self._message(quoted))
-
-            raise self.error(quoted)
+            raise self._failure(response, text, start)
 
         try:
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:
             kind = "an HTML page" if start.startswith("<") else "something that is not JSON"
             raise self.error(f"it answered with {kind}: {start!r}.") from error
+
+    def _failure(self, response: httpx.Response, text: str, start: str) -> Exception:
+        """Return the error of an answer without success, of whose ``text`` errors quote the ``start``."""
+        status = response.status_code
+        quoted = f"status {status}" + (f", {start!r}" if start else "")
+
+        # Too many requests: a wait helps, unless a quota is spent
+        is_refused = status == httpx.codes.TOO_MANY_REQUESTS
+        full = no_capacity(f"{quoted}.", response.headers, text) if is_refused else None
+        if full is not None and full.wait_s is None:
+            return full
+        if full is not None:
+            return _TryAgainError(f"{quoted}.", full.wait_s, about_query=False)
+        if is_refused or is_out_of_money(text):
+            problem = f"{quoted}; its quota or its money is out: raise the plan, or wait until it begins anew."
+            return EndpointDownError(self._message(problem))
+
+        if response.is_server_error:
+            return _TryAgainError(f"{quoted}.", retry_after_s(response.headers))
+
+        # Not followed: the key would travel along
+        if response.has_redirect_location:
+            location = redact(response.headers["location"], [self._key])
+            target = location.partition("?")[0][:ERROR_CHARS]
+            problem = f"status {status}, a redirect to {target!r}; correct the url in the config"
+            return SuspectedDownError(self._message(problem))
+
+        if status in (*REFUSED_CLIENT, FORBIDDEN):
+            if self.config.api_key_variable:
+                quoted += f"; is the key in {self.config.api_key_variable} right?"
+            kind = SuspectedDownError if status == FORBIDDEN else EndpointDownError
+            return kind(self._message(quoted))
+
+        return self.error(quoted)
 
 
 def _fill_body(template: JsonValue, values: Mapping[str, str]) -> JsonValue:

@@ -45,11 +45,15 @@ class ChooseCheckpointConfig(Record):
 
 def read_checkpoints(folder: Path) -> dict[int, Path]:
     """Return the adapters that `sft` wrote, by step, in order; raise ArtifactError if there is none."""
-    # By number: 100 comes after 20
-    steps = sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
-    if not steps:
+    checkpoints: dict[int, Path] = {}
+    for path in folder.glob("*"):
+        if path.name.isdecimal():
+            checkpoints[int(path.name)] = path
+
+    if not checkpoints:
         raise ArtifactError(f"{folder} has no checkpoints to choose from; run the stage sft again.")
-    return {step: folder / str(step) for step in steps}
+    # By number: 100 comes after 20
+    return dict(sorted(checkpoints.items()))
 
 
 def choose_without_rollouts(by: Literal["last", "loss"], checkpoints: Path, output: Path) -> int:

@@ -79,12 +79,13 @@ def choose_on_dev(
     for step, score in scores.items():
         lines[step] = {"step": step, **lines.get(step, {}), DEV_F1: score}
 
+    steps: list[TrainingStep] = []
+    for step in sorted(lines):
+        steps.append(TrainingStep.model_validate(lines[step]))
+
     with atomic_directory(output) as partial:
         copy_adapter(adapters[best], partial)
-        write_jsonl(
-            partial / TRAIN_LOG,
-            (TrainingStep.model_validate(lines[step]) for step in sorted(lines)),
-        )
+        write_jsonl(partial / TRAIN_LOG, steps)
         manifest = {**read_json(checkpoints / MANIFEST), "best_step": best, "dev_f1": scores}
         write_json(partial / MANIFEST, manifest)
 

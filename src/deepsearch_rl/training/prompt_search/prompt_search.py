@@ -38,6 +38,7 @@ from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.training.prompt_search.reflector import Reflection, Reflector
 from deepsearch_rl.training.rewards.rewards import (
+    ANSWER_REWARDS,
     PolicyText,
     ThinkLength,
     find_reward,
@@ -52,9 +53,8 @@ _LOG = logging.getLogger(__name__)
 CANDIDATES = "candidates.json"
 MANIFEST = "manifest.json"
 REFLECTIONS = "reflections.jsonl"
-# The rewards that read no thoughts, for which a policy's tokenizer would be needed
-REWARDS = ("f1", "exact_match", "evidence_recall", "answer_format")
-_NO_THOUGHTS = PolicyText(
+# ANSWER_REWARDS do not look at it, and an own reward counts characters for tokens
+_UNREAD_TEXT = PolicyText(
     count_tokens=len, think_length=ThinkLength(min_tokens=0, full_score_tokens=0, max_tokens=1)
 )
 # GEPA's name of the text that changes
@@ -86,7 +86,7 @@ class OptimizePromptConfig(Record):
     )
     temperature: float = Field(ge=0, description="of the rollouts")
     rewards: dict[str, float] = Field(
-        min_length=1, description="weights of these REWARDS, or of own ones, as in rl.rewards"
+        min_length=1, description="weights of ANSWER_REWARDS, or of own ones, as in rl.rewards"
     )
     max_characters: int = Field(ge=1, description="of a prompt; a longer one scores 0")
     reflection: Reflection | None
@@ -98,7 +98,7 @@ class OptimizePromptConfig(Record):
             if is_own(name):
                 find_reward(name)
             else:
-                look_up("reward of prompts", name, dict.fromkeys(REWARDS))
+                look_up("reward of prompts", name, ANSWER_REWARDS)
         return weights
 
 
@@ -145,7 +145,7 @@ def optimize_prompt(
     setting = task.setting
     train = read_questions(setting.split("train"), config.questions.train)
     dev = read_questions(setting.split("dev"), config.questions.dev)
-    require_scores(config.rewards, train[0], _NO_THOUGHTS)
+    require_scores(config.rewards, train[0], _UNREAD_TEXT)
     reflector = open_endpoint(config.reflection.endpoint)
     with serve_model(task.folder, task.serving) as endpoint:
         folder = scratch / _models_digest(task, endpoint, reflector)[:16]
@@ -229,12 +229,16 @@ def _candidates(result: Any, dev: Sequence[Question]) -> list[Candidate]:
             if number in front[place]:
                 best_at.append(dev[place].id)
 
+        scores_by_id: dict[str, float] = {}
+        for place, score in sorted(scores.items()):
+            scores_by_id[dev[place].id] = score
+
         candidate = Candidate(
             prompt=texts[COMPONENT],
             # The start's only parent is None
             parents=tuple(parent for parent in parents if parent is not None),
             dev_reward=result.val_aggregate_scores[number],
-            scores={dev[place].id: score for place, score in sorted(scores.items())},
+            scores=scores_by_id,
             best_at=tuple(best_at),
             rollouts=rollouts,
         )
@@ -272,7 +276,7 @@ class _Rollouts:
         # GEPA may draw a question twice into a batch; it is answered once
         for question in batch:
             trajectory = by_id[question.id]
-            parts = reward_parts(self.config.rewards, trajectory, question, _NO_THOUGHTS)
+            parts = reward_parts(self.config.rewards, trajectory, question, _UNREAD_TEXT)
             trajectories.append(trajectory)
             rewards.append(sum(parts.values()))
 

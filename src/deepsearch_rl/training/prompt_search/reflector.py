@@ -25,9 +25,9 @@ class Reflection(Record):
 
 
 class ReflectionLine(Record):
-    """A text of the reflection model, and the digest of what it was asked."""
+    """A text of the reflection model, and the digest of the question that it answers."""
 
-    asked: NonEmpty
+    question_sha256: NonEmpty
     text: str
 
 
@@ -49,7 +49,7 @@ class Reflector:
 
         # GEPA draws from one seed: it asks the same questions in the same order each time
         if number < len(self._known):
-            if self._known[number].asked != question:
+            if self._known[number].question_sha256 != question:
                 raise ArtifactError(
                     f"line {number + 1} of {self._log.path} answers another question than this run "
                     "asks; delete its folder to begin anew."
@@ -58,7 +58,7 @@ class Reflector:
             return self._known[number].text
 
         text = asyncio.run(self._ask(prompt))
-        self._log.append(ReflectionLine(asked=question, text=text))
+        self._log.append(ReflectionLine(question_sha256=question, text=text))
         return text
 
     async def _ask(self, prompt: str | list[dict[str, Any]]) -> str:

@@ -2,7 +2,8 @@
 
 ``rl.rewards`` gives each reward its weight; the reward of a rollout is the weighted sum. A reward of
 your own is a function of your own file (docs/own_code.md). To add one to the project, write a
-function below :func:`reward` and give it a line in docs/contracts.md, section 3.
+function below :func:`reward` or, where it reads no turns, :func:`answer_reward`, and give it a line
+in docs/contracts.md, section 3.
 
 Sources: DeepSearch-RL's published rewards are ``2 * f1`` (there called ``correct``), ``0.5 *
 answer_format``, ``0.5 * think_format`` and ``0.5 * short_think``. Search-R1's are ``exact_match``
@@ -81,12 +82,21 @@ class PolicyText:
 RewardFunction = Callable[[Trajectory, Question, PolicyText], float]
 # Every reward by the name that `rl.rewards` gives it
 REWARDS: dict[str, RewardFunction] = {}
+# Those that do not look at the PolicyText: `optimize_prompt`, whose model may be behind an endpoint
+# and has no tokenizer here then, takes these alone
+ANSWER_REWARDS: dict[str, RewardFunction] = {}
 
 
 def reward(function: RewardFunction) -> RewardFunction:
     """Register a reward under its function's name."""
     REWARDS[function.__name__] = function  # pyright: ignore[reportAttributeAccessIssue]
     return function
+
+
+def answer_reward(function: RewardFunction) -> RewardFunction:
+    """Register a reward that reads no turns of the policy, for RL and for the search of prompts."""
+    ANSWER_REWARDS[function.__name__] = function  # pyright: ignore[reportAttributeAccessIssue]
+    return reward(function)
 
 
 @cache
@@ -155,19 +165,19 @@ def reward_parts(
     return trajectory.score(parts, dict.fromkeys(weights, 0.0))
 
 
-@reward
+@answer_reward
 def f1(trajectory: Trajectory, question: Question, _policy: PolicyText) -> float:
     """Token F1 of the answer, the best over all golden answers."""
     return score(trajectory.answer, question.golden_answers).f1
 
 
-@reward
+@answer_reward
 def exact_match(trajectory: Trajectory, question: Question, _policy: PolicyText) -> float:
     """1 if the normalised answer equals a golden answer (Search-R1's outcome reward)."""
     return score(trajectory.answer, question.golden_answers).em
 
 
-@reward
+@answer_reward
 def evidence_recall(trajectory: Trajectory, question: Question, _policy: PolicyText) -> float:
     """Share of the question's gold facts, titles or documents that searches showed; 0 where the gold is not known."""
     gold = gold_evidence(question)
@@ -184,7 +194,7 @@ def evidence_recall(trajectory: Trajectory, question: Question, _policy: PolicyT
     return fmean(item in documents for item in gold.items)
 
 
-@reward
+@answer_reward
 def answer_format(trajectory: Trajectory, _question: Question, _policy: PolicyText) -> float:
     """1 if the extracted answer is not blank."""
     return float(bool(trajectory.answer.strip()))

@@ -67,7 +67,7 @@ class TokenRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class TokenTurn:
     """A turn as tokens, without those after its end, and as the completion that the model server would send."""
 
     ids: list[int]
@@ -146,7 +146,7 @@ class TokenRecord:
         messages: Sequence[Message],
         max_tokens: int,
         truncated: bool | None,
-    ) -> Written:
+    ) -> TokenTurn:
         """Return a turn of at most ``max_tokens`` tokens; what comes after its end or its stop string is left out.
 
         ``truncated`` says whether the limit ended it; None: it did if no end token and no stop
@@ -175,7 +175,7 @@ class TokenRecord:
         was_cut = not ended if truncated is None else truncated
         message = text.message()
         finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
-        # Whatever a turn holds that its limit cut off
+        # A turn that its limit cut off ends so, whatever it holds
         if was_cut:
             finish_reason = "length"
 
@@ -185,7 +185,7 @@ class TokenRecord:
             "stop_reason": text.stop_string,
         }
         usage = {"prompt_tokens": len(self.rows[-1].ids), "completion_tokens": len(ids)}
-        return Written(ids, Completion.model_validate({"choices": [choice], "usage": usage}))
+        return TokenTurn(ids, Completion.model_validate({"choices": [choice], "usage": usage}))
 
     def end_turn(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
         """Record the tokens of a turn, and their log-probabilities where the sampler gave them."""
@@ -237,13 +237,13 @@ class TokenRecord:
         The end of a turn is its end token. The model wrote it, or else the template's own belongs
         to what comes next.
         """
-        through = self._render_closed(messages)
-        if not self._keeps_thought(messages, through):
+        closed = self._render_closed(messages)
+        if not self._keeps_thought(messages, closed):
             return None
-        places = [place for place, token in enumerate(through) if token in self.end_ids]
-        end = places[-1] if places else len(through)
+        places = [place for place, token in enumerate(closed) if token in self.end_ids]
+        end = places[-1] if places else len(closed)
         # The template rewrites an earlier turn, now that another one follows
-        if rendered[:end] != through[:end]:
+        if rendered[:end] != closed[:end]:
             return None
         model_ended = self.rows[-1].ids[-1] in self.end_ids
         return rendered[end + 1 :] if places and model_ended else rendered[end:]
@@ -259,16 +259,16 @@ class TokenRecord:
         )
         return cast(list[int], conversation)
 
-    def _keeps_thought(self, messages: Sequence[Message], through: list[int]) -> bool:
-        """Return whether the tokens of a conversation still hold what the model thought in its last turn."""
+    def _keeps_thought(self, messages: Sequence[Message], closed: list[int]) -> bool:
+        """Return whether ``closed``, a conversation's tokens, still holds what the model thought in its last turn."""
         thought = split_thought(messages[-1]).reasoning
         if thought is None:
             return True
         prompt = self._render(self._request(messages[:-1]))
         shared = 0
-        while shared < min(len(prompt), len(through)) and prompt[shared] == through[shared]:
+        while shared < min(len(prompt), len(closed)) and prompt[shared] == closed[shared]:
             shared += 1
-        return thought.strip() in str(self.chat_format.tokenizer.decode(through[shared:]))
+        return thought.strip() in str(self.chat_format.tokenizer.decode(closed[shared:]))
 
 
 def _first_unread(messages: Sequence[Message]) -> int:

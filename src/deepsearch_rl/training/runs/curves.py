@@ -93,12 +93,10 @@ class _Curve:
     is_warned: bool = False
 
     def append(self, line: CurveLine) -> None:
-        """Append a step, or an end behind the steps; an end that is there, or FINISHED, gets no other behind it."""
+        """Append a step, or an end where the curve takes one; warn once where it cannot be written."""
         try:
             with AppendLog(self.path) as log:
-                lines = list(read_jsonl(self.path, CurveLine)) if line.end else []
-                # A start that made no step has no end of its own
-                if line.end is None or (lines and lines[-1].end not in (line.end, "FINISHED")):
+                if line.end is None or self._takes(line.end):
                     log.append(line)
         except OSError as error:
             if not self.is_warned:
@@ -109,6 +107,11 @@ class _Curve:
                 )
 
             self.is_warned = True
+
+    def _takes(self, end: str) -> bool:
+        """Return whether an end says something new: not before any step, after the same end, or after FINISHED."""
+        lines = list(read_jsonl(self.path, CurveLine))
+        return bool(lines) and lines[-1].end not in (end, "FINISHED")
 
 
 _CURVE: ContextVar[_Curve | None] = ContextVar("curve", default=None)
@@ -126,7 +129,7 @@ def curve_path(work: Path, name: str) -> Path:
 
 @contextmanager
 def recorded_curve(path: Path) -> Iterator[None]:
-    """Append the steps that this block records to the curve ``path``, and behind them how the block ended."""
+    """Append the steps that this block records to the curve ``path``, and then how the block ended."""
     curve = _Curve(path)
     token = _CURVE.set(curve)
     end = "FAILED"

@@ -25,7 +25,11 @@ class NotFiniteError(CheckFailedError):
 
 def first_not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
     """Return the name of the first tensor that holds NaN or infinity; None where all are finite."""
-    return next((name for name, tensor in tensors if not bool(tensor.isfinite().all())), None)
+    for name, tensor in tensors:
+        if not bool(tensor.isfinite().all()):
+            return name
+
+    return None
 
 
 def require_finite_tensors(what: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -37,11 +37,12 @@ from deepsearch_rl.retrieval.search.rows import open_column
 # calls that rank them are shared by all of these queries.
 SCORES_AT_ONCE = 2**18
 
-# :func:`top_rows` reads a query's scores as a matrix of at most so many rows, a power of two; more
-# of them leave fewer columns, and more rows in each of the best ones.
+# :func:`top_rows` reads a query's scores as a matrix of at most so many rows, a power of two. More
+# of them leave fewer columns, and more scores to read in each of the best columns.
 MAX_LANES = 64
 
-# With fewer columns than so many for each hit, or in all, the best ones hold a great part of all rows.
+# The matrix has at least so many columns for each hit, and in all, where it can: the best ones of
+# fewer columns would hold a great part of all rows.
 COLUMNS_PER_HIT = 8
 MIN_COLUMNS = 256
 
@@ -50,10 +51,8 @@ MIN_COLUMNS = 256
 FEW_POSTINGS = 2**15
 
 SMALLEST_SCORE = np.nextafter(np.float32(0), np.float32(1))
-
-
 # The rows that hold a term, and what it adds to their scores
-_Stretch: TypeAlias = tuple[NDArray[np.int32], NDArray[np.float32]]
+_Postings: TypeAlias = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
 class IndexSummary(Record):
@@ -138,7 +137,7 @@ class Bm25Index:
         width = math.ceil(rows / MAX_LANES) * MAX_LANES
         queries_at_once = max(1, min(len(queries), SCORES_AT_ONCE // width))
 
-        # One for the call, so that threads do not meet; no term scores the last few rows
+        # An array of this call alone, since threads may search at once. Its last columns are of no row.
         scores_QN = np.empty((queries_at_once, width), dtype=np.float32)
         rankings: list[Ranking] = []
 
@@ -160,28 +159,29 @@ class Bm25Index:
         keys = map(term_key, chain.from_iterable(counts_of_queries))
         keys_U = np.fromiter(keys, dtype=np.uint64)
 
-        # The stretch of postings of each term, if the index has it
+        # Where the postings of each term begin and end, if the index has it
         places_U = self.keys_V.searchsorted(keys_U)
         known = (self.keys_V.take(places_U, mode="clip") == keys_U).tolist()
         starts = self.offsets.take(places_U).tolist()
         ends = self.offsets.take(places_U + 1, mode="clip").tolist()
-        stretches = zip(known, starts, ends, strict=True)
+        bounds = zip(known, starts, ends, strict=True)
 
-        # Each query takes its own terms from the one iterator of stretches.
+        # Each query takes its own terms from the one iterator of bounds. Its counts stand first in
+        # zip, which would otherwise take a term of the next query too.
         scores_QN.fill(0)
         for scores_N, counts in zip(scores_QN, counts_of_queries, strict=True):
-            stretches_of_query: list[_Stretch] = []
-            for count, (is_known, start, end) in zip(counts.values(), stretches, strict=False):
+            postings: list[_Postings] = []
+            for count, (is_known, start, end) in zip(counts.values(), bounds, strict=False):
                 if not is_known:
                     continue
                 scores_P = self.scores_P[start:end]
 
-                # The postings of a term are read once, however often the query repeats it.
+                # Read once, however often the query repeats the term
                 if count != 1:
                     scores_P = np.float32(count) * scores_P
-                stretches_of_query.append((self.rows_P[start:end], scores_P))
+                postings.append((self.rows_P[start:end], scores_P))
 
-            _add(stretches_of_query, scores_N)
+            _add(postings, scores_N)
 
 
 def _count(terms: Iterable[str]) -> dict[str, int]:
@@ -193,24 +193,24 @@ def _count(terms: Iterable[str]) -> dict[str, int]:
     return counts
 
 
-def _add(stretches: Sequence[_Stretch], scores_N: NDArray[np.float32]) -> None:
+def _add(postings: Sequence[_Postings], scores_N: NDArray[np.float32]) -> None:
     """Add the scores of a query's terms, one term after the other."""
-    postings = sum(len(rows_P) for rows_P, _ in stretches)
-    if len(stretches) > 1 and postings <= FEW_POSTINGS:
-        rows = [rows_P for rows_P, _ in stretches]
-        scores = [scores_P for _, scores_P in stretches]
+    count = sum(len(rows_P) for rows_P, _ in postings)
+    if len(postings) > 1 and count <= FEW_POSTINGS:
+        rows = [rows_P for rows_P, _ in postings]
+        scores = [scores_P for _, scores_P in postings]
         np.add.at(scores_N, np.concatenate(rows, dtype=np.intp), np.concatenate(scores))
         return
 
-    for rows_P, scores_P in stretches:
+    for rows_P, scores_P in postings:
         np.add.at(scores_N, rows_P, scores_P)
 
 
 def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
     """Return each query's ``top_k`` best rows with a positive score, by score, then by row; fewer where fewer score.
 
-    N is a multiple of ``MAX_LANES``. The scores of a query are read as a matrix; its column maxima
-    cost one vectorised pass. The k-th largest maximum is a lower bound of the k-th best score, so
+    N is a multiple of ``MAX_LANES``. The scores of a query are read as a matrix of ``lanes`` rows,
+    whose column maxima cost one vectorised pass. The k-th largest maximum is a lower bound of the k-th best score, so
     the best rows are in the few columns whose maximum reaches it.
     """
     queries, rows = scores_QN.shape
@@ -231,11 +231,11 @@ def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
     # Of these columns alone all scores are read
     queries_B, columns_B = (best_QC >= least_Q1).nonzero()
     scores_BL = scores_QLC[queries_B, :, columns_B]
-    best_M, lanes_M = (scores_BL >= least_Q1[queries_B]).nonzero()
+    places_M, lanes_M = (scores_BL >= least_Q1[queries_B]).nonzero()
 
-    queries_M = queries_B[best_M]
-    rows_M = columns_B[best_M] + columns * lanes_M
-    scores_M = scores_BL[best_M, lanes_M]
+    queries_M = queries_B[places_M]
+    rows_M = columns_B[places_M] + columns * lanes_M
+    scores_M = scores_BL[places_M, lanes_M]
     # One sort for all queries: each has its hits side by side afterwards
     order_M = np.lexsort((rows_M, -scores_M, queries_M))
 

@@ -79,8 +79,14 @@ def sampled_tokens(choice: Choice) -> list[int]:
 
 def token_ids(reported: Sequence[str]) -> list[int]:
     """Return the ids of tokens that a server reports as ``token_id:N``; empty if one is not."""
-    ids = [_TOKEN.fullmatch(token) for token in reported]
-    return [int(match[1]) for match in ids if match] if all(ids) else []
+    ids: list[int] = []
+    for token in reported:
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            return []
+        ids.append(int(match[1]))
+
+    return ids
 
 
 def comes_back(

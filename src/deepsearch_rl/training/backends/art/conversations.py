@@ -27,10 +27,12 @@ def art_trajectory(rollout: Rollout, reward: float) -> art.Trajectory:
         return row_trajectory(rollout.capture, reward)
 
     captured: art.Trajectory = rollout.capture
-    tools = next(
-        (history.tools for history in (captured, *captured.additional_histories) if history.tools),
-        None,
-    )
+    tools = None
+    for history in (captured, *captured.additional_histories):
+        if history.tools:
+            tools = history.tools
+            break
+
     return art.Trajectory(messages_and_choices=conversation(captured), tools=tools, reward=reward)
 
 

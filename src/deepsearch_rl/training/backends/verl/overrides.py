@@ -1,8 +1,8 @@
 """Section ``rl`` as the Hydra overrides of veRL 0.9.1's ``ppo_trainer``; nothing is read or started here.
 
 veRL accepts names that it does not know (``rollout.name=nope``) and ignores some of its own fields,
-so :func:`require_honoured` refuses what it would train otherwise than params say. What differs and
-is accepted:
+so :func:`require_honoured` refuses what it would not train as params say. What differs and is
+accepted:
 
 - ``loss.kl_penalty`` is taken from a token's reward (veRL's in-reward KL), not centred in the
   advantages. For algorithms that compare whole rollouts it is the rollout's sum.
@@ -50,6 +50,7 @@ ALGORITHMS: Mapping[AlgorithmName, VerlAlgorithm] = {
     "cispo": VerlAlgorithm("grpo", "cispo", "token"),
     "ppo": VerlAlgorithm("gae", "vanilla", "token"),
 }
+# Their advantages are divided by a standard deviation, which is always the sample's in veRL
 DIVIDED_BY_STD = ("grpo", "gspo", "gspo_token", "cispo")
 AGGREGATIONS = {
     "token": "token-mean",
@@ -109,6 +110,7 @@ def require_honoured(config: RlConfig) -> VerlConfig:
 
 
 def _not_honoured(config: RlConfig, verl: VerlConfig) -> Iterator[str]:
+    """Yield what each field that veRL cannot honour would have to be."""
     loss = config.loss
     rollouts = config.groups_per_step * config.group_size
     gpus = verl.nodes * verl.gpus_per_node
@@ -144,7 +146,7 @@ def _not_honoured(config: RlConfig, verl: VerlConfig) -> Iterator[str]:
 
 
 def _data(config: RlConfig, run: VerlRun) -> dict[str, Any]:
-    """The rows are in the order of training already, and no prompt may be cut or left out."""
+    """Return the overrides of data: rows are in the order of training already, no prompt is cut or left out."""
     return {
         "data.train_files": run.train,
         "data.val_files": run.dev,
@@ -263,7 +265,7 @@ def _rollout(config: RlConfig, verl: VerlConfig, run: VerlRun) -> dict[str, Any]
         f"{ROLLOUT}.gpu_memory_utilization": config.sampler.gpu_memory_utilization,
         f"{ROLLOUT}.enforce_eager": config.sampler.enforce_eager,
         f"{ROLLOUT}.free_cache_engine": config.sampler.sleep,
-        f"{ROLLOUT}.max_num_seqs": _conversations(config),
+        f"{ROLLOUT}.max_num_seqs": _conversations_at_once(config),
         f"{ROLLOUT}.calculate_log_probs": True,
         f"{ROLLOUT}.agent.num_workers": verl.agent_workers,
         f"{ROLLOUT}.agent.default_agent_loop": AGENT_LOOP,
@@ -274,12 +276,12 @@ def _rollout(config: RlConfig, verl: VerlConfig, run: VerlRun) -> dict[str, Any]
     }
 
 
-def _conversations(config: RlConfig) -> int:
+def _conversations_at_once(config: RlConfig) -> int:
     return config.sampler.slots if config.backend.device == "cpu" else config.sampler.max_num_seqs
 
 
 def _trainer(config: RlConfig, verl: VerlConfig, run: VerlRun) -> dict[str, Any]:
-    """A checkpoint of every step that dev scores: the best one can be any of them."""
+    """Return the overrides of the trainer: it saves every step that dev scores, since any can be the best."""
     ahead = {"trainer.v1.trainer_mode": "colocate_async"} if config.rollouts_ahead else {}
     return {
         "trainer.total_training_steps": run.steps,
