@@ -16,6 +16,7 @@ from deepsearch_rl.training.pretrain.pretraining import (
     PretrainConfig,
     TrainingExample,
     backward_in_threads,
+    batch_parts,
     batches,
     encode,
     orthogonalise,
@@ -59,10 +60,10 @@ def test_the_loss_of_a_batch_is_that_of_transformers_on_its_trained_tokens(
         model(input_ids=tokens[None], labels=labels[None]).loss.item() for tokens, labels in texts
     ]
     with ThreadPoolExecutor() as pool:
-        loss = backward_in_threads(model, texts, pool, threads=1).loss
+        loss = backward_in_threads(model, batch_parts(texts, 1), pool).loss
         alone = [parameter.grad for parameter in model.parameters()]
         model.zero_grad()
-        in_two = backward_in_threads(model, texts, pool, threads=2).loss
+        in_two = backward_in_threads(model, batch_parts(texts, 2), pool).loss
     assert loss == pytest.approx((2 * losses[0] + losses[1]) / 3, rel=1e-5)
     assert in_two == pytest.approx(loss, rel=1e-5)
     for gradient, parameter in zip(alone, model.parameters(), strict=True):
@@ -82,7 +83,7 @@ def test_gradients_of_two_threads_have_the_same_bytes_every_time(
     for _ in range(5):
         model.zero_grad()
         with ThreadPoolExecutor() as pool:
-            backward_in_threads(model, texts, pool, threads=2)
+            backward_in_threads(model, batch_parts(texts, 2), pool)
         gradients.append([parameter.grad for parameter in model.parameters()])
     for other in gradients[1:]:
         assert all(
@@ -154,18 +155,51 @@ def test_singular_values_move_close_to_one(shape: tuple[int, int, int]) -> None:
     assert values.max() < 1.3
 
 
-def test_steps_are_those_of_torch_muon_up_to_its_bfloat16() -> None:
+@pytest.mark.parametrize("passes", [1, 2])
+def test_steps_are_those_of_torch_muon_up_to_its_bfloat16(passes: int) -> None:
     torch.manual_seed(0)
-    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in ((16, 32), (32, 16), (16, 32))]
-    theirs = [torch.nn.Parameter(parameter.detach().clone()) for parameter in ours]
-    muon, reference = Muon(ours), torch.optim.Muon(theirs, lr=0.02, weight_decay=0.0)
-    for _ in range(3):
-        for parameter, other in zip(ours, theirs, strict=True):
-            parameter.grad = torch.randn_like(parameter)
-            other.grad = parameter.grad.clone()
-        with ThreadPoolExecutor() as pool:
-            muon.step(0.02, pool)
-        reference.step()
-    for parameter, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(parameter, other, atol=2e-3)
-        assert parameter.grad is None
+    names = ("layers.0.up", "layers.0.down", "layers.1.up")
+    shapes = ((16, 32), (32, 16), (16, 32))
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(weight.detach().clone()) for weight in ours]
+    reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.0)
+
+    with ThreadPoolExecutor() as pool:
+        muon = Muon(list(zip(names, ours, strict=True)), pool)
+        for _ in range(3):
+            gradients = [torch.randn(shape) for shape in shapes]
+            # A loss with these gradients, in as many backward passes as there are parts of a batch
+            muon.expect(passes)
+            for _ in range(passes):
+                products = [
+                    (weight * gradient).sum()
+                    for weight, gradient in zip(ours, gradients, strict=True)
+                ]
+                (sum(products, torch.zeros(())) / passes).backward()
+
+            for other, gradient in zip(theirs, gradients, strict=True):
+                other.grad = gradient
+            muon.step(0.02)
+            reference.step()
+
+    for weight, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(weight, other, atol=2e-3)
+        assert weight.grad is None
+
+
+def test_the_model_has_the_same_bytes_with_one_thread_and_a_batch_of_one_in_two(
+    pretrain_config: PretrainConfig, tmp_path: Path
+) -> None:
+    """With one conversation a batch, the second thread computes updates during the backward pass."""
+    models: list[bytes] = []
+    for threads in (1, 2):
+        rates = pretrain_config.optimizer.model_copy(
+            update={"batch_tokens": 64, "threads": threads}
+        )
+        folder = tmp_path / str(threads)
+        folder.mkdir()
+        config = pretrain_config.model_copy(update={"optimizer": rates})
+        pretrain(config, load_prompt("tiny"), 0, folder)
+        models.append((folder / "model.safetensors").read_bytes())
+
+    assert models[0] == models[1]
