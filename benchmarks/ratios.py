@@ -16,7 +16,8 @@ below the table's by more than 15 %, or by more than the noise where that is gre
                over the same vectors, each on one core, by queries of a request x clients
 
 CPU time, because it holds on a busy machine. ``--all`` measures what a user sees as well, which holds
-on a quiet machine alone: encoding with all cores, and queries/s and p99 of both servers on all cores.
+on a quiet machine alone: encoding with all cores, queries/s and p99 of both servers on all cores, and
+those of two workers beside one process.
 """
 
 import argparse
@@ -68,6 +69,10 @@ ALL_CELLS = (*CELLS, (1, 128), (1, 512), (64, 64))
 
 # A load is long enough that a server of so many queries/s answers every client once
 SLOW_QUERIES_PER_S = 150
+
+# Options of the servers: no answer comes from the cache
+SERVED = ["--top-k", str(TOP_K), "--cache-entries", "0"]
+DENSE = ["--retriever", "dense", *SERVED]
 
 # As an index on this machine is opened where nothing is said
 DEFAULTS = {**data.RANDOM_ENCODER, "batch_tokens": None, "threads": None}
@@ -184,14 +189,7 @@ def server(
     options: argparse.Namespace, texts: list[str], encoder: Path, core: int | None
 ) -> Iterator[tuple[str, Ratio]]:
     """Compare the servers: their CPU time on one core, or rates and latencies on all."""
-    model = {**DEFAULTS, "max_tokens": 32, "model": str(encoder.resolve())}
-    index, chunks = data.prepare_index(
-        texts[: options.passages],
-        encoder.parent / f"defaults-{options.passages}",
-        data.index_config(encoder=model),
-    )
-    queries = data.draw_queries(texts, 1, 40_000)
-    arguments = ["--retriever", "dense", "--top-k", str(TOP_K), "--cache-entries", "0"]
+    index, chunks = _served_index(options, texts, encoder)
     port = free_port()
     vectors = index / "dense" / "vectors.npy"
     peer = [*on_core(core), sys.executable, "-m", "benchmarks.peer_server"]
@@ -199,23 +197,65 @@ def server(
 
     with ExitStack() as stack:
         servers = {
-            "ours": stack.enter_context(running_server((index, chunks), arguments, core)),
+            "ours": stack.enter_context(running_server((index, chunks), DENSE, core)),
             "other": stack.enter_context(running_command(peer, port)),
         }
         for size, clients in ALL_CELLS if core is None else CELLS:
-            requests = list(_requests(queries, size))
-            seconds = max(options.seconds, size * clients / SLOW_QUERIES_PER_S)
-            works: dict[str, Callable[[], Load]] = {}
-            for name, process in servers.items():
-                uvloop.run(drive(process.port, requests[:clients], clients, 30))
-                works[name] = partial(_load, process, requests, clients, seconds)
-
-            loads = in_turn(works, options.rounds)
+            loads = _loads(options, servers, texts, size, clients)
             name = f"server, {size} x {clients}"
             if core is None:
                 yield from _server_ratios(f"{name}, all cores", size, loads)
             else:
                 yield f"{name}, one core", _cpu_ratio(size, loads)
+
+
+def two_workers(
+    options: argparse.Namespace, texts: list[str], encoder: Path, retriever: str
+) -> Iterator[tuple[str, Ratio]]:
+    """Compare ``--workers 2`` with one process, each process with one thread for the encoder."""
+    index = _served_index(options, texts, encoder)
+    one = ["--retriever", retriever, *SERVED, "--threads", "1"]
+
+    with ExitStack() as stack:
+        servers = {
+            "ours": stack.enter_context(running_server(index, [*one, "--workers", "2"], None)),
+            "other": stack.enter_context(running_server(index, one, None)),
+        }
+        for clients in (64, 128):
+            loads = _loads(options, servers, texts, 1, clients)
+            yield from _server_ratios(f"two workers, {retriever}, 1 x {clients}", 1, loads)
+
+
+def _served_index(
+    options: argparse.Namespace, texts: list[str], encoder: Path
+) -> tuple[Path, Path]:
+    """Return the folder and the chunk file of the servers' index."""
+    model = {**DEFAULTS, "max_tokens": 32, "model": str(encoder.resolve())}
+    return data.prepare_index(
+        texts[: options.passages],
+        encoder.parent / f"defaults-{options.passages}",
+        data.index_config(encoder=model),
+    )
+
+
+def _loads(
+    options: argparse.Namespace,
+    servers: Mapping[str, ServerProcess],
+    texts: list[str],
+    size: int,
+    clients: int,
+) -> Mapping[str, Sequence[Load]]:
+    """Load the servers in turn, ``clients`` at once with requests of ``size`` queries."""
+    queries = data.draw_queries(texts, 1, 40_000)
+    requests = list(_requests(queries, size))
+    seconds = max(options.seconds, size * clients / SLOW_QUERIES_PER_S)
+    works: dict[str, Callable[[], Load]] = {}
+
+    for name, process in servers.items():
+        uvloop.run(drive(process.port, requests[:clients], clients, 30))
+        works[name] = partial(_load, process, requests, clients, seconds)
+
+    return in_turn(works, options.rounds)
 
 
 def _cpu_ratio(size: int, loads: Mapping[str, Sequence[Load]]) -> Ratio:
@@ -349,6 +389,8 @@ def main() -> None:
     if options.all:
         parts.append(encoding(encoder, texts, options.rounds, None))
         parts.append(server(options, texts, encoder, None))
+        parts.append(two_workers(options, texts, encoder, "bm25"))
+        parts.append(two_workers(options, texts, encoder, "dense"))
 
     for name, ratio in itertools.chain.from_iterable(parts):
         ratios[name] = ratio
