@@ -125,7 +125,10 @@ def test_the_page_of_a_failed_run_says_where_it_stopped(make_project: MakeProjec
     assert "| first | Failed |  |\n| next | not started |  |" in page()
 
 
-def test_the_stage_with_the_longest_way_to_the_end_starts_first(make_project: MakeProject) -> None:
+@pytest.mark.nightly
+def test_a_flow_starts_the_stage_with_the_longest_way_to_the_end_first(
+    make_project: MakeProject,
+) -> None:
     def append(name: str, **needs: object) -> dict[str, object]:
         return {
             "cmd": f"echo {name} >> started; touch {name}.txt; sleep 1",
