@@ -138,7 +138,7 @@ def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with fresh git and DVC repositories; making them takes seconds, copying them does not."""
     folder = tmp_path_factory.mktemp("project")
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=folder, check=True)
+    Repo.init(str(folder)).close()
     return folder
 
 
