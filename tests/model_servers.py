@@ -13,6 +13,7 @@ from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
+from deepsearch_rl.serving.launch import ServingConfig
 from tests.policies import CONTEXT_TOKENS
 
 
@@ -30,6 +31,14 @@ def serve_here(engine: Engine, folder: Path) -> Iterator[Endpoint]:
     """A chat server of this process, with a folder's tokenizer and template."""
     with serve_in_thread(chat_app(engine, load_chat_format(folder), lambda: "policy")) as port:
         yield Endpoint(f"http://{LOOPBACK}:{port}/v1", "policy")
+
+
+@contextmanager
+def serve_model_here(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
+    """Stands for :func:`serve_model` of a whole model on a CPU, in this process."""
+    assert config.backend == "cpu"
+    with running_engine(folder) as engine, serve_here(engine, folder) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture

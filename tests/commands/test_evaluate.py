@@ -23,6 +23,7 @@ from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluation.models import evaluate_model
 from deepsearch_rl.serving import launch
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
+from tests.model_servers import serve_model_here
 from tests.policies import policy_folder
 from tests.search_servers import serve_index_here
 
@@ -224,7 +225,10 @@ def test_a_missing_variable_and_a_server_that_is_away_are_named(
 
 
 @pytest.mark.slow
-def test_a_folder_with_weights_is_served_and_evaluated(folder: Path, policy_folder: Path) -> None:
+def test_a_folder_with_weights_is_served_and_evaluated(
+    folder: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate_model, "serve_model", serve_model_here)
     options = [
         "--context-tokens",
         "512",
@@ -268,7 +272,6 @@ def test_a_generated_world_is_made_once_and_its_four_sets_are_answered() -> None
         rows = run(3)
         made = {path: path.stat().st_mtime_ns for path in Path("work/evaluate/data").rglob("*")}
         again = run(3)
-        other = run(4)
 
     assert set(rows) == {"multihoprag", "musique", "2wikimultihopqa", "hotpotqa"}
     assert {(row["n"], row["retriever"], row["prompt"]) for row in rows.values()} == {
@@ -276,11 +279,9 @@ def test_a_generated_world_is_made_once_and_its_four_sets_are_answered() -> None
     }
     assert again == rows
     assert {path: path.stat().st_mtime_ns for path in made} == made
-    worlds = sorted(Path("work/evaluate/data").glob("world-*"))
-    assert [path.name.rsplit("-", 1)[0] for path in worlds] == ["world-3", "world-4"]
-    texts = [(path / "questions/multihoprag/val.jsonl").read_text() for path in worlds]
-    assert texts[0] != texts[1]
-    assert set(other) == set(rows)
+    # corpora/world/test_generate.py compares the worlds of two seeds
+    [world] = Path("work/evaluate/data").glob("world-*")
+    assert world.name.startswith("world-3-")
 
 
 @pytest.mark.parametrize("option", ["--dataset", "--data"])

@@ -16,7 +16,7 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.project import dvc_cache
 from deepsearch_rl.project.dvc_cache import find_garbage, find_users, list_objects, recorded_objects
 from flows.checkout import open_checkout
-from tests.flows.conftest import MakeProject, empty_project, make_project  # noqa: F401  fixtures
+from tests.flows.conftest import empty_project, fill_project  # noqa: F401  fixtures
 from tests.flows.test_checkout import nobody
 from tests.repository import commit_all, git
 
@@ -61,9 +61,10 @@ def weights(folder: Path) -> str:
     return (folder / "model" / "weights").read_text().strip()
 
 
-@pytest.fixture
-def project(make_project: MakeProject) -> Path:  # noqa: F811
-    folder = make_project(STAGES, PARAMS)
+@pytest.fixture(scope="module")
+def finished(empty_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """A project with committed results."""
+    folder = fill_project(empty_project, tmp_path_factory.mktemp("gc") / "first", STAGES, PARAMS)
     (folder / "code.py").write_text("")
     (folder / ".gitignore").write_text(
         "/work/\n/model\n/ran.log\n/storage\n/other/model\n/elsewhere\n"
@@ -72,6 +73,14 @@ def project(make_project: MakeProject) -> Path:  # noqa: F811
     dvc(folder, "repro")
     commit_all(folder, "the results of 1")
     return folder
+
+
+@pytest.fixture
+def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, which is the working directory."""
+    shutil.copytree(finished, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.nightly

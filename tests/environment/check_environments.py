@@ -1,4 +1,4 @@
-"""Builds the throw-away environments in which trainers themselves run the conformance suite.
+"""Builds the throw-away environments in which trainers themselves run the conformance suite, and starts their children.
 
     python -m tests.environment.check_environments
 
@@ -8,14 +8,18 @@ it needs and `.venv` does not have. The others get an environment of their own, 
 it. One whose example is in no package is fetched at a commit.
 """
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+CHILD_LIMIT_S = 280.0
 UV = ROOT / ".venvs" / "uv" / "bin" / "uv"
 TRAINERS = {"trl": ["trl==1.16.0"], "skyrl": ["skyrl-gym==0.4.0"]}
 """The packages of each trainer's folder, at exact versions, without what they depend on."""
@@ -54,6 +58,45 @@ def packages_of(trainer: str) -> Path:
 def interpreter_of(trainer: str) -> Path:
     """Return the Python of a trainer that has an environment of its own."""
     return packages_of(trainer) / "bin" / "python"
+
+
+def child_lines(
+    python: str | Path,
+    *command: object,
+    paths: Sequence[Path] = (ROOT,),
+    folder: Path = ROOT,
+    begin: str = '{"name',
+    **variables: str,
+) -> list[dict[str, Any]]:
+    """Run a trainer's Python to its end; return its lines that begin like a JSON object with a name, or as ``begin``.
+
+    Its modules come from ``paths`` first. It has no GPU, one thread, and no connection to the hub;
+    ``variables`` are its further environment variables.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        **variables,
+    }
+    done = subprocess.run(
+        [str(python), *map(str, command)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=CHILD_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(begin)]
+
+
+def lines_by_script(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return a child's lines by the names of the scripts that they are about."""
+    return {line["name"]: line for line in lines}
 
 
 def build() -> None:

@@ -1,8 +1,6 @@
 """Files for RLinf's Search-R1 example, and what RLinf itself makes of them (`make check-trainers`)."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +18,12 @@ from deepsearch_rl.environment.adapters.rlinf_config import RlinfRun, config_fac
 from deepsearch_rl.search_server.requests import Guard
 from deepsearch_rl.search_server.service import RetrievalApp
 from deepsearch_rl.training.rl.rl_config import RlConfig
-from tests.environment.check_environments import ROOT, interpreter_of, packages_of
+from tests.environment.check_environments import (
+    ROOT,
+    child_lines,
+    interpreter_of,
+    packages_of,
+)
 from tests.environment.params_of import write_params
 from tests.environment.scripted import QUESTION, Script
 from tests.retrieval.server.searchers import engine, open_searcher, service_config
@@ -189,25 +192,14 @@ def test_rlinfs_own_loader_data_set_client_and_reward_take_what_was_written(
     app = RetrievalApp(engine(open_searcher()), service_config(), guard)
     with serve_app(app) as url:
         config = written_files(tmp_path, policy_folder, url, packages_of("rlinf"), monkeypatch)
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(packages_of("rlinf")),
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        child = ROOT / "tests" / "environment" / "rlinf_child.py"
-        done = subprocess.run(
-            [str(interpreter_of("verl")), str(child), str(tmp_path / "rows")],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
+        (line,) = child_lines(
+            interpreter_of("verl"),
+            ROOT / "tests" / "environment" / "rlinf_child.py",
+            tmp_path / "rows",
+            paths=[packages_of("rlinf")],
+            folder=tmp_path,
+            begin='{"',
         )
-    assert done.returncode == 0, done.stderr[-4000:]
-    (line,) = [json.loads(text) for text in done.stdout.splitlines() if text.startswith('{"')]
 
     text = (tmp_path / "rows" / "train.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(row) for row in text.splitlines()]

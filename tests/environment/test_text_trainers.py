@@ -1,8 +1,6 @@
 """The conformance suite through ms-swift's scheduler, SkyRL-gym's environment and Agent-Lightning's agent."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,13 @@ from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.environment.adapters.ms_swift_rows import SwiftRolloutRow, swift_rows
 from deepsearch_rl.training.rewards.rewards import reward_parts
 from tests.environment import text_trainers_child
-from tests.environment.check_environments import ROOT, interpreter_of, packages_of
+from tests.environment.check_environments import (
+    ROOT,
+    child_lines,
+    interpreter_of,
+    lines_by_script,
+    packages_of,
+)
 from tests.environment.params_of import write_params
 from tests.environment.scripted import (
     NEVER_FITS,
@@ -34,18 +38,20 @@ Lines = dict[str, dict[str, Any]]
 
 def play(python: str | Path, trainer: str, folder: Path, url: str, work: Path) -> Lines:
     """Return what a trainer made of each script, by its name."""
-    paths = os.pathsep.join(map(str, (packages_of(trainer), ROOT)))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    # litellm, which Agent-Lightning imports, asks the internet for prices otherwise
-    environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     module = "tests.environment.text_trainers_child"
-    command = [str(python), "-m", module, trainer, str(folder), url, str(work)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+    lines = child_lines(
+        python,
+        "-m",
+        module,
+        trainer,
+        folder,
+        url,
+        work,
+        paths=(packages_of(trainer), ROOT),
+        # litellm, which Agent-Lightning imports, asks the internet for prices otherwise
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name')]
-    return {line["name"]: line for line in parsed}
+    return lines_by_script(lines)
 
 
 def reward_of(reference: Reference, chat_format: ChatFormat) -> float:

@@ -1,8 +1,5 @@
 """The conformance suite inside the trainers themselves, in throw-away environments (`make check-trainers`)."""
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,12 @@ import pytest
 from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.training.rewards.rewards import reward_parts
-from tests.environment.check_environments import ROOT, packages_of
+from tests.environment.check_environments import (
+    ROOT,
+    child_lines,
+    lines_by_script,
+    packages_of,
+)
 from tests.environment.scripted import (
     NEVER_FITS,
     QUESTION,
@@ -35,25 +37,20 @@ def run_in_trl(
     *arguments: object, module: str = "tests.environment.trl_child"
 ) -> list[dict[str, Any]]:
     """Return the JSON lines of a process that imports TRL from its own folder."""
-    paths = os.pathsep.join(map(str, (packages_of("trl"), ROOT)))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": paths,
-        "TRL_EXPERIMENTAL_SILENCE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    environment |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+    return child_lines(
+        sys.executable,
+        "-m",
+        module,
+        *arguments,
+        paths=(packages_of("trl"), ROOT),
+        begin='{"',
+        TRL_EXPERIMENTAL_SILENCE="1",
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
 
 
 @pytest.fixture(scope="module")
 def trl_lines(policy_folder: Path, retrieval_url: str) -> dict[str, dict[str, Any]]:
-    return {line["name"]: line for line in run_in_trl("scripts", policy_folder, retrieval_url)}
+    return lines_by_script(run_in_trl("scripts", policy_folder, retrieval_url))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

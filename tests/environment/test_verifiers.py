@@ -1,8 +1,5 @@
 """The conformance suite inside verifiers, and its evaluation command (`make check-trainers`)."""
 
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +13,11 @@ from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
 from deepsearch_rl.training.rewards.rewards import reward_parts
-from tests.environment.check_environments import ROOT, interpreter_of
+from tests.environment.check_environments import (
+    child_lines,
+    interpreter_of,
+    lines_by_script,
+)
 from tests.environment.params_of import write_params
 from tests.environment.scripted import (
     QUESTION,
@@ -37,23 +38,15 @@ pytestmark = [
 ]
 
 
-def run_in_verifiers(module: str, *arguments: object) -> str:
-    """Return the output of a module in verifiers' environment."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment |= {"HF_HUB_OFFLINE": "1", "SCRIPTED_KEY": "none"}
-    command = [str(interpreter_of("verifiers")), "-m", module, *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+def run_in_verifiers(module: str, *arguments: object) -> list[dict[str, Any]]:
+    """Return the JSON lines of a module in verifiers' environment."""
+    return child_lines(interpreter_of("verifiers"), "-m", module, *arguments, SCRIPTED_KEY="none")
 
 
 @pytest.fixture(scope="module")
 def lines(policy_folder: Path, retrieval_url: str) -> dict[str, dict[str, Any]]:
-    text = run_in_verifiers("tests.environment.verifiers_child", policy_folder, retrieval_url)
-    parsed = [json.loads(line) for line in text.splitlines() if line.startswith('{"name')]
-    return {line["name"]: line for line in parsed}
+    module = "tests.environment.verifiers_child"
+    return lines_by_script(run_in_verifiers(module, policy_folder, retrieval_url))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

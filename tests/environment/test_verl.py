@@ -1,8 +1,5 @@
 """The conformance suite inside veRL's own agent loop worker, in its own environment (`make check-trainers`)."""
 
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,11 @@ from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.environment.adapters.verl_reward import STOPS, compute_score
 from deepsearch_rl.training.rewards.rewards import reward_parts
-from tests.environment.check_environments import ROOT, interpreter_of
+from tests.environment.check_environments import (
+    child_lines,
+    interpreter_of,
+    lines_by_script,
+)
 from tests.environment.scripted import (
     NEVER_FITS,
     QUESTION,
@@ -30,25 +31,16 @@ needs_verl = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def verl_lines(policy_folder: Path, retrieval_url: str) -> dict[str, dict[str, Any]]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment |= {
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HOME": str(policy_folder),
-    }
-    command = [interpreter_of("verl"), "-m", "tests.environment.verl_child"]
-    done = subprocess.run(
-        [*map(str, command), "scripts", str(policy_folder), retrieval_url],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
+    lines = child_lines(
+        interpreter_of("verl"),
+        "-m",
+        "tests.environment.verl_child",
+        "scripts",
+        policy_folder,
+        retrieval_url,
+        HF_HOME=str(policy_folder),
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name')]
-    return {line["name"]: line for line in lines}
+    return lines_by_script(lines)
 
 
 @needs_verl

@@ -46,7 +46,9 @@ def costs(report: RunReport) -> dict[Cause, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["musique", "2wikimultihopqa"])
+@pytest.mark.parametrize(
+    "name", ["musique", pytest.param("2wikimultihopqa", marks=pytest.mark.nightly)]
+)
 def test_the_share_of_questions_whose_documents_were_removed_is_recovered(
     real_data: Path, tmp_path: Path, name: str
 ) -> None:

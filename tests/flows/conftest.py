@@ -12,6 +12,7 @@ from pathlib import Path
 import prefect
 import pytest
 import yaml
+from dvc.repo import Repo
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
@@ -52,11 +53,10 @@ TAKING_TURNS = {
 SEND_LIMIT_S = 20.0
 
 
-def dvc_status(root: Path) -> str:
-    command = python("dvc", "status", "dvc.yaml")
-    return subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=True
-    ).stdout.strip()
+def changed_stages(root: Path) -> set[str]:
+    """Return the stages of which `dvc status` says that something changed, or that they never ran."""
+    with Repo(str(root)) as repo:
+        return set(repo.status())
 
 
 def python(module: str, *arguments: str) -> list[str]:
@@ -138,7 +138,7 @@ def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with fresh git and DVC repositories; making them takes seconds, copying them does not."""
     folder = tmp_path_factory.mktemp("project")
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=folder, check=True)
+    Repo.init(str(folder)).close()
     return folder
 
 

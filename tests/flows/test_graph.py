@@ -1,7 +1,10 @@
+from concurrent.futures import Future
+
 import pytest
 
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
-from flows.graph import longest_path_s, read_graph, select
+from flows.graph import Stage, longest_path_s, read_graph, select
+from flows.schedule import run_graph
 from tests.flows.conftest import MakeProject
 
 STAGES = {
@@ -75,3 +78,23 @@ def test_the_longest_way_to_the_end_counts_the_last_runs_seconds(make_project: M
 
 def test_outputs_are_paths_from_the_projects_root(make_project: MakeProject) -> None:
     assert read_graph(make_project(STAGES), "tiny")["b@x"].outputs == ("b@x.txt",)
+
+
+def test_the_stage_with_the_longest_way_to_the_end_starts_first() -> None:
+    graph = {
+        name: Stage(name, name, frozenset("c" if name == "d" else ""), (), changed=True)
+        for name in "abcd"
+    }
+    started: list[str] = []
+
+    def start(stage: Stage, _: list[Future[str]], unchanged: bool) -> Future[str]:
+        assert not unchanged
+        started.append(stage.name)
+        future: Future[str] = Future()
+        future.set_result("Completed")
+        return future
+
+    last_runs_s = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 9.0}
+    run_graph(graph, start, Future.result, frozenset(), last_runs_s, workers=2)
+    assert started[:2] == ["c", "b"]
+    assert set(started) == set(graph)

@@ -3,8 +3,9 @@
 import logging
 import os
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from tests.flows.s3_store import S3Store, running_store
 from tests.flows.test_worker import PARAMS, finished_run, running_worker
 from tests.ports import free_port
 from tests.repository import commit_all, git
+from tests.search_servers import in_thread
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -200,6 +202,65 @@ def test_a_run_in_a_clone_pushes_to_a_remote_that_is_not_committed_yet(
     assert executed(project) == [], "it ran in its clone"
 
 
+class S3Errors(BaseHTTPRequestHandler):
+    """A store that answers every request with one error, as S3 writes it."""
+
+    protocol_version = "HTTP/1.1"
+    status: ClassVar[int] = 404
+    code: ClassVar[str] = "NoSuchBucket"
+    message: ClassVar[str] = "The specified bucket does not exist"
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        error = f"<Error><Code>{self.code}</Code><Message>{self.message}</Message></Error>"
+        body = b"" if self.command == "HEAD" else error.encode()
+        self.send_response(self.status)
+        self.send_header("content-type", "application/xml")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_HEAD = do_GET = do_PUT = do_POST = do_DELETE = answer
+
+    def log_message(self, *_: object) -> None:
+        """The tests' output stays readable."""
+
+
+class S3Refusals(S3Errors):
+    """One that refuses these keys."""
+
+    status = 403
+    code = "SignatureDoesNotMatch"
+    message = "The request signature we calculated does not match the signature you provided."
+
+
+@pytest.mark.parametrize(
+    ("store", "problems"),
+    [
+        (S3Errors, ["The specified bucket does not exist"]),
+        (S3Refusals, ["Forbidden", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in .env"]),
+    ],
+)
+def test_what_a_store_refuses_is_said_without_its_keys(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    store: type[BaseHTTPRequestHandler],
+    problems: list[str],
+) -> None:
+    server = ThreadingHTTPServer((LOOPBACK, 0), store)
+    with in_thread(server):
+        url = f"http://{LOOPBACK}:{server.server_port}"
+        use(S3Store(url, "nobody", "correct-horse-battery"), monkeypatch)
+        error = set_remote("s3://team/deepsearch", "--endpoint", url)
+    assert isinstance(error, CommandError)
+    assert not [problem for problem in problems if problem not in str(error)], str(error)
+    assert "correct-horse" not in str(error)
+    settings = (project / ".dvc" / "config").read_text()
+    assert f"endpointurl = {url}" in settings
+    assert "correct-horse" not in settings
+
+
+@pytest.mark.nightly
 def test_what_is_wrong_with_a_store_is_said_without_its_keys(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

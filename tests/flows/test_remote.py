@@ -43,15 +43,21 @@ def remote_of(project: Path) -> Path:
     return Path((project / ".dvc" / "config").read_text().rpartition("url = ")[2].strip())
 
 
-def test_what_one_machine_made_is_restored_on_another(
+def test_what_a_run_made_is_restored_on_another_machine_and_in_a_clone_without_the_remote(
     project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert reproduce() == {"write": "Completed", "copy": "Completed"}
     other = tmp_path_factory.mktemp("other") / "clone"
     git(project, "clone", "--quiet", str(project), str(other))
-    monkeypatch.chdir(other)
-    assert reproduce() == {"write": "Restored", "copy": "Restored"}
+    with monkeypatch.context() as patch:
+        patch.chdir(other)
+        assert reproduce() == {"write": "Restored", "copy": "Restored"}
     assert (other / "copy.txt").read_text() == "7\n"
+
+    # A run in a clone has the project's cache
+    shutil.rmtree(remote_of(project))
+    assert reproduce(revision="HEAD") == {"write": "Restored", "copy": "Restored"}
+    subprocess.run(["git", "diff", "--exit-code"], cwd=project, check=True)
 
 
 def test_a_remote_that_is_away_delays_the_run_and_fails_no_stage(
@@ -66,10 +72,3 @@ def test_a_remote_that_is_away_delays_the_run_and_fails_no_stage(
         assert reproduce(targets=("write",)) == {"write": "Completed"}
     assert "the push of write failed (attempt 1)" in caplog.text
     assert "NOT PUSHED to DVC's remote" in caplog.text
-
-
-def test_a_run_in_a_clone_has_the_projects_remote_and_cache(project: Path) -> None:
-    assert reproduce() == {"write": "Completed", "copy": "Completed"}
-    shutil.rmtree(remote_of(project))
-    assert reproduce(revision="HEAD") == {"write": "Restored", "copy": "Restored"}
-    subprocess.run(["git", "diff", "--exit-code"], cwd=project, check=True)

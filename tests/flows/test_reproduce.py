@@ -1,9 +1,11 @@
 """The flow against a real DVC project and a real Prefect server."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -18,9 +20,10 @@ from prefect.states import Running
 
 from deepsearch_rl.core.processes import LOOPBACK
 from flows import reproduce as flow_module
+from flows.locks import held, run_lock
 from flows.reproduce import reproduce
 from flows.stage_run import StageFailedError
-from tests.flows.conftest import CHAIN, PROFILE, MakeProject, dvc_status
+from tests.flows.conftest import CHAIN, PROFILE, MakeProject, changed_stages
 from tests.repository import commit_all
 from tests.search_servers import in_thread
 
@@ -36,7 +39,7 @@ def test_the_result_is_dvc_repros_and_unchanged_stages_are_cached(
 ) -> None:
     root = make_project(CHAIN, f"{PROFILE}number: 12\n")
     assert reproduce() == dict.fromkeys(CHAIN, "Completed")
-    assert dvc_status(root) == "Data and pipelines are up to date."
+    assert changed_stages(root) == set()
     assert reproduce() == dict.fromkeys(CHAIN, "Cached")
     set_number(root, 13)
     # The digit is the same
@@ -45,7 +48,7 @@ def test_the_result_is_dvc_repros_and_unchanged_stages_are_cached(
     assert reproduce() == {"write": "Restored", "round": "Restored", "report": "Cached"}
     assert reproduce(targets=("write",), force=True) == {"write": "Completed"}
     assert (root / "runs.log").read_text() == "ran\n" * 3
-    assert dvc_status(root) == "Data and pipelines are up to date."
+    assert changed_stages(root) == set()
 
 
 def test_stages_know_the_experiment_that_they_are_run_for(make_project: MakeProject) -> None:
@@ -122,7 +125,10 @@ def test_the_page_of_a_failed_run_says_where_it_stopped(make_project: MakeProjec
     assert "| first | Failed |  |\n| next | not started |  |" in page()
 
 
-def test_the_stage_with_the_longest_way_to_the_end_starts_first(make_project: MakeProject) -> None:
+@pytest.mark.nightly
+def test_a_flow_starts_the_stage_with_the_longest_way_to_the_end_first(
+    make_project: MakeProject,
+) -> None:
     def append(name: str, **needs: object) -> dict[str, object]:
         return {
             "cmd": f"echo {name} >> started; touch {name}.txt; sleep 1",
@@ -202,17 +208,44 @@ def test_a_block_that_the_environment_names_is_told_how_a_run_ended(
     assert "`dvc --wait-for-lock repro --single-item broken` ended with status" in message["body"]
 
 
+class EndOfTurn(logging.Handler):
+    """Ends the turn of another run as soon as a message says that it is waited for, and keeps that message."""
+
+    def __init__(self, turn: ExitStack) -> None:
+        super().__init__()
+        self.turn = turn
+        self.notices: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "waiting for" in record.getMessage():
+            self.notices.append(record.getMessage())
+            self.turn.close()
+
+
+def test_a_flow_waits_for_make_repro_and_says_so(make_project: MakeProject) -> None:
+    project = make_project({"stage": {"cmd": "echo > a.txt", "outs": ["a.txt"]}})
+    turn = ExitStack()
+    turn.enter_context(
+        held(run_lock(project, "tiny"), "make repro PROFILE=tiny", "works", pytest.fail)
+    )
+    handler = EndOfTurn(turn)
+    logger = logging.getLogger("prefect.flow_runs")
+    logger.addHandler(handler)
+    try:
+        assert reproduce() == {"stage": "Completed"}
+    finally:
+        logger.removeHandler(handler)
+    [notice] = handler.notices
+    assert f"waiting for make repro PROFILE=tiny (process {os.getpid()}, since " in notice
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("first", "second", "name"),
     [
         ("flows.repro", "flows.reproduce", "make repro PROFILE=tiny"),
-        pytest.param(
-            "flows.reproduce",
-            "flows.repro",
-            "the flow run tiny · forced",
-            marks=pytest.mark.nightly,
-        ),
+        ("flows.reproduce", "flows.repro", "the flow run tiny · forced"),
     ],
 )
 def test_a_flow_and_make_repro_wait_for_each_other_and_say_for_whom(

@@ -1,6 +1,8 @@
 """The servers of `make ui`, alone on this machine or for others."""
 
 import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -42,25 +44,78 @@ def test_prefects_page_asks_the_address_that_it_came_from(prefect_server: str) -
     assert (urljoin(page, api), urljoin(forwarded, api)) == (f"{page}/api", f"{forwarded}/api")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_both_servers_ask_other_machines_for_the_login(
-    tmp_path: Path, prefect_tables: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if prefect_tables.exists():
-        shutil.copyfile(prefect_tables, tmp_path / "prefect.db")
+class Start(Exception):
+    """What a process guard would start."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        super().__init__(command)
+        self.command = " ".join(command)
+        self.environment = environment
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for both servers, which have a login and ports of their own."""
     monkeypatch.setenv(LOGIN_VARIABLE, ":".join(LOGIN))
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     for module in (server, ui):
         monkeypatch.setattr(module, "ROOT", tmp_path)
-    api = f"http://{LOOPBACK}:{free_port()}/api"
     new_store(tmp_path / "mlruns")
-    with (
-        ProcessGuard() as guard,
-        temporary_settings({PREFECT_API_URL: api, PREFECT_HOME: tmp_path}),
-    ):
+    api = f"http://{LOOPBACK}:{free_port()}/api"
+    with temporary_settings({PREFECT_API_URL: api, PREFECT_HOME: tmp_path}):
+        yield tmp_path
+
+
+def has_password(folder: Path) -> bool:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return any(LOGIN[1].encode() in path.read_bytes() for path in files)
+
+
+def test_both_servers_are_started_with_the_login_where_other_machines_reach_them(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That they ask for it then is a test of the night."""
+
+    def start(
+        _: ProcessGuard, command: Sequence[str], *, environment: Mapping[str, str], **__: object
+    ) -> None:
+        raise Start(command, environment)
+
+    monkeypatch.setattr(ProcessGuard, "start", start)
+
+    def start_of(host: str, program: Callable[[str], AbstractContextManager[object]]) -> Start:
+        with pytest.raises(Start) as caught, program(host):
+            pass
+        return caught.value
+
+    def mlflow(host: str) -> AbstractContextManager[object]:
+        return nullcontext(start_mlflow(ProcessGuard(), free_port(), host))
+
+    asking = start_of(EVERYWHERE, prefect_api)
+    assert f"prefect server start --host {EVERYWHERE}" in asking.command
+    assert asking.environment["PREFECT_SERVER_API_AUTH_STRING"] == ":".join(LOGIN)
+    assert "PREFECT_SERVER_API_AUTH_STRING" not in start_of(LOOPBACK, prefect_api).environment
+
+    asking = start_of(EVERYWHERE, mlflow)
+    assert "--app-name basic-auth" in asking.command
+    assert f"--host {EVERYWHERE}" in asking.command
+    assert asking.environment["MLFLOW_AUTH_ADMIN_PASSWORD"] == LOGIN[1]
+    config = Path(asking.environment["MLFLOW_AUTH_CONFIG_PATH"])
+    assert f"admin_username = {LOGIN[0]}\n" in config.read_text()
+    assert "basic-auth" not in start_of(LOOPBACK, mlflow).command
+
+    assert LOGIN[1] not in asking.command, "everybody on the machine can read it"
+    assert not has_password(home)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_both_servers_ask_other_machines_for_the_login(home: Path, prefect_tables: Path) -> None:
+    if prefect_tables.exists():
+        shutil.copyfile(prefect_tables, home / "prefect.db")
+    with ProcessGuard() as guard:
         mlflow = start_mlflow(guard, free_port(), EVERYWHERE)
-        with prefect_api(EVERYWHERE):
+        with prefect_api(EVERYWHERE) as api:
             mlflow.wait_until_healthy(180)
             for url in (
                 f"{api}/admin/version",
@@ -72,6 +127,4 @@ def test_both_servers_ask_other_machines_for_the_login(
                     == httpx.codes.UNAUTHORIZED
                 )
                 assert httpx.get(url, auth=LOGIN).status_code == httpx.codes.OK
-    assert not any(
-        LOGIN[1].encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
-    )
+    assert not has_password(home)

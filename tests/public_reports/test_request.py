@@ -29,14 +29,21 @@ from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name
 from deepsearch_rl.retrieval.encoding.configs import RemoteEncoderConfig as EmbeddingsConfig
 from deepsearch_rl.serving.answer_text import AnswerText
 from tests.agent.conftest import ChatServer, completion, response
-from tests.model_servers import endpoint, engine
+from tests.model_servers import running_engine, serve_here
 from tests.policies import policy_folder
 from tests.public_reports.conftest import LimitClock
 
-__all__ = ["endpoint", "engine", "policy_folder"]
+__all__ = ["policy_folder"]
 
 QUESTION = "Who directed Silent Harbor?"
 ANSWER = {"model": "policy", "max_tokens": 24, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def endpoint(policy_folder: Path) -> Iterator[Endpoint]:
+    """One chat server for all requests."""
+    with running_engine(policy_folder) as engine, serve_here(engine, policy_folder) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture

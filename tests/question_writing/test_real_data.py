@@ -123,7 +123,7 @@ def audited(drafts: list[Draft], path: Path, folder: Path) -> tuple[Counter[str]
     return counts, kept
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_audit_keeps_nine_of_ten_published_questions(real_data: Path, tmp_path: Path) -> None:
     folder = real_data / "multihoprag"
     path = chunk_documents(read_documents(folder), tmp_path, "sentences", 256)

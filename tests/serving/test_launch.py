@@ -1,5 +1,6 @@
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -9,6 +10,7 @@ from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.endpoints.remote import shown_address
 from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name
+from deepsearch_rl.serving import launch
 from deepsearch_rl.serving.launch import ServingConfig, VllmConfig, serve_model, vllm_serve_command
 from tests.conftest import ROOT
 from tests.policies import CONTEXT_TOKENS
@@ -40,8 +42,22 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.slow
-def test_a_server_that_dies_at_start_leaves_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_dies_at_start_leaves_its_last_words(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\necho 'no memory' >&2\nexit 3\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(launch, "sys", SimpleNamespace(executable=str(interpreter)))
+    with (
+        pytest.raises(EndpointError, match=r"exit code 3[\s\S]*no memory"),
+        serve_model(policy_folder, config()),
+    ):
+        pass
+
+
+@pytest.mark.nightly
+def test_a_server_of_a_broken_model_leaves_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{broken")
     with (
         pytest.raises(EndpointError, match=r"exit code 1[\s\S]*config.json"),

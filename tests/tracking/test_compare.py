@@ -3,11 +3,11 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import typer
+from dvc.repo import Repo
 from typer.testing import CliRunner, Result
 
 from deepsearch_rl.commands.score import compare_command
@@ -38,7 +38,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A DVC project with the first report at HEAD~1 and in MLflow, the second at HEAD, in MLflow, and in the folder."""
     root, made = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("results")
     git(root, "init", "-q")
-    command(root, sys.executable, "-m", "dvc", "init", "-q")
+    Repo.init(str(root)).close()
     (root / "params.yaml").write_text("profile: tiny\n")
     store = new_store(root / "mlruns")
     for name, right in RIGHT.items():
@@ -48,7 +48,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bundle = root / "data" / "tiny" / "track"
         shutil.rmtree(bundle, ignore_errors=True)
         build_bundle(results, provenance, CONFIG, SEED, bundle)
-        command(root, sys.executable, "-m", "dvc", "add", "-q", "data/tiny/track")
+        with Repo(str(root)) as repo:
+            repo.add(str(bundle))
         commit_all(root, name)
         git(root, "tag", name)
         assert upload(bundle, store, 30)

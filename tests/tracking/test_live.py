@@ -19,7 +19,9 @@ import yaml
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from typer.testing import CliRunner
 
+from deepsearch_rl.cli import app
 from deepsearch_rl.core.files import AppendLog, read_record
 from deepsearch_rl.core.processes import running_server
 from deepsearch_rl.tracking import live
@@ -29,7 +31,6 @@ from deepsearch_rl.tracking.curves import line_digest, read_runs, read_steps
 from deepsearch_rl.tracking.live import LiveFigures, follow
 from deepsearch_rl.tracking.store import held
 from deepsearch_rl.training.runs.curves import Alarm, CurveLine, curve_path
-from deepsearch_rl.training.runs.followed import COMMAND
 from tests.conftest import ROOT
 from tests.ports import free_port
 from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, new_store
@@ -379,11 +380,11 @@ def test_a_server_that_hangs_costs_a_stage_seconds_and_one_notice_and_the_steps_
     assert errors.count("LIVE FIGURES WAIT") == 1
     assert "hidden" not in errors
     store = new_store(Path("mlruns"))
-    deepsearch = [sys.executable, "-c", COMMAND, "live", "--to", store]
-    outputs = [
-        subprocess.run(deepsearch, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
+    outputs: list[str] = []
+    for _ in range(2):
+        result = CliRunner().invoke(app, ["live", "--to", store], catch_exceptions=False)
+        assert result.exit_code == 0
+        outputs.append(result.stdout)
     assert [output.split(" sent to ")[0].split(" /")[0] for output in outputs] == [
         f"tiny {the_curve().stem}: 4 lines",
         f"tiny {the_curve().stem}: already at",

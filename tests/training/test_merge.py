@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -22,7 +23,7 @@ from deepsearch_rl.core.errors import (
     UnavailableError,
 )
 from deepsearch_rl.core.files import file_digests, sha256_file
-from deepsearch_rl.training.merging import merge
+from deepsearch_rl.training.merging import merge, proof
 from deepsearch_rl.training.merging.merge import merge_adapter
 from deepsearch_rl.training.merging.merge_config import MergeConfig
 from deepsearch_rl.training.merging.proof import (
@@ -81,27 +82,30 @@ def start(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+def logprobs_here(
+    folder: Path, config: MergeConfig, answers: Sequence[AnswerTokens]
+) -> list[list[float]]:
+    """Stands for the check in a new process, for tests of anything but the process."""
+    assert config.dtype == "float32"
+    return answer_logprobs(AutoModelForCausalLM.from_pretrained(folder), answers)
+
+
 @pytest.fixture(scope="module")
 def merged_folder(
     start: Path, adapter_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """The adapter merged into its start model by PEFT."""
     folder = tmp_path_factory.mktemp("peft") / "merged"
-    merge_adapter(PEFT_MERGE, start, adapter_folder, folder.parent / "work", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merge, "logprobs_of_new_process", logprobs_here)
+        merge_adapter(PEFT_MERGE, start, adapter_folder, folder.parent / "work", folder)
     return folder
 
 
 @pytest.fixture
 def checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The merged model is loaded in this process, for tests of anything but the process."""
-
-    def logprobs(
-        folder: Path, config: MergeConfig, answers: Sequence[AnswerTokens]
-    ) -> list[list[float]]:
-        assert config.dtype == "float32"
-        return answer_logprobs(AutoModelForCausalLM.from_pretrained(folder), answers)
-
-    monkeypatch.setattr(merge, "logprobs_of_new_process", logprobs)
+    """The merged model is loaded in this process."""
+    monkeypatch.setattr(merge, "logprobs_of_new_process", logprobs_here)
 
 
 def test_the_merged_model_writes_what_base_and_adapter_write_and_not_what_the_base_writes(
@@ -154,13 +158,30 @@ def test_classes_that_a_library_patched_here_do_not_reach_the_check_of_the_merge
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
-def test_a_check_that_dies_or_hangs_is_named(policy_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        ("echo 'config.json is broken' >&2; exit 1", r"exit code 1\.[\s\S]*config\.json"),
+        ("exec sleep 600", r"not kept: .* within 0\.5 s"),
+    ],
+)
+def test_a_check_that_dies_or_hangs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, problem: str
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\n{program}\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(proof, "sys", SimpleNamespace(executable=str(interpreter)))
+    config = PEFT_MERGE.model_copy(update={"check_timeout_s": 0.5})
+    with pytest.raises(CommandError, match=problem):
+        logprobs_of_new_process(tmp_path, config, [AnswerTokens([1], [2])])
+
+
+@pytest.mark.nightly
+def test_a_check_of_a_broken_model_says_what_transformers_says(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{broken")
     with pytest.raises(CommandError, match=r"exit code 1\.[\s\S]*config\.json"):
         logprobs_of_new_process(tmp_path, PEFT_MERGE, [AnswerTokens([1], [2])])
-    hanging = PEFT_MERGE.model_copy(update={"check_timeout_s": 0.01})
-    with pytest.raises(CommandError, match=r"not kept: .* within 0\.01 s"):
-        logprobs_of_new_process(policy_folder, hanging, [AnswerTokens([1], [2])])
 
 
 def test_a_merged_folder_serves_as_its_base_does_and_uses_the_cache(

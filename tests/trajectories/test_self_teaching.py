@@ -1,4 +1,7 @@
-"""A model that answers its training questions itself: the stage's program, a real model server, real searches."""
+"""A model that answers its training questions itself: the stage's program, a real model server, real searches.
+
+Both servers are in the test's process.
+"""
 
 import shutil
 from pathlib import Path
@@ -11,6 +14,7 @@ from deepsearch_rl.core.files import read_distinct, write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Trajectory
 from stages import synthesize
+from tests.model_servers import serve_model_here
 from tests.policies import CONTEXT_TOKENS, policy_folder
 from tests.search_servers import serve_index_here
 from tests.settings import new_scratch
@@ -32,6 +36,9 @@ def profile(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "deepsearch_rl.trajectories.synthesis.synthesize.serve_index", serve_index_here
+    )
+    monkeypatch.setattr(
+        "deepsearch_rl.trajectories.synthesis.teachers.serve_model", serve_model_here
     )
     data = world.index.parents[1]
     for name in ("questions", "index", "chunks"):

@@ -48,7 +48,9 @@ def counted_requests(server: Served) -> int:
     return sum(int(float(number)) for number in re.findall(answered, figures))
 
 
-def test_workers_answer_together_and_their_counters_are_sums(index_dir: Path) -> None:
+def test_workers_answer_and_count_together_one_that_dies_is_replaced_and_they_stop_together(
+    index_dir: Path,
+) -> None:
     with two_workers(index_dir) as server:
         assert "by 2 workers, 1 threads each" in server.first_line
         assert len(workers_of(server)) == 2
@@ -61,6 +63,8 @@ def test_workers_answer_together_and_their_counters_are_sums(index_dir: Path) ->
         connections = [len(worker.net_connections()) for worker in workers_of(server)]
         assert len(connections) == 2
         assert server.ask("GET", "/sse")[0] == 404
+
+        require_replacement(server)
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(WAIT_S) == 0
 
@@ -68,21 +72,21 @@ def test_workers_answer_together_and_their_counters_are_sums(index_dir: Path) ->
         socket.create_connection(("127.0.0.1", server.port))
 
 
-def test_a_worker_that_dies_is_replaced_and_nobody_is_refused(index_dir: Path) -> None:
-    with two_workers(index_dir) as server:
-        victim = workers_of(server)[0]
-        victim.kill()
-        victim.wait(WAIT_S)
+def require_replacement(server: Served) -> None:
+    """Kill a worker: nobody is refused, and there are two again."""
+    victim = workers_of(server)[0]
+    victim.kill()
+    victim.wait(WAIT_S)
 
-        # Whoever comes to the socket of the dead worker is answered by the next one.
-        for number in range(12):
-            assert server.ask("POST", "/retrieve", {"queries": [f"comet {number}"]})[0] == 200
+    # Whoever comes to the socket of the dead worker is answered by the next one.
+    for number in range(12):
+        assert server.ask("POST", "/retrieve", {"queries": [f"comet {number}"]})[0] == 200
 
-        deadline = time.monotonic() + WAIT_S
-        while len(workers_of(server)) < 2:
-            assert time.monotonic() < deadline
-        assert victim.pid not in {worker.pid for worker in workers_of(server)}
-        assert server.process.poll() is None
+    deadline = time.monotonic() + WAIT_S
+    while len(workers_of(server)) < 2:
+        assert time.monotonic() < deadline
+    assert victim.pid not in {worker.pid for worker in workers_of(server)}
+    assert server.process.poll() is None
 
 
 def test_an_index_that_cannot_be_opened_ends_the_server(

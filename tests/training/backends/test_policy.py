@@ -358,7 +358,7 @@ def trained_weights(policy: Policy) -> torch.Tensor:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sampler_that_still_serves_the_start_model_is_found_at_the_published_learning_rate(
     policy_folder: Path, config: RlConfig
 ) -> None:

@@ -1,5 +1,6 @@
 """Real processes that hang, die and are killed under the watchdog."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -19,10 +20,10 @@ Watch = Callable[..., None]
 
 @pytest.fixture
 def watch_child(tmp_path: Path) -> Watch:
-    """Watch a child of three steps with faults; only phases named in ``limits`` have a short limit."""
+    """Watch a child of some steps with faults; only phases named in ``limits`` have a short limit."""
 
-    def run(faults: list[Fault], restarts: int = 3, **limits: float) -> None:
-        settings = {"folder": str(tmp_path), "steps": 3, "faults": faults}
+    def run(faults: list[Fault], restarts: int = 3, steps: int = 3, **limits: float) -> None:
+        settings = {"folder": str(tmp_path), "steps": steps, "faults": faults}
         config = {"start_s": 60, "rollout_s": 60, "update_s": 60, "restarts": restarts, **limits}
         watch(
             "rl@tiny", CHILD, json.dumps(settings), WatchdogConfig.model_validate(config), tmp_path
@@ -56,35 +57,33 @@ def test_a_phase_that_hangs_ends_with_all_that_it_started_and_the_next_child_con
         assert part in warning
 
 
+PROBLEMS = {
+    "be killed": "the process was killed by SIGKILL, as the system does when memory is full",
+    "exit": "the process ended with exit status 7.",
+    "diverge": "the update was not applied: its loss is nan.",
+    "lose a worker": "veRL's trainer ended with exit code 1.",
+    "lose a server": "the policy's server does not answer at http://127.0.0.1:9/health; it did at ",
+    "CUDA out of memory. Tried to allocate 2.00 GiB.": (
+        "The GPU's memory is full: lower rl.max_sequence_tokens"
+    ),
+    "Child process was killed by signal 9": (
+        "The process that trains and serves the policy has ended"
+    ),
+}
+"""What a child can die of, and how that is named."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "problem"),
-    [
-        ("be killed", "the process was killed by SIGKILL, as the system does when memory is full"),
-        ("exit", "the process ended with exit status 7."),
-        ("diverge", "the update was not applied: its loss is nan."),
-        ("lose a worker", "veRL's trainer ended with exit code 1."),
-        (
-            "lose a server",
-            "the policy's server does not answer at http://127.0.0.1:9/health; it did at ",
-        ),
-        (
-            "CUDA out of memory. Tried to allocate 2.00 GiB.",
-            "The GPU's memory is full: lower rl.max_sequence_tokens",
-        ),
-        (
-            "Child process was killed by signal 9",
-            "The process that trains and serves the policy has ended",
-        ),
-    ],
-)
 def test_what_dies_is_started_again_and_named(
-    watch_child: Watch, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str, problem: str
+    watch_child: Watch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watch_child([(1, "roll out", fault), (3, "update", fault)])
-    assert steps(tmp_path) == ["1", "2", "3"]
-    assert f"step 1, phase 'roll out': {problem}" in caplog.text
-    assert f"step 3, phase 'update': {problem}" in caplog.text
+    """A child dies at each step, in one phase or the other, until it has died of everything."""
+    phases = itertools.cycle(["roll out", "update"])
+    places = list(zip(itertools.count(1), phases, PROBLEMS, strict=False))
+    watch_child(places, steps=len(places))
+    assert steps(tmp_path) == [str(step) for step, *_ in places]
+    for (step, phase, fault), message in zip(places, caplog.messages, strict=True):
+        assert f"step {step}, phase '{phase}': {PROBLEMS[fault]}" in message
 
 
 @pytest.mark.slow
