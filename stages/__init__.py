@@ -1,6 +1,7 @@
 """One thin file per stage of dvc.yaml: params section -> frozen config -> one library call."""
 
 import os
+import sys
 
 import stages.environment  # noqa: F401  for an interpreter that has no hook, as those of .venvs
 
@@ -14,3 +15,10 @@ for _name, _value in {
     "LOG_LEVEL": "ERROR",
 }.items():
     os.environ.setdefault(_name, _value)
+
+# They train or merge with transformers in a process of their own. Other stages call some of these
+# modules, or load libraries of GPU machines that do.
+if {"stages.prepare_model", "stages.merge"} & set(sys.orig_argv[:4]):
+    from deepsearch_rl.core.left_out import UNUSED, leave_out
+
+    leave_out(UNUSED)

@@ -5,8 +5,9 @@ import pytest
 
 LOAD = """
 import sys
-from deepsearch_rl.serving.chat_process import leave_out_compiler, leave_out_unused
-leave_out_unused()
+from deepsearch_rl.core.left_out import UNUSED, leave_out
+from deepsearch_rl.serving.chat_process import UNUSED_HERE, leave_out_compiler
+leave_out((*UNUSED, *UNUSED_HERE))
 leave_out_compiler()
 import deepsearch_rl.serving.chat_server
 print(*(name for name, module in sys.modules.items() if module is not None))

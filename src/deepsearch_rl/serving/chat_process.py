@@ -13,35 +13,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-# Who loads it and for what; each takes a module that is None for one that is not installed.
-UNUSED = (
-    # transformers, for assisted generation; pandas comes with it
-    "sklearn",
-    # transformers, for losses of object detection
-    "scipy",
+from deepsearch_rl.core.left_out import UNUSED, leave_out
+
+# Further ones beside those of every process that loads transformers
+UNUSED_HERE = (
     # transformers, for images in conversations
     "PIL",
-    # accelerate, for SageMaker
-    "boto3",
-    # torch.fx, for drawings of graphs
-    "pydot",
-    # httpx, for its command line, with rich and pygments
-    "httpx._main",
-    # httpcore, for HTTP/2, and beside asyncio
-    "h2",
-    "trio",
     # fastapi, for addresses in requests
     "email_validator",
     # uvicorn, to reload changed sources
     "watchfiles",
 )
-
-
-def leave_out_unused() -> None:
-    """Have this process load no module of :data:`UNUSED`."""
-    for module in UNUSED:
-        # Python's own way to say that a module cannot be imported, which typeshed does not know
-        sys.modules[module] = None  # pyright: ignore[reportArgumentType]
 
 
 def leave_out_compiler() -> None:
@@ -75,7 +57,7 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 def main() -> None:
     """Serve a model folder, with an adapter added to its weights, on the inherited socket until told to stop."""
     descriptor, folder, name, slots, context_tokens, *adapters = sys.argv[1:]
-    leave_out_unused()
+    leave_out((*UNUSED, *UNUSED_HERE))
     # PEFT asks of every weight whether it is sharded
     if not adapters:
         leave_out_compiler()
