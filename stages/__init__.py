@@ -16,9 +16,10 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 
-# They train or merge with transformers in a process of their own. Other stages call some of these
-# modules, or load libraries of GPU machines that do.
-if {"stages.prepare_model", "stages.merge"} & set(sys.orig_argv[:4]):
+# They have transformers, or NLTK for IFEval, in a process of their own. Other stages call some of
+# these modules, or load libraries of GPU machines that do.
+WITHOUT_UNUSED = ("stages.prepare_model", "stages.merge", "stages.ifeval")
+if not set(WITHOUT_UNUSED).isdisjoint(sys.orig_argv):
     from deepsearch_rl.core.left_out import UNUSED, leave_out
 
     leave_out(UNUSED)

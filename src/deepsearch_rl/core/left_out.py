@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Iterable
 
-# Who loads it and for what, in a process that loads transformers; each takes a module that is None
-# for one that is not installed.
+# Who loads it and for what, in a process that loads transformers or NLTK; each takes a module that
+# is None for one that is not installed.
 UNUSED = (
-    # transformers, for assisted generation; pandas comes with it
+    # transformers, for assisted generation, and NLTK, for classifiers; pandas comes with it
     "sklearn",
-    # transformers, for losses of object detection
+    # transformers, for losses of object detection, and NLTK, for measures of association
     "scipy",
     # accelerate, for SageMaker
     "boto3",
