@@ -1,6 +1,7 @@
 """One thin file per stage of dvc.yaml: params section -> frozen config -> one library call."""
 
 import os
+import sys
 
 import stages.environment  # noqa: F401  for an interpreter that has no hook, as those of .venvs
 
@@ -14,3 +15,11 @@ for _name, _value in {
     "LOG_LEVEL": "ERROR",
 }.items():
     os.environ.setdefault(_name, _value)
+
+# They have transformers, or NLTK for IFEval, in a process of their own. Other stages call some of
+# these modules, or load libraries of GPU machines that do.
+WITHOUT_UNUSED = ("stages.prepare_model", "stages.merge", "stages.ifeval")
+if not set(WITHOUT_UNUSED).isdisjoint(sys.orig_argv):
+    from deepsearch_rl.core.left_out import UNUSED, leave_out
+
+    leave_out(UNUSED)

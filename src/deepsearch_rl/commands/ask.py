@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -48,17 +49,20 @@ def ask(
     record = Question(id="ask", question=question, golden_answers=("",))
 
     with ExitStack() as servers:
-        # The model takes longest to load. The index, and then the agent's libraries, load beside it.
+        # The model takes longest to load. The index, and the agent's libraries, load beside it.
         wait_for_model = servers.enter_context(start_model(model, serving))
-        from deepsearch_rl.search_server.launch import serve_index  # noqa: PLC0415 - FAISS
+        from deepsearch_rl.search_server.launch import start_index  # noqa: PLC0415 - FAISS
         from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415
 
         setting = RolloutSetting.of(settings, dataset)
-        url = retrieval_url or servers.enter_context(
-            serve_index(setting.index, setting.chunks, setting.retrieval)
-        )
+        if retrieval_url is None:
+            starting = start_index(setting.index, setting.chunks, setting.retrieval)
+            wait_for_index = servers.enter_context(starting)
+        else:
+            wait_for_index = partial(str, retrieval_url)
         from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - takes two seconds
 
+        url = wait_for_index()
         endpoint = wait_for_model()
         if request:
             endpoint = replace(endpoint, options=endpoint.options.changed(request))

@@ -15,23 +15,21 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import uvicorn
+from typing import TYPE_CHECKING, Any
 
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError
-from deepsearch_rl.core.processes import LOOPBACK, running_server
+from deepsearch_rl.core.processes import LOOPBACK, starting_server
 from deepsearch_rl.core.redaction import read_key
 from deepsearch_rl.search_server.config import RetrievalConfig, ServerConfig
-from deepsearch_rl.search_server.connections import (
-    RECEIVE_BYTES,
-    ConnectionLimit,
-    LimitedConnection,
-)
 from deepsearch_rl.search_server.requests import Guard, is_loopback
-from deepsearch_rl.search_server.service import RetrievalApp, open_engine
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from deepsearch_rl.search_server.connections import ConnectionLimit
+    from deepsearch_rl.search_server.service import RetrievalApp
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,10 +60,31 @@ def serve_index(
 ) -> Iterator[str]:
     """Serve an index from its own process and yield the base URL (MCP is at URL + "/mcp").
 
+    The arguments are those of :func:`start_index`. Raises as that and the function that it yields.
+    """
+    starting = start_index(
+        index_dir, chunks_path, config, host=host, port=port, token_variable=token_variable
+    )
+    with starting as wait_for_index:
+        yield wait_for_index()
+
+
+@contextlib.contextmanager
+def start_index(
+    index_dir: Path,
+    chunks_path: Path,
+    config: RetrievalConfig,
+    *,
+    host: str = LOOPBACK,
+    port: int = 0,
+    token_variable: str | None = None,
+) -> Iterator[Callable[[], str]]:
+    """Start what :func:`serve_index` serves, and yield a function that waits until it answers and returns the base URL.
+
     It is on a free loopback port where no address is given. Clients have to send the token that the
-    environment variable ``token_variable`` holds. Raise EndpointError where the server does not
-    come up in time, ConfigError for an address that cannot be had or a token that is not set; the
-    server also stops when this process is killed.
+    environment variable ``token_variable`` holds. Raise ConfigError for an address that cannot be
+    had or a token that is not set; the function raises EndpointError where the server does not come
+    up in time. The server also stops when this process is killed.
     """
     if token_variable is not None:
         read_key(token_variable, "the retrieval server")
@@ -89,17 +108,17 @@ def serve_index(
         ]
         name = "the retrieval server"
         settings = server.model_dump_json()
+        starting = starting_server(
+            name, command, url, "/healthz", settings=settings, listener=listener
+        )
 
-        with running_server(
-            name,
-            command,
-            url,
-            "/healthz",
-            config.startup_timeout_s,
-            settings=settings,
-            listener=listener,
-        ):
-            yield url
+        with starting as process:
+
+            def wait_for_index() -> str:
+                process.wait_until_healthy(config.startup_timeout_s)
+                return url
+
+            yield wait_for_index
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -170,6 +189,12 @@ def serve(config: ServerConfig, listener: socket.socket, ready: int | None = Non
     This process's number is written to the descriptor ``ready``, and that is closed, once the index
     is open.
     """
+    # A second of libraries that who starts a server does without
+    import uvicorn  # noqa: PLC0415
+
+    from deepsearch_rl.search_server.connections import RECEIVE_BYTES, ConnectionLimit  # noqa: PLC0415
+    from deepsearch_rl.search_server.service import RetrievalApp, open_engine  # noqa: PLC0415
+
     token = None
     if config.token_variable is not None:
         token = read_key(config.token_variable, "this server").encode()
@@ -219,7 +244,11 @@ def _raise_open_files() -> int:
     return open_files
 
 
-def _uvicorn_config(app: RetrievalApp, limit: ConnectionLimit) -> uvicorn.Config:
+def _uvicorn_config(app: "RetrievalApp", limit: "ConnectionLimit") -> "uvicorn.Config":
+    import uvicorn  # noqa: PLC0415 - of the server alone
+
+    from deepsearch_rl.search_server.connections import LimitedConnection  # noqa: PLC0415
+
     connection: Any = functools.partial(LimitedConnection, limit=limit)
     return uvicorn.Config(
         app,

@@ -8,29 +8,59 @@ they are installed. Those that this process never calls are left out here.
 
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
 
-# Who loads it and for what; each takes a module that is None for one that is not installed.
-UNUSED = (
-    # transformers, for assisted generation; pandas and half of SciPy come with it
-    "sklearn",
-    # accelerate, for SageMaker
-    "boto3",
-    # torch.fx, for drawings of graphs
-    "pydot",
-    # httpcore, beside asyncio
-    "trio",
+from deepsearch_rl.core.left_out import UNUSED, leave_out
+
+# Further ones beside those of every process that loads transformers
+UNUSED_HERE = (
+    # transformers, for images in conversations
+    "PIL",
+    # fastapi, for addresses in requests
+    "email_validator",
     # uvicorn, to reload changed sources
     "watchfiles",
 )
 
 
+def leave_out_compiler() -> None:
+    """Have this process load neither torch's compiler nor its sharded tensors, and so no SymPy.
+
+    transformers loads both wherever torch is. The process compiles no model and has whole tensors,
+    so what marks functions for the compiler leaves them as they are.
+    """
+    _stand_in("torch._dynamo", allow_in_graph=_unmarked, disable=_unmarked)
+    _stand_in("torch._dynamo._trace_wrapped_higher_order_op", TransformGetItemToIndex=_refuse)
+    _stand_in("torch.distributed.tensor")
+
+
+def _stand_in(name: str, **functions: Callable[..., Any]) -> None:
+    """Put a module with these functions alone in the place of a library's."""
+    module = ModuleType(name)
+    for function_name, function in functions.items():
+        setattr(module, function_name, function)
+    sys.modules[name] = module
+
+
+def _unmarked(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Callable[..., Any]:
+    """Return a function as it is, also as a decorator with options."""
+    return _unmarked if function is None else function
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError(f"the CPU model server is without torch's compiler ({__file__})")
+
+
 def main() -> None:
     """Serve a model folder, with an adapter added to its weights, on the inherited socket until told to stop."""
     descriptor, folder, name, slots, context_tokens, *adapters = sys.argv[1:]
-    for module in UNUSED:
-        # Python's own way to say that a module cannot be imported, which typeshed does not know
-        sys.modules[module] = None  # pyright: ignore[reportArgumentType]
+    leave_out((*UNUSED, *UNUSED_HERE))
+    # PEFT asks of every weight whether it is sharded
+    if not adapters:
+        leave_out_compiler()
 
     from deepsearch_rl.serving.chat_server import serve_folder  # noqa: PLC0415 - loads those libraries
 
