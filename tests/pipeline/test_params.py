@@ -51,6 +51,15 @@ def project(generated_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     return tmp_path
 
 
+@pytest.fixture
+def small_project(project: Path) -> Path:
+    """A project with the profiles tiny and smoke alone, since each file takes a moment to generate."""
+    for folder in (project / "profiles").iterdir():
+        if folder.is_dir() and folder.name != "smoke":
+            shutil.rmtree(folder)
+    return project
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PROFILES, ids=name_of)
 def test_params_are_generated(path: Path) -> None:
@@ -148,8 +157,10 @@ def test_a_changed_preset_reaches_every_params_file(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_value_that_was_edited_in_params_is_named_and_not_overwritten(project: Path) -> None:
-    path = project / "profiles/smoke/params.yaml"
+def test_a_value_that_was_edited_in_params_is_named_and_not_overwritten(
+    small_project: Path,
+) -> None:
+    path = small_project / "profiles/smoke/params.yaml"
     path.write_text(path.read_text().replace("missing: 0.12", "missing: 0.2"))
     with pytest.raises(
         ConfigError,
@@ -162,8 +173,9 @@ def test_a_value_that_was_edited_in_params_is_named_and_not_overwritten(project:
 
 
 @pytest.mark.slow
-def test_an_edited_value_may_move_into_the_profile(project: Path) -> None:
-    path, source = project / "profiles/smoke/params.yaml", project / "profiles/smoke/profile.yaml"
+def test_an_edited_value_may_move_into_the_profile(small_project: Path) -> None:
+    path = small_project / "profiles/smoke/params.yaml"
+    source = small_project / "profiles/smoke/profile.yaml"
     path.write_text(path.read_text().replace("missing: 0.12", "missing: 0.2"))
     source.write_text(source.read_text().replace("  world:\n", "  world:\n    missing: 0.2\n"))
     write_params(force=False)
