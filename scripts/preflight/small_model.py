@@ -27,9 +27,9 @@ from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Message, Trajectory
 from deepsearch_rl.training.pretrain.model import build_model, world_tokenizer
+from deepsearch_rl.training.pretrain.muon import Muon
 from deepsearch_rl.training.pretrain.prepare import DESCRIPTIONS, PrepareModelConfig, snapshot
 from deepsearch_rl.training.pretrain.pretraining import (
-    Muon,
     TrainingExample,
     backward_in_threads,
     batches,

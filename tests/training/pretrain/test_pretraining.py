@@ -10,16 +10,15 @@ from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.training.pretrain.articles import Turn
 from deepsearch_rl.training.pretrain.documents import GIVEN
 from deepsearch_rl.training.pretrain.model import build_model
+from deepsearch_rl.training.pretrain.muon import Muon, orthogonalise
 from deepsearch_rl.training.pretrain.pretraining import (
     IGNORED,
-    Muon,
     PretrainConfig,
     TrainingExample,
     backward_in_threads,
     batch_parts,
     batches,
     encode,
-    orthogonalise,
     pretrain,
     require_finite_step,
 )
