@@ -16,9 +16,9 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 
-# They have transformers, or NLTK for IFEval, in a process of their own. Other stages call some of
-# these modules, or load libraries of GPU machines that do.
-WITHOUT_UNUSED = ("stages.prepare_model", "stages.merge", "stages.ifeval")
+# They load transformers, or NLTK for IFEval, and call none of the modules. Other stages call some of
+# them, or load libraries of GPU machines that do.
+WITHOUT_UNUSED = ("stages.prepare_model", "stages.ifeval")
 if not set(WITHOUT_UNUSED).isdisjoint(sys.orig_argv):
     from deepsearch_rl.core.left_out import UNUSED, leave_out
 

@@ -68,7 +68,7 @@ def child_lines(
     begin: str = '{"name',
     **variables: str,
 ) -> list[dict[str, Any]]:
-    """Run a trainer's Python to its end; return its lines that begin like a JSON object with a name, or as ``begin``.
+    """Run a trainer's Python to its end; return the lines of its output that start with ``begin``, read as JSON.
 
     Its modules come from ``paths`` first. It has no GPU, one thread, and no connection to the hub;
     ``variables`` are its further environment variables.

@@ -91,20 +91,21 @@ def test_both_servers_are_started_with_the_login_where_other_machines_reach_them
     def mlflow(host: str) -> AbstractContextManager[object]:
         return nullcontext(start_mlflow(ProcessGuard(), free_port(), host))
 
-    asking = start_of(EVERYWHERE, prefect_api)
-    assert f"prefect server start --host {EVERYWHERE}" in asking.command
-    assert asking.environment["PREFECT_SERVER_API_AUTH_STRING"] == ":".join(LOGIN)
+    prefect_start = start_of(EVERYWHERE, prefect_api)
+    assert f"prefect server start --host {EVERYWHERE}" in prefect_start.command
+    assert prefect_start.environment["PREFECT_SERVER_API_AUTH_STRING"] == ":".join(LOGIN)
     assert "PREFECT_SERVER_API_AUTH_STRING" not in start_of(LOOPBACK, prefect_api).environment
 
-    asking = start_of(EVERYWHERE, mlflow)
-    assert "--app-name basic-auth" in asking.command
-    assert f"--host {EVERYWHERE}" in asking.command
-    assert asking.environment["MLFLOW_AUTH_ADMIN_PASSWORD"] == LOGIN[1]
-    config = Path(asking.environment["MLFLOW_AUTH_CONFIG_PATH"])
+    mlflow_start = start_of(EVERYWHERE, mlflow)
+    assert "--app-name basic-auth" in mlflow_start.command
+    assert f"--host {EVERYWHERE}" in mlflow_start.command
+    assert mlflow_start.environment["MLFLOW_AUTH_ADMIN_PASSWORD"] == LOGIN[1]
+    config = Path(mlflow_start.environment["MLFLOW_AUTH_CONFIG_PATH"])
     assert f"admin_username = {LOGIN[0]}\n" in config.read_text()
     assert "basic-auth" not in start_of(LOOPBACK, mlflow).command
 
-    assert LOGIN[1] not in asking.command, "everybody on the machine can read it"
+    for start in (prefect_start, mlflow_start):
+        assert LOGIN[1] not in start.command, "everybody on the machine can read it"
     assert not has_password(home)
 
 

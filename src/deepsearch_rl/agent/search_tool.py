@@ -45,7 +45,7 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN, bearer
 from deepsearch_rl.core.retries import retry
-from deepsearch_rl.endpoints.pools import TurnsOfPools
+from deepsearch_rl.endpoints.pools import SpreadPools
 from deepsearch_rl.endpoints.timing import timed
 from deepsearch_rl.search_server.requests import MAX_QUERY_CHARS
 
@@ -229,16 +229,17 @@ class _ErrorsAsResponses(httpx2.AsyncBaseTransport):
         certificates = httpx2.create_ssl_context()
         # ``agent.concurrency`` and the calls of one turn limit the searches at once
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        self._turns = TurnsOfPools(
+        self._spread = SpreadPools(
             lambda: httpx2.AsyncHTTPTransport(verify=certificates, limits=limits)
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; the response to a call is read whole, because a connection may break in the middle of it."""
         try:
-            response = await self._turns.next().handle_async_request(request)
-            if request.method == "POST":
-                await response.aread()
+            with self._spread.choose() as pool:
+                response = await pool.handle_async_request(request)
+                if request.method == "POST":
+                    await response.aread()
         except httpx2.TransportError as error:
             self.problem = f"{type(error).__name__}: {error}"
             return httpx2.Response(503, text=self.problem)
@@ -250,5 +251,5 @@ class _ErrorsAsResponses(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for pool in self._turns.pools:
+        for pool in self._spread.pools:
             await pool.aclose()

@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -55,11 +54,12 @@ def ask(
         from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415
 
         setting = RolloutSetting.of(settings, dataset)
-        if retrieval_url is None:
+        wait_for_index: Callable[[], str]
+        if not retrieval_url:
             starting = start_index(setting.index, setting.chunks, setting.retrieval)
             wait_for_index = servers.enter_context(starting)
         else:
-            wait_for_index = partial(str, retrieval_url)
+            wait_for_index = lambda: retrieval_url  # noqa: E731 - as short as a constant can be
         from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - takes two seconds
 
         url = wait_for_index()

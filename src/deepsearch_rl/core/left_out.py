@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Iterable
 
-# Who loads it and for what, in a process that loads transformers or NLTK; each takes a module that
-# is None for one that is not installed.
+# Each with the library that loads it and what for, in a process that loads transformers or NLTK.
+# These libraries take a module that is None for one that is not installed.
 UNUSED = (
     # transformers, for assisted generation, and NLTK, for classifiers; pandas comes with it
     "sklearn",
@@ -16,8 +16,9 @@ UNUSED = (
     "pydot",
     # httpx, for its command line, with rich and pygments
     "httpx._main",
-    # httpcore, for HTTP/2, and beside asyncio
+    # httpcore, for HTTP/2
     "h2",
+    # httpcore, in place of asyncio
     "trio",
 )
 

@@ -3,55 +3,75 @@
 A connection pool of httpx looks through its idle connections at the beginning and at the end of
 every request, and for each idle one through all of them (httpcore 1.0.9,
 ``_assign_requests_to_connections``). With 64 rollouts at once that is a tenth of the agent's CPU
-time. Sixteen pools of four connections look at a handful.
+time. httpx2, which searches use, looks through them once, but asks the system about the socket of
+every idle one. So connections are spread over pools of a few.
 """
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 from urllib.request import getproxies
 
 import httpx
 
 POOLS = 16
-Pool = TypeVar("Pool")
+# A pool takes so many requests at once before the next one is used
+REQUESTS_PER_POOL = 4
+PoolT = TypeVar("PoolT")
 
 
-class TurnsOfPools(Generic[Pool]):
-    """Equal connection pools, which requests take in turn."""
+class SpreadPools(Generic[PoolT]):
+    """Equal connection pools: few requests at once share the first, many are spread over all."""
 
-    def __init__(self, open_pool: Callable[[], Pool]) -> None:
+    def __init__(self, open_pool: Callable[[], PoolT]) -> None:
         self.pools = [open_pool() for _ in range(POOLS)]
-        self._turns = itertools.cycle(self.pools)
+        self._running = [0] * POOLS
 
-    def next(self) -> Pool:
-        """Return the pool of the next request."""
-        return next(self._turns)
+    @contextmanager
+    def choose(self) -> Iterator[PoolT]:
+        """Yield the pool for a request that runs until the end of the block.
+
+        It is the first one with room, so that connections are used again before they expire; where
+        none has room, the one with the fewest requests.
+        """
+        room = (place for place, running in enumerate(self._running) if running < REQUESTS_PER_POOL)
+        place = next(room, self._running.index(min(self._running)))
+        self._running[place] += 1
+
+        try:
+            yield self.pools[place]
+        finally:
+            self._running[place] -= 1
 
 
 class SpreadTransport(httpx.AsyncBaseTransport):
-    """Sends requests over several connection pools in turn."""
+    """Sends requests over several connection pools."""
 
     def __init__(self) -> None:
         # Read once: it holds the certificates of all authorities
         certificates = httpx.create_ssl_context()
         # The caller limits how many requests there are at once
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._turns = TurnsOfPools(
+        self._spread = SpreadPools(
             lambda: httpx.AsyncHTTPTransport(verify=certificates, limits=limits)
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request over the next pool."""
-        return await self._turns.next().handle_async_request(request)
+        """Send a request and return the response, whose body may still be on its way."""
+        with self._spread.choose() as pool:
+            return await pool.handle_async_request(request)
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for pool in self._turns.pools:
+        for pool in self._spread.pools:
             await pool.aclose()
 
 
 def spread_transport() -> SpreadTransport | None:
-    """Return a transport over several pools; None where the environment names a proxy, which httpx then asks."""
+    """Return a transport over several pools.
+
+    Return None where the environment names a proxy: httpx's own transport then decides, by
+    NO_PROXY, which hosts are asked through it.
+    """
     is_proxied = {"http", "https", "all"} & getproxies().keys()
     return None if is_proxied else SpreadTransport()

@@ -8,5 +8,5 @@ RetrieverName = Literal["bm25", "dense", "hybrid"]
 IndexHalf = Literal["bm25", "dense"]
 # The kinds of a vector index that can be built
 VectorsKind = Literal["flat", "ivf_flat", "ivf_pq", "ivf_pq_refine", "hnsw"]
-# Where vectors are made and searched
+# Where the models of retrieval compute, and where vectors are searched
 Device = Literal["cpu", "cuda"]

@@ -1,6 +1,6 @@
 """The retrieval server process: ``deepsearch retrieve serve``, and what the graph's stages start while they need it.
 
-    python -m deepsearch_rl.search_server.launch SOCKET [READY]     (started by serve_index, and for each worker)
+    python -m deepsearch_rl.search_server.launch SOCKET [READY]     (started by start_index, and for each worker)
 
 It stops on SIGTERM or SIGINT: running requests are answered, new connections are refused.
 """
@@ -60,7 +60,7 @@ def serve_index(
 ) -> Iterator[str]:
     """Serve an index from its own process and yield the base URL (MCP is at URL + "/mcp").
 
-    The arguments are those of :func:`start_index`. Raises as that and the function that it yields.
+    Arguments and errors are those of :func:`start_index` and of the function that it yields.
     """
     starting = start_index(
         index_dir, chunks_path, config, host=host, port=port, token_variable=token_variable
@@ -79,7 +79,7 @@ def start_index(
     port: int = 0,
     token_variable: str | None = None,
 ) -> Iterator[Callable[[], str]]:
-    """Start what :func:`serve_index` serves, and yield a function that waits until it answers and returns the base URL.
+    """Start the server of an index; yield a function that waits until it answers and returns the base URL.
 
     It is on a free loopback port where no address is given. Clients have to send the token that the
     environment variable ``token_variable`` holds. Raise ConfigError for an address that cannot be
@@ -189,7 +189,7 @@ def serve(config: ServerConfig, listener: socket.socket, ready: int | None = Non
     This process's number is written to the descriptor ``ready``, and that is closed, once the index
     is open.
     """
-    # A second of libraries that who starts a server does without
+    # They take a second to load, and the process that starts a server needs none of them
     import uvicorn  # noqa: PLC0415
 
     from deepsearch_rl.search_server.connections import RECEIVE_BYTES, ConnectionLimit  # noqa: PLC0415

@@ -27,7 +27,7 @@ UNUSED_HERE = (
 
 
 def leave_out_compiler() -> None:
-    """Have this process load neither torch's compiler nor its sharded tensors, and so no SymPy.
+    """Have this process load neither torch's compiler nor its sharded tensors.
 
     transformers loads both wherever torch is. The process compiles no model and has whole tensors,
     so what marks functions for the compiler leaves them as they are.

@@ -77,7 +77,7 @@ PROBLEMS = {
 def test_what_dies_is_started_again_and_named(
     watch_child: Watch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A child dies at each step, in one phase or the other, until it has died of everything."""
+    """A child dies at each step, in the two phases by turns, until it has died of everything once."""
     phases = itertools.cycle(["roll out", "update"])
     places = list(zip(itertools.count(1), phases, PROBLEMS, strict=False))
     watch_child(places, steps=len(places))

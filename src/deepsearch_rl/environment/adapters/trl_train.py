@@ -1,6 +1,7 @@
 """TRL's training as a command, with `GRPOConfig`'s own options (:mod:`deepsearch_rl.environment.adapters.trl`)."""
 
 import importlib
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,8 +35,9 @@ def main() -> None:
     url = arguments.retrieval_url
     connect = partial(open_environment, arguments.params, model=model, retrieval_url=url)
 
-    with exit_on_error(), BlockingEnvironment(connect) as environment:
+    with exit_on_error(), ExitStack() as opened:
         questions = list(read_jsonl(arguments.questions, Question))
+        environment = opened.enter_context(BlockingEnvironment(connect))
         search = TrlSearch(environment, questions)
         trainer = trl.GRPOTrainer(
             model=str(model),

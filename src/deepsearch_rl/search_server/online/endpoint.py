@@ -336,7 +336,7 @@ class SearchEndpoint:
         return self._parsed(response, redact(body.decode(errors="replace"), [self._key]))
 
     def _parsed(self, response: httpx.Response, text: str) -> JsonValue:
-        """Return the parsed body of a success; raise :meth:`_failure` for every other answer."""
+        """Return the parsed body of a success; raise EndpointError where it is no JSON, and :meth:`_failure` else."""
         start = " ".join(text.split())[:ERROR_CHARS]
         if not response.is_success:
             raise self._failure(response, text, start)
@@ -348,18 +348,18 @@ class SearchEndpoint:
             raise self.error(f"it answered with {kind}: {start!r}.") from error
 
     def _failure(self, response: httpx.Response, text: str, start: str) -> Exception:
-        """Return the error of an answer without success, of whose ``text`` errors quote the ``start``."""
+        """Return the error for an answer that is no success; ``text`` is its body, ``start`` what errors quote."""
         status = response.status_code
         quoted = f"status {status}" + (f", {start!r}" if start else "")
 
         # Too many requests: a wait helps, unless a quota is spent
-        is_refused = status == httpx.codes.TOO_MANY_REQUESTS
-        full = no_capacity(f"{quoted}.", response.headers, text) if is_refused else None
+        is_too_many = status == httpx.codes.TOO_MANY_REQUESTS
+        full = no_capacity(f"{quoted}.", response.headers, text) if is_too_many else None
         if full is not None and full.wait_s is None:
             return full
         if full is not None:
             return _TryAgainError(f"{quoted}.", full.wait_s, about_query=False)
-        if is_refused or is_out_of_money(text):
+        if is_too_many or is_out_of_money(text):
             problem = f"{quoted}; its quota or its money is out: raise the plan, or wait until it begins anew."
             return EndpointDownError(self._message(problem))
 

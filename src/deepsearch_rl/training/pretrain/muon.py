@@ -39,23 +39,27 @@ def orthogonalise(matrices_NRC: Tensor) -> Tensor:
 class _LayerMatrices:
     """The N matrices of one shape, R by C, in one layer: their momentum, and their update while it is computed."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], pool: Executor) -> None:
         self.parameters = parameters
+        self._pool = pool
+        self._lock = Lock()
         # One stack: a batched product is faster than many small ones
         self._momentum_NRC = torch.stack([torch.zeros_like(weight) for weight in parameters])
         self._awaited = 0
         self._update: Future[Tensor] | None = None
+        for weight in parameters:
+            weight.register_post_accumulate_grad_hook(self._arrived)
 
     def expect(self, backward_passes: int) -> None:
         """Say how many backward passes add up to the next gradients."""
         self._awaited = backward_passes * len(self.parameters)
 
-    def arrived(self, pool: Executor, lock: Lock) -> None:
+    def _arrived(self, _: Tensor) -> None:
         """Count a gradient that a backward pass has added; after the last one, have the update computed."""
-        with lock:
+        with self._lock:
             self._awaited -= 1
             if self._awaited == 0:
-                self._update = pool.submit(self._direction)
+                self._update = self._pool.submit(self._direction)
 
     @torch.no_grad()
     def _direction(self) -> Tensor:
@@ -79,29 +83,22 @@ class _LayerMatrices:
 class Muon:
     """Optimizer of weight matrices by orthogonalised (Nesterov) momentum.
 
-    The last layers' gradients are complete first. Their update is computed in a thread of the pool
-    while the backward pass goes on to the layers before them.
+    The last layers' gradients are complete first. A thread of the pool that has no backward pass
+    computes their update while another goes on to the layers before them. Where no thread is free,
+    the update is computed afterwards.
     """
 
     def __init__(self, matrices: Sequence[tuple[str, torch.nn.Parameter]], pool: Executor) -> None:
-        lock = Lock()
         by_layer: dict[tuple[str, tuple[int, ...]], list[torch.nn.Parameter]] = defaultdict(list)
         for name, weight in matrices:
             layer = _LAYER.search(name)
             assert layer is not None, f"{name} is a matrix outside the layers"
             by_layer[layer.group(), tuple(weight.shape)].append(weight)
 
-        self._groups: list[_LayerMatrices] = []
-        for weights in by_layer.values():
-            group = _LayerMatrices(weights)
-            self._groups.append(group)
-            for weight in weights:
-                weight.register_post_accumulate_grad_hook(
-                    lambda _, group=group: group.arrived(pool, lock)
-                )
+        self._groups = [_LayerMatrices(weights, pool) for weights in by_layer.values()]
 
     def expect(self, backward_passes: int) -> None:
-        """Say how many backward passes add up to the gradients of the next step; call it before the first."""
+        """Say how many backward passes add up to the gradients of the next step; call it before these passes."""
         for group in self._groups:
             group.expect(backward_passes)
 

@@ -53,8 +53,8 @@ _LOG = logging.getLogger(__name__)
 CANDIDATES = "candidates.json"
 MANIFEST = "manifest.json"
 REFLECTIONS = "reflections.jsonl"
-# ANSWER_REWARDS do not look at it, and an own reward counts characters for tokens
-_UNREAD_TEXT = PolicyText(
+# No tokenizer is here: a reward of the user's own counts characters. ANSWER_REWARDS do not read it.
+_CHARACTERS_AS_TOKENS = PolicyText(
     count_tokens=len, think_length=ThinkLength(min_tokens=0, full_score_tokens=0, max_tokens=1)
 )
 # GEPA's name of the text that changes
@@ -145,7 +145,7 @@ def optimize_prompt(
     setting = task.setting
     train = read_questions(setting.split("train"), config.questions.train)
     dev = read_questions(setting.split("dev"), config.questions.dev)
-    require_scores(config.rewards, train[0], _UNREAD_TEXT)
+    require_scores(config.rewards, train[0], _CHARACTERS_AS_TOKENS)
     reflector = open_endpoint(config.reflection.endpoint)
     with serve_model(task.folder, task.serving) as endpoint:
         folder = scratch / _models_digest(task, endpoint, reflector)[:16]
@@ -276,7 +276,7 @@ class _Rollouts:
         # GEPA may draw a question twice into a batch; it is answered once
         for question in batch:
             trajectory = by_id[question.id]
-            parts = reward_parts(self.config.rewards, trajectory, question, _UNREAD_TEXT)
+            parts = reward_parts(self.config.rewards, trajectory, question, _CHARACTERS_AS_TOKENS)
             trajectories.append(trajectory)
             rewards.append(sum(parts.values()))
 
