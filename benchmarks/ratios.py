@@ -38,6 +38,7 @@ import torch
 import uvloop
 
 from benchmarks import data, sparse
+from benchmarks.arithmetic_limit import arithmetic_limit
 from benchmarks.measure import fill_section, in_turn, markdown_table, parse_options, timed
 from benchmarks.servers import (
     Load,
@@ -69,6 +70,8 @@ ALL_CELLS = (*CELLS, (1, 128), (1, 512), (64, 64))
 
 # A load lasts at least until a server of this rate has answered every client once
 SLOW_QUERIES_PER_S = 150
+
+QUERIES = 40_000
 
 # Options of the servers: no answer comes from the cache
 SERVED = ["--top-k", str(TOP_K), "--cache-entries", "0"]
@@ -191,6 +194,7 @@ def server(
 ) -> Iterator[tuple[str, Ratio]]:
     """Compare the servers: their CPU time on one core, or rates and latencies on all."""
     index, chunks = _served_index(options, texts, encoder)
+    queries = data.draw_queries(texts, 1, QUERIES)
     port = free_port()
     vectors = index / "dense" / "vectors.npy"
     peer = [*on_core(core), sys.executable, "-m", "benchmarks.peer_server"]
@@ -202,7 +206,7 @@ def server(
             "other": stack.enter_context(running_command(peer, port)),
         }
         for size, clients in ALL_CELLS if core is None else CELLS:
-            loads = _loads(options, servers, texts, size, clients, DOCUMENT_FOUND)
+            loads = _loads(options, servers, queries, size, clients, DOCUMENT_FOUND)
             name = f"server, {size} x {clients}"
             if core is None:
                 yield from _server_ratios(f"{name}, all cores", size, loads)
@@ -215,6 +219,7 @@ def two_workers(
 ) -> Iterator[tuple[str, Ratio]]:
     """Compare ``--workers 2`` with one process, each process with one thread for the encoder."""
     index = _served_index(options, texts, encoder)
+    queries = data.draw_queries(texts, 1, QUERIES)
     one = ["--retriever", retriever, *SERVED, "--threads", "1"]
 
     with ExitStack() as stack:
@@ -225,7 +230,7 @@ def two_workers(
         # BM25 finds no document for the few queries of stop words alone
         expected = b'"result"' if retriever == "bm25" else DOCUMENT_FOUND
         for clients in (64, 128):
-            loads = _loads(options, servers, texts, 1, clients, expected)
+            loads = _loads(options, servers, queries, 1, clients, expected)
             yield from _server_ratios(f"two workers, {retriever}, 1 x {clients}", 1, loads)
 
 
@@ -244,13 +249,12 @@ def _served_index(
 def _loads(
     options: argparse.Namespace,
     servers: Mapping[str, ServerProcess],
-    texts: list[str],
+    queries: list[str],
     size: int,
     clients: int,
     expected: bytes,
 ) -> Mapping[str, Sequence[Load]]:
     """Load the servers in turn, ``clients`` at once with requests of ``size`` queries; answers hold ``expected``."""
-    queries = data.draw_queries(texts, 1, 40_000)
     requests = list(_requests(queries, size, expected))
     seconds = max(options.seconds, size * clients / SLOW_QUERIES_PER_S)
     works: dict[str, Callable[[], Load]] = {}
@@ -290,32 +294,6 @@ def _server_ratios(
     yield name, Ratio.of(rates["ours"], rates["other"], "queries/s")
     p99 = {key: [load.percentile_ms(99) for load in rounds] for key, rounds in loads.items()}
     yield f"{name}, p99", Ratio.of(p99["ours"], p99["other"], "ms")
-
-
-def arithmetic_limit(encoder: Path, texts: list[str]) -> str:
-    """Return a sentence: what a core multiplies, and how long a query of the server's rows takes at least."""
-    from transformers import AutoTokenizer  # noqa: PLC0415 - seconds
-
-    torch.set_num_threads(1)
-    rows = 1024
-    width = data.MINILM["hidden_size"]
-    inner = data.MINILM["intermediate_size"]
-    inputs = torch.randn(rows, width)
-    weights = torch.randn(width, inner)
-    with torch.inference_mode():
-        fastest_s = min(cpu(lambda: inputs @ weights) for _ in range(50))
-    flops_per_s = 2 * rows * width * inner / fastest_s
-
-    queries = data.draw_queries(texts, 1, 1000)
-    tokens = AutoTokenizer.from_pretrained(encoder)(queries, max_length=32, truncation=True)
-    mean_tokens = statistics.fmean(map(len, tokens["input_ids"]))
-    layers = data.MINILM["num_hidden_layers"]
-    flops = 2 * layers * (4 * width * width + 2 * width * inner) * mean_tokens
-    return (
-        f"A core multiplies {flops_per_s / 1e9:.0f} GFLOP/s in float32 (the fastest of 50 products of the encoder's "
-        f"shape). A query has {mean_tokens:.1f} tokens and takes {flops / 1e6:.0f} MFLOP, so that no float32 encoder "
-        f"of this shape takes less than {1000 * flops / flops_per_s:.2f} CPU ms for it."
-    )
 
 
 def read_table() -> dict[str, Ratio]:
