@@ -10,7 +10,7 @@ from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import Question, StopReason
-from deepsearch_rl.trajectories.collecting.collect import collect
+from deepsearch_rl.trajectories.collecting.collect import BulkRun, collect
 from tests.agent.conftest import ChatServer, completion
 from tests.agent.search_server import breaking_proxy, serve_search
 
@@ -71,9 +71,8 @@ def test_a_connection_that_breaks_costs_its_search_an_attempt_and_no_other_rollo
             url = f"http://127.0.0.1:{port}"
             return SearchAgent(agent_config(), chat_server.endpoint, url, 0.7, backoff_s=0.001)
 
-        found = collect(
-            questions, 1, open_agent, tmp_path / "log.jsonl", 1, "test", tmp_path / "out.jsonl"
-        )
+        log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
+        found = collect(BulkRun(questions, 1, open_agent, log, "test", out), concurrency=1)
     assert [one.stop_reason for one in found] == [outcome, *[StopReason.ANSWERED] * 3]
 
 

@@ -20,6 +20,7 @@ from deepsearch_rl.tracking.build_bundle import build_bundle
 from deepsearch_rl.tracking.traces import NO_TIMES
 from deepsearch_rl.tracking.upload import upload
 from deepsearch_rl.trajectories.collecting.collect import (
+    BulkRun,
     collect,
     kept_times,
     read_times,
@@ -66,7 +67,7 @@ def answer(
             agents: Callable[[], AbstractAsyncContextManager[SearchAgent]] = partial(
                 SearchAgent, agent_config(), chat_server.endpoint, url, 0.7
             )
-            collect(questions, 1, agents, log, 2, "test", out)
+            collect(BulkRun(questions, 1, agents, log, "test", out), concurrency=2)
 
     return run
 

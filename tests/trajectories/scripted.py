@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from deepsearch_rl.core.records import Message, Question, StopReason, TokenUsage, Trajectory
-from deepsearch_rl.trajectories.collecting.collect import collect
+from deepsearch_rl.trajectories.collecting.collect import BulkRun, collect
 
 SAMPLES = 2
 CONCURRENCY = 5
@@ -92,12 +92,12 @@ async def announced_answer(question: Question, sample: int) -> Trajectory:
 
 if __name__ == "__main__":
     log, out, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    collect(
+    killed = BulkRun(
         make_questions(count),
         SAMPLES,
         lambda: ScriptedAgent(announced_answer),
         log,
-        CONCURRENCY,
         "killed",
         out,
     )
+    collect(killed, CONCURRENCY)

@@ -15,9 +15,15 @@ from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.errors import ConfigError, EndpointError, RecordError
 from deepsearch_rl.core.files import only_writer, read_jsonl
 from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Question, StopReason, Trajectory
 from deepsearch_rl.endpoints.address import Endpoint
-from deepsearch_rl.trajectories.collecting.collect import TrajectoryFile, collect
+from deepsearch_rl.trajectories.collecting.collect import (
+    BulkRun,
+    TrajectoryFile,
+    collect,
+    collect_in_turn,
+)
 from tests.trajectories.scripted import ScriptedAgent, make_questions, make_trajectory
 
 QUESTIONS = make_questions(20)
@@ -31,9 +37,8 @@ def log(tmp_path: Path) -> Path:
 def run(
     agent: ScriptedAgent, log: Path, questions: list[Question] = QUESTIONS, samples: int = 1
 ) -> TrajectoryFile:
-    return collect(
-        questions, samples, lambda: agent, log, 3, "test", log.parent.parent / "out.jsonl"
-    )
+    out = log.parent.parent / "out.jsonl"
+    return collect(BulkRun(questions, samples, lambda: agent, log, "test", out), concurrency=3)
 
 
 def ends(reasons: dict[str, StopReason]) -> ScriptedAgent:
@@ -105,7 +110,7 @@ def test_a_finished_log_is_read_without_opening_an_agent(log: Path):
         pytest.fail("the agent was opened")
         yield
 
-    again = collect(QUESTIONS, 1, no_agent, log, 3, "test", log.with_name("again.jsonl"))
+    again = collect(BulkRun(QUESTIONS, 1, no_agent, log, "test", log.with_name("again.jsonl")), 3)
     assert list(again) == first
 
 
@@ -166,7 +171,99 @@ def test_a_model_server_that_refuses_is_told_through_a_real_agent(
         return SearchAgent(config, no_model, world_server, 0.7)
 
     with pytest.raises(EndpointError, match=r"in a row ended in model_error \(NotFoundError"):
-        collect(QUESTIONS[:2], 1, make_agent, log, 2, "test", log.with_name("out.jsonl"))
+        collect(BulkRun(QUESTIONS[:2], 1, make_agent, log, "test", log.with_name("out.jsonl")), 2)
+
+
+def in_turn(log: Path, *agents: ScriptedAgent) -> list[BulkRun]:
+    """A run of six questions for each agent, with its own log and artifact."""
+    return [
+        BulkRun(
+            QUESTIONS[:6],
+            1,
+            lambda agent=agent: agent,
+            log.with_name(f"log{number}.jsonl"),
+            f"run {number}",
+            log.with_name(f"out{number}.jsonl"),
+        )
+        for number, agent in enumerate(agents)
+    ]
+
+
+def test_a_run_begins_while_the_last_rollouts_of_the_one_before_are_being_made(log: Path):
+    order: list[str] = []
+    second_has_begun = asyncio.Event()
+
+    async def first(question: Question, sample: int) -> Trajectory:
+        order.append(f"1 {question.id}")
+        if question.id == "q5":
+            await second_has_begun.wait()
+        return make_trajectory(question, sample)
+
+    async def second(question: Question, sample: int) -> Trajectory:
+        order.append(f"2 {question.id}")
+        second_has_begun.set()
+        return make_trajectory(question, sample)
+
+    runs = in_turn(log, ScriptedAgent(first), ScriptedAgent(second))
+    found = collect_in_turn(runs, concurrency=3)
+    assert order == [f"{run} q{number}" for run in (1, 2) for number in range(6)]
+    assert [one.path for one in found] == [run.out for run in runs]
+    for one in found:
+        assert [trajectory.question_id for trajectory in one] == [f"q{n}" for n in range(6)]
+
+
+def test_runs_share_their_places_and_the_finished_ones_are_left_out(log: Path):
+    running, most_running = 0, 0
+
+    async def answer(question: Question, sample: int) -> Trajectory:
+        nonlocal running, most_running
+        running += 1
+        most_running = max(most_running, running)
+        for _ in range(int(question.id.removeprefix("q")) * 7 % 5):
+            await asyncio.sleep(0)
+        running -= 1
+        return make_trajectory(question, sample)
+
+    agents = [ScriptedAgent(answer) for _ in range(4)]
+    runs = in_turn(log, *agents)
+    collect(runs[1], concurrency=3)
+    assert len(agents[1].asked) == 6
+
+    found = collect_in_turn(runs, concurrency=3)
+    assert [len(agent.asked) for agent in agents] == [6] * 4
+    assert [one.count for one in found] == [6] * 4
+    assert most_running == 3
+
+
+def test_a_run_that_fails_stops_the_next_one_and_what_is_finished_stays(log: Path):
+    async def hangs(*_: object) -> Trajectory:
+        await asyncio.Event().wait()
+        pytest.fail("nothing ends this rollout")
+
+    gone = dict.fromkeys((question.id for question in QUESTIONS), StopReason.MODEL_ERROR)
+    with pytest.raises(EndpointError, match="connection refused"):
+        collect_in_turn(in_turn(log, ends(gone), ScriptedAgent(hangs)), concurrency=8)
+
+    again = ScriptedAgent()
+    collect_in_turn(in_turn(log, ScriptedAgent(), again), concurrency=8)
+    assert len(again.asked) == 6
+
+
+def test_one_bar_is_open_at_a_time(log: Path, monkeypatch: pytest.MonkeyPatch):
+    events: list[str] = []
+
+    class RecordedBar(ProgressBar):
+        def __enter__(self) -> ProgressBar:
+            events.append("opened")
+            return super().__enter__()
+
+        def __exit__(self, *exc_info: object) -> None:
+            super().__exit__(*exc_info)
+            events.append("closed")
+
+    monkeypatch.setattr("deepsearch_rl.trajectories.collecting.collect.ProgressBar", RecordedBar)
+    collect_in_turn(in_turn(log, *(ScriptedAgent() for _ in range(3))), concurrency=8)
+    assert events == ["opened", "closed"] * 3
 
 
 def test_a_full_disk_is_told_as_it_is(log: Path):

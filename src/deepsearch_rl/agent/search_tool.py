@@ -251,5 +251,4 @@ class _ErrorsAsResponses(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for pool in self._spread.pools:
-            await pool.aclose()
+        await self._spread.aclose()

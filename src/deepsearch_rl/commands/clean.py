@@ -11,19 +11,10 @@ from typer import Argument, Option
 
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.files import folder_bytes
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from deepsearch_rl.core.scratch import DIGITS, unfinished
 from deepsearch_rl.core.stage_state import read_state
-
-
-def folder_bytes(folder: Path) -> int:
-    """Return the size of all files below a folder, in bytes."""
-    size_bytes = 0
-    for path in folder.rglob("*"):
-        if path.is_file():
-            size_bytes += path.stat().st_size
-
-    return size_bytes
 
 
 @dataclass(frozen=True, slots=True)

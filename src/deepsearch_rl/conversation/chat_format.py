@@ -12,6 +12,7 @@ import jinja2
 from pydantic import BaseModel, JsonValue, ValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from deepsearch_rl.conversation.text_tokens import TextTokens
 from deepsearch_rl.core.errors import ArtifactError
 
 # More than templates write after the last message
@@ -41,6 +42,7 @@ class ChatFormat:
     """Renders conversations and decodes answers with one model's tokenizer."""
 
     tokenizer: PreTrainedTokenizerBase
+    text_tokens: TextTokens
 
     def prompt_ids(
         self,
@@ -53,17 +55,17 @@ class ChatFormat:
         Raises ConversationError if the chat template refuses the messages.
         """
         try:
-            tokens = self.tokenizer.apply_chat_template(
+            text = self.tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
                 add_generation_prompt=not continue_last,
                 continue_final_message=continue_last,
-                return_dict=False,
+                tokenize=False,
             )
         except (jinja2.TemplateError, KeyError, TypeError, ValueError) as error:
             raise ConversationError(f"the conversation cannot be rendered: {error}") from error
 
-        return cast(list[int], tokens)
+        return self.text_tokens.ids(cast(str, text))
 
     def opening_ids(self) -> list[int]:
         """Return the tokens that end every prompt: those that open the model's turn."""
@@ -97,7 +99,7 @@ def load_chat_format(folder: Path) -> ChatFormat:
             f"{folder} has no chat template, so conversations cannot be rendered for it."
         )
 
-    return ChatFormat(tokenizer)
+    return ChatFormat(tokenizer, TextTokens(tokenizer))
 
 
 class _CallText(NamedTuple):

@@ -9,7 +9,7 @@ every idle one. So connections are spread over pools of a few.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 from urllib.request import getproxies
 
 import httpx
@@ -17,7 +17,16 @@ import httpx
 POOLS = 16
 # A pool takes so many requests at once before the next one is used
 REQUESTS_PER_POOL = 4
-PoolT = TypeVar("PoolT")
+
+
+class Closable(Protocol):
+    """What a pool of httpx and of httpx2 have in common here."""
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+
+
+PoolT = TypeVar("PoolT", bound=Closable)
 
 
 class SpreadPools(Generic[PoolT]):
@@ -31,17 +40,31 @@ class SpreadPools(Generic[PoolT]):
     def choose(self) -> Iterator[PoolT]:
         """Yield the pool for a request that runs until the end of the block.
 
-        It is the first one with room, so that connections are used again before they expire; where
-        none has room, the one with the fewest requests.
+        A streamed answer counts until its headers have come.
         """
-        room = (place for place, running in enumerate(self._running) if running < REQUESTS_PER_POOL)
-        place = next(room, self._running.index(min(self._running)))
+        place = self._place()
         self._running[place] += 1
 
         try:
             yield self.pools[place]
         finally:
             self._running[place] -= 1
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for pool in self.pools:
+            await pool.aclose()
+
+    def _place(self) -> int:
+        """Return the first pool with room, so that connections are used again before they expire.
+
+        Where none has room, return the one with the fewest requests.
+        """
+        for place, running in enumerate(self._running):
+            if running < REQUESTS_PER_POOL:
+                return place
+
+        return self._running.index(min(self._running))
 
 
 class SpreadTransport(httpx.AsyncBaseTransport):
@@ -63,8 +86,7 @@ class SpreadTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for pool in self._spread.pools:
-            await pool.aclose()
+        await self._spread.aclose()
 
 
 def spread_transport() -> SpreadTransport | None:

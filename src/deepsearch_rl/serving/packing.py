@@ -97,20 +97,20 @@ class Pass:
         layer: int,
         _arguments: object = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the tokens' keys and values; return all that a row can attend to, each [B, H, K, D]."""
-        keys_BHKD = self._store(keys_1HTD, self._table.keys[layer])
-        values_BHKD = self._store(values_1HTD, self._table.values[layer])
-        return keys_BHKD, values_BHKD
-
-    def _store(self, new_1HTD: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-        """Write into ``stored`` [slots, H, tokens, D]; return what each row can attend to."""
-        stored[self._places_T, :, self._positions_T] = new_1HTD[0].transpose(0, 1)
-        return stored[self._places_B, :, : self._visible]
+        """Store the tokens' keys and values; return all that a row can attend to, [B, H, D, K] and [B, H, K, D]."""
+        keys_NHDT = self._table.keys[layer]
+        keys_NHDT[self._places_T, :, :, self._positions_T] = keys_1HTD[0].transpose(0, 1)
+        values_NHTD = self._table.values[layer]
+        values_NHTD[self._places_T, :, self._positions_T] = values_1HTD[0].transpose(0, 1)
+        return (
+            keys_NHDT[self._places_B, :, :, : self._visible],
+            values_NHTD[self._places_B, :, : self._visible],
+        )
 
     def attend(
         self,
         query: torch.Tensor,
-        keys_BHKD: torch.Tensor,
+        keys_BHDK: torch.Tensor,
         values_BHKD: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
@@ -120,13 +120,12 @@ class Pass:
         Keys and values are multiplied in blocks of tokens, and the values' products are added in
         order.
         """
-        heads = keys_BHKD.shape[1]
+        heads = keys_BHDK.shape[1]
         query_HGTD = (query[0] * scale).unflatten(0, (heads, -1))
         query_HGBQD = query_HGTD[:, :, self._tokens_BQ]
         vectors = query_HGBQD.permute(2, 0, 1, 3, 4).flatten(2, 3)  # [B, H, G x Q, D]
 
-        products = [vectors @ block.transpose(-1, -2) for block in keys_BHKD.split(self._block, 2)]
-        scores = torch.cat(products, -1).add_(self._mask)
+        scores = (vectors @ keys_BHDK).add_(self._mask)
         weights = torch.softmax(scores, dim=-1)  # [B, H, G x Q, K]
 
         # One product over all keys would be added up in an order that depends on how many there

@@ -18,7 +18,7 @@ from deepsearch_rl.serving.slots import SlotTable
 logger = logging.getLogger(__name__)
 
 CANDIDATES = (
-    Shapes(tokens=16, max_tokens=512, queries=4, max_queries=128, keys=64, block=128),
+    Shapes(tokens=16, max_tokens=512, queries=2, max_queries=128, keys=64, block=128),
     # Every product has one size
     Shapes(tokens=64, max_tokens=64, queries=8, max_queries=8, keys=64, block=64),
 )

@@ -26,14 +26,16 @@ class SlotTable:
     def __init__(self, config: PretrainedConfig, slots: int, context_tokens: int) -> None:
         # Query heads per key-value head, G
         self.group = config.num_attention_heads // config.num_key_value_heads
-        shape = (
-            slots,
-            config.num_key_value_heads,
-            round_up(context_tokens, ALLOCATED_TOKENS),
-            config.head_dim,
-        )
-        self.keys = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
-        self.values = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
+        heads, width = config.num_key_value_heads, config.head_dim
+        tokens = round_up(context_tokens, ALLOCATED_TOKENS)
+        # [N, H, D, T]: as the right side of a product with a few query vectors, keys that lie so are read fastest
+        self.keys = [
+            torch.zeros(slots, heads, width, tokens) for _ in range(config.num_hidden_layers)
+        ]
+        # [N, H, T, D]
+        self.values = [
+            torch.zeros(slots, heads, tokens, width) for _ in range(config.num_hidden_layers)
+        ]
         # Where in ``keys`` and ``values`` each slot lies
         self.places = np.arange(slots)
         self._tokens = np.full((slots, context_tokens), EMPTY, dtype=np.int64)
@@ -61,8 +63,10 @@ class SlotTable:
         continues = is_finished and shared > 0 and shared >= self.lengths[source] - 1
         slot = source if continues else int(self._last_used.argmin())
         if slot != source and shared > 0:
-            for tensor in (*self.keys, *self.values):
-                tensor[self.places[slot], :, :shared] = tensor[self.places[source], :, :shared]
+            for tensor_NHT in self._by_token():
+                tensor_NHT[self.places[slot], :, :shared] = tensor_NHT[
+                    self.places[source], :, :shared
+                ]
 
         self._tokens[slot] = EMPTY
         self._tokens[slot, : len(prompt)] = prompt
@@ -83,9 +87,13 @@ class SlotTable:
         after = np.concatenate([free, outside])
         moved = np.argsort(self.places)[before]
         length = self.lengths[moved].max()
-        for tensor in (*self.keys, *self.values):
-            tensor[after, :, :length] = tensor[before, :, :length]
+        for tensor_NHT in self._by_token():
+            tensor_NHT[after, :, :length] = tensor_NHT[before, :, :length]
         self.places[moved] = after
+
+    def _by_token(self) -> list[torch.Tensor]:
+        """Return keys and values of all layers as views [N, H, T, D]."""
+        return [*(keys.transpose(2, 3) for keys in self.keys), *self.values]
 
     def append(self, slot: int, token: int) -> None:
         """Add a drawn token, which is computed by the next forward pass."""

@@ -6,10 +6,11 @@ depend on: a killed evaluation continues where it was, one question set more rep
 rollouts of other weights are never reused.
 """
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,13 @@ from deepsearch_rl.retrieval.search.rows import ChunkStore
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.adapters import digest_weights, tokenizer_folder
 from deepsearch_rl.serving.launch import require_backend, serve_model
-from deepsearch_rl.trajectories.collecting.collect import TrajectoryFile, collect, read_questions
+from deepsearch_rl.trajectories.collecting.collect import (
+    Agent,
+    BulkRun,
+    TrajectoryFile,
+    collect_in_turn,
+    read_questions,
+)
 
 
 def checkpoint_name(folder: Path) -> str:
@@ -219,73 +226,89 @@ class _Evaluator:
             # A large corpus is read for its gold passages while the model answers by searching.
             with served as url, ThreadPoolExecutor(1) as reader:
                 gold = reader.submit(GoldPassages, read_jsonl(chunks, Chunk), controlled)
-                for name, questions in sets.items():
-                    yield from self._rows_of_set(name, questions, url, gold)
+                yield from self._rows_of_sets(sets, url, gold)
                 # Its error is one of this evaluation, whether or not a control asked for a passage
                 gold.result()
 
-    def _rows_of_set(
+    def _rows_of_sets(
         self,
-        dataset: str,
-        questions: Sequence[Question],
+        sets: Mapping[str, Sequence[Question]],
         retrieval_url: str,
         gold: Future[GoldPassages],
+    ) -> Iterator[F1TableRow]:
+        """Answer sets under every condition of the plan, and yield their rows."""
+        planned: list[PlannedRun] = []
+        for dataset, questions in sets.items():
+            planned += plan_runs(dataset, questions, self.setting.evaluate, self.setting.variant)
+
+        runs = [self._bulk_run(run, retrieval_url, gold) for run in planned]
+        rollouts = collect_in_turn(runs, self.setting.agent.concurrency)
+        answered = list(zip(planned, rollouts, strict=True))
+        for dataset in sets:
+            yield from self._rows_of_set([each for each in answered if each[0].dataset == dataset])
+
+    def _rows_of_set(
+        self, answered: Sequence[tuple[PlannedRun, TrajectoryFile]]
     ) -> list[F1TableRow]:
-        """Answer a set under every condition of the plan; the main run's row holds the controls."""
-        evaluate = self.setting.evaluate
-        # The main run first: controls are compared with it
-        main, *others = plan_runs(dataset, questions, evaluate, self.setting.variant)
-        searched = self._rollouts(main, retrieval_url, gold)
+        """Return the rows of one set's runs; that of the main run, which is the first, holds the controls."""
+        (main, searched), *others = answered
         row = self._row(main, searched)
         controls: dict[str, ControlScore] = {}
         rows: list[F1TableRow] = []
 
-        for run in others:
-            rollouts = self._rollouts(run, retrieval_url, gold)
+        for run, rollouts in others:
             if run.condition == "search":
                 rows.append(self._row(run, rollouts))
             else:
-                control = build_control(rollouts, searched, run.samples, row, evaluate.draws)
+                draws = self.setting.evaluate.draws
+                control = build_control(rollouts, searched, run.samples, row, draws)
                 controls[run.condition] = control.model_copy(
                     update={"asked_again": rollouts.asked_again}
                 )
 
         return [row.model_copy(update={"controls": controls}), *rows]
 
-    def _rollouts(
-        self, run: PlannedRun, retrieval_url: str, gold: Future[GoldPassages]
-    ) -> TrajectoryFile:
-        """Return every rollout of a run, by id: those in the log, and the missing ones made now."""
-        agent = self.setting.agent
-        seed = self.setting.seed
-        name = self.name_in_rollouts
+    def _bulk_run(self, run: PlannedRun, retrieval_url: str, gold: Future[GoldPassages]) -> BulkRun:
+        """Return a planned run with the agent that answers it, its log and its artifact."""
         file = run_file(run.dataset, run.condition, run.temperature, run.variant)
-
-        def open_agent() -> AbstractAsyncContextManager[SearchAgent | ControlAgent]:
-            if run.condition == "search":
-                return SearchAgent(
-                    agent, self.endpoint, retrieval_url, run.temperature, model_name=name, seed=seed
-                )
-
-            passages = self._given_passages(run, gold)
-            return ControlAgent(agent, self.endpoint, run.temperature, name, passages, seed)
-
-        return collect(
+        return BulkRun(
             run.questions,
             samples=run.samples,
-            make_agent=open_agent,
+            make_agent=lambda: self._open_agent(run, retrieval_url, gold),
             log=self.logs[run.dataset] / file,
-            concurrency=agent.concurrency,
             label=f"{self.model} {run.dataset} {run.variant or run.condition} T={run.temperature:g}",
             out=self.out / file,
         )
 
-    def _given_passages(self, run: PlannedRun, gold: Future[GoldPassages]) -> GivenPassages | None:
+    @asynccontextmanager
+    async def _open_agent(
+        self, run: PlannedRun, retrieval_url: str, gold: Future[GoldPassages]
+    ) -> AsyncIterator[Agent]:
+        config = self.setting.agent
+        seed = self.setting.seed
+        name = self.name_in_rollouts
+
+        if run.condition == "search":
+            searching = SearchAgent(
+                config, self.endpoint, retrieval_url, run.temperature, model_name=name, seed=seed
+            )
+            async with searching as agent:
+                yield agent
+            return
+
+        passages = await self._given_passages(run, gold)
+        control = ControlAgent(config, self.endpoint, run.temperature, name, passages, seed)
+        async with control as agent:
+            yield agent
+
+    async def _given_passages(
+        self, run: PlannedRun, gold: Future[GoldPassages]
+    ) -> GivenPassages | None:
         """Return what a control shows in place of search results; None where nothing is searched."""
         if run.condition == "no_search":
             return None
         if run.condition == "gold_passage":
-            return gold.result()
+            return await asyncio.wrap_future(gold)
 
         corpus = self.setting.corpus_of(run.dataset)
         rows = self.data / "index" / corpus / ROWS_FOLDER

@@ -32,7 +32,7 @@ from deepsearch_rl.training.runs.model_folder import (
     MANIFEST,
     TRAIN_LOG,
 )
-from deepsearch_rl.trajectories.collecting.collect import collect, read_questions
+from deepsearch_rl.trajectories.collecting.collect import BulkRun, collect, read_questions
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 
 # The score's name in log and curve; a curve has names of ``eval_`` in lines of their own
@@ -112,7 +112,8 @@ def _dev_f1(
         agents = partial(
             SearchAgent, agent, endpoint, url, plan.temperature, model_name="sft", seed=seed
         )
-        answers = collect(questions, plan.samples, agents, log, agent.concurrency, label, out)
+        run = BulkRun(questions, plan.samples, agents, log, label, out)
+        answers = collect(run, agent.concurrency)
 
     by_question: dict[str, list[Trajectory]] = {}
     for trajectory in answers.without_server_failures():

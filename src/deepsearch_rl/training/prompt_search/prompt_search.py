@@ -46,7 +46,7 @@ from deepsearch_rl.training.rewards.rewards import (
     reward_parts,
 )
 from deepsearch_rl.training.runs.curves import record_step
-from deepsearch_rl.trajectories.collecting.collect import collect, read_questions
+from deepsearch_rl.trajectories.collecting.collect import BulkRun, collect, read_questions
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 
 _LOG = logging.getLogger(__name__)
@@ -294,7 +294,7 @@ class _Rollouts:
         agent = setting.agent.model_copy(update={"prompt": (folder / MADE_PROMPT).as_posix()})
         self.rollouts += len(batch)
         distinct = {question.id: question for question in batch}
-        artifact = collect(
+        run = BulkRun(
             list(distinct.values()),
             samples=1,
             make_agent=lambda: SearchAgent(
@@ -306,11 +306,10 @@ class _Rollouts:
                 seed=setting.seed,
             ),
             log=folder / "rollouts.jsonl",
-            concurrency=agent.concurrency,
             label=f"optimize_prompt@{name}, to rollout {self.rollouts} of about {config.rollouts}",
             out=folder / "batch.jsonl",
         )
-        return list(artifact.without_server_failures())
+        return list(collect(run, agent.concurrency).without_server_failures())
 
     def make_reflective_dataset(
         self,

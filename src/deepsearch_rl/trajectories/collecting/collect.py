@@ -8,19 +8,17 @@ means when the log is opened again.
 """
 
 import asyncio
+import contextlib
 import logging
 import shutil
-from array import array
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from deepsearch_rl.core.answers import score_rollout
-from deepsearch_rl.core.errors import ArtifactError, EndpointError, RecordError
+from deepsearch_rl.core.errors import ArtifactError, EndpointError
 from deepsearch_rl.core.files import (
     AppendLog,
     only_writer,
@@ -30,12 +28,13 @@ from deepsearch_rl.core.files import (
     write_jsonl,
 )
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.core.records import SERVER_FAILURES, Question, StopReason, Trajectory
+from deepsearch_rl.core.records import SERVER_FAILURES, Question, Trajectory
 from deepsearch_rl.endpoints.request_options import remedy
 from deepsearch_rl.endpoints.timing import RolloutTimes, Stopwatch
+from deepsearch_rl.trajectories.collecting.rollout_log import RolloutLog
+from deepsearch_rl.trajectories.collecting.running_figures import RunningFigures
 
 _LOG = logging.getLogger(__name__)
-_MISSING = -1
 SHOWN_NAMES = 10
 # After so many server failures in a row the server counts as gone
 FAILURES_IN_A_ROW = 16
@@ -122,59 +121,71 @@ class TrajectoryFile:
         return iter(self)
 
 
-def collect(
-    questions: Sequence[Question],
-    samples: int,
-    make_agent: MakeAgent,
-    log: Path,
-    concurrency: int,
-    label: str,
-    out: Path,
-) -> TrajectoryFile:
-    """Answer every question ``samples`` times and write the trajectories to ``out``, sorted by question id and sample.
+@dataclass(frozen=True, slots=True)
+class BulkRun:
+    """Questions that an agent answers ``samples`` times each, and the file that gets the trajectories.
 
-    Every question has an id of its own. At most ``concurrency`` rollouts run at once. Finished ones
-    are read from ``log`` and appended to it; the caller removes it. The agent is not made where the
-    log holds everything. ``label`` names the progress line.
+    Every question has an id of its own. Finished rollouts are read from ``log`` and appended to it;
+    the caller removes it. The agent is not made where the log holds everything. ``label`` names the
+    progress line.
+    """
+
+    questions: Sequence[Question]
+    samples: int
+    make_agent: MakeAgent
+    log: Path
+    label: str
+    out: Path
+
+
+def collect(run: BulkRun, concurrency: int) -> TrajectoryFile:
+    """Make the rollouts of one run, and return them; as :func:`collect_in_turn`."""
+    return collect_in_turn([run], concurrency)[0]
+
+
+def collect_in_turn(runs: Sequence[BulkRun], concurrency: int) -> list[TrajectoryFile]:
+    """Make the rollouts of several runs, and write each one's, sorted by question id and sample.
+
+    At most ``concurrency`` rollouts of all runs are made at once. A run begins when the last
+    question of the one before has been given to its agent: the last answers take long, and few of
+    them would leave a server idle.
 
     Raise EndpointError where a server failed many rollouts in a row, and as :func:`only_writer` and
     :meth:`RolloutLog.replay`.
     """
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(_opened(run)) for run in runs]
+        unfinished = [run for run in opened if run.missing]
+        if unfinished:
+            asyncio.run(_answer_in_turn(unfinished, concurrency))
+
+        return [run.write() for run in opened]
+
+
+@contextlib.contextmanager
+def _opened(run: BulkRun) -> Iterator["_OpenRun"]:
+    """Open a run's log, count what an earlier start left there, and yield the run."""
     figures = RunningFigures()
-    with only_writer(log), AppendLog(log) as lines, AppendLog(times_path(log)) as times:
-        rollouts = RolloutLog(lines, questions, samples)
+    with (
+        only_writer(run.log),
+        AppendLog(run.log) as lines,
+        AppendLog(times_path(run.log)) as times,
+    ):
+        rollouts = RolloutLog(lines, run.questions, run.samples)
         for trajectory in rollouts.replay():
             figures.add(trajectory, resumed=True)
+
         again = rollouts.asked_again
         if again:
             _LOG.warning(
                 "%s: a server had failed %d of these rollouts; they are asked for again, and rows "
                 "count them: %s",
-                label,
+                run.label,
                 len(again),
                 shortened(again),
             )
 
-        if figures.finished < len(rollouts):
-            with ProgressBar(label, len(rollouts), "rollouts", done=figures.finished) as meter:
-                asyncio.run(
-                    _answer_missing(rollouts, make_agent, concurrency, times, figures, meter)
-                )
-
-        count = write_jsonl(out, rollouts.rollouts())
-        artifact = TrajectoryFile(out, count, figures.server_failures, len(rollouts.asked_again))
-
-    if artifact.server_failures:
-        counts = f"{artifact.server_failures} of {artifact.count} rollouts"
-        _LOG.warning(
-            "%s: %s ended because a server failed, and count as failed. A repeated run asks for "
-            "those alone; a stage is repeated by `DEEPSEARCH_RESUME=1 dvc repro --force "
-            "--single-item STAGE`",
-            label,
-            counts,
-        )
-
-    return artifact
+        yield _OpenRun(run, rollouts, times, figures)
 
 
 def shortened(names: Sequence[str]) -> str:
@@ -183,165 +194,128 @@ def shortened(names: Sequence[str]) -> str:
     return text if len(names) <= SHOWN_NAMES else f"{text} and {len(names) - SHOWN_NAMES} more"
 
 
-class RolloutLog:
-    """The rollouts of a run, ``samples`` per question: which are done, and where in the log their lines begin."""
+class _OpenRun:
+    """A run whose log is open: what is missing, and the figures of what is done."""
 
-    def __init__(self, log: AppendLog, questions: Sequence[Question], samples: int) -> None:
-        self._log = log
-        self._questions = questions
-        self._samples = samples
-        self._positions = {question.id: position for position, question in enumerate(questions)}
-        self._offsets = array("q", [_MISSING]) * (len(questions) * samples)
-        self._failed_by_server: dict[int, str] = {}
+    def __init__(
+        self, run: BulkRun, rollouts: RolloutLog, times: AppendLog, figures: RunningFigures
+    ) -> None:
+        self._run = run
+        self._rollouts = rollouts
+        self._times = times
+        self._figures = figures
+        self._failures_in_a_row = 0
+        # How many rollouts have neither been made nor begun
+        self.missing = len(rollouts) - figures.finished
+        self.all_begun = asyncio.Event()
+        self.all_made = asyncio.Event()
 
-    @property
-    def asked_again(self) -> list[str]:
-        """Ids of the rollouts that a server had failed when the log was read; this run or one before made them anew."""
-        return [self._failed_by_server[slot] for slot in sorted(self._failed_by_server)]
+    async def answer(
+        self, room: asyncio.Semaphore, workers: int, before: "_OpenRun | None"
+    ) -> None:
+        """Make what is missing, each rollout in a place of ``room``, once all rollouts of the run before have begun."""
+        if before is not None:
+            await before.all_begun.wait()
 
-    def __len__(self) -> int:
-        """Rollouts of the run, done or not."""
-        return len(self._offsets)
+        total, done = len(self._rollouts), self._figures.finished
+        meter = ProgressBar(self._run.label, total, "rollouts", done=done)
+        await _together([self._make_missing(room, workers, meter), self._show(meter, before)])
 
-    def replay(self) -> Iterator[Trajectory]:
-        """Read what an earlier run left, and yield every rollout of this run that is done.
+    async def _make_missing(
+        self, room: asyncio.Semaphore, workers: int, meter: ProgressBar
+    ) -> None:
+        missing = self._rollouts.missing()
+        async with self._run.make_agent() as agent:
+            await _together(
+                self._work(agent, missing, room, meter) for _ in range(min(workers, self.missing))
+            )
+        self.all_made.set()
 
-        Raise RecordError where a line is not a trajectory of this schema version, its id is not its
-        question's and sample's, or an earlier line holds the same rollout.
-        """
-        end = 0
-        with self._log.path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                offset = end
-                end = end + len(line)
-                if not line.strip():
-                    continue
-                trajectory = parse_record(Trajectory, line, self._log.path, number)
-                id_ = f"{trajectory.question_id}#{trajectory.sample}"
+    async def _show(self, meter: ProgressBar, before: "_OpenRun | None") -> None:
+        """Show the progress of this run while it is the oldest that is not finished: a terminal has one bar."""
+        if before is not None:
+            await before.all_made.wait()
+        with meter:
+            await self.all_made.wait()
 
-                if trajectory.id != id_:
-                    raise RecordError(
-                        self._log.path, number, "id", f"{trajectory.id!r} should be {id_!r}"
-                    )
+    async def _work(
+        self,
+        agent: Agent,
+        missing: Iterator[tuple[Question, int]],
+        room: asyncio.Semaphore,
+        meter: ProgressBar,
+    ) -> None:
+        """Answer one missing question after the other; the run's workers share ``missing``."""
+        while True:
+            async with room:
+                asked = next(missing, None)
+                if asked is None:
+                    return
 
-                position = self._positions.get(trajectory.question_id)
-                if position is None or trajectory.sample >= self._samples:
-                    continue
-                slot = position * self._samples + trajectory.sample
-                if trajectory.stop_reason in SERVER_FAILURES:
-                    self._failed_by_server[slot] = trajectory.id
-                    continue
+                self.missing -= 1
+                if not self.missing:
+                    self.all_begun.set()
+                stopwatch = Stopwatch()
+                trajectory = await agent.answer(*asked)
 
-                if self._offsets[slot] != _MISSING:
-                    problem = f"an earlier line is rollout {id_!r}, too; remove one of them"
-                    raise RecordError(self._log.path, number, "id", problem)
-
-                self._offsets[slot] = offset
-                yield trajectory
-
-    def missing(self) -> Iterator[tuple[Question, int]]:
-        """Yield the rollouts that are not done, question by question; each is looked up when it is taken."""
-        for slot, offset in enumerate(self._offsets):
-            if offset == _MISSING:
-                yield self._questions[slot // self._samples], slot % self._samples
-
-    def append(self, trajectory: Trajectory) -> None:
-        """Write a finished rollout as one line, flushed to the operating system."""
-        slot = self._positions[trajectory.question_id] * self._samples + trajectory.sample
-        self._offsets[slot] = self._log.append(trajectory)
-
-    def rollouts(self) -> Iterator[Trajectory]:
-        """Yield every rollout, sorted by question id and sample, read from the log one by one; all must be done."""
-        with self._log.path.open("rb") as lines:
-            for id_ in sorted(self._positions):
-                first = self._positions[id_] * self._samples
-                for offset in self._offsets[first : first + self._samples]:
-                    lines.seek(offset)
-                    yield Trajectory.model_validate_json(lines.readline())
-
-
-@dataclass(slots=True)
-class RunningFigures:
-    """Sums over the rollouts of a bulk run, those of earlier runs with them.
-
-    A failed rollout counts as zero in the running F1, as in the F1 table. Tokens per second are
-    this run's alone.
-    """
-
-    finished: int = 0
-    _f1_sum: float = 0.0
-    _failures: Counter[StopReason] = field(default_factory=Counter)
-    _completion_tokens: int = 0
-
-    def add(self, trajectory: Trajectory, *, resumed: bool = False) -> None:
-        """Count a rollout of this run, or a resumed one that an earlier run made."""
-        self.finished += 1
-        self._f1_sum += score_rollout(trajectory).f1
-        if trajectory.failed:
-            self._failures[trajectory.stop_reason] += 1
-        if not resumed:
-            self._completion_tokens += trajectory.completion_tokens
-
-    @property
-    def server_failures(self) -> int:
-        """Rollouts that ended because a server failed."""
-        return sum(self._failures[reason] for reason in SERVER_FAILURES)
-
-    def note(self, elapsed_s: float) -> str:
-        """Return the figures in words, e.g. ``F1 0.512, 3 token_budget, 1 model_error, 812 tokens/s``.
-
-        ``elapsed_s`` is how long this run has been answering. The speed is ``-`` where the endpoint
-        counts no tokens.
-        """
-        by_kind = sorted(self._failures.items(), key=lambda entry: (-entry[1], entry[0]))
-        failures = ", ".join(f"{count} {reason}" for reason, count in by_kind) or "none failed"
-        has_speed = self._completion_tokens > 0 < elapsed_s
-        speed = f"{self._completion_tokens / elapsed_s:.0f}" if has_speed else "-"
-        return f"F1 {self._f1_sum / max(1, self.finished):.3f}, {failures}, {speed} tokens/s"
-
-
-async def _answer_missing(
-    rollouts: RolloutLog,
-    make_agent: MakeAgent,
-    concurrency: int,
-    times: AppendLog,
-    figures: RunningFigures,
-    meter: ProgressBar,
-) -> None:
-    """Make the rollouts that the log does not hold yet, ``concurrency`` at once."""
-    missing = rollouts.missing()
-    failures_in_a_row = 0
-
-    async def work(agent: Agent) -> None:
-        """Answer one missing question after the other; workers share what is missing."""
-        nonlocal failures_in_a_row
-        for question, sample in missing:
-            stopwatch = Stopwatch()
-            trajectory = await agent.answer(question, sample)
             # First, so that a rollout whose line is whole has its times
-            times.append(stopwatch.stop(trajectory))
-            rollouts.append(trajectory)
-            figures.add(trajectory)
-            meter.advance(note=figures.note(meter.elapsed_s))
-            is_server_failure = trajectory.stop_reason in SERVER_FAILURES
-            failures_in_a_row = failures_in_a_row + 1 if is_server_failure else 0
-            # Of a short run, which has no 16 rollouts
-            nothing_else = figures.server_failures == figures.finished == len(rollouts)
+            self._times.append(stopwatch.stop(trajectory))
+            self._rollouts.append(trajectory)
+            self._figures.add(trajectory)
+            meter.advance(note=self._figures.note(meter.elapsed_s))
+            self._check_servers(trajectory)
 
-            if failures_in_a_row >= FAILURES_IN_A_ROW or nothing_else:
-                raise EndpointError(
-                    f"{failures_in_a_row} rollouts in a row ended in {trajectory.stop_reason} "
-                    f"({trajectory.error}); {remedy(trajectory.error or '')} and repeat the "
-                    "command, finished rollouts are kept."
-                )
+    def _check_servers(self, trajectory: Trajectory) -> None:
+        """Raise EndpointError where the latest rollouts show that a server is gone."""
+        is_server_failure = trajectory.stop_reason in SERVER_FAILURES
+        self._failures_in_a_row = self._failures_in_a_row + 1 if is_server_failure else 0
+        # Of a short run, which has no 16 rollouts
+        finished = self._figures.finished
+        nothing_else = self._figures.server_failures == finished == len(self._rollouts)
 
-    async with make_agent() as agent:
-        workers = [asyncio.create_task(work(agent)) for _ in range(min(concurrency, len(rollouts)))]
-        # No TaskGroup: Python 3.11's leaves this task marked as cancelled, which ends the agent's
-        # session
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        if self._failures_in_a_row >= FAILURES_IN_A_ROW or nothing_else:
+            raise EndpointError(
+                f"{self._failures_in_a_row} rollouts in a row ended in {trajectory.stop_reason} "
+                f"({trajectory.error}); {remedy(trajectory.error or '')} and repeat the "
+                "command, finished rollouts are kept."
+            )
+
+    def write(self) -> TrajectoryFile:
+        """Write the trajectories of a run that is finished."""
+        count = write_jsonl(self._run.out, self._rollouts.rollouts())
+        asked_again = len(self._rollouts.asked_again)
+        artifact = TrajectoryFile(self._run.out, count, self._figures.server_failures, asked_again)
+
+        if artifact.server_failures:
+            counts = f"{artifact.server_failures} of {artifact.count} rollouts"
+            _LOG.warning(
+                "%s: %s ended because a server failed, and count as failed. A repeated run asks for "
+                "those alone; a stage is repeated by `DEEPSEARCH_RESUME=1 dvc repro --force "
+                "--single-item STAGE`",
+                self._run.label,
+                counts,
+            )
+
+        return artifact
+
+
+async def _answer_in_turn(runs: Sequence[_OpenRun], concurrency: int) -> None:
+    """Make what is missing in runs that each miss something, ``concurrency`` rollouts at once."""
+    room = asyncio.Semaphore(concurrency)
+    before: list[_OpenRun | None] = [None, *runs]
+    await _together(
+        run.answer(room, concurrency, previous) for run, previous in zip(runs, before, strict=False)
+    )
+
+
+async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines at once until all have ended; where one fails, cancel the others and raise its error."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    # No TaskGroup: Python 3.11's leaves this task marked as cancelled, which ends the agent's
+    # session
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

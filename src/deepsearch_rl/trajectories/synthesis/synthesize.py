@@ -14,7 +14,12 @@ from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig
-from deepsearch_rl.trajectories.collecting.collect import TrajectoryFile, collect, read_questions
+from deepsearch_rl.trajectories.collecting.collect import (
+    BulkRun,
+    TrajectoryFile,
+    collect,
+    read_questions,
+)
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from deepsearch_rl.trajectories.collecting.teacher_manifest import write_manifest
 from deepsearch_rl.trajectories.synthesis.scripted_config import ScriptedConfig
@@ -69,9 +74,8 @@ def synthesize(
         )
         # An endpoint's address and model are no params: the log's name tells them apart
         log = scratch / f"{sha256_json(teacher.determined_by)[:16]}.jsonl"
-        artifact = collect(
-            questions, config.samples, agents, log, agent.concurrency, "synthesize", out
-        )
+        run = BulkRun(questions, config.samples, agents, log, "synthesize", out)
+        artifact = collect(run, agent.concurrency)
 
     write_manifest(out, agent)
     return artifact
