@@ -209,6 +209,7 @@ class _OpenRun:
         self.missing = len(rollouts) - figures.finished
         self.all_begun = asyncio.Event()
         self.all_made = asyncio.Event()
+        self.is_shown = asyncio.Event()
 
     async def answer(
         self, room: asyncio.Semaphore, workers: int, before: "_OpenRun | None"
@@ -232,11 +233,12 @@ class _OpenRun:
         self.all_made.set()
 
     async def _show(self, meter: ProgressBar, before: "_OpenRun | None") -> None:
-        """Show the progress of this run while it is the oldest that is not finished: a terminal has one bar."""
+        """Show the progress of this run when that of the run before has ended: a terminal has one bar."""
         if before is not None:
-            await before.all_made.wait()
+            await before.is_shown.wait()
         with meter:
             await self.all_made.wait()
+        self.is_shown.set()
 
     async def _work(
         self,
