@@ -133,10 +133,7 @@ def own_gradients(policy: Policy, packed: PackedTensors) -> None:
     """Add up the same gradients as our service does, in batches by tokens."""
     rows = Rows(packed)
     rows.tensors["original_logprobs"] = rows.tensors["logprobs"] * SAMPLER
-    everything = torch.arange(len(rows.lengths_N))
-    rows.weigh(everything, policy.config.loss, policy.config.max_sequence_tokens)
-    for rows_B in rows.batches(everything, policy.config.max_batch_tokens):
-        policy.backward(rows.take(rows_B, "cpu"), float(rows.mask(everything).sum()))
+    policy.backward(rows, torch.arange(len(rows.lengths_N)))
 
 
 def own_step(policy: Policy, packed: PackedTensors) -> None:

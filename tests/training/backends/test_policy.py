@@ -24,6 +24,7 @@ from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, StalePolicyError
 from deepsearch_rl.core.files import file_digests
 from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.training.backends.art import policy as policy_module
 from deepsearch_rl.training.backends.art.checkpoints import SEAL, is_whole, require_start
 from deepsearch_rl.training.backends.art.policy import Policy, Rows
 from deepsearch_rl.training.backends.art.service import OwnService, memory_named, minibatches
@@ -213,9 +214,7 @@ def test_every_setting_of_the_loss_changes_the_gradient(
         rows = Rows(packed)
         everything = torch.arange(len(LENGTHS))
         policy.score(rows, [everything])
-        rows.weigh(everything, loss, config.max_sequence_tokens)
-        for rows_B in rows.batches(everything, config.max_batch_tokens):
-            policy.backward(rows.take(rows_B, "cpu"), 1.0)
+        policy.backward(rows, everything)
         return gradients(policy.model)
 
     plain = gradient({})
@@ -235,9 +234,15 @@ def trained(start: Path, config: RlConfig, packed: PackedTensors, folder: Path) 
 
 
 @pytest.mark.slow
-def test_an_update_is_byte_equal_from_run_to_run_and_in_whatever_order_rollouts_came(
-    policy_folder: Path, config: RlConfig, packed: PackedTensors, tmp_path: Path
+def test_an_update_is_byte_equal_by_any_number_of_threads_and_in_whatever_order_rollouts_came(
+    policy_folder: Path,
+    config: RlConfig,
+    packed: PackedTensors,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # A batch for each rollout
+    config = config.model_copy(update={"max_batch_tokens": 1})
     shuffled: Any = {
         name: tensor[[3, 0, 4, 1, 2]] if isinstance(tensor, torch.Tensor) else tensor
         for name, tensor in packed.items()
@@ -245,6 +250,10 @@ def test_an_update_is_byte_equal_from_run_to_run_and_in_whatever_order_rollouts_
     first = trained(policy_folder, config, packed, tmp_path / "first")
     assert first == trained(policy_folder, config, packed, tmp_path / "second")
     assert first == trained(policy_folder, config, shuffled, tmp_path / "shuffled")
+
+    for threads in (1, 3):
+        monkeypatch.setattr(policy_module, "SIDE_BY_SIDE", threads)
+        assert first == trained(policy_folder, config, packed, tmp_path / f"{threads} threads")
 
 
 @pytest.mark.slow

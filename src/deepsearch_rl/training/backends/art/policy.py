@@ -5,6 +5,10 @@ longest row, so that at most ``rl.max_batch_tokens`` go through the model at onc
 computed only for tokens that carry loss, in float32, and in chunks of ``rl.logprob_chunk``, whose
 gradient is recomputed.
 
+On a CPU two batches are computed at the same time, each by one thread, since a product of a small
+model is too small for two threads. Results are added in the order of the batches, so their bytes
+are those of one thread.
+
 There is one way to a log-probability. A row is scored in the batch in which it is trained on, by
 the same operations, so that the ratio of new to old policy is 1 until the first weight changes.
 Batches of another shape round in another way, and in bfloat16 that is more than a clip range of
@@ -18,9 +22,10 @@ have it at ``t + 1``.
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import peft
 import torch
@@ -51,6 +56,10 @@ from deepsearch_rl.training.runs.finite import (
 )
 from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
 
+# Batches that are computed at the same time on a CPU; each holds its activations
+SIDE_BY_SIDE = 2
+ResultT = TypeVar("ResultT")
+
 
 class Policy:
     """The policy that a model folder starts as, or that of a checkpoint with its optimizer.
@@ -61,6 +70,9 @@ class Policy:
     def __init__(self, start: Path, config: RlConfig, seed: int, checkpoint: Path | None) -> None:
         self.config = config
         self._device = config.backend.device
+        self._threads = (
+            ThreadPoolExecutor(SIDE_BY_SIDE, "policy") if self._device == "cpu" else None
+        )
         # Since the rows were scored; nothing is scored yet
         self._has_moved = True
         torch.manual_seed(seed)
@@ -85,7 +97,7 @@ class Policy:
             self.model.enable_input_require_grads()
 
         self._trained.train()
-        parameters = [weight for weight in self._trained.parameters() if weight.requires_grad]
+        self._parameters = [weight for weight in self._trained.parameters() if weight.requires_grad]
         optimizer = config.optimizer
         betas = (0.9, optimizer.beta2)
         settings = {
@@ -93,7 +105,7 @@ class Policy:
             "betas": betas,
             "weight_decay": optimizer.weight_decay,
         }
-        self.optimizer = torch.optim.AdamW(parameters, **settings)
+        self.optimizer = torch.optim.AdamW(self._parameters, **settings)
 
         if checkpoint is not None:
             state = torch.load(
@@ -182,27 +194,13 @@ class Policy:
 
         Raises NotFiniteError.
         """
-        own_NS = torch.zeros_like(rows.tensors["logprobs"])
-        reference_NS = torch.zeros_like(own_NS)
+        batches: list[torch.Tensor] = []
+        for chosen in minibatches:
+            batches += rows.batches(chosen, self.config.max_batch_tokens)
 
-        with torch.no_grad():
-            for chosen in minibatches:
-                for rows_B in rows.batches(chosen, self.config.max_batch_tokens):
-                    inputs = rows.take(rows_B, self._device)
-                    width = inputs["tokens"].shape[1]
-                    own_BS = self.token_statistics(inputs, with_entropy=False)[0]
-                    own_NS[rows_B, :width] = own_BS.cpu()
-
-                    with (
-                        self._adapter.disable_adapter()
-                        if self._adapter
-                        else contextlib.nullcontext()
-                    ):
-                        start_BS = self.token_statistics(
-                            inputs, self._reference, with_entropy=False
-                        )[0]
-
-                    reference_NS[rows_B, :width] = start_BS.cpu()
+        own_NS = self._logprobs_by(self.model, rows, batches)
+        with self._adapter.disable_adapter() if self._adapter else contextlib.nullcontext():
+            reference_NS = self._logprobs_by(self._reference or self.model, rows, batches)
 
         for of, values_NS in (("the policy", own_NS), ("the start model", reference_NS)):
             bad = int((~values_NS.isfinite()).any(dim=1).sum())
@@ -214,6 +212,28 @@ class Policy:
 
         return own_NS, reference_NS
 
+    def _logprobs_by(
+        self, model: PreTrainedModel, rows: Rows, batches: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """Return a model's log-probabilities of the rows of all batches, [N, S]."""
+
+        def logprobs_of(rows_B: torch.Tensor) -> torch.Tensor:
+            inputs = rows.take(rows_B, self._device)
+            with torch.no_grad():
+                return self.token_statistics(inputs, model, with_entropy=False)[0].cpu()
+
+        logprobs_NS = torch.zeros_like(rows.tensors["logprobs"])
+        for rows_B, logprobs_BS in zip(batches, self._each(logprobs_of, batches), strict=True):
+            logprobs_NS[rows_B, : logprobs_BS.shape[1]] = logprobs_BS
+        return logprobs_NS
+
+    def _each(
+        self, compute: Callable[[torch.Tensor], ResultT], batches: Sequence[torch.Tensor]
+    ) -> Iterator[ResultT]:
+        """Yield what is computed of each batch, in their order."""
+        each = map if self._threads is None else self._threads.map
+        return iter(each(compute, batches))
+
     def update(self, rows: Rows, chosen: torch.Tensor) -> dict[str, float]:
         """Make one optimizer step over the chosen rows, a minibatch of :meth:`score`; return metrics by ART's names.
 
@@ -221,17 +241,8 @@ class Policy:
             CheckFailedError: a token of the first update after :meth:`score` is outside the clip
             range.
         """
-        totals: dict[str, float] = defaultdict(float)
-        trained_tokens = float(rows.mask(chosen).sum())
-        rows.weigh(chosen, self.config.loss, self.config.max_sequence_tokens)
-
-        for rows_B in rows.batches(chosen, self.config.max_batch_tokens):
-            inputs = rows.take(rows_B, self._device)
-            for name, value in self.backward(inputs, trained_tokens).items():
-                totals[name] += value
-
-        parameters = self.optimizer.param_groups[0]["params"]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optimizer.max_grad_norm)
+        totals = self.backward(rows, chosen)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.optimizer.max_grad_norm)
 
         try:
             require_finite_update(
@@ -256,19 +267,41 @@ class Policy:
             "loss/learning_rate": self.optimizer.param_groups[0]["lr"],
         }
 
-    def backward(self, inputs: dict[str, torch.Tensor], trained_tokens: float) -> dict[str, float]:
-        """Add one forward batch's share of the gradient; return its share of the step's mean metrics."""
+    def backward(self, rows: Rows, chosen: torch.Tensor) -> dict[str, float]:
+        """Compute the gradient of the chosen rows, a minibatch; return the means over their tokens."""
+        trained_tokens = float(rows.mask(chosen).sum())
+        rows.weigh(chosen, self.config.loss, self.config.max_sequence_tokens)
+        batches = rows.batches(chosen, self.config.max_batch_tokens)
+        totals: dict[str, float] = defaultdict(float)
+
+        def part_of(rows_B: torch.Tensor) -> tuple[dict[str, float], tuple[torch.Tensor, ...]]:
+            return self._part(rows.take(rows_B, self._device), trained_tokens)
+
+        for metrics, gradients in self._each(part_of, batches):
+            for name, value in metrics.items():
+                totals[name] += value
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+        return totals
+
+    def _part(
+        self, inputs: dict[str, torch.Tensor], trained_tokens: float
+    ) -> tuple[dict[str, float], tuple[torch.Tensor, ...]]:
+        """Return one batch's share of the step's mean metrics, and its share of the gradient."""
         logprobs_BS, entropy_BS = self.token_statistics(inputs)
         loss = (self._token_losses(inputs, logprobs_BS, entropy_BS) * inputs["token_weights"]).sum()
-        loss.backward()
+        # Returned and not added: two batches may be computed at the same time
+        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
 
         share_BS = shift_tensor(inputs["assistant_mask"], False).float() / trained_tokens
         clipped_BS = clipped(inputs, logprobs_BS.detach(), self.config.loss)
-        return {
+        metrics = {
             "loss/train": loss.item(),
             "loss/entropy": float((entropy_BS.detach() * share_BS).sum()),
             "loss/clip_fraction": float((clipped_BS * share_BS).sum()),
         }
+        return metrics, gradients
 
     def _token_losses(
         self, inputs: dict[str, torch.Tensor], logprobs_BS: torch.Tensor, entropy_BS: torch.Tensor
