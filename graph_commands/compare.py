@@ -31,7 +31,7 @@ from deepsearch_rl.evaluation.scoring.score import (
 )
 from deepsearch_rl.evaluation.tables.holm import holm
 from deepsearch_rl.evaluation.tables.tables import Figures
-from deepsearch_rl.tracking.bundle import BUNDLE, FILES, PARAMS, QUESTION_F1, ReportBundle
+from deepsearch_rl.tracking.bundle import BUNDLE, FILES, PARAMS, QUESTION_F1, TABLE, ReportBundle
 from deepsearch_rl.tracking.store import connected, public_uri
 from deepsearch_rl.tracking.upload import DIGEST_TAG, PARENT_TAG, REPORT
 
@@ -196,11 +196,16 @@ def find_report(name: str, source: ReportSource, folder: Path) -> TrackedF1:
     """Return the report that a name stands for; ``folder`` is for what is fetched.
 
     Raises:
-        ArtifactError: there is no such report, or DVC does not find its files.
+        ArtifactError: there is no such report, DVC does not find its files, or `track` has not run since it was made.
         ConfigError, EndpointError: see :func:`connected`.
     """
     tracked = Path("data", source.profile, "track")
+    table = Path("reports", source.profile, TABLE)
     if name == WORKSPACE:
+        shown = source.root / table
+        _require_tracked(
+            source, name, source.root / tracked, shown.read_bytes() if shown.is_file() else None
+        )
         return _read_report(source.root / tracked)
     try:
         with Repo(str(source.root)) as repo:
@@ -211,13 +216,30 @@ def find_report(name: str, source: ReportSource, folder: Path) -> TrackedF1:
 
     try:
         with Repo(str(source.root), rev=commit) as repo:
-            DVCFileSystem(repo=repo).get(tracked.as_posix(), str(folder), recursive=True)
+            files = DVCFileSystem(repo=repo)
+            files.get(tracked.as_posix(), str(folder), recursive=True)
+            is_shown = files.exists(table.as_posix())
+            shown_table = files.open(table.as_posix()).read() if is_shown else None
     except Exception as error:
         problem = f"neither cache nor remote of DVC has the report of {source.profile} at {name} ({error})."
         remedy = f"`dvc push {dvc_file(source.profile)}` where it was made, or run the profile at that revision."
         raise ArtifactError(f"{problem} {remedy}") from error
 
+    _require_tracked(source, name, folder, shown_table)
     return _read_report(folder)
+
+
+def _require_tracked(
+    source: ReportSource, name: str, tracked: Path, shown_table: bytes | None
+) -> None:
+    """Raise ArtifactError where the F1 table that the project shows is not that of the tracked report."""
+    path = tracked / FILES / TABLE
+    if shown_table is not None and path.is_file() and path.read_bytes() != shown_table:
+        raise ArtifactError(
+            f"{name}: reports/{source.profile}/{TABLE} is not the table of data/{source.profile}/track, "
+            "which is what is compared: the stage track has not run since the report was made. Run "
+            f"`dvc repro {dvc_file(source.profile)}:track` there."
+        )
 
 
 def _fetch_from_mlflow(name: str, source: ReportSource, folder: Path) -> TrackedF1:

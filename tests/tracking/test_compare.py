@@ -127,3 +127,20 @@ def test_what_is_not_there_is_named(
         missing.exception
     )
     assert "dvc push" in str(missing.exception)
+
+
+def test_a_report_that_was_not_tracked_since_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracked = project / "data" / "tiny" / "track" / "files" / "f1_table.md"
+    shown = project / "reports" / "tiny" / "f1_table.md"
+    shown.parent.mkdir(parents=True)
+    shown.write_bytes(tracked.read_bytes())
+    assert compare(project, monkeypatch, "first", "workspace").exit_code == 0
+
+    shown.write_text("a newer table")
+    commit_all(project, "a report alone")
+    for name in ("workspace", "HEAD"):
+        stale = compare(project, monkeypatch, "first", name)
+        assert f"{name}: reports/tiny/f1_table.md is not the table of" in str(stale.exception)
+        assert "dvc repro dvc.yaml:track" in str(stale.exception)
