@@ -204,7 +204,7 @@ def find_report(name: str, source: ReportSource, folder: Path) -> TrackedF1:
     if name == WORKSPACE:
         shown = source.root / table
         _require_tracked(
-            source, name, source.root / tracked, shown.read_bytes() if shown.is_file() else None
+            source, name, source.root / tracked, shown.read_text() if shown.is_file() else None
         )
         return _read_report(source.root / tracked)
     try:
@@ -219,7 +219,7 @@ def find_report(name: str, source: ReportSource, folder: Path) -> TrackedF1:
             files = DVCFileSystem(repo=repo)
             files.get(tracked.as_posix(), str(folder), recursive=True)
             is_shown = files.exists(table.as_posix())
-            shown_table = files.open(table.as_posix()).read() if is_shown else None
+            shown_table = str(files.read_text(table.as_posix())) if is_shown else None
     except Exception as error:
         problem = f"neither cache nor remote of DVC has the report of {source.profile} at {name} ({error})."
         remedy = f"`dvc push {dvc_file(source.profile)}` where it was made, or run the profile at that revision."
@@ -230,11 +230,11 @@ def find_report(name: str, source: ReportSource, folder: Path) -> TrackedF1:
 
 
 def _require_tracked(
-    source: ReportSource, name: str, tracked: Path, shown_table: bytes | None
+    source: ReportSource, name: str, tracked: Path, shown_table: str | None
 ) -> None:
     """Raise ArtifactError where the F1 table that the project shows is not that of the tracked report."""
     path = tracked / FILES / TABLE
-    if shown_table is not None and path.is_file() and path.read_bytes() != shown_table:
+    if shown_table is not None and path.is_file() and path.read_text() != shown_table:
         raise ArtifactError(
             f"{name}: reports/{source.profile}/{TABLE} is not the table of data/{source.profile}/track, "
             "which is what is compared: the stage track has not run since the report was made. Run "

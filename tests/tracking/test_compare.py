@@ -136,7 +136,9 @@ def test_a_report_that_was_not_tracked_since_is_refused(
     shown = project / "reports" / "tiny" / "f1_table.md"
     shown.parent.mkdir(parents=True)
     shown.write_bytes(tracked.read_bytes())
-    assert compare(project, monkeypatch, "first", "workspace").exit_code == 0
+    commit_all(project, "the tracked report")
+    for name in ("workspace", "HEAD"):
+        assert compare(project, monkeypatch, "first", name).exit_code == 0
 
     shown.write_text("a newer table")
     commit_all(project, "a report alone")
