@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from deepsearch_rl.commands.folders import folder_bytes
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import DeepsearchError
-from deepsearch_rl.core.files import folder_bytes
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from deepsearch_rl.core.scratch import DIGITS, unfinished
 from deepsearch_rl.core.stage_state import read_state

@@ -7,10 +7,10 @@ import typer
 from typer import Argument, Option
 
 from deepsearch_rl.commands.defaults import changed_field
+from deepsearch_rl.commands.folders import folder_bytes
 from deepsearch_rl.commands.rl_compare import compare_command
 from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.core.files import folder_bytes
 from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile, require_profile
 
 app = typer.Typer(

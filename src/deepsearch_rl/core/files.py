@@ -337,16 +337,6 @@ def file_digests(folder: Path) -> dict[str, str]:
     return digests
 
 
-def folder_bytes(folder: Path) -> int:
-    """Return the size of all files below a folder, in bytes."""
-    size_bytes = 0
-    for path in folder.rglob("*"):
-        if path.is_file():
-            size_bytes += path.stat().st_size
-
-    return size_bytes
-
-
 def sha256_json(value: Any) -> str:
     """Hex SHA-256 of a value's canonical JSON (sorted keys, no spaces)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))

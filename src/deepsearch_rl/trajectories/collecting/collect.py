@@ -154,12 +154,12 @@ def collect_in_turn(runs: Sequence[BulkRun], concurrency: int) -> list[Trajector
     :meth:`RolloutLog.replay`.
     """
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(_opened(run)) for run in runs]
-        unfinished = [run for run in opened if run.missing]
+        open_runs = [stack.enter_context(_opened(run)) for run in runs]
+        unfinished = [run for run in open_runs if run.missing]
         if unfinished:
             asyncio.run(_answer_in_turn(unfinished, concurrency))
 
-        return [run.write() for run in opened]
+        return [run.write() for run in open_runs]
 
 
 @contextlib.contextmanager

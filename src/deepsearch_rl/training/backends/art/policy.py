@@ -34,8 +34,9 @@ from peft.tuners.lora import Linear
 from torch.utils.checkpoint import checkpoint as recomputed
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from deepsearch_rl.core.errors import ArtifactError, CheckFailedError
+from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.files import atomic_directory, read_json, write_json
+from deepsearch_rl.training.backends.art.adapter import with_adapter
 from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
 from deepsearch_rl.training.backends.art.step_rows import Rows
 from deepsearch_rl.training.backends.art.token_figures import clipped, log_softmax_of, mean_kl
@@ -86,7 +87,7 @@ class Policy:
             self._trained: PreTrainedModel | peft.PeftModel = self.model
         else:
             self.model = self._load(start, getattr(torch, config.dtype))
-            self._trained = self._adapter = _with_adapter(self.model, config, checkpoint)
+            self._trained = self._adapter = with_adapter(self.model, config, checkpoint)
 
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(
@@ -388,28 +389,3 @@ class Policy:
         return zeros_BS.masked_scatter(mask_BS, logprobs_P), zeros_BS.masked_scatter(
             mask_BS, entropy_P
         )
-
-
-def _with_adapter(
-    model: PreTrainedModel, config: RlConfig, checkpoint: Path | None
-) -> peft.PeftModel:
-    """Return the model with an adapter on every linear layer: a new one, or a checkpoint's."""
-    assert config.lora is not None
-    if checkpoint is None:
-        settings = peft.LoraConfig(
-            r=config.lora.rank,
-            lora_alpha=config.lora.alpha,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )
-        return cast(peft.PeftModel, peft.get_peft_model(model, settings))
-
-    try:
-        return peft.PeftModel.from_pretrained(model, checkpoint, is_trainable=True)
-    except (RuntimeError, ValueError) as error:
-        raise ArtifactError(
-            f"the adapter of {checkpoint} does not fit the model that rl starts from, a "
-            f"{model.config.model_type} with {model.config.num_hidden_layers} layers of size "
-            f"{model.config.hidden_size}: {str(error).splitlines()[0]} Start from the model that "
-            "the adapter was trained on."
-        ) from error
