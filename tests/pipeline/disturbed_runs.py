@@ -42,6 +42,8 @@ ATTEMPTS = 6
 STARTS_ANEW = "starts anew"
 KEEPS_NOTHING = ("prepare_model",)
 """Stages that begin from the beginning after a kill: pretraining takes minutes and saves no checkpoint."""
+LEAVES_NOTHING = ("choose_checkpoint",)
+"""Stages that copy a folder in a moment: its scratch folder is for rollouts of dev, which smoke asks for none of."""
 REMOTE = "experiments"
 LIMIT_S = 900.0
 _POLL_S = 0.1

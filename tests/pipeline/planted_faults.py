@@ -34,7 +34,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.pipeline.disturbed_runs import SHORTEST_S, WAYS, edits, kills
+from tests.pipeline.disturbed_runs import LEAVES_NOTHING, SHORTEST_S, WAYS, edits, kills
 from tests.pipeline.findings import Finding, faults
 from tests.pipeline.finished_graph import FinishedGraph
 
@@ -78,7 +78,8 @@ def experiments(graph: FinishedGraph, arguments: argparse.Namespace) -> Iterator
 
 def has_scratch(graph: FinishedGraph, stage: str) -> bool:
     """Return whether a stage leaves something behind from which it resumes when it is killed."""
-    return "scratch: Scratch" in graph.read(f"stages/{stage.partition('@')[0]}.py")
+    name = stage.partition("@")[0]
+    return name not in LEAVES_NOTHING and "scratch: Scratch" in graph.read(f"stages/{name}.py")
 
 
 def stage_of_all_ways(graph: FinishedGraph, stages: Sequence[str], seed: int) -> str | None:

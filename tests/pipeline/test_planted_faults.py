@@ -135,6 +135,7 @@ RAN = "Running stage 'profiles/smoke/dvc.yaml:chunk':\n"
         ),
         (Run(0, RAN), "old", "SUCCESS with the same outputs", True),
         (Run(0, RAN), "new", "other outputs: data", False),
+        (Run(0, f"{RAN}RuntimeError: planted fault It starts again"), "old", "the same", False),
         (Run(1, f"{RAN}RuntimeError: planted fault"), "old", "failed", False),
         (Run(1, f"{RAN}error: no such file"), "old", "failed: error: no such file", False),
         (Run(1, "ERROR: failed to lock"), "old", "DID NOT RUN", True),
