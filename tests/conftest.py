@@ -34,7 +34,7 @@ IS_ONE_OF_SEVERAL = "PYTEST_XDIST_WORKER" in os.environ
 if IS_ONE_OF_SEVERAL:
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="deepsearch-")
     # PostgreSQL runs as a user of its own, who has to come through to its files
-    os.chmod(tempfile.tempdir, 0o755)
+    Path(tempfile.tempdir).chmod(0o755)
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 gc.disable()
 nest_asyncio.apply = lambda loop=None: None  # noqa: ARG005
