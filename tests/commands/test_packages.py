@@ -29,6 +29,7 @@ PARTS = {
     "src/deepsearch_rl/explain/causes/figure.py": "train",
     "src/deepsearch_rl/explain/standalone/page.py": "train",
     "src/deepsearch_rl/conversation/chat_format.py": "train",
+    "src/deepsearch_rl/conversation/text_tokens.py": "train",
     "src/deepsearch_rl/engines/": "retrieval",
     "src/deepsearch_rl/retrieval/encoding/model_folder.py": "encoders",
     "src/deepsearch_rl/indexing/": "retrieval",
