@@ -29,6 +29,8 @@ HARMLESS = {
 }
 """Functions that may fail in a run whose result is right all the same, and why."""
 TEXT_OF_FAULT = "planted fault"
+NEW_START = "It starts again after the last step"
+"""What the watchdog of RL says of a failure."""
 RECORDS_THE_CODE = ("track",)
 """Stages whose output names the commit and whether a file differs from it: other output with broken modules."""
 
@@ -83,8 +85,9 @@ def verdict(run: Run, before: dict[str, str], after: dict[str, str]) -> tuple[st
             "failed" if TEXT_OF_FAULT in run.output else f"failed: {run.last_line()[:160]}"
         ), False
     if before == after:
-        # Training starts again behind the last step that it saved, and says why
-        if TEXT_OF_FAULT in run.output:
+        # Training starts again behind the last step that it saved, and says why. A fault that is
+        # logged and otherwise passed over survives.
+        if TEXT_OF_FAULT in run.output and NEW_START in run.output:
             return "the same outputs, after new starts that name the fault", False
         return "SUCCESS with the same outputs", True
     return (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.findings import RECORDER, verdict
+from tests.pipeline.findings import NEW_START, RECORDER, verdict
 from tests.pipeline.finished_graph import Run
 from tests.pipeline.planting import CannotPlantError, with_fault_in_function, with_fault_in_module
 
@@ -135,7 +135,8 @@ RAN = "Running stage 'profiles/smoke/dvc.yaml:chunk':\n"
         ),
         (Run(0, RAN), "old", "SUCCESS with the same outputs", True),
         (Run(0, RAN), "new", "other outputs: data", False),
-        (Run(0, f"{RAN}RuntimeError: planted fault It starts again"), "old", "the same", False),
+        (Run(0, f"{RAN}planted fault. {NEW_START} (1 of 3)."), "old", "the same", False),
+        (Run(0, f"{RAN}warning: planted fault"), "old", "SUCCESS with the same outputs", True),
         (Run(1, f"{RAN}RuntimeError: planted fault"), "old", "failed", False),
         (Run(1, f"{RAN}error: no such file"), "old", "failed: error: no such file", False),
         (Run(1, "ERROR: failed to lock"), "old", "DID NOT RUN", True),
