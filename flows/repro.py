@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from logging import LoggerAdapter
 from pathlib import Path
 
-from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import require_profile
@@ -27,7 +26,7 @@ from flows.dvc_calls import find_foreign_run
 from flows.graph import Stage, read_graph, select
 from flows.locks import run_held
 from flows.reports import send_reports
-from flows.schedule import WORKERS, run_graph
+from flows.schedule import WORKERS, Start, expected_seconds, run_graph
 from flows.stage_run import CACHED, run_stage, workplace
 
 _LOG = logging.getLogger("stages")
@@ -96,15 +95,14 @@ def _repro(
         # No remote, as with `dvc repro`, which asks none.
         place = workplace(root, profile, guard, name, remote=False, locks=locks)
 
-        def start(stage: Stage, _: list[Future[str]], unchanged: bool) -> Future[str]:
-            if unchanged and not force:
+        def start(stage: Stage, _: list[Future[str]], how: Start) -> Future[str]:
+            if how.unchanged and not force:
                 return pool.submit(lambda: CACHED)
-            return pool.submit(
-                run_stage, stage, place, force, LoggerAdapter(_LOG, {"stage": stage.name})
-            )
+            log = LoggerAdapter(_LOG, {"stage": stage.name})
+            return pool.submit(run_stage, stage, place, force, log, in_background=how.in_background)
 
-        timings = {run.stage: run.seconds for run in latest_runs(root, profile)}
-        started = run_graph(graph, start, _outcome, place.config.gpu_stages, timings, jobs)
+        expected_s = expected_seconds(root, profile)
+        started = run_graph(graph, start, _outcome, place.config.gpu_stages, expected_s, jobs)
         outcomes = {name: _outcome(future) for name, future in started.items()}
         send_reports(place, profile, outcomes, LoggerAdapter(_LOG, {"stage": "mlflow"}))
 

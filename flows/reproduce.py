@@ -32,7 +32,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from deepsearch_rl.commands.summary import latest_runs, read_table
+from deepsearch_rl.commands.summary import read_table
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, DeepsearchError, EndpointError
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.project.state import require_sound_project
@@ -49,7 +49,7 @@ from flows.recovery import close_dead_run
 from flows.reports import send_reports
 from flows.repro import is_unchanged, log_to_stdout
 from flows.run_page import key_figures, report_page, run_page
-from flows.schedule import WORKERS, run_graph
+from flows.schedule import WORKERS, Start, expected_seconds, run_graph
 from flows.server import needs_server, prefect_api, wait_for_prefect
 from flows.stage_run import (
     CACHED,
@@ -68,7 +68,9 @@ RETRY_DELAYS_S = [30.0, 120.0, 600.0]
 
 
 @task(task_run_name="{stage.name}", cache_policy=NO_CACHE)
-def reproduce_stage(stage: Stage, place: Workplace, skip: bool, force: bool) -> State[None]:
+def reproduce_stage(
+    stage: Stage, place: Workplace, skip: bool, force: bool, in_background: bool
+) -> State[None]:
     """Let DVC reproduce one stage (:func:`flows.stage_run.run_stage`).
 
     Returns:
@@ -76,7 +78,7 @@ def reproduce_stage(stage: Stage, place: Workplace, skip: bool, force: bool) -> 
     """
     if skip:
         return Completed(name=CACHED, message="unchanged, and so is everything before it")
-    outcome = run_stage(stage, place, force, get_run_logger())
+    outcome = run_stage(stage, place, force, get_run_logger(), in_background)
     messages = {CACHED: "unchanged", RESTORED: "outputs of an earlier run, from DVC's run cache"}
     return Completed(
         name=outcome, message=messages.get(outcome) or key_figures(place.root, stage) or None
@@ -226,7 +228,7 @@ def _reproduce(
             stream(["make", "environment"], place, get_run_logger())
 
         def start(
-            stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool
+            stage: Stage, upstream: list[PrefectFuture[State[None]]], how: Start
         ) -> PrefectFuture[State[None]]:
             retries = len(RETRY_DELAYS_S) if stage.family in place.config.outside_stages else 0
             run = reproduce_stage.with_options(
@@ -234,14 +236,15 @@ def _reproduce(
                 retry_delay_seconds=RETRY_DELAYS_S,
                 retry_condition_fn=_is_outside,
             )
-            return run.submit(stage, place, skip and not force, force, wait_for=upstream)  # pyright: ignore[reportCallIssue]
+            skip = how.unchanged and not force
+            return run.submit(stage, place, skip, force, how.in_background, wait_for=upstream)  # pyright: ignore[reportCallIssue]
 
         def outcome(future: PrefectFuture[State[None]]) -> str | None:
             future.wait()
             return future.state.name if future.state.is_completed() else None
 
-        timings = {run.stage: run.seconds for run in latest_runs(project, profile)}
-        started = run_graph(graph, start, outcome, place.config.gpu_stages, timings)
+        expected_s = expected_seconds(project, profile)
+        started = run_graph(graph, start, outcome, place.config.gpu_stages, expected_s)
         states = {name: future.state for name, future in started.items()}
         outcomes: dict[str, str | None] = {}
         for name, state in states.items():

@@ -3,9 +3,14 @@
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from graphlib import TopologicalSorter
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from deepsearch_rl.commands.summary import latest_runs
+from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.profile import find_profile
+from deepsearch_rl.planning.plan import make_plan
 from flows.graph import Graph, Stage, longest_path_s
 from flows.stage_run import CACHED
 
@@ -20,9 +25,35 @@ class Running(Protocol):
 
 
 RunningT = TypeVar("RunningT", bound=Running)
-# Starts a stage, after those that it builds on; True: it and they are unchanged, so there is
-# nothing to run
-StartStage = Callable[[Stage, list[RunningT], bool], RunningT]
+
+
+class Start(NamedTuple):
+    """How a stage starts.
+
+    ``unchanged``: it and those that it builds on are, so there is nothing to run. ``in_background``:
+    a stage with a longer way to the end is running, and should not be slowed down.
+    """
+
+    unchanged: bool
+    in_background: bool
+
+
+# Starts a stage, after those that it builds on
+StartStage = Callable[[Stage, list[RunningT], Start], RunningT]
+
+
+def expected_seconds(root: Path, profile: str) -> dict[str, float]:
+    """Return how long every stage of a profile takes: as its last run, or as the plan says where it never ran."""
+    # What cannot be planned can be run: then the last runs alone are known
+    with suppress(DeepsearchError):
+        plan = make_plan(find_profile(root, profile), {})
+        planned = {work.stage: work.seconds(plan.slopes) for work in plan.stages}
+        return planned | _last_seconds(root, profile)
+    return _last_seconds(root, profile)
+
+
+def _last_seconds(root: Path, profile: str) -> dict[str, float]:
+    return {run.stage: run.seconds for run in latest_runs(root, profile)}
 
 
 def run_graph(
@@ -30,28 +61,31 @@ def run_graph(
     start: StartStage[RunningT],
     outcome: Callable[[RunningT], str | None],
     gpu_stages: Set[str],
-    last_runs_s: Mapping[str, float],
+    expected_s: Mapping[str, float],
     workers: int = WORKERS,
 ) -> dict[str, RunningT]:
     """Run every stage after those that it needs, and return all that were started; after a failure no more start.
 
     ``outcome`` waits for a stage that has ended and returns how (:mod:`flows.stage_run`), None
     where it failed. Of the stages that could start, the one with the longest way to the end is
-    first, by the times of the last runs. A stage that would only wait for another one's GPU leaves
-    its place to others.
+    first, by the seconds that each is expected to take; those that start beside it run in its
+    background. A stage that would only wait for another one's GPU leaves its place to others.
     """
     # A stage outside of the selected part is up to date, so that nobody waits for it
     upstream_of = {name: stage.upstream & graph.keys() for name, stage in graph.items()}
     order = TopologicalSorter(upstream_of)
     order.prepare()
-    seconds_left = longest_path_s(graph, last_runs_s)
+    seconds_left = longest_path_s(graph, expected_s)
     started: dict[str, RunningT] = {}
     finished: SimpleQueue[str] = SimpleQueue()
     outcomes: dict[str, str | None] = {}
     ready: list[str] = []
 
+    def running() -> Set[str]:
+        return started.keys() - outcomes.keys()
+
     def has_room(name: str) -> bool:
-        families = [graph[other].family for other in started.keys() - outcomes.keys()]
+        families = [graph[other].family for other in running()]
         waits_for_gpu = graph[name].family in gpu_stages and bool(gpu_stages & set(families))
         return len(families) < workers and not waits_for_gpu
 
@@ -63,14 +97,16 @@ def run_graph(
             # DVC's word holds only where nothing before it ran
             unchanged = not graph[name].changed
             unchanged &= all(outcomes[before] == CACHED for before in upstream)
-            started[name] = start(graph[name], [started[before] for before in upstream], unchanged)
+            longest_s = max((seconds_left[other] for other in running()), default=0.0)
+            how = Start(unchanged, in_background=longest_s > seconds_left[name])
+            started[name] = start(graph[name], [started[before] for before in upstream], how)
             started[name].add_done_callback(lambda _, name=name: finished.put(name))
 
         name = _next_of(finished)
         outcomes[name] = outcome(started[name])
         order.done(name)
 
-    for name in started.keys() - outcomes.keys():
+    for name in running():
         outcome(started[name])
     return started
 

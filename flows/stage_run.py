@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import Logger, LoggerAdapter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +26,9 @@ from flows.outcome import OUTCOME_VARIABLE, Outcome, read_outcome
 DVC = str(Path(__file__).with_name("dvc"))
 # DVC sets it for the stages of `dvc exp run`
 EXPERIMENT_VARIABLE = "DVC_EXP_NAME"
+# A stage in the background gets a quarter of a core that another one wants: its servers still
+# answer in time
+BACKGROUND_NICENESS = 5
 PUSH_ATTEMPTS = 4
 PUSH_BACKOFF_S = 2.0
 # How a stage ends: it ran; DVC calls it unchanged; DVC fetched the outputs of an earlier run of
@@ -65,7 +68,8 @@ class Workplace:
     ``remote`` is whether stages are fetched from DVC's remote, and pushed to it. The descriptors
     ``locks`` are those of the run's locks, which are free when the run and all that its stages
     started have ended. ``experiment`` is the name under which the result will be kept, empty where
-    it is none: stages give it to their runs in MLflow.
+    it is none: stages give it to their runs in MLflow. ``niceness`` is that of their processes:
+    the higher, the more they leave the processor to others.
     """
 
     root: Path
@@ -75,6 +79,7 @@ class Workplace:
     remote: bool
     locks: tuple[int, ...] = ()
     experiment: str = ""
+    niceness: int = 0
 
 
 def workplace(
@@ -91,12 +96,17 @@ def workplace(
     return Workplace(root, guard, holder, config, remote, locks, experiment)
 
 
-def run_stage(stage: Stage, place: Workplace, force: bool, log: AnyLogger) -> str:
+def run_stage(
+    stage: Stage, place: Workplace, force: bool, log: AnyLogger, in_background: bool = False
+) -> str:
     """Let DVC reproduce one stage and return how it ended; its output goes to ``log`` line by line.
 
-    With the remote, what another machine has made of the same inputs is fetched, and what this one
-    makes is pushed. Raises StageFailedError with the command, its exit status and its last lines.
+    In the background it leaves the processor to others that need it. With the remote, what another
+    machine has made of the same inputs is fetched, and what this one makes is pushed. Raises
+    StageFailedError with the command, its exit status and its last lines.
     """
+    if in_background:
+        place = replace(place, niceness=BACKGROUND_NICENESS)
     with ExitStack() as turns:
         locks: list[int] = []
         for path in gpu_locks() if stage.family in place.config.gpu_stages else ():
@@ -183,8 +193,12 @@ def stream(
         environment[EXPERIMENT_VARIABLE] = place.experiment
     # Prefect keeps logs on a server that others read
     secrets = environment_secrets(environment)
+    prefix = ["nice", "-n", str(place.niceness)] if place.niceness else []
     process = place.guard.start(
-        command, folder=place.root, environment=environment, kept=[*place.locks, *locks]
+        [*prefix, *command],
+        folder=place.root,
+        environment=environment,
+        kept=[*place.locks, *locks],
     )
     lines = stream_lines(process, lambda line: log.info("%s", redact(line, secrets)))
     tail = [redact(line, secrets) for line in lines]

@@ -12,12 +12,13 @@ import pytest
 from pydantic import BaseModel
 
 from deepsearch_rl.commands.doctor import Requirements
-from deepsearch_rl.commands.summary import TIMINGS, latest_runs
+from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.core.files import read_distinct, read_jsonl, read_record
 from deepsearch_rl.core.frames import check_frame
 from deepsearch_rl.core.profile import find_profile, load_profile
 from deepsearch_rl.core.records import Document, FilterReport, Question, RetrievalReport, Trajectory
+from deepsearch_rl.core.stage_entry import TIMINGS
 from deepsearch_rl.corpora.download import flashrag_sets, graphrag_bench
 from deepsearch_rl.corpora.download.catalogue import QUESTION_FORMATS
 from deepsearch_rl.corpora.reading import flashrag

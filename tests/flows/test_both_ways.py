@@ -11,7 +11,7 @@ import pytest
 
 from flows.repro import repro
 from flows.reproduce import reproduce
-from flows.stage_run import StageFailedError
+from flows.stage_run import BACKGROUND_NICENESS, StageFailedError
 from tests.flows.conftest import TAKING_TURNS, MakeProject, python, take_sigint
 
 pytestmark = pytest.mark.slow
@@ -19,10 +19,11 @@ pytestmark = pytest.mark.slow
 Run = Callable[[], Mapping[str, str]]
 GPU_STAGES = "profile: tiny\nflow: {gpu_stages: [sft, evaluate], outside_stages: []}\n"
 
-# Each waits for the other one to have started, so they end only if they run side by side.
+# Each waits for the other one to have started, so they end only if they run side by side; both write
+# down their niceness.
 MEETING = {
     name: {
-        "cmd": f"touch {name}.here; until [ -e {other}.here ]; do sleep 0.1; done; echo met > {name}.txt",
+        "cmd": f"touch {name}.here; until [ -e {other}.here ]; do sleep 0.1; done; nice > {name}.txt",
         "outs": [f"{name}.txt"],
     }
     for name, other in (("left", "right"), ("right", "left"))
@@ -52,6 +53,17 @@ def test_independent_stages_run_side_by_side_and_gpu_stages_in_turn(
 ) -> None:
     make_project({**MEETING, **TAKING_TURNS}, GPU_STAGES)
     assert set(run().values()) == {"Completed"}
+
+
+def test_a_stage_with_a_shorter_way_to_the_end_leaves_the_processor_to_the_other_one(
+    make_project: MakeProject, run: Run
+) -> None:
+    after = {"cmd": "cp right.txt after.txt", "deps": ["right.txt"], "outs": ["after.txt"]}
+    project = make_project({**MEETING, "after": after})
+    run()
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert int((project / "right.txt").read_text()) == own
+    assert int((project / "left.txt").read_text()) == own + BACKGROUND_NICENESS
 
 
 def test_after_a_failure_nothing_starts_and_the_error_has_the_stages_status_and_last_lines(

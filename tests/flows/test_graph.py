@@ -1,10 +1,13 @@
+import json
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.stage_entry import TIMINGS
 from flows.graph import Stage, longest_path_s, read_graph, select
-from flows.schedule import run_graph
+from flows.schedule import Start, expected_seconds, run_graph
 from tests.flows.conftest import MakeProject
 
 STAGES = {
@@ -80,22 +83,45 @@ def test_outputs_are_paths_from_the_projects_root(make_project: MakeProject) -> 
     assert read_graph(make_project(STAGES), "tiny")["b@x"].outputs == ("b@x.txt",)
 
 
-def test_the_stage_with_the_longest_way_to_the_end_starts_first() -> None:
+def test_the_stage_with_the_longest_way_to_the_end_starts_first_and_others_run_in_its_background() -> (
+    None
+):
     upstream = {"d": frozenset({"c"})}
     graph = {
         name: Stage(name, name, upstream.get(name, frozenset()), (), changed=True)
         for name in "abcd"
     }
-    started: list[str] = []
+    started: dict[str, Start] = {}
 
-    def start(stage: Stage, _: list[Future[str]], unchanged: bool) -> Future[str]:
-        assert not unchanged
-        started.append(stage.name)
+    def start(stage: Stage, _: list[Future[str]], how: Start) -> Future[str]:
+        started[stage.name] = how
         future: Future[str] = Future()
         future.set_result("Completed")
         return future
 
-    last_runs_s = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 9.0}
-    run_graph(graph, start, Future.result, frozenset(), last_runs_s, workers=2)
-    assert started[:2] == ["c", "b"]
+    expected_s = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 9.0}
+    run_graph(graph, start, Future.result, frozenset(), expected_s, workers=2)
+    assert list(started)[:2] == ["c", "b"]
     assert set(started) == set(graph)
+    assert started["c"] == Start(unchanged=False, in_background=False)
+    assert started["b"] == Start(unchanged=False, in_background=True)
+    # It starts beside b, whose way to the end is shorter
+    assert started["d"] == Start(unchanged=False, in_background=False)
+
+
+def test_a_stage_that_never_ran_is_expected_to_take_what_the_plan_says(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_bytes(Path("params.yaml").read_bytes())
+    planned = expected_seconds(tmp_path, "tiny")
+    assert planned["prepare_model"] > planned["sft"] > planned["chunk"] > 0
+
+    run = {"profile": "tiny", "stage": "sft", "seconds": 7.5, "started": 1.0, "peak_mb": 0}
+    timings = tmp_path / TIMINGS
+    timings.parent.mkdir(parents=True)
+    timings.write_text(json.dumps(run) + "\n", encoding="utf-8")
+    expected_s = expected_seconds(tmp_path, "tiny")
+    assert expected_s["sft"] == 7.5
+    assert expected_s.keys() == planned.keys()
+
+    # Without a section that the plan reads
+    (tmp_path / "params.yaml").write_text("seed: 0\n", encoding="utf-8")
+    assert expected_seconds(tmp_path, "tiny") == {"sft": 7.5}

@@ -13,6 +13,7 @@ from deepsearch_rl.core.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import dvc_file, require_profile
 from deepsearch_rl.core.records import ForeignRecord
+from deepsearch_rl.core.stage_entry import TIMINGS
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.outbox import outbox_folder, waiting_reports
 
@@ -22,7 +23,6 @@ ProfileName = Annotated[
 STORE_HELP = Option(
     envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here"
 )
-TIMINGS = Path("work", "timings.jsonl")
 # Between two stages of one run
 LONGEST_PAUSE_S = 60.0
 TIMELINE_WIDTH = 40
