@@ -180,24 +180,30 @@ def test_a_retriever_of_a_set_that_does_not_exist_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("named")
-def test_every_set_is_searched_with_its_own_retriever(
+def test_every_set_is_searched_with_its_own_retriever_and_a_variant_shares_its_server(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    retrievers: list[str] = []
+    retrievers: list[tuple[str, int]] = []
 
     def recorded(index: Path, chunks: Path, config: RetrievalConfig) -> AbstractContextManager[str]:
-        retrievers.append(config.retriever)
+        retrievers.append((config.retriever, config.top_k))
         return serve_index_here(index, chunks, config)
 
     monkeypatch.setattr("deepsearch_rl.evaluation.models.evaluate_model.serve_index", recorded)
     retrieval = RETRIEVAL.model_copy(update={"dataset_retrievers": {"musique": "hybrid"}})
+    common = {"dataset": "musique", "corpus": None, "samples": 1}
+    variants = {
+        name: VariantPlan.model_validate(common | values) for name, values in VARIANTS.items()
+    }
     with serve_chat(reads) as chat:
         model, plan = (
             model_at(chat.endpoint.base_url, tmp_path / "model"),
-            replace(setting(SETS), retrieval=retrieval),
+            replace(setting(SETS, variants), retrieval=retrieval),
         )
-        evaluation = evaluate_model("sft", model, plan, data, tmp_path / "out", tmp_path / "work")
-    assert retrievers == ["bm25", "hybrid"]
+        evaluation = evaluate_model("api", model, plan, data, tmp_path / "out", tmp_path / "work")
+    # The variant "short" is answered over the second server; "top1" needs fewer passages
+    assert sorted(retrievers) == [("bm25", 2), ("hybrid", 1), ("hybrid", 2)]
+    assert {row.variant for row in evaluation.rows} == {"", "short", "top1"}
     assert {row.dataset: row.f1 for row in evaluation.rows if not row.kind} == {
         "multihoprag": 1.0,
         "musique": 1.0,

@@ -51,7 +51,7 @@ class TextTokens:
     def _is_cut_at(self, mark: str) -> bool:
         """Return whether what stands before and after a special token can be encoded alone."""
         for before, after in itertools.product(PROBES, PROBES):
-            parts = self._encode(before) + self._encode(mark) + self._encode(after)
+            parts = self._part_ids(before) + self._part_ids(mark) + self._part_ids(after)
             if self._encode(before + mark + after) != parts:
                 return False
         return True
