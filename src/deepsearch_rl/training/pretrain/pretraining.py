@@ -36,6 +36,7 @@ from deepsearch_rl.training.pretrain.model import (
 from deepsearch_rl.training.pretrain.muon import Muon
 from deepsearch_rl.training.runs.curves import record_step
 from deepsearch_rl.training.runs.finite import require_finite_update
+from deepsearch_rl.training.runs.hidden_states import hidden_states
 
 TRAIN_LOG = "train_log.jsonl"
 # Steps between two lines of the training log
@@ -285,15 +286,13 @@ def backward(
     right.
     """
     tokens, labels = zip(*examples, strict=True)
-    # No attention mask: padding stands on the right, where a causal model cannot see it from any
-    # trained token.
     inputs_BT = pad_sequence(list(tokens), batch_first=True)
-    labels_S = pad_sequence(list(labels), batch_first=True, padding_value=IGNORED).flatten()
-    places_P = (labels_S != IGNORED).nonzero().squeeze(1)
-    hidden_BTD = model.model(input_ids=inputs_BT, use_cache=False).last_hidden_state
-    # Logits of trained positions alone: eight of nine tokens are read, not written.
-    logits_PV = model.lm_head(hidden_BTD.flatten(0, 1)[places_P - 1])
-    targets_P = labels_S[places_P]
+    labels_BT = pad_sequence(list(labels), batch_first=True, padding_value=IGNORED)
+    # A label belongs to the position before it
+    next_BT = functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
+    is_trained_BT = next_BT != IGNORED
+    logits_PV = model.lm_head(hidden_states(model.model, inputs_BT, is_trained_BT))
+    targets_P = next_BT[is_trained_BT]
     loss = functional.cross_entropy(logits_PV, targets_P, reduction="sum") / trained_tokens
     loss.backward()
     return loss.item(), int((logits_PV.argmax(-1) == targets_P).sum())
