@@ -33,8 +33,10 @@ STEPS = 6
 # One step of it moves a policy further than any rounding
 STALE_LEARNING_RATE = 0.05
 KEEP = "--keep-scratch"
-# Names of profiles inside the copy: one with its own encoder, one at full size
+# Names of profiles inside the copy: one with its own encoder, one with an enlarged adapter, one at
+# full size
 OWN_INDEX = "own_index"
+SCALED = "scaled"
 FULL = "full"
 RECALL = "evidence_recall@10"
 # Of gold passages; chance gives about .01 on the generated world
@@ -65,7 +67,7 @@ class Preflight:
             self._phase("stale", 900, "prepare"),
             self._phase("serve", 1800, "prepare"),
             self._phase("rl_merge", 600, "rl"),
-            self._phase("adapter", 900, "rl_merge"),
+            self._phase("adapter", 1200, "rl_merge"),
             self._phase("evaluate", 900, "rl_merge"),
             self._phase("ifeval", 900, "rl_merge"),
             self._phase("longest", 600, "prepare"),
@@ -305,15 +307,29 @@ class Preflight:
         return {**figures, **slopes}
 
     def adapter(self) -> Figures:
-        """RL's adapter, enlarged until it answers differently, served beside its base: it agrees with transformers."""
+        """RL's adapter, enlarged until it answers differently: merged by the stage, and served beside its base."""
         models = self.project.models
         result = self.project.work / "scaled.json"
         scaled = models / "scaled_adapter"
-        merged = models / "scaled_merged"
-        folders = [models / START, models / "rl_adapter" / START, scaled, merged]
+        folders = [models / START, models / "rl_adapter" / START, scaled]
         self.project.run("sft", "scripts.preflight.scaled_adapter", *folders, result)
-        probe = probe_server(self.project, "adapter", scaled.name, merged.name, must_call=False)
+        merged = self._merge_scaled(scaled)
+        probe = probe_server(self.project, "adapter", scaled.name, str(merged), must_call=False)
         return {**serve_figures(probe), "adapter_nats": read_json(result)["difference"]}
+
+    def _merge_scaled(self, adapter: Path) -> Path:
+        """Merge an adapter as RL's is, by the stage and with its proof; return the merged folder.
+
+        RL may have kept its start, and of an adapter of zeros nothing is lost.
+        """
+        profile = self.project.profile.with_overrides({"profile": SCALED})
+        project = replace(self.project, profile=profile)
+        (project.models / "rl_adapter").mkdir(parents=True)
+        (project.models / START).symlink_to(self.project.models / START)
+        (project.models / "rl_adapter" / START).symlink_to(adapter)
+        params = project.write_params({}, f"{SCALED}.yaml")
+        project.run("rl", "stages.unsloth_merge", START, params=params)
+        return project.models / "rl_merged" / START
 
     def evaluate(self) -> Figures:
         """The merged model evaluated on a few questions."""

@@ -1,12 +1,12 @@
-"""An adapter enlarged until its model answers differently from the base, and that model merged by transformers.
+"""An adapter enlarged until its model answers differently from the base.
 
-    python -m scripts.preflight.scaled_adapter PARAMS START ADAPTER SCALED MERGED RESULT
+    python -m scripts.preflight.scaled_adapter PARAMS START ADAPTER SCALED RESULT
 
 A few steps of RL change a model by less than two engines differ by rounding: a server that ignores
-such an adapter looks as right as one that applies it. SCALED is ADAPTER with its second factor
-times a power of two, MERGED the same model without an adapter. Where RL kept its start, that factor
-is 0, and random numbers take its place. RESULT is a JSON file with the power, and by how much the
-two models differ in nats a token.
+such an adapter looks as right as one that applies it, and so does a merge that loses it. SCALED is
+ADAPTER with its second factor times a power of two. Where RL kept its start, that factor is 0, and
+random numbers take its place. RESULT is a JSON file with the power, and by how much the two models
+differ in nats a token.
 """
 
 import shutil
@@ -28,7 +28,7 @@ from deepsearch_rl.training.merging.proof import (
     fixed_prompts,
     greedy_answers,
 )
-from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES, complete_folder
+from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
 from scripts.preflight.logprobs import mean_difference
 
 PROMPTS = 4
@@ -53,10 +53,8 @@ def enlarge(adapter: Path, scaled: Path, factor: float) -> None:
     save_file(weights, scaled / ADAPTER_FILES[1], metadata={"format": "pt"})
 
 
-def make(
-    start: Path, adapter: Path, scaled: Path, merged: Path, dtype: torch.dtype
-) -> dict[str, float]:
-    """Write both folders; return the factor and the mean difference of log-probabilities to the base."""
+def make(start: Path, adapter: Path, scaled: Path, dtype: torch.dtype) -> dict[str, float]:
+    """Write the enlarged adapter; return the factor and the mean difference of log-probabilities to the base."""
     load: Any = AutoModelForCausalLM.from_pretrained
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base = load(start, dtype=dtype).to(device)
@@ -67,7 +65,8 @@ def make(
     ]
     of_base = answer_logprobs(base, answers)
 
-    for exponent in range(0, LARGEST_EXPONENT, 2):
+    # No larger than it must be: the rounding of a merge grows with what it adds
+    for exponent in range(LARGEST_EXPONENT):
         enlarge(adapter, scaled, 2.0**exponent)
         model: Any = PeftModel.from_pretrained(load(start, dtype=dtype).to(device), scaled)
         difference = mean_difference(answer_logprobs(model, answers), of_base)
@@ -76,18 +75,16 @@ def make(
     else:
         raise CheckFailedError(f"{adapter} changes nothing, however large it is made.")
 
-    model.merge_and_unload().save_pretrained(merged)
-    complete_folder(start, merged, scaled)
     return {"factor": 2.0**exponent, "difference": difference}
 
 
 def main() -> None:
     """Command line; an error ends it with status 1 and one paragraph."""
-    params, start, adapter, scaled, merged, result = map(Path, sys.argv[1:])
+    params, start, adapter, scaled, result = map(Path, sys.argv[1:])
     dtype = getattr(torch, load_profile(params).values["unsloth_merge"]["dtype"])
 
     try:
-        write_json(result, make(start, adapter, scaled, merged, dtype))
+        write_json(result, make(start, adapter, scaled, dtype))
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
 

@@ -42,7 +42,9 @@ SMALL = {
     "intermediate_size": 512,
     "num_attention_heads": 4,
 }
+# Of teaching. A hub's vocabulary is a hundred times larger: after 60 steps, hardly a rollout ends with an answer
 STEPS = 60
+HUB_STEPS = 250
 BATCH_TOKENS = 1500
 POOL = 16
 TEXT_BEFORE_CALL = "I look it up."
@@ -84,7 +86,7 @@ def _of_architecture(profile: Profile, source: Path, full_size: bool) -> tuple[A
     return model, AutoTokenizer.from_pretrained(source)
 
 
-def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int = STEPS) -> None:
+def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int) -> None:
     """Train on the teacher's conversations until the model writes calls like them."""
     device = model.device
     parameters = list(model.train().named_parameters())
@@ -142,11 +144,9 @@ def write_model(profile: Profile, base: Path, full_size: bool) -> None:
     """Write the model folder ``models/<profile>/base`` of the working folder."""
     model, tokenizer = empty_model(profile, base, full_size)
     if not full_size:
-        teach(
-            model,
-            tokenizer,
-            list(read_jsonl(profile.data / "trajectories" / "teacher.jsonl", Trajectory)),
-        )
+        answers = read_jsonl(profile.data / "trajectories" / "teacher.jsonl", Trajectory)
+        is_pretrained = profile.values["prepare_model"]["source"] == "pretrain"
+        teach(model, tokenizer, list(answers), STEPS if is_pretrained else HUB_STEPS)
         model.to(getattr(torch, profile.values["sft"]["dtype"]))
 
     model.save_pretrained(profile.models / "base")

@@ -7,6 +7,7 @@ from transformers import AutoTokenizer, Qwen3Config
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.records import Message, Trajectory
 from scripts.imports import ROOT
+from scripts.preflight import small_model
 from scripts.preflight.project import cut_values
 from scripts.preflight.small_model import empty_model, teach
 from tests.policies import policy_folder  # noqa: F401  a fixture
@@ -50,6 +51,20 @@ def test_a_model_of_full_size_has_the_dtype_of_training(gpu_profile: Profile, ba
     model, _ = empty_model(gpu_profile, base, full_size=True)
     assert (model.config.num_hidden_layers, model.config.hidden_size) == (3, 512)
     assert model.dtype == torch.bfloat16
+
+
+def test_a_hubs_model_is_taught_for_longer_than_a_pretrained_one(
+    gpu_profile: Profile, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught: list[int] = []
+
+    monkeypatch.chdir(base)
+    monkeypatch.setattr(small_model, "teach", lambda *arguments: taught.append(arguments[-1]))
+    monkeypatch.setattr(small_model, "read_jsonl", lambda *_: [])
+    small_model.write_model(gpu_profile, base, full_size=False)
+    assert taught == [small_model.HUB_STEPS]
+    assert small_model.HUB_STEPS > small_model.STEPS
+    assert (gpu_profile.models / "base" / "config.json").is_file()
 
 
 @pytest.mark.slow
