@@ -4,9 +4,11 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from fastapi import FastAPI
 
 from deepsearch_rl.conversation.chat_format import assistant_message, load_chat_format
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
@@ -177,3 +179,15 @@ def test_a_stream_that_its_client_leaves_stops_computing(
     assert ended.wait(20)
     assert result.cancelled()
     assert complete(endpoint).status_code == 200
+
+
+def test_the_server_starts_where_asyncio_run_is_one_without_a_loop_factory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(main: object, *, debug: bool = False) -> None:
+        """Have the arguments of nest_asyncio's, which ART puts in the place of asyncio.run."""
+        raise AssertionError(f"{main} would run in a loop that another thread has: {debug}")
+
+    monkeypatch.setattr("uvicorn.server.asyncio_run", run)
+    with serve_in_thread(FastAPI()) as port:
+        assert httpx.get(f"http://{LOOPBACK}:{port}/none", timeout=10).status_code == 404

@@ -143,6 +143,16 @@ def _server(app: FastAPI) -> uvicorn.Server:
     return uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
 
 
+def _run(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Run a server on a socket in a loop of its own until it is told to exit.
+
+    From Python 3.12 on, uvicorn's own ``run`` gives asyncio.run a loop factory; ART has put a function
+    without that argument in its place (nest_asyncio).
+    """
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(server.serve([listener]))
+
+
 @contextmanager
 def serve_in_thread(app: FastAPI) -> Iterator[int]:
     """Serve on a free loopback port from a thread of this process until the end of the block; yield the port."""
@@ -153,7 +163,7 @@ def serve_in_thread(app: FastAPI) -> Iterator[int]:
         # delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         thread = threading.Thread(
-            target=server.run, args=([listener],), name="chat-server", daemon=True
+            target=_run, args=(server, listener), name="chat-server", daemon=True
         )
         thread.start()
 
