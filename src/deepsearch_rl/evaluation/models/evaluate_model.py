@@ -29,9 +29,9 @@ from deepsearch_rl.endpoints.remote import (
     resolve_endpoint,
     shown_address,
 )
-from deepsearch_rl.evaluation.models.asked_set import AskedSet, ServedModel
 from deepsearch_rl.evaluation.models.controls import GoldPassages
 from deepsearch_rl.evaluation.models.plan import Evaluation, settings_of
+from deepsearch_rl.evaluation.models.set_evaluation import ServedModel, SetEvaluation
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
 from deepsearch_rl.retrieval.search.manifest import digest_index, read_manifest
 from deepsearch_rl.search_server.launch import serve_index
@@ -91,8 +91,8 @@ def evaluate_model(
 
     with atomic_directory(out) as partial, serve_model(folder, setting.serving) as endpoint:
         name = endpoint.model if remote else model
-        served = ServedModel(model, folder, checkpoint, name, endpoint)
-        by_server: dict[tuple[str, str], list[AskedSet]] = {}
+        served_model = ServedModel(model, folder, checkpoint, name, endpoint)
+        by_server: dict[tuple[str, str], list[SetEvaluation]] = {}
         for each, question_sets in settings:
             for dataset, questions in question_sets.items():
                 digests = _digest_inputs(data, each, dataset)
@@ -101,24 +101,26 @@ def evaluate_model(
                 # Answers in the log of an earlier start are used again, unless anything that
                 # decides them has changed
                 log = work / sha256_json([weights, name, fingerprint, digests])[:16]
-                asked = AskedSet(served, each, dataset, questions, data, log, partial)
-                server = asked.corpus, asked.retrieval.model_dump_json()
-                by_server.setdefault(server, []).append(asked)
+                evaluation = SetEvaluation(
+                    served_model, each, dataset, questions, data, log, partial
+                )
+                server = evaluation.corpus, evaluation.retrieval.model_dump_json()
+                by_server.setdefault(server, []).append(evaluation)
 
-        for _, sets in sorted(by_server.items(), key=lambda item: item[0]):
-            rows.extend(_answer(sets, data))
+        for _, evaluations in sorted(by_server.items(), key=lambda item: item[0]):
+            rows.extend(_answer(evaluations, data))
 
         rows.sort(key=lambda row: row.sort_key)
-        evaluation = ModelEvaluation(
+        model_evaluation = ModelEvaluation(
             model=model,
             seed=setting.seed,
             settings_sha256=setting.digest(),
             inputs=inputs,
             rows=tuple(rows),
         )
-        write_json(partial / "rows.json", evaluation.model_dump(mode="json"))
+        write_json(partial / "rows.json", model_evaluation.model_dump(mode="json"))
 
-    return evaluation
+    return model_evaluation
 
 
 def _require_sampled(
@@ -164,25 +166,25 @@ def _digest_inputs(data: Path, setting: Evaluation, dataset: str) -> dict[str, s
     }
 
 
-def _answer(sets: Sequence[AskedSet], data: Path) -> Iterator[F1TableRow]:
+def _answer(evaluations: Sequence[SetEvaluation], data: Path) -> Iterator[F1TableRow]:
     """Answer sets of one corpus over one retrieval server, under every condition of their plans; yield their rows."""
-    first = sets[0]
+    first = evaluations[0]
     controlled: list[Question] = []
-    for each in sets:
+    for each in evaluations:
         if each.setting.evaluate.sets[each.dataset].controls:
             controlled += each.questions
 
     chunks = data / "chunks" / f"{first.corpus}.jsonl"
-    served = serve_index(data / "index" / first.corpus, chunks, first.retrieval)
+    serving = serve_index(data / "index" / first.corpus, chunks, first.retrieval)
     # A large corpus is read for its gold passages while the model answers by searching
-    with served as url, ThreadPoolExecutor(1) as reader:
+    with serving as url, ThreadPoolExecutor(1) as reader:
         gold = reader.submit(GoldPassages, read_jsonl(chunks, Chunk), controlled)
         runs: list[BulkRun] = []
-        for each in sets:
+        for each in evaluations:
             runs += each.runs(url, gold)
         rollouts = iter(collect_in_turn(runs, first.setting.agent.concurrency))
         # Its error is one of this evaluation, whether or not a control asked for a passage
         gold.result()
 
-        for each in sets:
+        for each in evaluations:
             yield from each.rows(list(itertools.islice(rollouts, len(each.planned))))

@@ -45,8 +45,8 @@ class ServedModel:
 
 
 @dataclass(frozen=True)
-class AskedSet:
-    """A question set that a model answers under one setting.
+class SetEvaluation:
+    """The evaluation of a model on a question set under one setting.
 
     ``data`` holds the profile's chunks and indexes. Running answers are logged in the folder
     ``log``, finished ones written into ``out``.
