@@ -85,4 +85,5 @@ def test_only_what_is_new_in_a_text_is_encoded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tokenizer, "encode", recorded)
     text_tokens.ids("who founded<|end|> Ætherford")
     text_tokens.ids("who founded<|end|> Ætherford<|end|> 1932")
-    assert encoded == ["who founded", "<|end|>", " Ætherford", " 1932"]
+    # The special token was one of the probes
+    assert encoded == ["who founded", " Ætherford", " 1932"]
