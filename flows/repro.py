@@ -101,7 +101,7 @@ def _repro(
             log = LoggerAdapter(_LOG, {"stage": stage.name})
             return pool.submit(run_stage, stage, place, force, log, in_background=how.in_background)
 
-        expected_s = expected_seconds(root, profile)
+        expected_s = expected_seconds(root, profile, graph.keys())
         started = run_graph(graph, start, _outcome, place.config.gpu_stages, expected_s, jobs)
         outcomes = {name: _outcome(future) for name, future in started.items()}
         send_reports(place, profile, outcomes, LoggerAdapter(_LOG, {"stage": "mlflow"}))

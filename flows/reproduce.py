@@ -243,7 +243,7 @@ def _reproduce(
             future.wait()
             return future.state.name if future.state.is_completed() else None
 
-        expected_s = expected_seconds(project, profile)
+        expected_s = expected_seconds(project, profile, graph.keys())
         started = run_graph(graph, start, outcome, place.config.gpu_stages, expected_s)
         states = {name: future.state for name, future in started.items()}
         outcomes: dict[str, str | None] = {}

@@ -42,18 +42,17 @@ class Start(NamedTuple):
 StartStage = Callable[[Stage, list[RunningT], Start], RunningT]
 
 
-def expected_seconds(root: Path, profile: str) -> dict[str, float]:
-    """Return how long every stage of a profile takes: as its last run, or as the plan says where it never ran."""
+def expected_seconds(root: Path, profile: str, stages: Set[str]) -> dict[str, float]:
+    """Return how long stages of a profile take: as the last run of each, or as the plan says if one never ran."""
+    last_s = {run.stage: run.seconds for run in latest_runs(root, profile)}
+    planned_s: dict[str, float] = {}
     # What cannot be planned can be run: then the last runs alone are known
     with suppress(DeepsearchError):
-        plan = make_plan(find_profile(root, profile), {})
-        planned = {work.stage: work.seconds(plan.slopes) for work in plan.stages}
-        return planned | _last_seconds(root, profile)
-    return _last_seconds(root, profile)
+        if stages - last_s.keys():
+            plan = make_plan(find_profile(root, profile), {})
+            planned_s = {work.stage: work.seconds(plan.slopes) for work in plan.stages}
 
-
-def _last_seconds(root: Path, profile: str) -> dict[str, float]:
-    return {run.stage: run.seconds for run in latest_runs(root, profile)}
+    return planned_s | last_s
 
 
 def run_graph(

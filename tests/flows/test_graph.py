@@ -111,17 +111,20 @@ def test_the_stage_with_the_longest_way_to_the_end_starts_first_and_others_run_i
 
 def test_a_stage_that_never_ran_is_expected_to_take_what_the_plan_says(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_bytes(Path("params.yaml").read_bytes())
-    planned = expected_seconds(tmp_path, "tiny")
+    stages = {"prepare_model", "sft", "chunk"}
+    planned = expected_seconds(tmp_path, "tiny", stages)
     assert planned["prepare_model"] > planned["sft"] > planned["chunk"] > 0
 
     run = {"profile": "tiny", "stage": "sft", "seconds": 7.5, "started": 1.0, "peak_mb": 0}
     timings = tmp_path / TIMINGS
     timings.parent.mkdir(parents=True)
     timings.write_text(json.dumps(run) + "\n", encoding="utf-8")
-    expected_s = expected_seconds(tmp_path, "tiny")
+    expected_s = expected_seconds(tmp_path, "tiny", stages)
     assert expected_s["sft"] == 7.5
     assert expected_s.keys() == planned.keys()
+    # Nothing has to be planned where every stage ran
+    assert expected_seconds(tmp_path, "tiny", {"sft"}) == {"sft": 7.5}
 
     # Without a section that the plan reads
     (tmp_path / "params.yaml").write_text("seed: 0\n", encoding="utf-8")
-    assert expected_seconds(tmp_path, "tiny") == {"sft": 7.5}
+    assert expected_seconds(tmp_path, "tiny", stages) == {"sft": 7.5}
