@@ -108,7 +108,7 @@ def evaluate_model(
                 by_server.setdefault(server, []).append(evaluation)
 
         for _, evaluations in sorted(by_server.items(), key=lambda item: item[0]):
-            rows.extend(_answer(evaluations, data))
+            rows.extend(_answer(evaluations))
 
         rows.sort(key=lambda row: row.sort_key)
         model_evaluation = ModelEvaluation(
@@ -166,7 +166,7 @@ def _digest_inputs(data: Path, setting: Evaluation, dataset: str) -> dict[str, s
     }
 
 
-def _answer(evaluations: Sequence[SetEvaluation], data: Path) -> Iterator[F1TableRow]:
+def _answer(evaluations: Sequence[SetEvaluation]) -> Iterator[F1TableRow]:
     """Answer sets of one corpus over one retrieval server, under every condition of their plans; yield their rows."""
     first = evaluations[0]
     controlled: list[Question] = []
@@ -174,8 +174,8 @@ def _answer(evaluations: Sequence[SetEvaluation], data: Path) -> Iterator[F1Tabl
         if each.setting.evaluate.sets[each.dataset].controls:
             controlled += each.questions
 
-    chunks = data / "chunks" / f"{first.corpus}.jsonl"
-    serving = serve_index(data / "index" / first.corpus, chunks, first.retrieval)
+    chunks = first.data / "chunks" / f"{first.corpus}.jsonl"
+    serving = serve_index(first.data / "index" / first.corpus, chunks, first.retrieval)
     # A large corpus is read for its gold passages while the model answers by searching
     with serving as url, ThreadPoolExecutor(1) as reader:
         gold = reader.submit(GoldPassages, read_jsonl(chunks, Chunk), controlled)

@@ -1,6 +1,6 @@
-"""Hidden states of the positions that a loss needs, for a third less work in a model of three layers.
+"""Hidden states of the positions that a loss needs, for a fifth less work in a model of three layers.
 
-A conversation is mostly read: one token of six is predicted. Every layer before the last one needs
+A conversation is mostly read: one token of five or six is predicted. Every layer before the last one needs
 all positions, and so do keys and values of the last one. But its queries, its projections and its
 MLP serve no other position, so they are computed where something is predicted and nowhere else.
 """
