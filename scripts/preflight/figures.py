@@ -24,6 +24,7 @@ def rl_figures(steps: list[dict[str, Any]]) -> Figures:
             figures["parity"] = max(step["mismatch_mean"], figures.get("parity", 0.0))
         if "served_share" in step:
             figures["served_share"] = step["served_share"]
+            figures["served_share_se"] = step["served_share_se"]
 
     return figures
 

@@ -40,7 +40,8 @@ def agreement(
       the next turn, so that single rollouts differ without being stale. A rollout without a number
       counts as one that differs.
     - ``served_share`` is how much of the training the sampler serves (:func:`served_share`): 1 is
-      the policy, 0 the model that it started from.
+      the policy, 0 the model that it started from. ``served_share_se`` is its standard error: where
+      that is large, as after a few small updates, the share says nothing.
     - ``outside_clip_positive`` and ``outside_clip_negative`` are the shares of rollouts with an
       advantage of that sign whose mean ratio of trainer to sampler lies outside the clip range:
       those that would teach nothing if the sampler's were the old policy.
@@ -69,6 +70,7 @@ def agreement(
         "mismatch_max": float(mismatch_P.max()),
         "mismatch_corr": float(torch.corrcoef(probabilities_2P)[0, 1]),
         "served_share": share,
+        "served_share_se": error,
     }
     outside_B = outside_clip(mean_difference(trained_BS - sampled_BS)[:, 0], loss)
     for sign, rows_B in (("positive", advantages_B > 0), ("negative", advantages_B < 0)):

@@ -52,6 +52,7 @@ METRICS = {
     "data/step_trainer_tokens": "trained_tokens",
     "kl": "kl",
     "served_share": "served_share",
+    "served_share_se": "served_share_se",
     "logprob_positive": "logprob_positive",
     "mismatch_mean": "mismatch_mean",
     "mismatch_median": "mismatch_median",
