@@ -8,12 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import yaml
+
+from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.core.processes import LOOPBACK
 from scripts.imports import ROOT
 from tests.ports import free_port
 from tests.repository import commit_all, git
 
 GRAPH = "profiles/smoke/dvc.yaml"
+LOCK = "profiles/smoke/dvc.lock"
 CACHE = ".dvc/cache"
 TIMES = "work/timings.jsonl"
 
@@ -48,11 +52,13 @@ def finished_smoke_graph(folder: Path, kept: Path) -> Path:
     Its stages come from DVC's run cache where that holds them: the checkout's own, filled by `make
     repro PROFILE=smoke`, or the one that an earlier run of the tests left in the folder ``kept``.
     DVC looks there by the digests of code, data and params, so what has changed since runs again.
-    The objects of a cache are never written, so the copies share them by hard links.
+    The objects of a cache are never written, so the copies share them by hard links. The checkout's
+    counts where every stage has run in it: one whose results came from elsewhere has left no time.
     """
     copy_of_working_tree(folder)
     with only_process(kept):
-        for source in (ROOT, kept):
+        sources = [ROOT, kept] if has_all_times(ROOT) else [kept]
+        for source in sources:
             link_tree(source / CACHE, folder / CACHE)
         take_times([kept / TIMES, ROOT / TIMES], folder / TIMES)
 
@@ -62,6 +68,12 @@ def finished_smoke_graph(folder: Path, kept: Path) -> Path:
         (kept / TIMES).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / TIMES, kept / TIMES)
     return folder
+
+
+def has_all_times(root: Path) -> bool:
+    """Return whether every stage of the smoke graph has run in a checkout."""
+    stages = yaml.safe_load((root / LOCK).read_text())["stages"]
+    return stages.keys() <= {noted.stage for noted in latest_runs(root, "smoke")}
 
 
 @contextmanager
