@@ -52,15 +52,15 @@ def finished_smoke_graph(folder: Path, kept: Path) -> Path:
     Its stages come from DVC's run cache where that holds them: the checkout's own, filled by `make
     repro PROFILE=smoke`, or the one that an earlier run of the tests left in the folder ``kept``.
     DVC looks there by the digests of code, data and params, so what has changed since runs again.
-    The objects of a cache are never written, so the copies share them by hard links. The checkout's
-    counts where every stage has run in it: one whose results came from elsewhere has left no time.
+    The objects of a cache are never written, so the copies share them by hard links. A cache counts
+    where every stage has left its time beside it: results that came from elsewhere have none.
     """
     copy_of_working_tree(folder)
     with only_process(kept):
-        sources = [ROOT, kept] if has_all_times(ROOT) else [kept]
+        sources = [source for source in (kept, ROOT) if has_all_times(source)]
         for source in sources:
             link_tree(source / CACHE, folder / CACHE)
-        take_times([kept / TIMES, ROOT / TIMES], folder / TIMES)
+        take_times([source / TIMES for source in sources], folder / TIMES)
 
         run(folder, "dvc", "repro", GRAPH)
 
@@ -70,10 +70,10 @@ def finished_smoke_graph(folder: Path, kept: Path) -> Path:
     return folder
 
 
-def has_all_times(root: Path) -> bool:
-    """Return whether every stage of the smoke graph has run in a checkout."""
-    stages = yaml.safe_load((root / LOCK).read_text())["stages"]
-    return stages.keys() <= {noted.stage for noted in latest_runs(root, "smoke")}
+def has_all_times(folder: Path) -> bool:
+    """Return whether a folder has a time of every stage of the smoke graph."""
+    stages = yaml.safe_load((ROOT / LOCK).read_text())["stages"]
+    return stages.keys() <= {noted.stage for noted in latest_runs(folder, "smoke")}
 
 
 @contextmanager
@@ -99,8 +99,8 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def take_times(sources: Sequence[Path], target: Path) -> None:
-    """Write the lines of those files that are there, each line once, since what is kept holds lines of the checkout."""
-    texts = [source.read_text() for source in sources if source.exists()]
+    """Write the lines of those files, each line once, since what is kept holds lines of the checkout."""
+    texts = [source.read_text() for source in sources]
     lines = dict.fromkeys(line for text in texts for line in text.splitlines(keepends=True))
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("".join(lines))
