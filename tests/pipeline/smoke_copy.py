@@ -12,6 +12,7 @@ import yaml
 
 from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.core.processes import LOOPBACK
+from deepsearch_rl.core.stage_entry import TIMINGS
 from scripts.imports import ROOT
 from tests.ports import free_port
 from tests.repository import commit_all, git
@@ -19,7 +20,6 @@ from tests.repository import commit_all, git
 GRAPH = "profiles/smoke/dvc.yaml"
 LOCK = "profiles/smoke/dvc.lock"
 CACHE = ".dvc/cache"
-TIMES = "work/timings.jsonl"
 
 
 def copy_of_working_tree(folder: Path) -> Path:
@@ -39,7 +39,7 @@ def copy_of_working_tree(folder: Path) -> Path:
         ):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    (folder / "profiles/smoke/dvc.lock").unlink(missing_ok=True)
+    (folder / LOCK).unlink(missing_ok=True)
     (folder / ".venv").symlink_to(ROOT / ".venv")
     git(folder, "init", "-q")
     commit_all(folder, "Copy")
@@ -60,13 +60,13 @@ def finished_smoke_graph(folder: Path, kept: Path) -> Path:
         sources = [source for source in (kept, ROOT) if has_all_times(source)]
         for source in sources:
             link_tree(source / CACHE, folder / CACHE)
-        take_times([source / TIMES for source in sources], folder / TIMES)
+        take_times([source / TIMINGS for source in sources], folder / TIMINGS)
 
         run(folder, "dvc", "repro", GRAPH)
 
         link_tree(folder / CACHE, kept / CACHE)
-        (kept / TIMES).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / TIMES, kept / TIMES)
+        (kept / TIMINGS).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / TIMINGS, kept / TIMINGS)
     return folder
 
 
