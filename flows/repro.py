@@ -113,10 +113,19 @@ def _outcome(future: Future[str]) -> str | None:
     return future.result() if future.exception() is None else None
 
 
+class _StageLine(logging.Formatter):
+    """A line of a stage, after the name of the stage where it does not begin with it, as some progress does."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = record.getMessage()
+        name = f"{vars(record)['stage']}: "
+        return line if line.startswith(name) else f"{name}{line}"
+
+
 def log_to_stdout() -> None:
     """Have the lines of stages printed, each after the name of its stage."""
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(stage)s: %(message)s"))
+    handler.setFormatter(_StageLine())
     _LOG.addHandler(handler)
     _LOG.setLevel(logging.INFO)
 

@@ -31,7 +31,7 @@ CHAIN = {
         "outs": ["number.txt"],
     },
     "round": {
-        "cmd": "cut -c1 number.txt > digit.txt",
+        "cmd": "cut -c1 number.txt > digit.txt; echo 'round: 1/1 digits'",
         "deps": ["number.txt"],
         "outs": ["digit.txt"],
     },

@@ -66,6 +66,7 @@ def test_the_result_is_dvc_repros_and_lines_name_their_stage(
     first = first_run.lines
     assert "write: Running stage 'write':" in first
     assert "write: > echo ran >> runs.log; echo 12 > number.txt" in first
+    assert "round: 1/1 digits" in first
     assert not [
         line for line in first if "git add" in line or "autostage" in line or "dvc push" in line
     ]
