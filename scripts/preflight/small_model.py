@@ -110,7 +110,7 @@ def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int
     rng = random.Random(0)
 
     with ThreadPoolExecutor(1) as pool:
-        muon = Muon(matrices, pool)
+        muon = Muon(matrices, 0.95, pool)
         for batch in itertools.islice(
             batches(_forever(examples, rng), BATCH_TOKENS, POOL, rng), steps
         ):

@@ -50,7 +50,13 @@ def pretrain_config(stage: CurriculumStage, document_config: DocumentConfig) -> 
         "head_dim": 8,
         "mlp_size": 16,
     }
-    rates = {"muon_learning_rate": 0.02, "adam_learning_rate": 0.003, "adam_epsilon": 0.001}
+    rates = {
+        "muon_learning_rate": 0.02,
+        "muon_momentum": 0.95,
+        "adam_learning_rate": 0.003,
+        "adam_betas": (0.9, 0.98),
+        "adam_epsilon": 0.001,
+    }
     return PretrainConfig.model_validate(
         {
             "subwords": 300,

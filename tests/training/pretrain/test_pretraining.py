@@ -164,7 +164,7 @@ def test_steps_are_those_of_torch_muon_up_to_its_bfloat16(passes: int) -> None:
     reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.0)
 
     with ThreadPoolExecutor() as pool:
-        muon = Muon(list(zip(names, ours, strict=True)), pool)
+        muon = Muon(list(zip(names, ours, strict=True)), 0.95, pool)
         for _ in range(3):
             gradients = [torch.randn(shape) for shape in shapes]
             # A loss with these gradients, in as many backward passes as there are parts of a batch

@@ -18,8 +18,6 @@ from torch import Tensor
 # Muon's quintic iteration with the steepest slope at zero
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _NEWTON_SCHULZ_STEPS = 5
-# Share of the old direction that a step of Muon keeps
-_MOMENTUM = 0.95
 # A layer's number, in the names of its weights
 _LAYER = re.compile(r"layers\.\d+\.")
 
@@ -39,8 +37,11 @@ def orthogonalise(matrices_NRC: Tensor) -> Tensor:
 class _LayerMatrices:
     """The N matrices of one shape, R by C, in one layer: their momentum, and their update while it is computed."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], pool: Executor) -> None:
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], momentum: float, pool: Executor
+    ) -> None:
         self.parameters = parameters
+        self._momentum = momentum
         self._pool = pool
         self._lock = Lock()
         # One stack: a batched product is faster than many small ones
@@ -65,8 +66,8 @@ class _LayerMatrices:
     def _direction(self) -> Tensor:
         gradients = [weight.grad for weight in self.parameters if weight.grad is not None]
         gradients_NRC = torch.stack(gradients)
-        self._momentum_NRC.lerp_(gradients_NRC, 1 - _MOMENTUM)
-        return orthogonalise(gradients_NRC.lerp(self._momentum_NRC, _MOMENTUM))
+        self._momentum_NRC.lerp_(gradients_NRC, 1 - self._momentum)
+        return orthogonalise(gradients_NRC.lerp(self._momentum_NRC, self._momentum))
 
     @torch.no_grad()
     def move(self, learning_rate: float) -> None:
@@ -83,19 +84,23 @@ class _LayerMatrices:
 class Muon:
     """Optimizer of weight matrices by orthogonalised (Nesterov) momentum.
 
+    ``momentum`` is the share of the old direction that a step keeps, from 0 to below 1.
+
     The last layers' gradients are complete first. A thread of the pool that has no backward pass
     computes their update while another goes on to the layers before them. Where no thread is free,
     the update is computed afterwards.
     """
 
-    def __init__(self, matrices: Sequence[tuple[str, torch.nn.Parameter]], pool: Executor) -> None:
+    def __init__(
+        self, matrices: Sequence[tuple[str, torch.nn.Parameter]], momentum: float, pool: Executor
+    ) -> None:
         by_layer: dict[tuple[str, tuple[int, ...]], list[torch.nn.Parameter]] = defaultdict(list)
         for name, weight in matrices:
             layer = _LAYER.search(name)
             assert layer is not None, f"{name} is a matrix outside the layers"
             by_layer[layer.group(), tuple(weight.shape)].append(weight)
 
-        self._groups = [_LayerMatrices(weights, pool) for weights in by_layer.values()]
+        self._groups = [_LayerMatrices(weights, momentum, pool) for weights in by_layer.values()]
 
     def expect(self, backward_passes: int) -> None:
         """Say how many backward passes add up to the gradients of the next step; call it before these passes."""

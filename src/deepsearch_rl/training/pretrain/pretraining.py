@@ -49,7 +49,13 @@ class PretrainOptimizerConfig(Record):
     """How the weights are moved."""
 
     muon_learning_rate: float = Field(gt=0, description="of matrices")
+    muon_momentum: float = Field(
+        ge=0, lt=1, description="share of the old direction that a step of Muon keeps"
+    )
     adam_learning_rate: float = Field(gt=0, description="of embeddings and norms")
+    adam_betas: tuple[float, float] = Field(
+        description="shares of the old means of gradients and of their squares that a step keeps"
+    )
     adam_epsilon: float = Field(
         gt=0, description="added to the root of squares; large: words not in a batch stay put"
     )
@@ -169,12 +175,12 @@ def _optimizers(
     adam = torch.optim.AdamW(
         others,
         rates.adam_learning_rate,
-        betas=(0.9, 0.98),
+        betas=rates.adam_betas,
         eps=rates.adam_epsilon,
         weight_decay=0.0,
         fused=True,
     )
-    return Muon(matrices, pool), adam
+    return Muon(matrices, rates.muon_momentum, pool), adam
 
 
 def require_finite_step(
