@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, TypeAlias, cast
 
 import torch
 from pydantic import Field
@@ -44,22 +44,25 @@ LOG_EVERY = 25
 # Label of a token without loss, as transformers has it
 IGNORED = -100
 
+# Of what an optimizer remembers
+_Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+
 
 class PretrainOptimizerConfig(Record):
     """How the weights are moved."""
 
     muon_learning_rate: float = Field(gt=0, description="of matrices")
-    muon_momentum: float = Field(
-        ge=0, lt=1, description="share of the old direction that a step of Muon keeps"
-    )
+    muon_momentum: _Share = Field(description="of the old direction, which a step of Muon keeps")
     adam_learning_rate: float = Field(gt=0, description="of embeddings and norms")
-    adam_betas: tuple[float, float] = Field(
-        description="shares of the old means of gradients and of their squares that a step keeps"
+    adam_betas: tuple[_Share, _Share] = Field(
+        description="of the old means of gradients and of their squares, which a step of Adam keeps"
     )
     adam_epsilon: float = Field(
         gt=0, description="added to the root of squares; large: words not in a batch stay put"
     )
-    batch_tokens: int = Field(ge=64, description="tokens of a batch, padding included")
+    batch_tokens: int = Field(
+        ge=64, description="tokens of a batch, padding included; twice as many need twice the rates"
+    )
     threads: int = Field(
         ge=1,
         le=2,
