@@ -44,7 +44,6 @@ LOG_EVERY = 25
 # Label of a token without loss, as transformers has it
 IGNORED = -100
 
-# Of what an optimizer remembers
 _Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -52,10 +51,12 @@ class PretrainOptimizerConfig(Record):
     """How the weights are moved."""
 
     muon_learning_rate: float = Field(gt=0, description="of matrices")
-    muon_momentum: _Share = Field(description="of the old direction, which a step of Muon keeps")
+    muon_momentum: _Share = Field(
+        description="share of the old direction that a step of Muon keeps"
+    )
     adam_learning_rate: float = Field(gt=0, description="of embeddings and norms")
     adam_betas: tuple[_Share, _Share] = Field(
-        description="of the old means of gradients and of their squares, which a step of Adam keeps"
+        description="shares of the old means of gradients and of their squares that a step of Adam keeps"
     )
     adam_epsilon: float = Field(
         gt=0, description="added to the root of squares; large: words not in a batch stay put"
