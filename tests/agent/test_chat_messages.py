@@ -1,7 +1,9 @@
 """Where a turn's reasoning stands, and what of it a request carries."""
 
+import re
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from deepsearch_rl.conversation.chat_messages import (
@@ -12,6 +14,11 @@ from deepsearch_rl.conversation.chat_messages import (
 )
 from deepsearch_rl.core.records import Message, ToolCall
 
+# What makes a part of a text a thought, as its readers write it: tags in any case, channels, and
+# what is left of channels without special tokens
+BEGINS_OR_ENDS_A_THOUGHT = re.compile(
+    r"</?think|<\|channel\|>|\Aanalysis.*assistantfinal", re.IGNORECASE | re.DOTALL
+)
 CALL = ToolCall(id="call_1", name="retrieve", arguments='{"query": "mayor"}')
 
 
@@ -109,10 +116,17 @@ def test_a_turn_that_only_thinks_before_its_call_is_sent_with_an_empty_text() ->
 
 
 @given(st.text(), st.booleans())
+@example("2 < 3 </thin <|channel", True)
 def test_messages_without_reasoning_are_sent_to_the_letter(text: str, with_reasoning: bool) -> None:
-    content = text.replace("</think>", "")
-    [sent] = chat_messages([turn(content)], with_reasoning=with_reasoning)
-    assert sent == {"role": "assistant", "content": content}
+    assume(not BEGINS_OR_ENDS_A_THOUGHT.search(text))
+    [sent] = chat_messages([turn(text)], with_reasoning=with_reasoning)
+    assert sent == {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize("text", ["<think>", "<THINK>", "<Think >\nLook."])
+def test_a_text_that_only_opens_a_thought_is_sent_as_an_empty_one(text: str) -> None:
+    assert BEGINS_OR_ENDS_A_THOUGHT.search(text)
+    assert chat_messages([turn(text)]) == [{"role": "assistant", "content": ""}]
 
 
 @given(st.text(alphabet="ab \n<>/"), st.text(alphabet="ab \n"))
