@@ -27,7 +27,13 @@ def _make_policy(folder: Path) -> None:
         "head_dim": 8,
         "mlp_size": 64,
     }
-    rest = {"rope_theta": 10000, "initializer_range": 0.2, "context_tokens": CONTEXT_TOKENS}
+    rest = {
+        "rope_theta": 10000,
+        "initializer_range": 0.2,
+        "first_attention_norm": 1.0,
+        "first_mlp_norm": 1.0,
+        "context_tokens": CONTEXT_TOKENS,
+    }
     model = build_model(ModelShape.model_validate({**shape, **rest}), tokenizer, seed=0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

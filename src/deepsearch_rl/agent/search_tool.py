@@ -45,7 +45,7 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN, bearer
 from deepsearch_rl.core.retries import retry
-from deepsearch_rl.endpoints.pools import SpreadPools
+from deepsearch_rl.endpoints.pools import SpreadPools, certificates
 from deepsearch_rl.endpoints.timing import timed
 from deepsearch_rl.search_server.requests import MAX_QUERY_CHARS
 
@@ -225,12 +225,10 @@ class _ErrorsAsResponses(httpx2.AsyncBaseTransport):
 
     def __init__(self) -> None:
         self.problem = ""
-        # Read once: it holds the certificates of all authorities
-        certificates = httpx2.create_ssl_context()
         # ``agent.concurrency`` and the calls of one turn limit the searches at once
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         self._spread = SpreadPools(
-            lambda: httpx2.AsyncHTTPTransport(verify=certificates, limits=limits)
+            lambda: httpx2.AsyncHTTPTransport(verify=certificates(), limits=limits)
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:

@@ -7,6 +7,8 @@ time. httpx2, which searches use, looks through them once, but asks the system a
 every idle one. So connections are spread over pools of a few.
 """
 
+import functools
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
@@ -67,16 +69,20 @@ class SpreadPools(Generic[PoolT]):
         return self._running.index(min(self._running))
 
 
+@functools.cache
+def certificates() -> ssl.SSLContext:
+    """Return the certificates of all authorities; to read them takes 20 ms, so a process does it once."""
+    return httpx.create_ssl_context()
+
+
 class SpreadTransport(httpx.AsyncBaseTransport):
     """Sends requests over several connection pools."""
 
     def __init__(self) -> None:
-        # Read once: it holds the certificates of all authorities
-        certificates = httpx.create_ssl_context()
         # The caller limits how many requests there are at once
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._spread = SpreadPools(
-            lambda: httpx.AsyncHTTPTransport(verify=certificates, limits=limits)
+            lambda: httpx.AsyncHTTPTransport(verify=certificates(), limits=limits)
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

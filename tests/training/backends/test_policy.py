@@ -493,7 +493,13 @@ def test_an_adapter_of_another_architecture_is_named(
         "head_dim": 8,
         "mlp_size": 64,
     }
-    rest = {"rope_theta": 10000, "initializer_range": 0.2, "context_tokens": 128}
+    rest = {
+        "rope_theta": 10000,
+        "initializer_range": 0.2,
+        "first_attention_norm": 1.0,
+        "first_mlp_norm": 1.0,
+        "context_tokens": 128,
+    }
     other = build_model(
         ModelShape.model_validate({**shape, **rest}),
         AutoTokenizer.from_pretrained(policy_folder),

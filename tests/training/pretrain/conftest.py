@@ -64,6 +64,8 @@ def pretrain_config(stage: CurriculumStage, document_config: DocumentConfig) -> 
                 **shape,
                 "rope_theta": 10000,
                 "initializer_range": 0.05,
+                "first_attention_norm": 1.0,
+                "first_mlp_norm": 1.0,
                 "context_tokens": 1024,
             },
             "documents": document_config,

@@ -147,6 +147,12 @@ class ModelShape(Record):
     mlp_size: int = Field(ge=8, description="width of the gated feed-forward layer")
     rope_theta: float = Field(gt=1, description="base of the rotary position angles")
     initializer_range: float = Field(gt=0, description="standard deviation of the first weights")
+    first_attention_norm: float = Field(
+        gt=0, description="first weight of the norms of queries and keys; larger: sharper attention"
+    )
+    first_mlp_norm: float = Field(
+        gt=0, description="first weight of the norms before the feed-forward layers"
+    )
     context_tokens: int = Field(
         ge=128, description="longest sequence that the model promises to handle"
     )
@@ -155,7 +161,11 @@ class ModelShape(Record):
 def build_model(
     config: ModelShape, tokenizer: PreTrainedTokenizerFast, seed: int
 ) -> Qwen3ForCausalLM:
-    """Return a float32 model with random weights drawn from ``seed``, its generation settings included."""
+    """Return a float32 model with random weights drawn from ``seed``, its generation settings included.
+
+    The norms begin near the values that training gives them, so that copying, which needs sharp
+    attention and no feed-forward layer, is learnt sooner (docs/experiments.md, 26).
+    """
     torch.manual_seed(seed)
     vocabulary = tokenizer.get_vocab()
     end = vocabulary[TURN_END]
@@ -180,6 +190,12 @@ def build_model(
             dtype="float32",
         )
     )
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_norm.weight.fill_(config.first_attention_norm)
+            layer.self_attn.k_norm.weight.fill_(config.first_attention_norm)
+            layer.post_attention_layernorm.weight.fill_(config.first_mlp_norm)
+
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=0.7, eos_token_id=end, pad_token_id=padding
     )
