@@ -119,6 +119,8 @@ BUILD = Command(
         "--pooling": ("cls --encoder e", "2.encoder.pooling", "cls"),
         "--max-tokens": ("99 --encoder e", "2.encoder.max_tokens", 99),
         "--device": ("cuda --encoder e", "2.encoder.dtype", "float16"),
+        "--engine": ("onnx --encoder e", "2.encoder.name", "onnx"),
+        "--dtype": ("bfloat16 --encoder e", "2.encoder.dtype", "bfloat16"),
         "--vectors": ("ivf_pq_refine", "2.vectors.refine_factor", 10),
         "--nlist": ("2 --vectors ivf_flat", "2.vectors.nlist", 2),
         "--nprobe": ("3 --vectors ivf_pq", "2.vectors.nprobe", 3),
@@ -149,6 +151,8 @@ IMPORT_INDEX = Command(
         "--pooling": ("cls", "2.encoder.pooling", "cls"),
         "--max-tokens": ("99", "2.encoder.max_tokens", 99),
         "--device": ("cuda", "2.encoder.dtype", "float16"),
+        "--engine": ("onnx", "2.encoder.name", "onnx"),
+        "--dtype": ("bfloat16", "2.encoder.dtype", "bfloat16"),
         "--nprobe": ("3", "2.vectors.nprobe", 3),
         "--ef-search": ("5", "2.vectors.ef_search", 5),
     },
@@ -161,6 +165,11 @@ IMPORT_LUCENE = Command(
         "--b": ("0.75", "2.bm25.b", 0.75),
         "--heap-mb": ("99", "2.bm25.heap_mb", 99),
     },
+)
+QUANTIZE = Command(
+    "retrieve quantize model --out out",
+    "deepsearch_rl.engines.quantization.quantize_export",
+    {"--out": ("other", "1", Path("other")), "--seven-bits": ("", "2", True)},
 )
 SERVE = Command(
     "retrieve serve --index index",
@@ -445,6 +454,7 @@ COMMANDS = (
     BUILD,
     IMPORT_INDEX,
     IMPORT_LUCENE,
+    QUANTIZE,
     SERVE,
     SERVE_ONLINE,
     ONLINE_PRESET,

@@ -39,6 +39,7 @@ PARTS = {
     "src/deepsearch_rl/search_server/": "retrieval",
     "src/deepsearch_rl/retrieval/encoding/encoding.py": "ray",
     "src/deepsearch_rl/engines/encoders/onnx/export.py": "onnx",
+    "src/deepsearch_rl/engines/quantization.py": "onnx",
     "src/deepsearch_rl/engines/encoders/transformers/encoder.py": "encoders",
     "src/deepsearch_rl/engines/encoders/transformers/packing.py": "encoders",
     "src/deepsearch_rl/search_server/rerank.py": "encoders",

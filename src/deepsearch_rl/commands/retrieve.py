@@ -14,6 +14,7 @@ from deepsearch_rl.commands import retrieve_options as options
 from deepsearch_rl.commands.defaults import Fields, field_options, named_numbers
 from deepsearch_rl.commands.retrieve_measure import eval_command, frontier_command
 from deepsearch_rl.commands.retrieve_online import online_command
+from deepsearch_rl.commands.retrieve_quantize import quantize_command
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import distinct, write_jsonl
 from deepsearch_rl.core.profile import Profile, read_values
@@ -66,6 +67,8 @@ def build_command(
     params: options.Params = None,
     corpus_name: options.CorpusName = "",
     encoder: options.Encoder = _ENCODER["name"],
+    engine: options.Engine = "transformers",
+    dtype: options.Dtype = None,
     dimension: options.Dimension = _ENCODER["dimension"],
     vectors: options.Vectors = _INDEX["vectors"]["kind"],
     *,
@@ -97,7 +100,9 @@ def build_command(
     if params:
         settings = Profile(params, read_values(params))
     else:
-        settings = _build_settings(encoder, dimension, vectors, fields, half, weights)
+        settings = _build_settings(
+            encoder, dimension, vectors, fields, half, weights, engine=engine, dtype=dtype
+        )
 
     if only:
         settings = settings.with_overrides({"index.corpus_only": {corpus_name: only}})
@@ -148,6 +153,8 @@ def import_command(
     corpus: Annotated[Path, Option(help="The passages of the index, JSON Lines, in its order.")],
     out: Annotated[Path, Option(help="Index folder to write; an index that is there is replaced.")],
     encoder: _ImportedEncoder = None,
+    engine: options.Engine = "transformers",
+    dtype: options.Dtype = None,
     nprobe: _Nprobe = None,
     ef_search: _EfSearch = None,
     k1: Annotated[
@@ -181,7 +188,7 @@ def import_command(
 
     settings = _PRESET
     if encoder is not None:
-        settings = _build_settings(encoder, 1, "flat", fields)
+        settings = _build_settings(encoder, 1, "flat", fields, engine=engine, dtype=dtype)
 
     lucene = LuceneConfig(engine="lucene", k1=k1, b=b, heap_mb=heap_mb)
     effort = FaissConfig(kind="faiss", nprobe=nprobe, ef_search=ef_search)
@@ -221,8 +228,20 @@ def _build_settings(
     fields: Fields,
     half: bool = False,
     weights: Mapping[str, float] = MappingProxyType({}),
+    *,
+    engine: options.EncoderEngine = "transformers",
+    dtype: options.EncoderDtype | None = None,
 ) -> Profile:
     """Return the preset of an encoder with the options of ``build``; ``weights`` are those of BM25's fields."""
+    has_weights = encoder != _ENCODER["name"]
+    if not has_weights and (dtype or engine == "onnx"):
+        raise ConfigError(
+            "--engine and --dtype are of an encoder with weights: name it by --encoder."
+        )
+    if dtype and engine == "onnx":
+        raise ConfigError(
+            "--dtype is of an encoder in torch; an export has a type of its own (`retrieve quantize` writes int8)."
+        )
 
     def of(prefix: str) -> Fields:
         """Return the options for fields below a prefix that were given."""
@@ -245,16 +264,22 @@ def _build_settings(
         changes["index.encoding.dtype"] = "float16"
     if weights:
         changes["index.bm25.fields"] = dict(weights)
-    if encoder == _ENCODER["name"]:
+    if not has_weights:
         return _PRESET.with_overrides({**changes, "index.encoder.dimension": dimension})
 
     # The manifest's reader may have another working directory. A hub's name is left as it is.
     is_folder = Path(encoder).is_dir() and fields["index.encoder.revision"] is None
     changes["index.encoder.model"] = str(Path(encoder).resolve()) if is_folder else encoder
-    # A CPU has no fast float16
-    if fields["index.encoder.device"] == "cuda":
-        changes["index.encoder.dtype"] = "float16"
-    return load_preset("encoder").with_overrides({**changes, **of("index.encoder.")})
+    settings = load_preset("encoder").with_overrides({**changes, **of("index.encoder.")})
+    described = settings.value("index.encoder")
+    if engine == "onnx":
+        described = {name: value for name, value in described.items() if name != "dtype"}
+    elif dtype:
+        described = {**described, "dtype": dtype}
+    elif fields["index.encoder.device"] == "cuda":
+        # A CPU has no fast float16
+        described = {**described, "dtype": "float16"}
+    return settings.with_overrides({"index.encoder": {**described, "name": engine}})
 
 
 @app.command("search")
@@ -373,3 +398,4 @@ def serve_command(
 app.command("eval")(eval_command)
 app.command("frontier")(frontier_command)
 app.command("online")(online_command)
+app.command("quantize")(quantize_command)

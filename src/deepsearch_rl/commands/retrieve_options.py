@@ -2,13 +2,17 @@
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 from typer import Option
 
 from deepsearch_rl.commands.defaults import FieldOption
 from deepsearch_rl.retrieval.names import Device, IndexHalf, RetrieverName, VectorsKind
+
+# Who computes an encoder with weights: sentence-transformers on torch, or onnxruntime an export
+EncoderEngine: TypeAlias = Literal["transformers", "onnx"]
+EncoderDtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
 Corpus: TypeAlias = Annotated[Path, Option(help="Passages, JSON Lines.")]
 Out: TypeAlias = Annotated[
@@ -28,6 +32,20 @@ Encoder: TypeAlias = Annotated[
     Option(
         help="`tfidf_svd`, which needs no weights, a folder that sentence-transformers can read, or with "
         "--revision the name of a hub's repository."
+    ),
+]
+Engine: TypeAlias = Annotated[
+    EncoderEngine,
+    Option(
+        help="What computes --encoder: torch, or onnxruntime an export in the folder, in float32 or int8 "
+        "(`retrieve quantize`)."
+    ),
+]
+Dtype: TypeAlias = Annotated[
+    EncoderDtype | None,
+    Option(
+        help="Of the encoder in torch: bfloat16 for CPUs that multiply it, float16 for GPUs.",
+        show_default="float32; float16 on cuda",
     ),
 ]
 Dimension: TypeAlias = Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)]
@@ -168,9 +186,7 @@ BUILD_FIELDS = {
     "max_tokens": FieldOption(
         "index.encoder.max_tokens", int | None, "Longer passages are cut.", min=3, **_FOLDERS
     ),
-    "device": FieldOption(
-        "index.encoder.device", Device, "Where the encoder runs; in float16 on cuda."
-    ),
+    "device": FieldOption("index.encoder.device", Device, "Where the encoder runs."),
     "nlist": FieldOption(
         "vectors.ivf_pq.nlist", int, "ivf: cells, 1 to 8 times the root of the passages.", min=1
     ),
