@@ -190,11 +190,11 @@ def build_model(
             dtype="float32",
         )
     )
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.q_norm.weight.fill_(config.first_attention_norm)
-            layer.self_attn.k_norm.weight.fill_(config.first_attention_norm)
-            layer.post_attention_layernorm.weight.fill_(config.first_mlp_norm)
+    for name, weight in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            torch.nn.init.constant_(weight, config.first_attention_norm)
+        elif name.endswith("post_attention_layernorm.weight"):
+            torch.nn.init.constant_(weight, config.first_mlp_norm)
 
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=0.7, eos_token_id=end, pad_token_id=padding
