@@ -234,14 +234,7 @@ def _build_settings(
 ) -> Profile:
     """Return the preset of an encoder with the options of ``build``; ``weights`` are those of BM25's fields."""
     has_weights = encoder != _ENCODER["name"]
-    if not has_weights and (dtype or engine == "onnx"):
-        raise ConfigError(
-            "--engine and --dtype are of an encoder with weights: name it by --encoder."
-        )
-    if dtype and engine == "onnx":
-        raise ConfigError(
-            "--dtype is of an encoder in torch; an export has a type of its own (`retrieve quantize` writes int8)."
-        )
+    options.require_fitting_engine(has_weights, engine, dtype)
 
     def of(prefix: str) -> Fields:
         """Return the options for fields below a prefix that were given."""
@@ -270,16 +263,18 @@ def _build_settings(
     # The manifest's reader may have another working directory. A hub's name is left as it is.
     is_folder = Path(encoder).is_dir() and fields["index.encoder.revision"] is None
     changes["index.encoder.model"] = str(Path(encoder).resolve()) if is_folder else encoder
+    # A CPU has no fast float16
+    if dtype or fields["index.encoder.device"] == "cuda":
+        changes["index.encoder.dtype"] = dtype or "float16"
+
     settings = load_preset("encoder").with_overrides({**changes, **of("index.encoder.")})
+    if engine == "transformers":
+        return settings
+
+    # An export has a type of its own
     described = settings.value("index.encoder")
-    if engine == "onnx":
-        described = {name: value for name, value in described.items() if name != "dtype"}
-    elif dtype:
-        described = {**described, "dtype": dtype}
-    elif fields["index.encoder.device"] == "cuda":
-        # A CPU has no fast float16
-        described = {**described, "dtype": "float16"}
-    return settings.with_overrides({"index.encoder": {**described, "name": engine}})
+    exported = {name: value for name, value in described.items() if name != "dtype"}
+    return settings.with_overrides({"index.encoder": {**exported, "name": engine}})
 
 
 @app.command("search")

@@ -8,6 +8,7 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.defaults import FieldOption
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.retrieval.names import Device, IndexHalf, RetrieverName, VectorsKind
 
 # Who computes an encoder with weights: sentence-transformers on torch, or onnxruntime an export
@@ -205,3 +206,17 @@ BUILD_FIELDS = {
         "index.bm25.b", float, "BM25: how strongly long passages are discounted.", min=0, max=1
     ),
 }
+
+
+def require_fitting_engine(
+    has_weights: bool, engine: EncoderEngine, dtype: EncoderDtype | None
+) -> None:
+    """Raise ConfigError where ``--engine`` or ``--dtype`` is given for an encoder that has no such choice."""
+    if not has_weights and (dtype or engine == "onnx"):
+        raise ConfigError(
+            "--engine and --dtype are of an encoder with weights: name it by --encoder."
+        )
+    if dtype and engine == "onnx":
+        raise ConfigError(
+            "--dtype is of an encoder in torch; an export has a type of its own (`retrieve quantize` writes int8)."
+        )

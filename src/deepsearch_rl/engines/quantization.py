@@ -21,11 +21,9 @@ from deepsearch_rl.core.errors import (
     full_disk_named,
 )
 from deepsearch_rl.core.files import atomic_directory
+from deepsearch_rl.engines.encoders.onnx.export import find_export
 from deepsearch_rl.retrieval.encoding.encoder import first_line
 from deepsearch_rl.retrieval.encoding.model_folder import DESCRIPTIONS
-
-# Where an export is in a folder, the first that is there
-EXPORTS = (Path("model.onnx"), Path("onnx") / "model.onnx")
 
 # Copied beside the new model: what encoders read, and what the authors say of the weights. The
 # weights in float32 are not: nobody shall open them in this folder by mistake.
@@ -54,7 +52,7 @@ def quantize_export(folder: Path, out: Path, seven_bits: bool = False) -> Path:
         ConfigError: ``out`` holds files, or lies in ``folder``.
         UnavailableError: the extra `onnx` is not installed.
     """
-    export = _find_export(folder)
+    export = _require_export(folder)
     _require_new(folder, out)
     _require_linear_layers(folder / export)
 
@@ -70,10 +68,10 @@ def quantize_export(folder: Path, out: Path, seven_bits: bool = False) -> Path:
     return out / export
 
 
-def _find_export(folder: Path) -> Path:
+def _require_export(folder: Path) -> Path:
     """Return the path of the export inside the folder."""
-    exports = [path for path in EXPORTS if (folder / path).is_file()]
-    if not exports:
+    export = find_export(folder)
+    if export is None:
         raise ArtifactError(
             f"{folder} holds neither model.onnx nor onnx/model.onnx: export the encoder first, e.g. by "
             "`optimum-cli export onnx --task feature-extraction`."
@@ -81,7 +79,7 @@ def _find_export(folder: Path) -> Path:
 
     if not any(folder.rglob("tokenizer.json")):
         raise ArtifactError(f"{folder} has no tokenizer.json, which belongs beside an ONNX export.")
-    return exports[0]
+    return export
 
 
 def _require_new(folder: Path, out: Path) -> None:

@@ -1,7 +1,7 @@
 """An export made here against the torch model that it was made from."""
 
-import builtins
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -83,14 +83,7 @@ def test_a_step_that_only_torch_computes_is_refused(tmp_path: Path) -> None:
 def test_without_onnxruntime_the_extra_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_import = builtins.__import__
-
-    def without_onnxruntime(name: str, *arguments: object, **options: object) -> object:
-        if name == "onnxruntime":
-            raise ImportError(name)
-        return real_import(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without_onnxruntime)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UnavailableError, match="--extra onnx"):
         OnnxEncoder(onnx_config(folder))
 

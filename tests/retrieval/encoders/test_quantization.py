@@ -1,7 +1,7 @@
 """An export in int8 beside the float32 export that it was made from."""
 
-import builtins
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -156,14 +156,7 @@ def test_a_quantization_that_fails_leaves_no_folder(
 def test_without_onnx_the_extra_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_import = builtins.__import__
-
-    def without_onnx(name: str, *arguments: object, **options: object) -> object:
-        if name == "onnx":
-            raise ImportError(name)
-        return real_import(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without_onnx)
+    monkeypatch.setitem(sys.modules, "onnx", None)
     refuse(UnavailableError, folder, tmp_path / "out", "--extra onnx")
 
 

@@ -4,6 +4,7 @@ A folder holds ``model.onnx`` (or ``onnx/model.onnx``) and ``tokenizer.json``.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from deepsearch_rl.retrieval.encoding.model_folder import (
     read_model_folder,
 )
 
+# Where an export is in a folder, the first that is there
+EXPORTS = (Path("model.onnx"), Path("onnx") / "model.onnx")
 # What exporters call the vectors of the tokens
 HIDDEN_OUTPUTS = ("last_hidden_state", "token_embeddings")
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -111,6 +114,11 @@ class OnnxEncoder:
         return hidden_BTD[np.arange(len(hidden_BTD)), position_B].astype(np.float32)
 
 
+def find_export(folder: Path) -> Path | None:
+    """Return the path of an export inside its folder; None where there is none."""
+    return next((path for path in EXPORTS if (folder / path).is_file()), None)
+
+
 def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
     """Return a tokenizer that cuts at the folder's length and pads nothing, and a session; neither has types."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - needed by this encoder alone
@@ -131,12 +139,11 @@ def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
             f"{provider}; install onnxruntime-gpu in onnxruntime's place, or set the device to cpu."
         )
 
-    model_path = folder.root / "model.onnx"
-    if not model_path.is_file():
-        model_path = folder.root / "onnx" / "model.onnx"
-    if not model_path.is_file():
+    export = find_export(folder.root)
+    if export is None:
         raise ArtifactError(f"{folder.root} holds neither model.onnx nor onnx/model.onnx.")
 
+    model_path = folder.root / export
     options = onnxruntime.SessionOptions()
     # Of a pass; several run side by side
     options.intra_op_num_threads = 1
