@@ -16,42 +16,27 @@ below the table's by more than 15 %, or by more than the noise where that is gre
                over the same vectors, each on one core, by queries of a request x clients
 
 CPU time, because it holds on a busy machine. ``--all`` measures what a user sees as well, which holds
-on a quiet machine alone: encoding with all cores, queries/s and p99 of both servers on all cores, and
-those of two workers beside one process.
+on a quiet machine alone: encoding with all cores, queries/s and p99 of both servers on all cores, those
+of a server with the encoder in int8, and those of two workers beside one process.
 """
 
-import argparse
 import itertools
 import json
 import os
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-import uvloop
 
 from benchmarks import data, sparse
 from benchmarks.arithmetic_limit import arithmetic_limit
-from benchmarks.measure import fill_section, in_turn, markdown_table, parse_options, timed
-from benchmarks.servers import (
-    Load,
-    Request,
-    ServerProcess,
-    drive,
-    json_request,
-    load_server,
-    on_core,
-    running_command,
-    running_server,
-)
-from deepsearch_rl.core.processes import free_port
+from benchmarks.measure import fill_section, markdown_table, parse_options
+from benchmarks.ratio import MAX_LOSS, Ratio, compare, cpu, wall
+from benchmarks.server_ratios import DEFAULTS, int8_server, server, two_workers
 from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
 from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder
 from deepsearch_rl.retrieval.encoding.configs import TransformersConfig
@@ -60,83 +45,8 @@ from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
 TABLE = Path("benchmarks/ratios.json")
 DOCUMENT = Path("docs/measurements.md")
 SECTION = "ratios"
-MAX_LOSS = 0.15
-TOP_K = 3
 BATCH = 64
-
-# Queries of a request, and clients; the second list takes minutes
-CELLS = ((1, 1), (1, 64), (64, 1))
-ALL_CELLS = (*CELLS, (1, 128), (1, 512), (64, 64))
-
-# A load lasts at least until a server of this rate has answered every client once
-SLOW_QUERIES_PER_S = 150
-
-QUERIES = 40_000
-
-# Options of the servers: no answer comes from the cache
-SERVED = ["--top-k", str(TOP_K), "--cache-entries", "0"]
-DOCUMENT_FOUND = b'"document"'
-DENSE = ["--retriever", "dense", *SERVED]
-
-# As an index on this machine is opened where nothing is said
-DEFAULTS = {**data.RANDOM_ENCODER, "batch_tokens": None, "threads": None}
 ENCODED_PASSAGES = 96
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """The medians of what was compared, and how far the rounds were apart."""
-
-    ratio: float
-    noise: float
-    ours: float
-    other: float
-    unit: str
-
-    @classmethod
-    def of(cls, ours: Sequence[float], other: Sequence[float], unit: str) -> "Ratio":
-        """Return the ratio of two times, or of two rates, of the same rounds."""
-        is_rate = unit.endswith("/s")
-        ratios: list[float] = []
-        for our, their in zip(ours, other, strict=True):
-            ratios.append(our / their if is_rate else their / our)
-
-        ratio = statistics.median(ratios)
-        noise = (max(ratios) - min(ratios)) / 2 / ratio
-        return cls(ratio, noise, statistics.median(ours), statistics.median(other), unit)
-
-    def loss(self, committed: "Ratio") -> float:
-        """Return the share of the committed ratio that is lost; negative where it is greater now."""
-        return 1 - self.ratio / committed.ratio
-
-    def is_lost(self, committed: "Ratio") -> bool:
-        """Return whether the loss is more than noise explains."""
-        return self.loss(committed) > max(MAX_LOSS, self.noise, committed.noise)
-
-
-def wall(work: Callable[[], object]) -> float:
-    """Return the seconds that ``work`` takes."""
-    started_s = time.perf_counter()
-    work()
-    return time.perf_counter() - started_s
-
-
-def cpu(work: Callable[[], object]) -> float:
-    """Return the CPU seconds that ``work`` takes."""
-    return timed(work)[0]
-
-
-def compare(
-    ours: Callable[[], object],
-    other: Callable[[], object],
-    rounds: int,
-    measure: Callable[[Callable[[], object]], float],
-) -> Ratio:
-    """Return the ratio of two pieces of work, each of which is done once before."""
-    ours()
-    other()
-    runs = in_turn({"ours": partial(measure, ours), "other": partial(measure, other)}, rounds)
-    return Ratio.of(runs["ours"], runs["other"], "CPU s" if measure is cpu else "s")
 
 
 def bm25(rounds: int) -> Iterator[tuple[str, Ratio]]:
@@ -187,113 +97,6 @@ def encoding(
         works = partial(encode_here, batch), partial(encode_there, batch)
         on = "one thread" if threads else "all cores"
         yield f"encoding, {name}, {on}", compare(*works, rounds, cpu if threads else wall)
-
-
-def server(
-    options: argparse.Namespace, texts: list[str], encoder: Path, core: int | None
-) -> Iterator[tuple[str, Ratio]]:
-    """Compare the servers: their CPU time on one core, or rates and latencies on all."""
-    index, chunks = _served_index(options, texts, encoder)
-    queries = data.draw_queries(texts, 1, QUERIES)
-    port = free_port()
-    vectors = index / "dense" / "vectors.npy"
-    peer = [*on_core(core), sys.executable, "-m", "benchmarks.peer_server"]
-    peer += [str(chunks), str(vectors), str(encoder), str(port)]
-
-    with ExitStack() as stack:
-        servers = {
-            "ours": stack.enter_context(running_server((index, chunks), DENSE, core)),
-            "other": stack.enter_context(running_command(peer, port)),
-        }
-        for size, clients in ALL_CELLS if core is None else CELLS:
-            loads = _loads(options, servers, queries, size, clients, DOCUMENT_FOUND)
-            name = f"server, {size} x {clients}"
-            if core is None:
-                yield from _server_ratios(f"{name}, all cores", size, loads)
-            else:
-                yield f"{name}, one core", _cpu_ratio(size, loads)
-
-
-def two_workers(
-    options: argparse.Namespace, texts: list[str], encoder: Path, retriever: str
-) -> Iterator[tuple[str, Ratio]]:
-    """Compare ``--workers 2`` with one process, each process with one thread for the encoder."""
-    index = _served_index(options, texts, encoder)
-    queries = data.draw_queries(texts, 1, QUERIES)
-    one = ["--retriever", retriever, *SERVED, "--threads", "1"]
-
-    with ExitStack() as stack:
-        servers = {
-            "ours": stack.enter_context(running_server(index, [*one, "--workers", "2"], None)),
-            "other": stack.enter_context(running_server(index, one, None)),
-        }
-        # BM25 finds no document for the few queries of stop words alone
-        expected = b'"result"' if retriever == "bm25" else DOCUMENT_FOUND
-        for clients in (64, 128):
-            loads = _loads(options, servers, queries, 1, clients, expected)
-            yield from _server_ratios(f"two workers, {retriever}, 1 x {clients}", 1, loads)
-
-
-def _served_index(
-    options: argparse.Namespace, texts: list[str], encoder: Path
-) -> tuple[Path, Path]:
-    """Return the folder and the chunk file of the servers' index."""
-    model = {**DEFAULTS, "max_tokens": 32, "model": str(encoder.resolve())}
-    return data.prepare_index(
-        texts[: options.passages],
-        encoder.parent / f"defaults-{options.passages}",
-        data.index_config(encoder=model),
-    )
-
-
-def _loads(
-    options: argparse.Namespace,
-    servers: Mapping[str, ServerProcess],
-    queries: list[str],
-    size: int,
-    clients: int,
-    expected: bytes,
-) -> Mapping[str, Sequence[Load]]:
-    """Load the servers in turn, ``clients`` at once with requests of ``size`` queries; answers hold ``expected``."""
-    requests = list(_requests(queries, size, expected))
-    seconds = max(options.seconds, size * clients / SLOW_QUERIES_PER_S)
-    works: dict[str, Callable[[], Load]] = {}
-
-    for name, process in servers.items():
-        uvloop.run(drive(process.port, requests[:clients], clients, 30))
-        works[name] = partial(_load, process, requests, clients, seconds)
-
-    return in_turn(works, options.rounds)
-
-
-def _cpu_ratio(size: int, loads: Mapping[str, Sequence[Load]]) -> Ratio:
-    costs: dict[str, list[float]] = {}
-    for name, rounds in loads.items():
-        costs[name] = [load.figures["CPU ms/query"] / size for load in rounds]
-
-    return Ratio.of(costs["ours"], costs["other"], "CPU ms")
-
-
-def _requests(queries: list[str], size: int, expected: bytes) -> Iterator[Request]:
-    for start in range(0, len(queries) - size + 1, size):
-        body = {"queries": queries[start : start + size], "topk": TOP_K, "return_scores": True}
-        yield json_request(body, expected=expected)
-
-
-def _load(process: ServerProcess, requests: list[Request], clients: int, seconds: float) -> Load:
-    load = load_server(process, requests, clients, seconds)
-    if load.errors:
-        raise RuntimeError(f"{load.errors} answers of {process.url} were wrong or missing")
-    return load
-
-
-def _server_ratios(
-    name: str, size: int, loads: Mapping[str, Sequence[Load]]
-) -> Iterator[tuple[str, Ratio]]:
-    rates = {key: [size * load.rate_per_s for load in rounds] for key, rounds in loads.items()}
-    yield name, Ratio.of(rates["ours"], rates["other"], "queries/s")
-    p99 = {key: [load.percentile_ms(99) for load in rounds] for key, rounds in loads.items()}
-    yield f"{name}, p99", Ratio.of(p99["ours"], p99["other"], "ms")
 
 
 def read_table() -> dict[str, Ratio]:
@@ -371,6 +174,7 @@ def main() -> None:
     if options.all:
         parts.append(encoding(encoder, texts, options.rounds, None))
         parts.append(server(options, texts, encoder, None))
+        parts.append(int8_server(options, texts, encoder))
         parts.append(two_workers(options, texts, encoder, "bm25"))
         parts.append(two_workers(options, texts, encoder, "dense"))
 
