@@ -3,6 +3,7 @@
     .venv/bin/python -m benchmarks.ratios                    # about two minutes; status 1 after a loss
     .venv/bin/python -m benchmarks.ratios --update           # and write the table, and the documents' copy of it
     .venv/bin/python -m benchmarks.ratios --all --update     # and what a user sees, on all cores
+    .venv/bin/python -m benchmarks.ratios --all --only int8  # a part alone
 
 Every ratio is the other's time to the project's, or the project's rate to the other's: more than 1
 means that the project is faster. Both run in turn, in rounds, and the ratio is that of a round, so
@@ -20,6 +21,7 @@ on a quiet machine alone: encoding with all cores, queries/s and p99 of both ser
 of a server with the encoder in int8, and those of two workers beside one process.
 """
 
+import argparse
 import itertools
 import json
 import os
@@ -156,6 +158,7 @@ def main() -> None:
         seconds=(1.5, "of load per round and server"),
         passages=(2000, "rows of the servers' index"),
         all=(False, "more clients, several minutes"),
+        only=("", "one part alone", ("", "bm25", "encoding", "server", "int8", "workers")),
         update=(False, "write the table and the document instead of comparing"),
         work=(data.WORK, "indexes"),
     )
@@ -166,27 +169,40 @@ def main() -> None:
 
     ratios: dict[str, Ratio] = {}
     load_before = os.getloadavg()[0]
-    parts = [
-        bm25(options.rounds),
-        encoding(encoder, texts, options.rounds, 1),
-        server(options, texts, encoder, min(os.sched_getaffinity(0))),
-    ]
-    if options.all:
-        parts.append(encoding(encoder, texts, options.rounds, None))
-        parts.append(server(options, texts, encoder, None))
-        parts.append(int8_server(options, texts, encoder))
-        parts.append(two_workers(options, texts, encoder, "bm25"))
-        parts.append(two_workers(options, texts, encoder, "dense"))
-
-    for name, ratio in itertools.chain.from_iterable(parts):
-        ratios[name] = ratio
-        sys.stderr.write(f"{name}: {ratio.ratio:.2f}\n")
+    for part in _parts(options, texts, encoder):
+        for name, ratio in part:
+            ratios[name] = ratio
+            sys.stderr.write(f"{name}: {ratio.ratio:.2f}\n")
 
     note = (
         f"Medians of {options.rounds} rounds on {len(os.sched_getaffinity(0))} cores; the load of the machine was "
         f"{load_before:.1f} before. {arithmetic_limit(encoder, texts)}"
     )
     report(ratios, note, is_update=options.update)
+
+
+def _parts(
+    options: argparse.Namespace, texts: list[str], encoder: Path
+) -> Iterator[Iterator[tuple[str, Ratio]]]:
+    """Yield what is to be measured, a comparison after the other."""
+    on_one_core = {
+        "bm25": [bm25(options.rounds)],
+        "encoding": [encoding(encoder, texts, options.rounds, 1)],
+        "server": [server(options, texts, encoder, min(os.sched_getaffinity(0)))],
+    }
+    on_all_cores = {
+        "encoding": [encoding(encoder, texts, options.rounds, None)],
+        "server": [server(options, texts, encoder, None)],
+        "int8": [int8_server(options, texts, encoder)],
+        "workers": [
+            two_workers(options, texts, encoder, "bm25"),
+            two_workers(options, texts, encoder, "dense"),
+        ],
+    }
+    for parts in (on_one_core, on_all_cores if options.all else {}):
+        for name, comparisons in parts.items():
+            if options.only in ("", name):
+                yield from comparisons
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ TOP_K = 3
 # Queries of a request, and clients; the second list takes minutes
 CELLS = ((1, 1), (1, 64), (64, 1))
 ALL_CELLS = (*CELLS, (1, 128), (1, 512), (64, 64))
+INT8_CELLS = (*CELLS, (1, 128))
 
 # A load lasts at least until a server of this rate has answered every client once
 SLOW_QUERIES_PER_S = 150
@@ -73,7 +74,7 @@ def int8_server(
     settings = {**DEFAULTS, "name": "onnx", "model": str(int8.resolve())}
     del settings["dtype"]
     index = _served_index(options, texts, settings)
-    for (size, clients), loads in _beside_peer(options, index, texts, encoder, None, ALL_CELLS):
+    for (size, clients), loads in _beside_peer(options, index, texts, encoder, None, INT8_CELLS):
         yield from _server_ratios(f"server, int8, {size} x {clients}, all cores", size, loads)
 
 
