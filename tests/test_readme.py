@@ -1,5 +1,6 @@
 """The results table of README.md, and the parts of documents that scripts write."""
 
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.corpora.grammar.grammar import IN_DOMAIN
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, F1TableRow
 from deepsearch_rl.evaluation.tables.comparisons import Change, Comparison
 from deepsearch_rl.evaluation.tables.tables import F1Table
@@ -134,3 +136,16 @@ def test_the_command_rewrites_the_readme_of_its_folder(
     readme.TABLE.write_text(trained.model_dump_json())
     readme.main()
     assert readme.README.read_text() == f"{BEGIN}\n{readme.part(trained)}{END}\n"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/evaluation.md", "docs/own_data.md"])
+def test_the_question_to_ask_is_one_of_the_world(name: str) -> None:
+    """A chain of relations that a tiny model has learnt, from a kind of thing that has them."""
+    asked = re.findall(r'deepsearch ask "Name (.+?)\."', Path(name).read_text(encoding="utf-8"))
+    assert asked
+
+    for question in asked:
+        _, *nouns = question.split("'s ")
+        relations = [IN_DOMAIN.relations[noun] for noun in nouns]
+        for relation, following in itertools.pairwise(relations):
+            assert relation.object_kind == following.subject_kind

@@ -109,7 +109,7 @@ def ask_command(
     A model's folder may hold an endpoint.json instead of weights: an API's model (profile
     multihoprag has one). Exits with status 1 where there is no answer.
 
-        deepsearch ask "Who is the mayor of the birthplace of the director of Silent Harbor?"
+        deepsearch ask "Name Bitter Journey's director's mentor's employer."
         deepsearch ask "..." --model sft --temperature 0.7
         OPENAI_BASE_URL=https://... OPENAI_MODEL=... OPENAI_API_KEY=... deepsearch ask "..." --profile multihoprag
     """
