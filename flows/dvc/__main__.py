@@ -55,12 +55,11 @@ def modify_yaml_at_once(path: str, fs: Any = None) -> Iterator[Any]:
             values = load_yaml(path, fs=fs) if Path(path).exists() else {}
             yield values
             dump_yaml(str(partial), values, fs=fs)
-            return
-
-        if Path(path).exists():
-            shutil.copyfile(path, partial)
-        with modify_yaml(str(partial), fs=fs) as values:
-            yield values
+        else:
+            if Path(path).exists():
+                shutil.copyfile(path, partial)
+            with modify_yaml(str(partial), fs=fs) as values:
+                yield values
 
 
 class _Busy(BaseException):

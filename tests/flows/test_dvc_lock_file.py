@@ -57,6 +57,24 @@ def test_a_kill_while_dvc_lock_is_written_loses_no_stage(
         assert (root / "dvc.lock").stat().st_mode & 0o777 == 0o666 & ~umask()
 
 
+def test_dvc_lock_has_the_bytes_that_dvc_writes(make_project: MakeProject) -> None:
+    # DVC folds a long line
+    long = f"echo {'a ' * 60}> stage0.txt"
+    root = make_project({**STAGES, NAMES[0]: {**STAGES[NAMES[0]], "cmd": long}})
+    by_dvc = [sys.executable, "-m", "dvc", "repro", "--force"]
+    subprocess.run([*by_dvc, *NAMES], cwd=root, check=True)
+    expected = (root / "dvc.lock").read_bytes()
+
+    for names in (NAMES[:2], NAMES[2:]):
+        subprocess.run([sys.executable, DVC, "repro", "--force", *names], cwd=root, check=True)
+        assert (root / "dvc.lock").read_bytes() == expected
+
+    (root / "dvc.lock").unlink()
+    for name in NAMES:
+        subprocess.run([sys.executable, DVC, "repro", name], cwd=root, check=True)
+    assert (root / "dvc.lock").read_bytes() == expected
+
+
 def lock_of(root: Path) -> dict[str, object]:
     try:
         return yaml.safe_load((root / "dvc.lock").read_text())["stages"]
