@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.ratios                    # about two minutes; status 1 after a loss
     .venv/bin/python -m benchmarks.ratios --update           # and write the table, and the documents' copy of it
     .venv/bin/python -m benchmarks.ratios --all --update     # and what a user sees, on all cores
-    .venv/bin/python -m benchmarks.ratios --all --only int8  # a part alone
+    .venv/bin/python -m benchmarks.ratios --only int8        # a part alone
 
 Every ratio is the other's time to the project's, or the project's rate to the other's: more than 1
 means that the project is faster. Both run in turn, in rounds, and the ratio is that of a round, so
@@ -18,7 +18,8 @@ below the table's by more than 15 %, or by more than the noise where that is gre
 
 CPU time, because it holds on a busy machine. ``--all`` measures what a user sees as well, which holds
 on a quiet machine alone: encoding with all cores, queries/s and p99 of both servers on all cores, those
-of a server with the encoder in int8, and those of two workers beside one process.
+of a server with the encoder in int8, and those of two workers beside one process. The last two parts
+are measured on all cores alone. A part that is updated alone leaves the note on the whole run as it is.
 """
 
 import argparse
@@ -107,6 +108,11 @@ def read_table() -> dict[str, Ratio]:
     return {name: Ratio(**row) for name, row in rows.items()}
 
 
+def read_note() -> str:
+    """Return what stands above the committed ratios: the rounds and the machine of the whole run."""
+    return json.loads(TABLE.read_text(encoding="utf-8"))["note"]
+
+
 def write_table(ratios: Mapping[str, Ratio], note: str) -> None:
     """Write the committed table, and its copy in the document."""
     rows = {name: asdict(ratio) for name, ratio in ratios.items()}
@@ -139,13 +145,18 @@ def judge(ratios: Mapping[str, Ratio], committed: Mapping[str, Ratio]) -> list[s
     return lost
 
 
-def report(ratios: Mapping[str, Ratio], note: str, *, is_update: bool) -> None:
-    """Print the ratios beside the committed ones; write the table, or end the process with status 1 after a loss."""
+def report(
+    ratios: Mapping[str, Ratio], note: str, *, is_update: bool, is_part: bool = False
+) -> None:
+    """Print the ratios beside the committed ones; write the table, or end the process with status 1 after a loss.
+
+    Those of a part go into the table without ``note``, which is on their run alone.
+    """
     sys.stdout.write(f"{note}\n\n")
     committed = read_table() if TABLE.exists() else {}
     lost = judge(ratios, committed)
     if is_update:
-        write_table({**committed, **ratios}, note)
+        write_table({**committed, **ratios}, read_note() if is_part and committed else note)
     elif lost:
         sys.exit(f"lost more than {100 * MAX_LOSS:.0f} %, and more than noise: {'; '.join(lost)}")
 
@@ -178,7 +189,7 @@ def main() -> None:
         f"Medians of {options.rounds} rounds on {len(os.sched_getaffinity(0))} cores; the load of the machine was "
         f"{load_before:.1f} before. {arithmetic_limit(encoder, texts)}"
     )
-    report(ratios, note, is_update=options.update)
+    report(ratios, note, is_update=options.update, is_part=bool(options.only))
 
 
 def _parts(
@@ -199,7 +210,8 @@ def _parts(
             two_workers(options, texts, encoder, "dense"),
         ],
     }
-    for parts in (on_one_core, on_all_cores if options.all else {}):
+    has_all_cores = options.all or options.only in on_all_cores.keys() - on_one_core.keys()
+    for parts in (on_one_core, on_all_cores if has_all_cores else {}):
         for name, comparisons in parts.items():
             if options.only in ("", name):
                 yield from comparisons

@@ -44,15 +44,16 @@ SERVED = ["--top-k", str(TOP_K), "--cache-entries", "0"]
 DOCUMENT_FOUND = b'"document"'
 DENSE = ["--retriever", "dense", *SERVED]
 
-# As an index on this machine is opened where nothing is said
+# As an index on this machine is opened where nothing is said; an export has a type of its own
 DEFAULTS = {**data.RANDOM_ENCODER, "batch_tokens": None, "threads": None}
+EXPORTED = {name: value for name, value in DEFAULTS.items() if name != "dtype"} | {"name": "onnx"}
 
 
 def server(
     options: argparse.Namespace, texts: list[str], encoder: Path, core: int | None
 ) -> Iterator[tuple[str, Ratio]]:
     """Compare the servers: their CPU time on one core, or rates and latencies on all."""
-    index = _served_index(options, texts, {**DEFAULTS, "model": str(encoder.resolve())})
+    index = _served_index(options, texts, encoder, DEFAULTS)
     cells = ALL_CELLS if core is None else CELLS
     for (size, clients), loads in _beside_peer(options, index, texts, encoder, core, cells):
         name = f"server, {size} x {clients}"
@@ -71,9 +72,7 @@ def int8_server(
         export_encoder(encoder)
         quantize_export(encoder, int8)
 
-    settings = {**DEFAULTS, "name": "onnx", "model": str(int8.resolve())}
-    del settings["dtype"]
-    index = _served_index(options, texts, settings)
+    index = _served_index(options, texts, int8, EXPORTED)
     for (size, clients), loads in _beside_peer(options, index, texts, encoder, None, INT8_CELLS):
         yield from _server_ratios(f"server, int8, {size} x {clients}, all cores", size, loads)
 
@@ -108,7 +107,7 @@ def two_workers(
     options: argparse.Namespace, texts: list[str], encoder: Path, retriever: str
 ) -> Iterator[tuple[str, Ratio]]:
     """Compare ``--workers 2`` with one process, each process with one thread for the encoder."""
-    index = _served_index(options, texts, {**DEFAULTS, "model": str(encoder.resolve())})
+    index = _served_index(options, texts, encoder, DEFAULTS)
     queries = data.draw_queries(texts, 1, QUERIES)
     one = ["--retriever", retriever, *SERVED, "--threads", "1"]
 
@@ -125,14 +124,14 @@ def two_workers(
 
 
 def _served_index(
-    options: argparse.Namespace, texts: list[str], settings: Mapping[str, object]
+    options: argparse.Namespace, texts: list[str], encoder: Path, settings: Mapping[str, object]
 ) -> tuple[Path, Path]:
-    """Return the folder and the chunk file of the servers' index, with these settings of its encoder."""
-    folder = Path(str(settings["model"]))
+    """Return the folder and the chunk file of the servers' index; ``settings`` are those of its encoder."""
+    model = {**settings, "max_tokens": 32, "model": str(encoder.resolve())}
     return data.prepare_index(
         texts[: options.passages],
-        folder.parent / f"{folder.name}-{options.passages}",
-        data.index_config(encoder={**settings, "max_tokens": 32}),
+        encoder.parent / f"{encoder.name}-{options.passages}",
+        data.index_config(encoder=model),
     )
 
 

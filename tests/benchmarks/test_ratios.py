@@ -1,5 +1,6 @@
 """`make bench`: when a ratio is lost, and that a loss ends the command with an error."""
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,32 @@ def test_an_update_writes_the_table_and_its_copy_and_keeps_what_was_not_measured
     document = ratios.DOCUMENT.read_text()
     assert "A note." in document
     assert "| server | 2.00 | 2% | 1 | 2 | s |" in document
+
+
+@pytest.mark.usefixtures("project")
+def test_a_part_that_is_updated_alone_keeps_the_note_on_the_whole_run() -> None:
+    ratios.report({"bm25": at(2.0), "server": at(3.0)}, "whole", is_update=True)
+    ratios.report({"server": at(4.0)}, "part", is_update=True, is_part=True)
+
+    assert ratios.read_note() == "whole"
+    assert ratios.read_table() == {"bm25": at(2.0), "server": at(4.0)}
+
+
+@pytest.mark.parametrize(
+    ("only", "is_all", "parts"),
+    [
+        ("", False, 3),
+        ("", True, 8),
+        ("encoding", True, 2),
+        ("int8", False, 1),
+        ("workers", True, 2),
+    ],
+)
+def test_a_part_is_measured_alone(
+    only: str, is_all: bool, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bm25", "encoding", "server", "int8_server", "two_workers"):
+        monkeypatch.setattr(ratios, name, lambda *_: iter(()))
+
+    options = argparse.Namespace(only=only, all=is_all, rounds=1)
+    assert len(list(ratios._parts(options, [], Path("minilm")))) == parts
