@@ -2,7 +2,16 @@
 
 import pytest
 
-from deepsearch_rl.core.answers import METRICS, ZERO, extract_answer, f1, normalise, score
+from deepsearch_rl.core.answers import (
+    INSUFFICIENT,
+    METRICS,
+    ZERO,
+    extract_answer,
+    f1,
+    is_refusal,
+    normalise,
+    score,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +54,21 @@ def test_normalising_lowers_then_drops_punctuation_then_articles_then_spaces(
     text: str, normal: str
 ) -> None:
     assert normalise(text) == normal
+
+
+@pytest.mark.parametrize(
+    ("answer", "refuses"),
+    [
+        (INSUFFICIENT, True),
+        ("  insufficient   information", True),
+        ("The insufficient information!", True),
+        ("Insufficient information about Port Vale", False),
+        ("information", False),
+        ("", False),
+    ],
+)
+def test_a_refusal_is_known_however_it_is_written(answer: str, refuses: bool) -> None:
+    assert is_refusal(answer) == refuses
 
 
 def test_exact_match_compares_normalised_texts_with_every_gold() -> None:

@@ -47,6 +47,11 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", encoded.decode("utf-8", "surrogatepass")).split())
 
 
+def is_refusal(answer: str) -> bool:
+    """Return whether an answer says that there is not enough information (:data:`INSUFFICIENT`), however it is written."""
+    return normalise(answer) == normalise(INSUFFICIENT)
+
+
 class AnswerScores(NamedTuple):
     """Every metric of one answer, each in [0, 1] and each the best over the golden answers on its own."""
 

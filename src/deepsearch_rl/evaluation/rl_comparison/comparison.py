@@ -13,7 +13,7 @@ from statistics import fmean
 
 from pydantic import Field
 
-from deepsearch_rl.core.answers import INSUFFICIENT, normalise, score_rollout
+from deepsearch_rl.core.answers import is_refusal, score_rollout
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_jsonl, read_record, sha256_json, write_json
 from deepsearch_rl.core.profile import Profile
@@ -206,10 +206,9 @@ def _f1_of(evaluation: ModelEvaluation, dataset: str) -> tuple[float, float]:
 
 def _unanswerable_f1(folder: Path, dataset: str) -> float | None:
     """Return the mean F1 of the greedy answers to questions without an answer; None where a set has none."""
-    refusal = normalise(INSUFFICIENT)
     values: list[float] = []
     for rollout in read_jsonl(folder / run_file(dataset, "search", 0), Trajectory):
-        if refusal in map(normalise, rollout.golden_answers):
+        if any(map(is_refusal, rollout.golden_answers)):
             values.append(score_rollout(rollout).f1)
 
     return fmean(values) if values else None

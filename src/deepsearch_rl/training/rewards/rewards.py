@@ -25,7 +25,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from deepsearch_rl.conversation.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
-from deepsearch_rl.core.answers import INSUFFICIENT, normalise, score
+from deepsearch_rl.core.answers import is_refusal, normalise, score
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.own_code import is_own, load_own
 from deepsearch_rl.core.records import Message, Question, Record, StopReason, Trajectory
@@ -202,11 +202,10 @@ def justified_refusal(trajectory: Trajectory, question: Question, policy: Policy
     evidence, as far as that is known. F1 alone scores such a refusal as low as a wrong answer, so
     that a policy learns to guess.
     """
-    refusal = normalise(INSUFFICIENT)
-    if normalise(trajectory.answer) != refusal:
+    if not is_refusal(trajectory.answer):
         return 0.0
 
-    if refusal in map(normalise, question.golden_answers):
+    if any(map(is_refusal, question.golden_answers)):
         return 1.0
     is_known = gold_evidence(question) is not None
     return float(is_known and evidence_recall(trajectory, question, policy) < 1)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from deepsearch_rl.core.answers import INSUFFICIENT, normalise, score_rollout
+from deepsearch_rl.core.answers import is_refusal, score_rollout
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.records import SERVER_FAILURES
@@ -85,7 +85,6 @@ def rollout_metrics(rollouts: Sequence[Rollout], max_searches: int) -> dict[str,
     values: dict[str, list[float]] = {}
     failures: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
-    refusal = normalise(INSUFFICIENT)
 
     for rollout in rollouts:
         trajectory = rollout.trajectory
@@ -93,7 +92,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], max_searches: int) -> dict[str,
         for name in rollouts[0].parts:
             figures[f"reward/{name}"] = rollout.parts[name]
         figures["f1"] = score_rollout(trajectory).f1
-        figures["refusals"] = normalise(trajectory.answer) == refusal
+        figures["refusals"] = is_refusal(trajectory.answer)
         figures["response_tokens"] = trajectory.completion_tokens
         figures["tool_calls"] = trajectory.tool_calls
         figures["at_search_limit"] = trajectory.tool_calls >= max_searches

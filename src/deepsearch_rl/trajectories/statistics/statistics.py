@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import Field
 
 from deepsearch_rl.conversation.chat_messages import split_thought
-from deepsearch_rl.core.answers import INSUFFICIENT, SUCCESS_F1, normalise, score_rollout
+from deepsearch_rl.core.answers import SUCCESS_F1, is_refusal, score_rollout
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import distinct, read_distinct
 from deepsearch_rl.core.records import Question, Record, Trajectory
@@ -185,7 +185,7 @@ def _figures(trajectory: Trajectory, gold: Gold | None) -> dict[str, float | Non
     if not has_turns(trajectory):
         return dict(score_rollout(trajectory)._asdict())
     evidence_share = evidence_shown(trajectory, gold) if gold else None
-    answered = not trajectory.failed and normalise(trajectory.answer) != normalise(INSUFFICIENT)
+    answered = not trajectory.failed and not is_refusal(trajectory.answer)
     without_evidence = None
     if evidence_share is not None:
         without_evidence = float(answered and evidence_share < 1)
