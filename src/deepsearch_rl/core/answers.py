@@ -48,7 +48,7 @@ def normalise(text: str) -> str:
 
 
 def is_refusal(answer: str) -> bool:
-    """Return whether an answer says that there is not enough information (:data:`INSUFFICIENT`), however it is written."""
+    """Return whether an answer says, however it is written, that there is not enough information."""
     return normalise(answer) == normalise(INSUFFICIENT)
 
 
