@@ -2,13 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.measure import in_turn, timed
 
 MAX_LOSS = 0.15
+HEADER = ("what", "ratio", "noise", "ours", "the other", "unit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,16 @@ class Ratio:
     def is_lost(self, committed: "Ratio") -> bool:
         """Return whether the loss is more than noise explains."""
         return self.loss(committed) > max(MAX_LOSS, self.noise, committed.noise)
+
+
+def table_rows(ratios: Mapping[str, Ratio]) -> list[tuple[object, ...]]:
+    """Return the rows of a table below ``HEADER``."""
+    rows: list[tuple[object, ...]] = []
+    for name, ratio in ratios.items():
+        size = f"{ratio.ours:.3g}", f"{ratio.other:.3g}", ratio.unit
+        rows.append((name, f"{ratio.ratio:.2f}", f"{100 * ratio.noise:.0f}%", *size))
+
+    return rows
 
 
 def wall(work: Callable[[], object]) -> float:

@@ -38,7 +38,7 @@ import torch
 from benchmarks import data, sparse
 from benchmarks.arithmetic_limit import arithmetic_limit
 from benchmarks.measure import fill_section, markdown_table, parse_options
-from benchmarks.ratio import MAX_LOSS, Ratio, compare, cpu, wall
+from benchmarks.ratio import HEADER, MAX_LOSS, Ratio, compare, cpu, table_rows, wall
 from benchmarks.server_ratios import DEFAULTS, int8_server, server, two_workers
 from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
 from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder
@@ -117,13 +117,8 @@ def write_table(ratios: Mapping[str, Ratio], note: str) -> None:
     """Write the committed table, and its copy in the document."""
     rows = {name: asdict(ratio) for name, ratio in ratios.items()}
     TABLE.write_text(json.dumps({"note": note, "ratios": rows}, indent=2) + "\n", encoding="utf-8")
-    cells: list[tuple[object, ...]] = []
-    for name, ratio in ratios.items():
-        size = f"{ratio.ours:.3g}", f"{ratio.other:.3g}", ratio.unit
-        cells.append((name, f"{ratio.ratio:.2f}", f"{100 * ratio.noise:.0f}%", *size))
-
-    header = ("what", "ratio", "noise", "ours", "the other", "unit")
-    fill_section(DOCUMENT, SECTION, f"{note}\n\n{markdown_table(header, cells)}")
+    table = markdown_table(HEADER, table_rows(ratios))
+    fill_section(DOCUMENT, SECTION, f"{note}\n\n{table}")
 
 
 def judge(ratios: Mapping[str, Ratio], committed: Mapping[str, Ratio]) -> list[str]:

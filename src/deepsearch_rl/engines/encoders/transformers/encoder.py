@@ -4,7 +4,8 @@ Any sentence-transformers folder serves (e5, bge, MiniLM, Qwen3-Embedding, ...),
 pooling and further steps, and so does a plain transformers folder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,15 @@ class TransformersEncoder:
 
         self._model.max_seq_length = folder.max_tokens
         self.dimension = self._model.get_embedding_dimension() or 0
+        # Features to embeddings_BD, a tensor
+        self._run: Callable[[dict[str, Any]], Any] = partial(_run, self._model)
+        # To leave a prompt out of the pooling is to wait for the GPU, which no graph can
+        if config.device == "cuda" and folder.pools_prompt:
+            from deepsearch_rl.engines.encoders.transformers.cuda_graphs import (  # noqa: PLC0415 - torch
+                GraphedModel,
+            )
+
+            self._run = GraphedModel(self._run, folder.max_tokens, folder.pad_id)
 
     def encode(self, texts: Sequence[str], kind: Kind) -> Vectors:
         """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero."""
@@ -114,13 +124,20 @@ class TransformersEncoder:
     def _forward(self, features: dict[str, Any]) -> Vectors:
         import torch  # noqa: PLC0415
 
-        inputs: dict[str, Any] = {}
-        for name, value in features.items():
-            is_tensor = isinstance(value, torch.Tensor)
-            inputs[name] = value.to(self._model.device) if is_tensor else value
-
         with torch.inference_mode():
-            return self._model(inputs)["sentence_embedding"].float().cpu().numpy()
+            return self._run(features).cpu().numpy()
+
+
+def _run(model: Any, features: dict[str, Any]) -> Any:
+    """Return embeddings_BD of features, a float32 tensor on the model's device."""
+    import torch  # noqa: PLC0415
+
+    inputs: dict[str, Any] = {}
+    for name, value in features.items():
+        is_tensor = isinstance(value, torch.Tensor)
+        inputs[name] = value.to(model.device) if is_tensor else value
+
+    return model(inputs)["sentence_embedding"].float()
 
 
 def _part(features: dict[str, Any], batch: list[int]) -> dict[str, Any]:
