@@ -83,13 +83,20 @@ class SlotTable:
             return
 
         # Each slot that lies outside changes places with one that need not be inside.
-        before = np.concatenate([outside, free])
-        after = np.concatenate([free, outside])
-        moved = np.argsort(self.places)[before]
-        length = self.lengths[moved].max()
+        slot_at = np.argsort(self.places)
+        for place, inside in zip(outside, free, strict=True):
+            slot, other = slot_at[place], slot_at[inside]
+            self._exchange(place, inside, int(self.lengths[[slot, other]].max()))
+            self.places[[slot, other]] = inside, place
+
+    def _exchange(self, place: int, other: int, length: int) -> None:
+        """Exchange what two places hold of their first ``length`` tokens."""
         for tensor_NHT in self._by_token():
-            tensor_NHT[after, :, :length] = tensor_NHT[before, :, :length]
-        self.places[moved] = after
+            # Slices, because an index of several places makes a copy that takes three times as long
+            tokens, others = tensor_NHT[place, :, :length], tensor_NHT[other, :, :length]
+            kept = tokens.clone()
+            tokens.copy_(others)
+            others.copy_(kept)
 
     def _by_token(self) -> list[torch.Tensor]:
         """Return keys and values of all layers as views [N, H, T, D]."""
