@@ -366,7 +366,7 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         retrieval=own.retrieval.model_copy(update=slower),
         chunk=own.chunk.model_copy(update={"variants": {"world_8": variant}}),
         serving=ServingConfig(
-            backend="cpu", cpu=CpuConfig(slots=8, context_tokens=9, start_timeout_s=1)
+            backend="cpu", cpu=CpuConfig(slots=8, context_tokens=9, servers=1, start_timeout_s=1)
         ),
     )
     fingerprint = own.rollout_fingerprint("multihoprag", served_here=False)
@@ -414,7 +414,8 @@ def test_the_same_weights_under_another_name_are_asked_again(
     plan = replace(
         setting({"musique": SETS["musique"]}),
         serving=ServingConfig(
-            backend="cpu", cpu=CpuConfig(slots=8, context_tokens=512, start_timeout_s=120)
+            backend="cpu",
+            cpu=CpuConfig(slots=8, context_tokens=512, servers=1, start_timeout_s=120),
         ),
     )
     # A model on a busy machine needs its time

@@ -11,7 +11,13 @@ from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.endpoints.remote import shown_address
 from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name
 from deepsearch_rl.serving import launch
-from deepsearch_rl.serving.launch import ServingConfig, VllmConfig, serve_model, vllm_serve_command
+from deepsearch_rl.serving.launch import (
+    ServingConfig,
+    VllmConfig,
+    serve_model,
+    serve_models,
+    vllm_serve_command,
+)
 from tests.conftest import ROOT
 from tests.policies import CONTEXT_TOKENS
 from tests.search_servers import in_thread
@@ -21,7 +27,7 @@ ENDPOINT = {
     "model": "$MODEL_OF_THE_TEST",
     "api_key_variable": "KEY_OF_THE_TEST",
 }
-CPU = {"slots": 8, "context_tokens": CONTEXT_TOKENS, "start_timeout_s": 60}
+CPU = {"slots": 8, "context_tokens": CONTEXT_TOKENS, "servers": 1, "start_timeout_s": 60}
 
 
 def config(backend: str = "cpu", **sections: object) -> ServingConfig:
@@ -35,6 +41,20 @@ def test_a_served_folder_answers_and_is_gone_after_the_block(policy_folder: Path
         assert models["data"][0]["id"] == endpoint.model
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{endpoint.base_url}/models")
+
+
+@pytest.mark.nightly
+def test_as_many_servers_answer_as_asked_for_and_all_are_gone_after_the_block(
+    policy_folder: Path,
+) -> None:
+    with serve_models(policy_folder, config(cpu=CPU | {"servers": 2})) as endpoints:
+        first, second = (f"{endpoint.base_url}/models" for endpoint in endpoints)
+        assert first != second
+        for address in (first, second):
+            assert httpx.get(address).json()["data"][0]["id"] == endpoints[0].model
+    for address in (first, second):
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(address)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
@@ -66,8 +86,9 @@ def test_a_server_of_a_broken_model_leaves_its_last_words(tmp_path: Path) -> Non
         pass
 
 
-def test_other_settings_are_other_answers_and_more_time_to_start_is_not() -> None:
+def test_other_settings_are_other_answers_and_more_time_or_servers_are_not() -> None:
     digest = config().digest_of_answers()
+    assert config(cpu=CPU | {"servers": 2}).digest_of_answers() == digest
     assert config(cpu=CPU | {"start_timeout_s": 90}).digest_of_answers() == digest
     assert config(cpu=CPU | {"slots": 9}).digest_of_answers() != digest
     assert config("vllm").digest_of_answers() != digest
@@ -103,6 +124,8 @@ def test_a_folder_with_an_endpoint_reaches_the_server_that_its_variables_name(
                 "secret-key",
             )
             assert "secret-key" not in repr(endpoint)
+        with serve_models(tmp_path, config(cpu=CPU | {"servers": 2})) as endpoints:
+            assert [one.base_url for one in endpoints] == [address]
     with pytest.raises(EndpointError, match=address), serve_model(tmp_path, config()):
         pass
 

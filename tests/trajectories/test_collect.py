@@ -23,6 +23,7 @@ from deepsearch_rl.trajectories.collecting.collect import (
     TrajectoryFile,
     collect,
     collect_in_turn,
+    collect_side_by_side,
 )
 from tests.trajectories.scripted import ScriptedAgent, make_questions, make_trajectory
 
@@ -249,6 +250,50 @@ def test_a_run_that_fails_stops_the_next_one_and_what_is_finished_stays(log: Pat
     assert len(again.asked) == 6
 
 
+def test_lanes_are_answered_at_once_and_each_has_its_own_places(log: Path):
+    places = asyncio.Barrier(6)
+    running, most_running = [0, 0], [0, 0]
+
+    def answering(lane: int) -> ScriptedAgent:
+        async def answer(question: Question, sample: int) -> Trajectory:
+            running[lane] += 1
+            most_running[lane] = max(most_running[lane], running[lane])
+            # Both lanes have three places, and nothing goes on before all six are taken
+            await places.wait()
+            running[lane] -= 1
+            return make_trajectory(question, sample)
+
+        return ScriptedAgent(answer)
+
+    runs = in_turn(log, answering(0), answering(0), answering(1), answering(1))
+    found = collect_side_by_side([runs[:2], runs[2:]], concurrency=3)
+    assert most_running == [3, 3]
+    assert [[one.path for one in lane] for lane in found] == [
+        [runs[0].out, runs[1].out],
+        [runs[2].out, runs[3].out],
+    ]
+    assert [one.count for lane in found for one in lane] == [6] * 4
+
+
+def test_a_lane_without_anything_to_do_and_no_lane_are_no_error(log: Path):
+    runs = in_turn(log, ScriptedAgent(), ScriptedAgent())
+    collect(runs[0], concurrency=3)
+    again, others = collect_side_by_side([runs[:1], runs[1:]], concurrency=3)
+    assert [one.count for one in (*again, *others)] == [6, 6]
+    assert collect_side_by_side([], concurrency=3) == []
+
+
+def test_a_lane_that_fails_stops_the_other_one(log: Path):
+    async def hangs(*_: object) -> Trajectory:
+        await asyncio.Event().wait()
+        pytest.fail("nothing ends this rollout")
+
+    gone = dict.fromkeys((question.id for question in QUESTIONS), StopReason.MODEL_ERROR)
+    runs = in_turn(log, ScriptedAgent(hangs), ends(gone))
+    with pytest.raises(EndpointError, match="connection refused"):
+        collect_side_by_side([runs[:1], runs[1:]], concurrency=8)
+
+
 def test_one_bar_is_open_at_a_time(log: Path, monkeypatch: pytest.MonkeyPatch):
     events: list[str] = []
 
@@ -262,8 +307,9 @@ def test_one_bar_is_open_at_a_time(log: Path, monkeypatch: pytest.MonkeyPatch):
             events.append("closed")
 
     monkeypatch.setattr("deepsearch_rl.trajectories.collecting.collect.ProgressBar", RecordedBar)
-    collect_in_turn(in_turn(log, *(ScriptedAgent() for _ in range(3))), concurrency=8)
-    assert events == ["opened", "closed"] * 3
+    runs = in_turn(log, *(ScriptedAgent() for _ in range(4)))
+    collect_side_by_side([runs[:2], runs[2:]], concurrency=8)
+    assert events == ["opened", "closed"] * 4
 
 
 def test_a_full_disk_is_told_as_it_is(log: Path):

@@ -42,6 +42,10 @@ class CpuConfig(Record):
         description="conversations whose keys and values are kept; half of them can run at once",
     )
     context_tokens: int = Field(ge=1, description="longest prompt plus answer")
+    servers: int = Field(
+        ge=1,
+        description="that an evaluation starts, each for other question sets: one for each idle core",
+    )
     start_timeout_s: float = Field(gt=0, description="how long the server may take to load")
 
 
@@ -77,9 +81,11 @@ class ServingConfig(Record):
     vllm: VllmConfig | None = None
 
     def digest_of_answers(self) -> str:
-        """Return the SHA-256 of how weights are served: backend and settings, without the time it may take to start."""
+        """Return the SHA-256 of how weights are served: backend and settings that change an answer."""
         settings: CpuConfig | VllmConfig | None = getattr(self, self.backend)
-        fields = settings and settings.model_dump(mode="json", exclude={"start_timeout_s"})
+        fields = settings and settings.model_dump(
+            mode="json", exclude={"start_timeout_s", "servers"}
+        )
         return sha256_json([self.backend, fields])
 
 
@@ -108,6 +114,21 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
     """
     with start_model(folder, config) as wait_for_model:
         yield wait_for_model()
+
+
+@contextlib.contextmanager
+def serve_models(folder: Path, config: ServingConfig) -> Iterator[list[Endpoint]]:
+    """Serve a folder as :func:`serve_model`, with as many servers as ``serving.cpu.servers`` says.
+
+    A GPU, or a server that runs already, is one endpoint.
+    """
+    is_on_cpu = config.backend == "cpu" and read_remote(folder) is None
+    count = config.cpu.servers if is_on_cpu and config.cpu else 1
+
+    with contextlib.ExitStack() as servers:
+        # They load side by side
+        waits = [servers.enter_context(start_model(folder, config)) for _ in range(count)]
+        yield [wait_for_model() for wait_for_model in waits]
 
 
 @contextlib.contextmanager

@@ -1,16 +1,21 @@
 """Evaluation of one model: every question set, answered over the real retrieval server.
 
 The model server is started once, a retrieval server per corpus and way to search it; question sets
-and variants that agree in both share it. Rollouts are logged as they finish, in a folder per
-question set and setting that is named by all that they depend on: a killed evaluation continues
-where it was, one question set more repeats nothing, and rollouts of other weights are never reused.
+and variants that agree in both share it. Where the model has several servers
+(``serving.cpu.servers``), each answers the sets of one retrieval server, side by side. Rollouts are
+logged as they finish, in a folder per question set and setting that is named by all that they
+depend on: a killed evaluation continues where it was, one question set more repeats nothing, and
+rollouts of other weights are never reused.
 """
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from deepsearch_rl.conversation.trained_with import MANIFEST
 from deepsearch_rl.core.errors import ConfigError
@@ -36,8 +41,12 @@ from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
 from deepsearch_rl.retrieval.search.manifest import digest_index, read_manifest
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.adapters import digest_weights
-from deepsearch_rl.serving.launch import require_backend, serve_model
-from deepsearch_rl.trajectories.collecting.collect import BulkRun, collect_in_turn, read_questions
+from deepsearch_rl.serving.launch import require_backend, serve_models
+from deepsearch_rl.trajectories.collecting.collect import (
+    BulkRun,
+    collect_side_by_side,
+    read_questions,
+)
 
 
 def checkpoint_name(folder: Path) -> str:
@@ -71,8 +80,8 @@ def evaluate_model(
     (:mod:`deepsearch_rl.endpoints.remote`).
 
     Raise ArtifactError where an input is missing or a question set is empty, and as
-    :func:`settings_of`, :func:`checkpoint_name`, :func:`serve_model`, :func:`serve_index` and
-    :func:`collect`.
+    :func:`settings_of`, :func:`checkpoint_name`, :func:`serve_models`, :func:`serve_index` and
+    :func:`collect_side_by_side`.
     """
     remote = read_remote(folder)
     if remote is None:
@@ -89,9 +98,9 @@ def evaluate_model(
     inputs = {"model": weights}
     rows: list[F1TableRow] = []
 
-    with atomic_directory(out) as partial, serve_model(folder, setting.serving) as endpoint:
-        name = endpoint.model if remote else model
-        served_model = ServedModel(model, folder, checkpoint, name, endpoint)
+    with atomic_directory(out) as partial, serve_models(folder, setting.serving) as endpoints:
+        name = endpoints[0].model if remote else model
+        served = [ServedModel(model, folder, checkpoint, name, endpoint) for endpoint in endpoints]
         by_server: dict[tuple[str, str], list[SetEvaluation]] = {}
         for each, question_sets in settings:
             for dataset, questions in question_sets.items():
@@ -101,14 +110,17 @@ def evaluate_model(
                 # Answers in the log of an earlier start are used again, unless anything that
                 # decides them has changed
                 log = work / sha256_json([weights, name, fingerprint, digests])[:16]
-                evaluation = SetEvaluation(
-                    served_model, each, dataset, questions, data, log, partial
-                )
+                evaluation = SetEvaluation(served[0], each, dataset, questions, data, log, partial)
                 server = evaluation.corpus, evaluation.retrieval.model_dump_json()
                 by_server.setdefault(server, []).append(evaluation)
 
-        for _, evaluations in sorted(by_server.items(), key=lambda item: item[0]):
-            rows.extend(_answer(evaluations))
+        groups = [by_server[server] for server in sorted(by_server)]
+        for first in range(0, len(groups), len(served)):
+            side_by_side = [
+                [replace(evaluation, model=each) for evaluation in group]
+                for group, each in zip(groups[first:], served, strict=False)
+            ]
+            rows.extend(_answer(side_by_side))
 
         rows.sort(key=lambda row: row.sort_key)
         model_evaluation = ModelEvaluation(
@@ -166,8 +178,17 @@ def _digest_inputs(data: Path, setting: Evaluation, dataset: str) -> dict[str, s
     }
 
 
-def _answer(evaluations: Sequence[SetEvaluation]) -> Iterator[F1TableRow]:
-    """Answer sets of one corpus over one retrieval server, under every condition of their plans; yield their rows."""
+class _Group(NamedTuple):
+    """Sets of one corpus whose retrieval server runs: the runs that answer them, and their gold passages."""
+
+    evaluations: Sequence[SetEvaluation]
+    runs: list[BulkRun]
+    gold: "Future[GoldPassages]"
+
+
+@contextlib.contextmanager
+def _started(evaluations: Sequence[SetEvaluation]) -> Iterator[_Group]:
+    """Serve the corpus of some sets, and yield them with the runs of all conditions of their plans."""
     first = evaluations[0]
     controlled: list[Question] = []
     for each in evaluations:
@@ -182,9 +203,19 @@ def _answer(evaluations: Sequence[SetEvaluation]) -> Iterator[F1TableRow]:
         runs: list[BulkRun] = []
         for each in evaluations:
             runs += each.runs(url, gold)
-        rollouts = iter(collect_in_turn(runs, first.setting.agent.concurrency))
-        # Its error is one of this evaluation, whether or not a control asked for a passage
-        gold.result()
+        yield _Group(evaluations, runs, gold)
 
-        for each in evaluations:
-            yield from each.rows(list(itertools.islice(rollouts, len(each.planned))))
+
+def _answer(side_by_side: Sequence[Sequence[SetEvaluation]]) -> Iterator[F1TableRow]:
+    """Answer groups of sets at once, each over its model and retrieval server; yield the rows of all."""
+    with contextlib.ExitStack() as stack:
+        groups = [stack.enter_context(_started(evaluations)) for evaluations in side_by_side]
+        concurrency = side_by_side[0][0].setting.agent.concurrency
+        answered = collect_side_by_side([group.runs for group in groups], concurrency)
+
+        for group, files in zip(groups, answered, strict=True):
+            # Its error is one of this evaluation, whether or not a control asked for a passage
+            group.gold.result()
+            rollouts = iter(files)
+            for each in group.evaluations:
+                yield from each.rows(list(itertools.islice(rollouts, len(each.planned))))

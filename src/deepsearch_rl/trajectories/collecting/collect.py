@@ -153,13 +153,23 @@ def collect_in_turn(runs: Sequence[BulkRun], concurrency: int) -> list[Trajector
     Raise EndpointError where a server failed many rollouts in a row, and as :func:`only_writer` and
     :meth:`RolloutLog.replay`.
     """
-    with contextlib.ExitStack() as stack:
-        open_runs = [stack.enter_context(_opened(run)) for run in runs]
-        unfinished = [run for run in open_runs if run.missing]
-        if unfinished:
-            asyncio.run(_answer_in_turn(unfinished, concurrency))
+    return collect_side_by_side([runs], concurrency)[0]
 
-        return [run.write() for run in open_runs]
+
+def collect_side_by_side(
+    lanes: Sequence[Sequence[BulkRun]], concurrency: int
+) -> list[list[TrajectoryFile]]:
+    """Make the rollouts of several lanes at once; those of a lane, and errors, as :func:`collect_in_turn`.
+
+    Each lane has servers of its own, and ``concurrency`` rollouts of its own.
+    """
+    with contextlib.ExitStack() as stack:
+        open_lanes = [[stack.enter_context(_opened(run)) for run in runs] for runs in lanes]
+        unfinished = [[run for run in lane if run.missing] for lane in open_lanes]
+        if any(unfinished):
+            asyncio.run(_answer_side_by_side(unfinished, concurrency))
+
+        return [[run.write() for run in lane] for lane in open_lanes]
 
 
 @contextlib.contextmanager
@@ -212,15 +222,22 @@ class _OpenRun:
         self.is_shown = asyncio.Event()
 
     async def answer(
-        self, room: asyncio.Semaphore, workers: int, before: "_OpenRun | None"
+        self,
+        room: asyncio.Semaphore,
+        workers: int,
+        before: "_OpenRun | None",
+        shown_before: "_OpenRun | None",
     ) -> None:
-        """Make what is missing, each rollout in a place of ``room``, once all rollouts of the run before have begun."""
+        """Make what is missing, each rollout in a place of ``room``, once all rollouts of the run before have begun.
+
+        ``shown_before`` is the run whose progress is shown before that of this one.
+        """
         if before is not None:
             await before.all_begun.wait()
 
         total, done = len(self._rollouts), self._figures.finished
         meter = ProgressBar(self._run.label, total, "rollouts", done=done)
-        await _together([self._make_missing(room, workers, meter), self._show(meter, before)])
+        await _together([self._make_missing(room, workers, meter), self._show(meter, shown_before)])
 
     async def _make_missing(
         self, room: asyncio.Semaphore, workers: int, meter: ProgressBar
@@ -301,13 +318,19 @@ class _OpenRun:
         return artifact
 
 
-async def _answer_in_turn(runs: Sequence[_OpenRun], concurrency: int) -> None:
-    """Make what is missing in runs that each miss something, ``concurrency`` rollouts at once."""
-    room = asyncio.Semaphore(concurrency)
-    before: list[_OpenRun | None] = [None, *runs]
-    await _together(
-        run.answer(room, concurrency, previous) for run, previous in zip(runs, before, strict=False)
-    )
+async def _answer_side_by_side(lanes: Sequence[Sequence[_OpenRun]], concurrency: int) -> None:
+    """Make what is missing in runs that each miss something, ``concurrency`` rollouts of each lane at once."""
+    answers: list[Coroutine[Any, Any, None]] = []
+    shown_before: _OpenRun | None = None
+
+    for lane in lanes:
+        room = asyncio.Semaphore(concurrency)
+        before: _OpenRun | None = None
+        for run in lane:
+            answers.append(run.answer(room, concurrency, before, shown_before))
+            before = shown_before = run
+
+    await _together(answers)
 
 
 async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
