@@ -1,7 +1,5 @@
 """``deepsearch gc``: free the disk of results that nothing leads to any more, in DVC's cache and in its remote."""
 
-import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -11,8 +9,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from deepsearch_rl.core.errors import CommandError, ConfigError
-from deepsearch_rl.core.redaction import environment_secrets, redact
+from deepsearch_rl.commands.child_programs import run_program
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.project.copies import outer_project
 from deepsearch_rl.project.dvc_cache import (
     Garbage,
@@ -139,7 +137,8 @@ def _cache_folder(project: Path) -> Path:
             f"{project.resolve()} is no project of DVC; run this in the top folder of a clone."
         )
 
-    return Path(_run(["-m", "dvc", "cache", "dir"]).strip()).resolve()
+    told = run_program("dvc", [sys.executable, "-m", "dvc", "cache", "dir"])
+    return Path(told.strip()).resolve()
 
 
 def _require_own_cache(cache: Path, users: Users, has_others: bool) -> None:
@@ -159,15 +158,6 @@ def _require_own_cache(cache: Path, users: Users, has_others: bool) -> None:
 
 def _collect_remote(recorded: set[str], is_real: bool) -> str:
     """Remove from the remote all but what is recorded, by the script that knows DVC; return what it says."""
-    command = ["-m", "graph_commands.collect_remote", *(["--yes"] if is_real else [])]
-    return _run(command, "\n".join(sorted(recorded))).strip()
-
-
-def _run(arguments: list[str], text: str = "") -> str:
-    """Return what a Python program prints that reads ``text``; raise CommandError with what it says where it fails."""
-    command = [sys.executable, *arguments]
-    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    if result.returncode:
-        problem = result.stderr.strip().removeprefix("error: ")
-        raise CommandError(redact(problem, environment_secrets(os.environ)))
-    return result.stdout
+    module = "graph_commands.collect_remote"
+    command = [sys.executable, "-m", module, *(["--yes"] if is_real else [])]
+    return run_program(module, command, "\n".join(sorted(recorded))).strip()

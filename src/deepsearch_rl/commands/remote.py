@@ -1,9 +1,7 @@
 """``deepsearch remote``: the store by which machines share what stages make, DVC's default remote."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +11,10 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from deepsearch_rl.commands.child_programs import run_program
 from deepsearch_rl.commands.package_parts import installed_version
 from deepsearch_rl.core.errors import CommandError, ConfigError, UnavailableError, look_up
-from deepsearch_rl.core.redaction import environment_secrets, redact, split_address
+from deepsearch_rl.core.redaction import split_address
 
 # What lets this machine in, by kind of remote
 LOGINS = {
@@ -105,18 +104,6 @@ def _write_file() -> None:
 
 
 def _dvc(commands: Sequence[Sequence[str]], folder: str = ".") -> None:
-    """Run commands of DVC until one fails; raise CommandError with its own first error, secrets masked."""
+    """Run commands of DVC until one fails; raise as :func:`run_program`."""
     command = [sys.executable, "-c", RUN_COMMANDS, json.dumps(commands)]
-    # DVC wraps its lines
-    wide = {**os.environ, "COLUMNS": "999"}
-    result = subprocess.run(
-        command, cwd=folder, env=wide, capture_output=True, text=True, check=False
-    )
-
-    if result.returncode:
-        problem = result.stderr
-        for line in result.stderr.splitlines():
-            if line.startswith("ERROR: "):
-                problem = line.removeprefix("ERROR: ")
-                break
-        raise CommandError(redact(problem, environment_secrets(os.environ)))
+    run_program("dvc", command, folder=folder)
