@@ -10,9 +10,7 @@ from deepsearch_rl.core.errors import CommandError
 from deepsearch_rl.core.redaction import environment_secrets, redact
 
 
-def run_program(
-    name: str, command: Sequence[str], text: str = "", folder: Path | str = "."
-) -> str:
+def run_program(name: str, command: Sequence[str], text: str = "", folder: Path | str = ".") -> str:
     """Run a program that reads ``text``, and return what it prints.
 
     Raise CommandError where it fails: with DVC's first error, or else with all that it wrote to
