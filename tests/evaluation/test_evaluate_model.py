@@ -406,6 +406,21 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
     assert len(set(fingerprints)) == 7
 
 
+def test_settings_are_the_same_with_more_model_servers() -> None:
+    own = setting(SETS)
+    digests = [
+        replace(
+            own,
+            serving=ServingConfig(
+                backend="cpu",
+                cpu=CpuConfig(slots=slots, context_tokens=9, servers=servers, start_timeout_s=1),
+            ),
+        ).digest()
+        for slots, servers in ((8, 1), (8, 2), (9, 1))
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
 @pytest.mark.nightly
 @pytest.mark.usefixtures("search_here")
 def test_the_same_weights_under_another_name_are_asked_again(
