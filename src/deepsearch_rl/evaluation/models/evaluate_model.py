@@ -96,7 +96,6 @@ def evaluate_model(
         _require_sampled(model, remote, settings)
     weights = sha256_json([remote.of_answers(), checkpoint]) if remote else digest_weights(folder)
     inputs = {"model": weights}
-    rows: list[F1TableRow] = []
 
     with atomic_directory(out) as partial, serve_models(folder, setting.serving) as endpoints:
         name = endpoints[0].model if remote else model
@@ -115,14 +114,7 @@ def evaluate_model(
                 by_server.setdefault(server, []).append(evaluation)
 
         groups = [by_server[server] for server in sorted(by_server)]
-        for first in range(0, len(groups), len(served)):
-            side_by_side = [
-                [replace(evaluation, model=each) for evaluation in group]
-                for group, each in zip(groups[first:], served, strict=False)
-            ]
-            rows.extend(_answer(side_by_side))
-
-        rows.sort(key=lambda row: row.sort_key)
+        rows = sorted(_answer_all(groups, served), key=lambda row: row.sort_key)
         model_evaluation = ModelEvaluation(
             model=model,
             seed=setting.seed,
@@ -204,6 +196,18 @@ def _started(evaluations: Sequence[SetEvaluation]) -> Iterator[_Group]:
         for each in evaluations:
             runs += each.runs(url, gold)
         yield _Group(evaluations, runs, gold)
+
+
+def _answer_all(
+    groups: Sequence[Sequence[SetEvaluation]], served: Sequence[ServedModel]
+) -> Iterator[F1TableRow]:
+    """Answer groups of sets, as many at once as the model has servers; yield the rows of all."""
+    for first in range(0, len(groups), len(served)):
+        side_by_side: list[list[SetEvaluation]] = []
+        for group, model in zip(groups[first:], served, strict=False):
+            side_by_side.append([replace(evaluation, model=model) for evaluation in group])
+
+        yield from _answer(side_by_side)
 
 
 def _answer(side_by_side: Sequence[Sequence[SetEvaluation]]) -> Iterator[F1TableRow]:
