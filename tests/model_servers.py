@@ -1,7 +1,7 @@
 """Fixtures of an engine and a chat server over an untrained policy."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -51,3 +51,14 @@ def engine(policy_folder: Path) -> Iterator[Engine]:
 def endpoint(engine: Engine, policy_folder: Path) -> Iterator[Endpoint]:
     with serve_here(engine, policy_folder) as endpoint:
         yield endpoint
+
+
+@contextmanager
+def serve_models_here(folder: Path, config: ServingConfig) -> Iterator[list[Endpoint]]:
+    """Stands for :func:`serve_models`: as many as ``serving.cpu.servers``, in this process."""
+    assert config.cpu is not None
+    with ExitStack() as servers:
+        yield [
+            servers.enter_context(serve_model_here(folder, config))
+            for _ in range(config.cpu.servers)
+        ]

@@ -23,7 +23,7 @@ from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluation.models import evaluate_model
 from deepsearch_rl.serving import launch
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
-from tests.model_servers import serve_model_here
+from tests.model_servers import serve_models_here
 from tests.policies import policy_folder
 from tests.search_servers import serve_index_here
 
@@ -228,7 +228,7 @@ def test_a_missing_variable_and_a_server_that_is_away_are_named(
 def test_a_folder_with_weights_is_served_and_evaluated(
     folder: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate_model, "serve_model", serve_model_here)
+    monkeypatch.setattr(evaluate_model, "serve_models", serve_models_here)
     options = [
         "--context-tokens",
         "512",

@@ -36,6 +36,7 @@ from deepsearch_rl.serving.launch import CpuConfig, ServingConfig
 from stages import evaluate as evaluate_stage
 from tests.chunks import make_chunk
 from tests.evaluation.chat import KEY, says, searches, serve_chat
+from tests.model_servers import serve_models_here
 from tests.policies import policy_folder
 from tests.search_servers import serve_index_here
 from tests.settings import AGENT, INDEX, RETRIEVAL, new_scratch
@@ -404,6 +405,35 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
     )
     fingerprints.append(own.rollout_fingerprint("multihoprag", served_here=False))
     assert len(set(fingerprints)) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("search_here")
+def test_two_model_servers_give_the_rollouts_of_one(
+    data: Path, tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "deepsearch_rl.evaluation.models.evaluate_model"
+    monkeypatch.setattr(f"{module}.serve_models", serve_models_here)
+    patient = {"context_tokens": 512, "timeout_s": 120, "call_timeout_s": 120}
+    own = setting(SETS)
+    for servers in (1, 2):
+        cpu = CpuConfig(slots=8, context_tokens=512, servers=servers, start_timeout_s=1)
+        plan = replace(
+            own,
+            agent=own.agent.model_copy(update=patient),
+            # Of two retrieval servers
+            retrieval=RETRIEVAL.model_copy(update={"dataset_retrievers": {"musique": "hybrid"}}),
+            serving=ServingConfig(backend="cpu", cpu=cpu),
+        )
+        out = tmp_path / f"out{servers}"
+        evaluate_model("m", policy_folder, plan, data, out, tmp_path / f"work{servers}")
+
+    one, two = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("out1", "out2")
+    )
+    assert one == two
+    assert {"musique.search.t0.7.jsonl", "multihoprag.search.t0.7.jsonl", "rows.json"} <= one.keys()
 
 
 def test_settings_are_the_same_with_more_model_servers() -> None:
