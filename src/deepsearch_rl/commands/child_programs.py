@@ -1,12 +1,12 @@
 """Programs that a command runs to their end, and what is said where one fails."""
 
 import os
-import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from deepsearch_rl.core.errors import CommandError
+from deepsearch_rl.core.processes import how_it_ended
 from deepsearch_rl.core.redaction import environment_secrets, redact
 
 
@@ -23,7 +23,9 @@ def run_program(name: str, command: Sequence[str], text: str = "", folder: Path 
         command, cwd=folder, env=wide, input=text, capture_output=True, text=True, check=False
     )
     if result.returncode:
-        problem = _said(result.stderr) or f"{name} {_ending(result.returncode)}"
+        silence = " and said nothing" if result.returncode > 0 else ""
+        ending = f"{name} {how_it_ended(result.returncode)}{silence}"
+        problem = _said(result.stderr) or ending
         raise CommandError(redact(problem, environment_secrets(os.environ)))
 
     return result.stdout
@@ -36,13 +38,3 @@ def _said(stderr: str) -> str:
             return line.removeprefix("ERROR: ")
 
     return stderr.strip().removeprefix("error: ")
-
-
-def _ending(status: int) -> str:
-    """Return how a program ended that said nothing."""
-    if -status not in {*signal.Signals}:
-        return f"ended with exit status {status} and said nothing"
-
-    is_kill = -status == signal.SIGKILL
-    hint = ", as the system does when memory is full (`dmesg` shows that)" if is_kill else ""
-    return f"was killed by {signal.Signals(-status).name}{hint}"

@@ -312,6 +312,17 @@ def free_port(first: int = 0) -> int:
     )
 
 
+def how_it_ended(status: int) -> str:
+    """Return how a process ended that left no error, by its exit status; a supervisor's is its command's or its own."""
+    number = -status if status < 0 else status - 128
+    if number not in {*signal.Signals}:
+        return f"ended with exit status {status}"
+
+    is_kill = number == signal.SIGKILL
+    hint = ", as the system does when memory is full (`dmesg` shows that)" if is_kill else ""
+    return f"was killed by {signal.Signals(number).name}{hint}"
+
+
 def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
     """Run a command, whose standard input is the first descriptor, until it or ours ends; return the exit status."""
     # Not Linux: descendants are found by parentage alone

@@ -44,6 +44,8 @@ class CpuConfig(Record):
     context_tokens: int = Field(ge=1, description="longest prompt plus answer")
     servers: int = Field(
         ge=1,
+        # Answers do not depend on it, so no digest of settings may
+        exclude=True,
         description="that an evaluation starts, each for other question sets: one for each idle core",
     )
     start_timeout_s: float = Field(gt=0, description="how long the server may take to load")
@@ -83,9 +85,7 @@ class ServingConfig(Record):
     def digest_of_answers(self) -> str:
         """Return the SHA-256 of how weights are served: backend and settings that change an answer."""
         settings: CpuConfig | VllmConfig | None = getattr(self, self.backend)
-        fields = settings and settings.model_dump(
-            mode="json", exclude={"start_timeout_s", "servers"}
-        )
+        fields = settings and settings.model_dump(mode="json", exclude={"start_timeout_s"})
         return sha256_json([self.backend, fields])
 
 

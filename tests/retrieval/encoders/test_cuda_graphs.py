@@ -105,8 +105,7 @@ def test_padding_takes_the_models_own_number_and_leaves_what_is_no_tensor() -> N
     assert padded["prompt_length"] == 1
 
 
-# --- on a GPU
-# -------------------------------------------------------------------------------------------------------
+# --- On a GPU ---
 
 
 def encode_plainly(encoder: TransformersEncoder, texts: list[str]) -> np.ndarray:

@@ -111,18 +111,21 @@ class Evaluation:
         )
 
     def digest(self) -> str:
-        """Return the SHA-256 of all settings, but for the number of model servers, on which no figure depends."""
-        serving = self.serving.model_dump(mode="json", exclude={"cpu": {"servers"}})
-        before = self.evaluate, self.agent, self.retrieval
-        after = self.chunk, *self.datasets.values()
+        """Return the SHA-256 of all settings."""
+        sections = (
+            self.evaluate,
+            self.agent,
+            self.retrieval,
+            self.serving,
+            self.chunk,
+            *self.datasets.values(),
+        )
         return sha256_json(
             [
                 list(self.datasets),
                 self.seed,
                 self.variant,
-                *(section.model_dump(mode="json") for section in before),
-                serving,
-                *(section.model_dump(mode="json") for section in after),
+                *(section.model_dump(mode="json") for section in sections),
             ]
         )
 

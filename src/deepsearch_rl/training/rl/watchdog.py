@@ -12,7 +12,6 @@ import logging
 import os
 import queue
 import re
-import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from typing import IO
 from pydantic import Field
 
 from deepsearch_rl.core.errors import CommandError, DeepsearchError
-from deepsearch_rl.core.processes import ProcessGuard, stream_lines
+from deepsearch_rl.core.processes import ProcessGuard, how_it_ended, stream_lines
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.training.rl.heartbeat import Beat, Phase
 
@@ -172,7 +171,7 @@ def _attempt(
         return last, f"it was not done after {limit_s:g} s (rl.watchdog.{_LIMITS[last.phase]})."
 
     if process.returncode:
-        return last, _ending(process.returncode)
+        return last, f"the process {how_it_ended(process.returncode)}."
     return None
 
 
@@ -221,17 +220,3 @@ def _explain(error: str) -> str:
             return f"{meaning}: {error}"
 
     return error
-
-
-def _ending(status: int) -> str:
-    """Return how a process ended that left no error, by its exit status.
-
-    A supervisor's status is its command's or its own.
-    """
-    number = -status if status < 0 else status - 128
-    if number not in {*signal.Signals}:
-        return f"the process ended with exit status {status}."
-
-    is_kill = number == signal.SIGKILL
-    hint = ", as the system does when memory is full (`dmesg` shows that)" if is_kill else ""
-    return f"the process was killed by {signal.Signals(number).name}{hint}."
