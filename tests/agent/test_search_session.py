@@ -72,7 +72,7 @@ def test_a_connection_that_breaks_costs_its_search_an_attempt_and_no_other_rollo
             return SearchAgent(agent_config(), chat_server.endpoint, url, 0.7, backoff_s=0.001)
 
         log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
-        found = collect(BulkRun(questions, 1, open_agent, log, "test", out), concurrency=1)
+        found = collect(BulkRun(questions, 1, [open_agent], log, "test", out), concurrency=1)
     assert [one.stop_reason for one in found] == [outcome, *[StopReason.ANSWERED] * 3]
 
 

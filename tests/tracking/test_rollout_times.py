@@ -67,7 +67,7 @@ def answer(
             agents: Callable[[], AbstractAsyncContextManager[SearchAgent]] = partial(
                 SearchAgent, agent_config(), chat_server.endpoint, url, 0.7
             )
-            collect(BulkRun(questions, 1, agents, log, "test", out), concurrency=2)
+            collect(BulkRun(questions, 1, [agents], log, "test", out), concurrency=2)
 
     return run
 

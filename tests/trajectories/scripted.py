@@ -95,7 +95,7 @@ if __name__ == "__main__":
     killed = BulkRun(
         make_questions(count),
         SAMPLES,
-        lambda: ScriptedAgent(announced_answer),
+        [lambda: ScriptedAgent(announced_answer)],
         log,
         "killed",
         out,

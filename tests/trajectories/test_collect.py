@@ -6,6 +6,7 @@ import json
 import os
 import weakref
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,6 @@ from deepsearch_rl.trajectories.collecting.collect import (
     TrajectoryFile,
     collect,
     collect_in_turn,
-    collect_side_by_side,
 )
 from tests.trajectories.scripted import ScriptedAgent, make_questions, make_trajectory
 
@@ -39,7 +39,7 @@ def run(
     agent: ScriptedAgent, log: Path, questions: list[Question] = QUESTIONS, samples: int = 1
 ) -> TrajectoryFile:
     out = log.parent.parent / "out.jsonl"
-    return collect(BulkRun(questions, samples, lambda: agent, log, "test", out), concurrency=3)
+    return collect(BulkRun(questions, samples, [lambda: agent], log, "test", out), concurrency=3)
 
 
 def ends(reasons: dict[str, StopReason]) -> ScriptedAgent:
@@ -111,7 +111,7 @@ def test_a_finished_log_is_read_without_opening_an_agent(log: Path):
         pytest.fail("the agent was opened")
         yield
 
-    again = collect(BulkRun(QUESTIONS, 1, no_agent, log, "test", log.with_name("again.jsonl")), 3)
+    again = collect(BulkRun(QUESTIONS, 1, [no_agent], log, "test", log.with_name("again.jsonl")), 3)
     assert list(again) == first
 
 
@@ -172,7 +172,7 @@ def test_a_model_server_that_refuses_is_told_through_a_real_agent(
         return SearchAgent(config, no_model, world_server, 0.7)
 
     with pytest.raises(EndpointError, match=r"in a row ended in model_error \(NotFoundError"):
-        collect(BulkRun(QUESTIONS[:2], 1, make_agent, log, "test", log.with_name("out.jsonl")), 2)
+        collect(BulkRun(QUESTIONS[:2], 1, [make_agent], log, "test", log.with_name("out.jsonl")), 2)
 
 
 def in_turn(log: Path, *agents: ScriptedAgent) -> list[BulkRun]:
@@ -181,7 +181,7 @@ def in_turn(log: Path, *agents: ScriptedAgent) -> list[BulkRun]:
         BulkRun(
             QUESTIONS[:6],
             1,
-            lambda agent=agent: agent,
+            [lambda agent=agent: agent],
             log.with_name(f"log{number}.jsonl"),
             f"run {number}",
             log.with_name(f"out{number}.jsonl"),
@@ -250,48 +250,60 @@ def test_a_run_that_fails_stops_the_next_one_and_what_is_finished_stays(log: Pat
     assert len(again.asked) == 6
 
 
-def test_lanes_are_answered_at_once_and_each_has_its_own_places(log: Path):
-    places = asyncio.Barrier(6)
-    running, most_running = [0, 0], [0, 0]
-
-    def answering(lane: int) -> ScriptedAgent:
-        async def answer(question: Question, sample: int) -> Trajectory:
-            running[lane] += 1
-            most_running[lane] = max(most_running[lane], running[lane])
-            # Both lanes have three places, and nothing goes on before all six are taken
-            await places.wait()
-            running[lane] -= 1
-            return make_trajectory(question, sample)
-
-        return ScriptedAgent(answer)
-
-    runs = in_turn(log, answering(0), answering(0), answering(1), answering(1))
-    found = collect_side_by_side([runs[:2], runs[2:]], concurrency=3)
-    assert most_running == [3, 3]
-    assert [[one.path for one in lane] for lane in found] == [
-        [runs[0].out, runs[1].out],
-        [runs[2].out, runs[3].out],
-    ]
-    assert [one.count for lane in found for one in lane] == [6] * 4
+def of_two_servers(log: Path, first: ScriptedAgent, second: ScriptedAgent) -> list[BulkRun]:
+    """Two runs of six questions, each with an agent at either server."""
+    runs: list[BulkRun] = []
+    for run in in_turn(log, ScriptedAgent(), ScriptedAgent()):
+        runs.append(replace(run, make_agents=[lambda: first, lambda: second]))
+    return runs
 
 
-def test_a_lane_without_anything_to_do_and_no_lane_are_no_error(log: Path):
-    runs = in_turn(log, ScriptedAgent(), ScriptedAgent())
-    collect(runs[0], concurrency=3)
-    again, others = collect_side_by_side([runs[:1], runs[1:]], concurrency=3)
-    assert [one.count for one in (*again, *others)] == [6, 6]
-    assert collect_side_by_side([], concurrency=3) == []
+def test_each_server_has_places_of_its_own(log: Path):
+    taken = asyncio.Barrier(6)
+
+    async def answer(question: Question, sample: int) -> Trajectory:
+        # Each server has three places, and nothing goes on before all six are taken
+        await taken.wait()
+        return make_trajectory(question, sample)
+
+    agents = ScriptedAgent(answer), ScriptedAgent(answer)
+    found = collect_in_turn(of_two_servers(log, *agents), concurrency=3)
+    assert [len(agent.asked) for agent in agents] == [6, 6]
+    assert [one.count for one in found] == [6, 6]
 
 
-def test_a_lane_that_fails_stops_the_other_one(log: Path):
+def test_a_server_that_is_slow_leaves_the_questions_to_the_other_one(log: Path):
+    others_are_done = asyncio.Event()
+
+    async def slow(question: Question, sample: int) -> Trajectory:
+        await others_are_done.wait()
+        return make_trajectory(question, sample)
+
+    async def count(question: Question, sample: int) -> Trajectory:
+        if len(quick.asked) == 10:
+            others_are_done.set()
+        return make_trajectory(question, sample)
+
+    stuck, quick = ScriptedAgent(slow), ScriptedAgent(count)
+    found = collect_in_turn(of_two_servers(log, stuck, quick), concurrency=2)
+    assert (len(stuck.asked), len(quick.asked)) == (2, 10)
+    for one in found:
+        assert [trajectory.question_id for trajectory in one] == [f"q{n}" for n in range(6)]
+
+
+def test_a_server_that_fails_stops_the_other_one(log: Path):
     async def hangs(*_: object) -> Trajectory:
         await asyncio.Event().wait()
         pytest.fail("nothing ends this rollout")
 
     gone = dict.fromkeys((question.id for question in QUESTIONS), StopReason.MODEL_ERROR)
-    runs = in_turn(log, ScriptedAgent(hangs), ends(gone))
+    runs = of_two_servers(log, ScriptedAgent(hangs), ends(gone))
     with pytest.raises(EndpointError, match="connection refused"):
-        collect_side_by_side([runs[:1], runs[1:]], concurrency=8)
+        collect_in_turn(runs, concurrency=3)
+
+
+def test_no_runs_are_no_error() -> None:
+    assert collect_in_turn([], concurrency=3) == []
 
 
 def test_one_bar_is_open_at_a_time(log: Path, monkeypatch: pytest.MonkeyPatch):
@@ -308,7 +320,7 @@ def test_one_bar_is_open_at_a_time(log: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr("deepsearch_rl.trajectories.collecting.collect.ProgressBar", RecordedBar)
     runs = in_turn(log, *(ScriptedAgent() for _ in range(4)))
-    collect_side_by_side([runs[:2], runs[2:]], concurrency=8)
+    collect_in_turn(runs, concurrency=8)
     assert events == ["opened", "closed"] * 4
 
 

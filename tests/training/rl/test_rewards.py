@@ -191,7 +191,9 @@ def test_a_refusal_is_justified_until_all_gold_evidence_was_shown() -> None:
 def test_a_refusal_is_justified_where_the_question_has_no_answer() -> None:
     facts = [{"fact": "Ada was born in London."}]
     rollout = shown(facts[0]["fact"]).model_copy(update={"answer": "Insufficient information."})
-    unanswerable = question(evidence_list=facts).model_copy(update={"golden_answers": ("Insufficient information.",)})
+    unanswerable = question(evidence_list=facts).model_copy(
+        update={"golden_answers": ("Insufficient information.",)}
+    )
     assert REWARDS["justified_refusal"](rollout, unanswerable, policy()) == 1.0
 
 

@@ -13,7 +13,6 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +43,7 @@ from deepsearch_rl.serving.adapters import digest_weights
 from deepsearch_rl.serving.launch import require_backend, serve_models
 from deepsearch_rl.trajectories.collecting.collect import (
     BulkRun,
-    collect_side_by_side,
+    collect_in_turn,
     read_questions,
 )
 
@@ -81,7 +80,7 @@ def evaluate_model(
 
     Raise ArtifactError where an input is missing or a question set is empty, and as
     :func:`settings_of`, :func:`checkpoint_name`, :func:`serve_models`, :func:`serve_index` and
-    :func:`collect_side_by_side`.
+    :func:`collect_in_turn`.
     """
     remote = read_remote(folder)
     if remote is None:
@@ -99,8 +98,8 @@ def evaluate_model(
 
     with atomic_directory(out) as partial, serve_models(folder, setting.serving) as endpoints:
         name = endpoints[0].model if remote else model
-        served = [ServedModel(model, folder, checkpoint, name, endpoint) for endpoint in endpoints]
-        by_server: dict[tuple[str, str], list[SetEvaluation]] = {}
+        served = ServedModel(model, folder, checkpoint, name, endpoints)
+        by_index: dict[tuple[str, str], list[SetEvaluation]] = {}
         for each, question_sets in settings:
             for dataset, questions in question_sets.items():
                 digests = _digest_inputs(data, each, dataset)
@@ -109,12 +108,12 @@ def evaluate_model(
                 # Answers in the log of an earlier start are used again, unless anything that
                 # decides them has changed
                 log = work / sha256_json([weights, name, fingerprint, digests])[:16]
-                evaluation = SetEvaluation(served[0], each, dataset, questions, data, log, partial)
-                server = evaluation.corpus, evaluation.retrieval.model_dump_json()
-                by_server.setdefault(server, []).append(evaluation)
+                evaluation = SetEvaluation(served, each, dataset, questions, data, log, partial)
+                index = evaluation.corpus, evaluation.retrieval.model_dump_json()
+                by_index.setdefault(index, []).append(evaluation)
 
-        groups = [by_server[server] for server in sorted(by_server)]
-        rows = sorted(_answer_all(groups, served), key=lambda row: row.sort_key)
+        groups = [by_index[index] for index in sorted(by_index)]
+        rows = sorted(_answer_all(groups, len(endpoints)), key=lambda row: row.sort_key)
         model_evaluation = ModelEvaluation(
             model=model,
             seed=setting.seed,
@@ -198,28 +197,25 @@ def _started(evaluations: Sequence[SetEvaluation]) -> Iterator[_Group]:
         yield _Group(evaluations, runs, gold)
 
 
-def _answer_all(
-    groups: Sequence[Sequence[SetEvaluation]], served: Sequence[ServedModel]
-) -> Iterator[F1TableRow]:
-    """Answer groups of sets, as many at once as the model has servers; yield the rows of all."""
-    for first in range(0, len(groups), len(served)):
-        side_by_side: list[list[SetEvaluation]] = []
-        for group, model in zip(groups[first:], served, strict=False):
-            side_by_side.append([replace(evaluation, model=model) for evaluation in group])
+def _answer_all(groups: Sequence[Sequence[SetEvaluation]], at_once: int) -> Iterator[F1TableRow]:
+    """Answer groups of sets and yield their rows, with the retrieval servers of ``at_once`` groups running.
 
-        yield from _answer(side_by_side)
+    One for each server of the model: all of them have work while the last answers of a group are made.
+    """
+    for first in range(0, len(groups), at_once):
+        yield from _answer(groups[first : first + at_once])
 
 
-def _answer(side_by_side: Sequence[Sequence[SetEvaluation]]) -> Iterator[F1TableRow]:
-    """Answer groups of sets at once, each over its model and retrieval server; yield the rows of all."""
+def _answer(groups: Sequence[Sequence[SetEvaluation]]) -> Iterator[F1TableRow]:
+    """Answer groups of sets, each over its retrieval server; yield the rows of all."""
     with contextlib.ExitStack() as stack:
-        groups = [stack.enter_context(_started(evaluations)) for evaluations in side_by_side]
-        concurrency = side_by_side[0][0].setting.agent.concurrency
-        answered = collect_side_by_side([group.runs for group in groups], concurrency)
+        started = [stack.enter_context(_started(evaluations)) for evaluations in groups]
+        runs = [run for group in started for run in group.runs]
+        concurrency = groups[0][0].setting.agent.concurrency
+        rollouts = iter(collect_in_turn(runs, concurrency))
 
-        for group, files in zip(groups, answered, strict=True):
+        for group in started:
             # Its error is one of this evaluation, whether or not a control asked for a passage
             group.gold.result()
-            rollouts = iter(files)
             for each in group.evaluations:
                 yield from each.rows(list(itertools.islice(rollouts, len(each.planned))))

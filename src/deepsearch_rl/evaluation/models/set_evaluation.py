@@ -1,6 +1,7 @@
 """One question set under one setting: the runs that answer it, and the rows of the F1 table that they give."""
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -26,12 +27,12 @@ from deepsearch_rl.retrieval.search.manifest import ROWS_FOLDER, read_manifest
 from deepsearch_rl.retrieval.search.rows import ChunkStore
 from deepsearch_rl.search_server.config import RetrievalConfig
 from deepsearch_rl.serving.adapters import tokenizer_folder
-from deepsearch_rl.trajectories.collecting.collect import Agent, BulkRun, TrajectoryFile
+from deepsearch_rl.trajectories.collecting.collect import Agent, BulkRun, MakeAgent, TrajectoryFile
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that is evaluated, and where it answers.
+    """A model that is evaluated, and the servers that answer as it, which share the rollouts.
 
     ``checkpoint`` names the weights of its ``folder`` in tables, ``name_in_rollouts`` the model in
     rollouts.
@@ -41,7 +42,7 @@ class ServedModel:
     folder: Path
     checkpoint: str
     name_in_rollouts: str
-    endpoint: Endpoint
+    endpoints: Sequence[Endpoint]
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,20 @@ class SetEvaluation:
         return tuple(plan_runs(self.dataset, self.questions, setting.evaluate, setting.variant))
 
     def runs(self, retrieval_url: str, gold: Future[GoldPassages]) -> Iterator[BulkRun]:
-        """Yield every planned run with the agent that answers it, its log and its artifact."""
+        """Yield every planned run with the agents that answer it, its log and its artifact."""
         for run in self.planned:
+            make_agents: list[MakeAgent] = []
+            for endpoint in self.model.endpoints:
+                make_agents.append(
+                    functools.partial(self._open_agent, run, endpoint, retrieval_url, gold)
+                )
+
             file = run_file(run.dataset, run.condition, run.temperature, run.variant)
             condition = run.variant or run.condition
             yield BulkRun(
                 run.questions,
                 samples=run.samples,
-                make_agent=lambda run=run: self._open_agent(run, retrieval_url, gold),
+                make_agents=make_agents,
                 log=self.log / file,
                 label=f"{self.model.name} {run.dataset} {condition} T={run.temperature:g}",
                 out=self.out / file,
@@ -112,11 +119,14 @@ class SetEvaluation:
 
     @asynccontextmanager
     async def _open_agent(
-        self, run: PlannedRun, retrieval_url: str, gold: Future[GoldPassages]
+        self,
+        run: PlannedRun,
+        endpoint: Endpoint,
+        retrieval_url: str,
+        gold: Future[GoldPassages],
     ) -> AsyncIterator[Agent]:
         config = self.setting.agent
         seed = self.setting.seed
-        endpoint = self.model.endpoint
         name = self.model.name_in_rollouts
 
         if run.condition == "search":
@@ -180,7 +190,7 @@ class SetEvaluation:
             chunk_size=self.setting.chunk.size_of(self.corpus),
             retriever=self._retriever(),
             temperature=run.temperature,
-            temperature_sent=self.model.endpoint.options.temperature == "send",
+            temperature_sent=self.model.endpoints[0].options.temperature == "send",
             samples=run.samples,
             seed=self.setting.seed,
             variant=self.setting.variant,

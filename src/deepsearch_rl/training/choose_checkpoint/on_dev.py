@@ -112,7 +112,7 @@ def _dev_f1(
         agents = partial(
             SearchAgent, agent, endpoint, url, plan.temperature, model_name="sft", seed=seed
         )
-        run = BulkRun(questions, plan.samples, agents, log, label, out)
+        run = BulkRun(questions, plan.samples, [agents], log, label, out)
         answers = collect(run, agent.concurrency)
 
     by_question: dict[str, list[Trajectory]] = {}

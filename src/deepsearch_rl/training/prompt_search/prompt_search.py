@@ -297,14 +297,16 @@ class _Rollouts:
         run = BulkRun(
             list(distinct.values()),
             samples=1,
-            make_agent=lambda: SearchAgent(
-                agent,
-                self.endpoint,
-                self.retrieval_url,
-                config.temperature,
-                model_name=name,
-                seed=setting.seed,
-            ),
+            make_agents=[
+                lambda: SearchAgent(
+                    agent,
+                    self.endpoint,
+                    self.retrieval_url,
+                    config.temperature,
+                    model_name=name,
+                    seed=setting.seed,
+                )
+            ],
             log=folder / "rollouts.jsonl",
             label=f"optimize_prompt@{name}, to rollout {self.rollouts} of about {config.rollouts}",
             out=folder / "batch.jsonl",

@@ -125,14 +125,15 @@ class TrajectoryFile:
 class BulkRun:
     """Questions that an agent answers ``samples`` times each, and the file that gets the trajectories.
 
-    Every question has an id of its own. Finished rollouts are read from ``log`` and appended to it;
-    the caller removes it. The agent is not made where the log holds everything. ``label`` names the
-    progress line.
+    Every question has an id of its own. ``make_agents`` has an agent for each server of the model,
+    and each takes the next question as soon as it has room for one; none is made where the log holds
+    everything. Finished rollouts are read from ``log`` and appended to it; the caller removes it.
+    ``label`` names the progress line.
     """
 
     questions: Sequence[Question]
     samples: int
-    make_agent: MakeAgent
+    make_agents: Sequence[MakeAgent]
     log: Path
     label: str
     out: Path
@@ -146,30 +147,20 @@ def collect(run: BulkRun, concurrency: int) -> TrajectoryFile:
 def collect_in_turn(runs: Sequence[BulkRun], concurrency: int) -> list[TrajectoryFile]:
     """Make the rollouts of several runs, and write each one's, sorted by question id and sample.
 
-    At most ``concurrency`` rollouts of all runs are made at once. A run begins when the last
-    question of the one before has been given to its agent: the last answers take long, and few of
-    them would leave a server idle.
+    The runs have equally many agents, and each server makes at most ``concurrency`` rollouts of all
+    runs at once. A run begins when the last question of the one before has been given to an agent:
+    the last answers take long, and few of them would leave a server idle.
 
     Raise EndpointError where a server failed many rollouts in a row, and as :func:`only_writer` and
     :meth:`RolloutLog.replay`.
     """
-    return collect_side_by_side([runs], concurrency)[0]
-
-
-def collect_side_by_side(
-    lanes: Sequence[Sequence[BulkRun]], concurrency: int
-) -> list[list[TrajectoryFile]]:
-    """Make the rollouts of several lanes at once; those of a lane, and errors, as :func:`collect_in_turn`.
-
-    Each lane has servers of its own, and ``concurrency`` rollouts of its own.
-    """
     with contextlib.ExitStack() as stack:
-        open_lanes = [[stack.enter_context(_opened(run)) for run in runs] for runs in lanes]
-        unfinished = [[run for run in lane if run.missing] for lane in open_lanes]
-        if any(unfinished):
-            asyncio.run(_answer_side_by_side(unfinished, concurrency))
+        open_runs = [stack.enter_context(_opened(run)) for run in runs]
+        unfinished = [run for run in open_runs if run.missing]
+        if unfinished:
+            asyncio.run(_answer_in_turn(unfinished, concurrency))
 
-        return [[run.write() for run in lane] for lane in open_lanes]
+        return [run.write() for run in open_runs]
 
 
 @contextlib.contextmanager
@@ -221,32 +212,34 @@ class _OpenRun:
         self.all_made = asyncio.Event()
         self.is_shown = asyncio.Event()
 
-    async def answer(
-        self,
-        room: asyncio.Semaphore,
-        workers: int,
-        before: "_OpenRun | None",
-        shown_before: "_OpenRun | None",
-    ) -> None:
-        """Make what is missing, each rollout in a place of ``room``, once all rollouts of the run before have begun.
+    @property
+    def servers(self) -> int:
+        """How many servers answer it."""
+        return len(self._run.make_agents)
 
-        ``shown_before`` is the run whose progress is shown before that of this one.
-        """
+    async def answer(
+        self, rooms: Sequence[asyncio.Semaphore], workers: int, before: "_OpenRun | None"
+    ) -> None:
+        """Make what is missing once all rollouts of the run before have begun, each in a place of its server's room."""
         if before is not None:
             await before.all_begun.wait()
 
         total, done = len(self._rollouts), self._figures.finished
         meter = ProgressBar(self._run.label, total, "rollouts", done=done)
-        await _together([self._make_missing(room, workers, meter), self._show(meter, shown_before)])
+        await _together([self._make_missing(rooms, workers, meter), self._show(meter, before)])
 
     async def _make_missing(
-        self, room: asyncio.Semaphore, workers: int, meter: ProgressBar
+        self, rooms: Sequence[asyncio.Semaphore], workers: int, meter: ProgressBar
     ) -> None:
         missing = self._rollouts.missing()
-        async with self._run.make_agent() as agent:
-            await _together(
-                self._work(agent, missing, room, meter) for _ in range(min(workers, self.missing))
-            )
+        workers = min(workers, self.missing)
+        async with contextlib.AsyncExitStack() as stack:
+            work: list[Coroutine[Any, Any, None]] = []
+            for make_agent, room in zip(self._run.make_agents, rooms, strict=True):
+                agent = await stack.enter_async_context(make_agent())
+                work += [self._work(agent, missing, room, meter) for _ in range(workers)]
+
+            await _together(work)
         self.all_made.set()
 
     async def _show(self, meter: ProgressBar, before: "_OpenRun | None") -> None:
@@ -318,19 +311,13 @@ class _OpenRun:
         return artifact
 
 
-async def _answer_side_by_side(lanes: Sequence[Sequence[_OpenRun]], concurrency: int) -> None:
-    """Make what is missing in runs that each miss something, ``concurrency`` rollouts of each lane at once."""
-    answers: list[Coroutine[Any, Any, None]] = []
-    shown_before: _OpenRun | None = None
-
-    for lane in lanes:
-        room = asyncio.Semaphore(concurrency)
-        before: _OpenRun | None = None
-        for run in lane:
-            answers.append(run.answer(room, concurrency, before, shown_before))
-            before = shown_before = run
-
-    await _together(answers)
+async def _answer_in_turn(runs: Sequence[_OpenRun], concurrency: int) -> None:
+    """Make what is missing in runs that each miss something, ``concurrency`` rollouts at once on each server."""
+    rooms = [asyncio.Semaphore(concurrency) for _ in range(runs[0].servers)]
+    before: list[_OpenRun | None] = [None, *runs[:-1]]
+    await _together(
+        run.answer(rooms, concurrency, earlier) for run, earlier in zip(runs, before, strict=True)
+    )
 
 
 async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -74,7 +74,7 @@ def synthesize(
         )
         # An endpoint's address and model are no params: the log's name tells them apart
         log = scratch / f"{sha256_json(teacher.determined_by)[:16]}.jsonl"
-        run = BulkRun(questions, config.samples, agents, log, "synthesize", out)
+        run = BulkRun(questions, config.samples, [agents], log, "synthesize", out)
         artifact = collect(run, agent.concurrency)
 
     write_manifest(out, agent)
