@@ -21,6 +21,7 @@ def stage() -> CurriculumStage:
         facts=(0, 2),
         fillers=(1, 3),
         copy_share=0.25,
+        lookup_share=0.1,
         search_share=0.1,
         continuation_share=0.2,
         given_share=0.2,

@@ -41,6 +41,20 @@ def test_what_a_search_found_no_later_one_contradicts(stage: CurriculumStage) ->
         assert len(objects - {None}) == 1
 
 
+def test_some_passages_state_a_fact_that_leads_to_the_name_that_was_searched_for(
+    stage: CurriculumStage,
+) -> None:
+    mentor = IN_DOMAIN.relations["mentor"]
+    leading = 0
+    for seed in range(100):
+        result, (name,) = articles(stage, seed, "Ada Abbott").find_facts("Ada Abbott", [mentor])
+        text = str(result["content"])
+        assert read_object("mentor", "Ada Abbott", text) == name
+        leading += " Ada Abbott." in text
+    # Two further passages, each of them in a fifth of the cases
+    assert 20 <= leading <= 50
+
+
 def test_a_similar_name_differs_in_one_word() -> None:
     rng = random.Random(0)
     similar = [

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from deepsearch_rl.conversation.prompts import load_prompt
 from deepsearch_rl.core.answers import INSUFFICIENT, extract_answer
@@ -19,7 +20,7 @@ from deepsearch_rl.corpora.grammar.grammar import (
 from deepsearch_rl.training.pretrain.curriculum import CurriculumStage, DocumentConfig
 from deepsearch_rl.training.pretrain.documents import GIVEN, DocumentGenerator
 
-KINDS = ("copy", "search", "continuation", "given")
+KINDS = ("copy", "lookup", "search", "continuation", "given")
 Turns = list[dict[str, Any]]
 RELATIONS = {
     noun: relation for grammar in GRAMMARS.values() for noun, relation in grammar.relations.items()
@@ -113,6 +114,33 @@ def test_a_demonstration_searches_once_for_its_first_fact_and_reads_the_answer_t
         assert extract_answer(last) == (name or INSUFFICIENT)
         missing += name is None
     assert 5 <= missing <= 40  # a fifth on average
+
+
+def test_a_lookup_asks_for_every_stated_fact_and_for_one_that_is_missing(
+    generator: DocumentGenerator, stage: CurriculumStage
+) -> None:
+    missing = similar = 0
+    for turns in take(generator, stage, 100, lookup=1.0):
+        assert [turn["role"] for turn in turns] == ["user", "assistant"] * (len(turns) // 2)
+        text, first_query = turns[0]["content"].split("\n")
+        queries = [first_query, *(turn["content"] for turn in turns[2::2])]
+        assert len(set(queries)) == len(queries)
+        subjects: set[str] = set()
+
+        for query, note in zip(queries, turns[1::2], strict=True):
+            subject, noun = asked(query)
+            subjects.add(subject)
+            name = read_object(noun, subject, text)
+            assert note["content"] == f"found {noun} {name or 'nothing'}"
+            missing += name is None
+
+        names = len(re.findall(r"[.] ", f"{text} "))
+        assert names == sum("nothing" not in note["content"] for note in turns[1::2])
+        words = [set(subject.split()) for subject in subjects]
+        similar += any(one & other for one, other in itertools.combinations(words, 2))
+
+    assert 50 <= missing <= 95  # of two to twelve facts, each missing in one of five cases
+    assert similar >= 30
 
 
 def plan_of(line: str) -> list[str]:
@@ -216,3 +244,16 @@ def test_a_first_call_has_a_plan_unless_the_tool_is_there(
             assert nouns[0] == asked(query_of(call))[1]
             for noun, later in itertools.pairwise(nouns):
                 assert RELATIONS[later].subject_kind == RELATIONS[noun].object_kind
+
+
+def test_shares_of_a_stage_over_one_are_refused(stage: CurriculumStage) -> None:
+    values = stage.model_dump() | {"copy_share": 0.7, "lookup_share": 0.4}
+    with pytest.raises(ValidationError, match=r"shares of a curriculum stage add up to 1\.6"):
+        CurriculumStage.model_validate(values)
+
+
+def test_shares_that_are_one_but_for_rounding_leave_no_demonstration(
+    stage: CurriculumStage,
+) -> None:
+    shares = dict.fromkeys((f"{kind}_share" for kind in KINDS), 0.2)
+    assert CurriculumStage.model_validate(stage.model_dump() | shares).demonstration_share == 0

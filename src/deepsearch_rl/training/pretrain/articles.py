@@ -1,8 +1,8 @@
 """Articles about random facts, in the form of search results.
 
-The passages of a result look like the first results of a search: parts of one article, and articles
-about subjects with similar names that state the relation that was asked for. The same seed gives the
-same articles.
+The passages of a result look like the first results of a search: parts of one article, articles
+about subjects with similar names that state the relation that was asked for, and articles that name
+the subject as the object of a fact. The same seed gives the same articles.
 """
 
 import random
@@ -19,7 +19,9 @@ from deepsearch_rl.training.pretrain.curriculum import CurriculumStage
 # A message of a document, as the chat template takes it
 Turn = dict[str, JsonValue]
 
-# Shares of further passages; the rest is about anything
+# Share of further passages in which a fact leads to the name that was searched for
+_LEADING_THERE = 0.2
+# Shares of the others; the rest is about anything
 _SAME_SUBJECT = 0.3
 _SIMILAR_SUBJECT = 0.5
 # Share of those about similar subjects that state the relation that was searched for
@@ -62,6 +64,12 @@ def draw_similar_name(grammar: Grammar, name: str, kind: str, rng: random.Random
     return " ".join([*words[:place], other[place], *words[place + 1 :]])
 
 
+def write_statement(fact: Fact, noun: str, rng: random.Random) -> str:
+    """Return a sentence that states a fact and calls its relation by ``noun``."""
+    statement = rng.choice(STATEMENTS)
+    return statement.format(noun=noun, subject=fact.subject, object=fact.object)
+
+
 @dataclass(slots=True)
 class Articles:
     """What the searches of one document find; what one passage states of a subject, no other contradicts."""
@@ -102,25 +110,52 @@ class Articles:
                 self.visited.add(subject)
 
         while len(passages) < self.stage.results:
-            # In this order: models are made from these draws
-            draw = rng.random()
-            name, relation = rng.choice(steps)
-            also: list[Relation] = []
-            kind = relation.subject_kind
-
-            if draw >= _SAME_SUBJECT + _SIMILAR_SUBJECT:
-                kind = rng.choice(list(self.grammar.kinds))
-                name = draw_name(self.grammar, kind, rng)
-            elif draw >= _SAME_SUBJECT:
-                name = draw_similar_name(self.grammar, name, kind, rng)
-                if rng.random() < _SAME_RELATION and (name, relation) not in stated:
-                    also.append(relation)
-
-            passages.append(self._passage(name, kind, also, stated))
+            passages.append(self._further_passage(*rng.choice(steps), stated))
 
         if len(chain) > 1 or rng.random() < _SHUFFLED:
             rng.shuffle(passages)
         return {"role": "tool", "content": format_passages(passages)}, names
+
+    def _further_passage(
+        self, name: str, relation: Relation, stated: set[tuple[str, Relation]]
+    ) -> FactPassage:
+        """Return a passage that a search for a fact of ``name`` also finds."""
+        rng = self.rng
+        kind = relation.subject_kind
+        if rng.random() < _LEADING_THERE:
+            leading = self._leading_passage(name, kind, stated)
+            if leading is not None:
+                return leading
+
+        # In this order: models are made from these draws
+        draw = rng.random()
+        also: list[Relation] = []
+
+        if draw >= _SAME_SUBJECT + _SIMILAR_SUBJECT:
+            kind = rng.choice(list(self.grammar.kinds))
+            name = draw_name(self.grammar, kind, rng)
+        elif draw >= _SAME_SUBJECT:
+            name = draw_similar_name(self.grammar, name, kind, rng)
+            if rng.random() < _SAME_RELATION and (name, relation) not in stated:
+                also.append(relation)
+
+        return self._passage(name, kind, also, stated)
+
+    def _leading_passage(
+        self, name: str, kind: str, stated: set[tuple[str, Relation]]
+    ) -> FactPassage | None:
+        """Return a passage in which a fact leads to ``name``; None where none can, or other passages contradict it."""
+        relations = [each for each in self.grammar.relations.values() if each.object_kind == kind]
+        if not relations:
+            return None
+
+        relation = self.rng.choice(relations)
+        subject = draw_name(self.grammar, relation.subject_kind, self.rng)
+        if subject == name or (subject, relation) in stated | self._objects.keys():
+            return None
+
+        self._objects[subject, relation] = name
+        return self._passage(subject, relation.subject_kind, [relation], stated)
 
     def _passage(
         self,
@@ -155,14 +190,13 @@ class Articles:
         rng = self.rng
         sentences: list[str] = []
 
-        for relation, subject, object_ in facts:
+        for fact in facts:
             # Drawn also where a word is given, so that the next draws are the same
-            random_word = relation.second if rng.random() < self.second_words else relation.noun
-            noun = word or random_word
+            second = rng.random() < self.second_words
+            random_word = fact.relation.second if second else fact.relation.noun
+            sentences.append(write_statement(fact, word or random_word, rng))
             # It is that of the first fact alone
             word = None
-            statement = rng.choice(STATEMENTS)
-            sentences.append(statement.format(noun=noun, subject=subject, object=object_))
 
         # A passage without a fact has a sentence at least
         fillers = max(rng.randint(*self.stage.fillers), 0 if facts else 1)

@@ -1,6 +1,9 @@
 """What the base model learns from: the curriculum's stages, and what all their documents share."""
 
-from pydantic import Field
+import math
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from deepsearch_rl.core.records import Record
 
@@ -18,6 +21,9 @@ class CurriculumStage(Record):
         description="fewest and most sentences without a fact of a passage"
     )
     copy_share: float = Field(ge=0, le=1, description="share of the documents that repeat names")
+    lookup_share: float = Field(
+        ge=0, le=1, description="share that looks up one fact of a text after another"
+    )
     search_share: float = Field(
         ge=0, le=1, description="share that writes one search and nothing else"
     )
@@ -27,6 +33,30 @@ class CurriculumStage(Record):
     given_share: float = Field(
         ge=0, le=1, description="share that answers from passages it did not ask for"
     )
+
+    @property
+    def demonstration_share(self) -> float:
+        """What the other shares leave; not below 0, which they may miss by the last bit."""
+        return max(0.0, 1 - self._shares())
+
+    def _shares(self) -> float:
+        return math.fsum(
+            (
+                self.copy_share,
+                self.lookup_share,
+                self.search_share,
+                self.continuation_share,
+                self.given_share,
+            )
+        )
+
+    @model_validator(mode="after")
+    def _require_shares_below_one(self) -> Self:
+        if self._shares() > 1 + 1e-9:
+            raise ValueError(
+                f"the shares of a curriculum stage add up to {self._shares():g}, which is over 1"
+            )
+        return self
 
 
 class DocumentConfig(Record):

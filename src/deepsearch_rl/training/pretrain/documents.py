@@ -4,6 +4,9 @@ They teach the language of both worlds, every relation and every wording of a qu
 as a whole:
 
 - *copy*: a list of names and relation words to repeat; nothing teaches copying sooner;
+- *lookup*: facts about similar names, and queries for one after another, each answered by a note;
+  it teaches to find a fact by its relation and by every word of its subject, not by the kind of name
+  alone (docs/experiments.md, 36);
 - *search*: a question and the call that looks up its first fact;
 - *continuation*: a question of several hops, some of its searches with their results, and the next
   call, or all of them and the answer; it teaches to follow a plan to its end, and to search in
@@ -46,12 +49,21 @@ from deepsearch_rl.corpora.grammar.grammar import (
     write_plan,
     write_query,
 )
-from deepsearch_rl.training.pretrain.articles import Articles, Turn, draw_name
+from deepsearch_rl.training.pretrain.articles import (
+    Articles,
+    Fact,
+    Turn,
+    draw_name,
+    draw_similar_name,
+    write_statement,
+)
 from deepsearch_rl.training.pretrain.curriculum import CurriculumStage, DocumentConfig
 
 # Key of a turn that the model reads although the assistant says it: nothing is learnt from its
 # tokens
 GIVEN = "given"
+# Share of a lookup's names that differ from another one of it in one word
+_SIMILAR = 0.6
 
 
 class ChainQuestion(NamedTuple):
@@ -72,10 +84,16 @@ class DocumentGenerator:
 
     def documents(self, stage: CurriculumStage, rng: random.Random) -> Iterator[list[Turn]]:
         """Yield documents of a curriculum stage without end."""
-        writers = (self._copy, self._search, self._continuation, self._given, self._demonstration)
-        shares = [stage.copy_share, stage.search_share, stage.continuation_share, stage.given_share]
+        writers = {
+            self._copy: stage.copy_share,
+            self._lookup: stage.lookup_share,
+            self._search: stage.search_share,
+            self._continuation: stage.continuation_share,
+            self._given: stage.given_share,
+            self._demonstration: stage.demonstration_share,
+        }
         while True:
-            write = rng.choices(writers, [*shares, 1 - sum(shares)])[0]
+            write = rng.choices(list(writers), list(writers.values()))[0]
             yield write(stage, rng)
 
     def _copy(self, _: CurriculumStage, rng: random.Random) -> list[Turn]:
@@ -94,6 +112,37 @@ class DocumentGenerator:
                 names.append(draw_name(grammar, kind, rng))
 
         return [_user(f"Name {', '.join(names)}."), _answer(", ".join(names))]
+
+    def _lookup(self, _: CurriculumStage, rng: random.Random) -> list[Turn]:
+        grammar = self._grammar(rng)
+        # Two relations at least: the subject alone does not say which fact is meant
+        kind = rng.choice([kind for kind in grammar.kinds if len(grammar.relations_of(kind)) > 1])
+        relations = grammar.relations_of(kind)
+        relations = rng.sample(relations, min(len(relations), rng.randint(2, 3)))
+        stated: list[Fact] = []
+        missing: list[tuple[str, Relation]] = []
+
+        for subject in _draw_similar_names(grammar, kind, rng.randint(2, 4), rng):
+            for relation in relations:
+                if rng.random() < self.config.unanswerable:
+                    missing.append((subject, relation))
+                else:
+                    name = draw_name(grammar, relation.object_kind, rng)
+                    stated.append(Fact(relation, subject, name))
+
+        rng.shuffle(stated)
+        text = " ".join(write_statement(fact, fact.relation.noun, rng) for fact in stated)
+        asked = [(fact.subject, fact.relation, fact.object) for fact in stated]
+        asked += [(*fact, None) for fact in rng.sample(missing, min(len(missing), 1))]
+        rng.shuffle(asked)
+        turns: list[Turn] = []
+
+        for place, (subject, relation, name) in enumerate(asked):
+            query = write_query(subject, relation.noun)
+            turns.append(_user(query if place else f"{text}\n{query}"))
+            turns.append({"role": "assistant", "content": write_note(relation.noun, name)})
+
+        return turns
 
     def _search(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng)
@@ -188,6 +237,19 @@ class DocumentGenerator:
         return ChainQuestion(
             grammar, ask(style, rng.choice(style.questions), nouns, head), head, chain
         )
+
+
+def _draw_similar_names(grammar: Grammar, kind: str, count: int, rng: random.Random) -> list[str]:
+    """Return different names of a kind; most differ from another one in one word."""
+    names = [draw_name(grammar, kind, rng)]
+    while len(names) < count:
+        name = draw_name(grammar, kind, rng)
+        if rng.random() < _SIMILAR:
+            name = draw_similar_name(grammar, rng.choice(names), kind, rng)
+        if name not in names:
+            names.append(name)
+
+    return names
 
 
 def _user(text: str) -> Turn:
