@@ -46,7 +46,7 @@ class CpuConfig(Record):
         ge=1,
         # Answers do not depend on it, so no digest of settings may
         exclude=True,
-        description="that an evaluation starts, each for other question sets: one for each idle core",
+        description="that an evaluation starts and shares its rollouts among: one for each idle core",
     )
     start_timeout_s: float = Field(gt=0, description="how long the server may take to load")
 

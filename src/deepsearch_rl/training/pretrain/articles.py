@@ -152,10 +152,11 @@ class Articles:
 
         relation = self.rng.choice(relations)
         subject = draw_name(self.grammar, relation.subject_kind, self.rng)
-        if subject == name or (subject, relation) in stated | self._objects.keys():
+        fact = (subject, relation)
+        if subject == name or fact in stated or fact in self._objects:
             return None
 
-        self._objects[subject, relation] = name
+        self._objects[fact] = name
         return self._passage(subject, relation.subject_kind, [relation], stated)
 
     def _passage(

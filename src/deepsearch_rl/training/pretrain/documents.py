@@ -84,7 +84,7 @@ class DocumentGenerator:
 
     def documents(self, stage: CurriculumStage, rng: random.Random) -> Iterator[list[Turn]]:
         """Yield documents of a curriculum stage without end."""
-        writers = {
+        share_of_writer = {
             self._copy: stage.copy_share,
             self._lookup: stage.lookup_share,
             self._search: stage.search_share,
@@ -92,8 +92,10 @@ class DocumentGenerator:
             self._given: stage.given_share,
             self._demonstration: stage.demonstration_share,
         }
+        writers = list(share_of_writer)
+        shares = list(share_of_writer.values())
         while True:
-            write = rng.choices(list(writers), list(writers.values()))[0]
+            write = rng.choices(writers, shares)[0]
             yield write(stage, rng)
 
     def _copy(self, _: CurriculumStage, rng: random.Random) -> list[Turn]:
