@@ -14,10 +14,10 @@ import torch
 from art.local.backend import LocalBackend
 from art.preprocessing.pack import PackedTensors
 from mp_actors import move_to_child_process
-from openai.types.chat.chat_completion import Choice
 from transformers import PreTrainedModel
 
 from deepsearch_rl.conversation.agent_config import AgentConfig
+from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import (
     ArtifactError,
     StalePolicyError,
@@ -27,19 +27,21 @@ from deepsearch_rl.core.errors import (
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, Trajectory
-from deepsearch_rl.training.backends.art.conversations import conversation
 from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.backends.art.samplers import EngineSampler
+from deepsearch_rl.training.backends.art.sequences import row_trajectory
 from deepsearch_rl.training.backends.art.service import OwnService, make_own_trainer
 from deepsearch_rl.training.backends.art.service_backend import ServiceBackend, with_advantages
 from deepsearch_rl.training.rl import loop
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, advantages
 from deepsearch_rl.training.rl.rl_config import BackendConfig, LoraConfig, RlConfig
-from deepsearch_rl.training.rl.rl_trainer import RlTask
+from deepsearch_rl.training.rl.rl_trainer import RlTask, Rollout, RolloutSampling
+from deepsearch_rl.training.rl.tokens import TokenRow
 from deepsearch_rl.training.rl_process.engines import open_engine
 from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.policies import CONTEXT_TOKENS
+from tests.training.backends.captured import captured_choice
 from tests.worlds import World
 
 
@@ -95,29 +97,52 @@ def train(task: RlTask, config: RlConfig, output: Path) -> list[TrainingStep]:
     return list(read_jsonl(output / "train_log.jsonl", TrainingStep))
 
 
-def packed_rollouts(backend: LocalBackend, start: Path) -> tuple[list[float], PackedTensors]:
-    """Return the rewards of two groups, and their rollouts as a backend packs them, in the order of the rewards."""
-    rewards = [1.0, 0.25, 0.5, 0.0, 2.0, 0.75]
+REWARDS = [1.0, 0.25, 0.5, 0.0, 2.0, 0.75]
+QUESTION = {"role": "user", "content": "who is it"}
+
+
+def rows_of(start: Path) -> list[art.Trajectory]:
+    """Return a rollout of one turn for every reward, each a word longer than the one before, as we hand it to ART."""
+    chat_format = load_chat_format(start)
+    prompt = chat_format.prompt_ids([QUESTION], None)
+    rows: list[art.Trajectory] = []
+    for reward, turn in zip(REWARDS, turns_of(chat_format), strict=True):
+        logprobs = [0.0] * len(prompt) + [-1.0] * len(turn)
+        mask = [0] * len(prompt) + [1] * len(turn)
+        rows.append(row_trajectory(TokenRow(len(prompt), [*prompt, *turn], mask, logprobs), reward))
+    return rows
+
+
+def turns_of(chat_format: ChatFormat) -> list[list[int]]:
+    encode = chat_format.tokenizer.encode
+    texts = [" the" * (number + 1) for number in range(len(REWARDS))]
+    return [encode(text, add_special_tokens=False) for text in texts]
+
+
+def conversations_of(start: Path) -> list[art.Trajectory]:
+    """Return the rollouts of :func:`rows_of` as ART captures them, with tokens as servers report them."""
+    conversations: list[art.Trajectory] = []
+    for reward, turn in zip(REWARDS, turns_of(load_chat_format(start)), strict=True):
+        choice = captured_choice({"role": "assistant", "content": ""}, turn)
+        items: Any = [QUESTION, choice]
+        conversations.append(art.Trajectory(messages_and_choices=items, reward=reward))
+    return conversations
+
+
+def packed_rollouts(
+    backend: LocalBackend, start: Path, rollouts: list[art.Trajectory]
+) -> PackedTensors:
+    """Return two groups of rollouts as a backend packs them, in the order of the rewards."""
     settings: Any = {"init_args": {"max_seq_length": CONTEXT_TOKENS}}
     model = art.TrainableModel(
         name="policy", project="p", base_model=str(start), _internal_config=settings
     )
-    rollouts = [
-        art.Trajectory(
-            messages_and_choices=[
-                {"role": "user", "content": "who is it"},
-                {"role": "assistant", "content": " the" * (number + 1)},
-            ],
-            reward=reward,
-        )
-        for number, reward in enumerate(rewards)
-    ]
     random.seed(0)
     packed = backend._get_packed_tensors(
         model,
         [art.TrajectoryGroup(rollouts[:2]), art.TrajectoryGroup(rollouts[2:])],
         advantage_balance=0.0,
-        allow_training_without_logprobs=True,
+        allow_training_without_logprobs=False,
         scale_rewards=True,
         plot_tensors=False,
         packed_sequence_length=CONTEXT_TOKENS,
@@ -128,21 +153,23 @@ def packed_rollouts(backend: LocalBackend, start: Path) -> tuple[list[float], Pa
     tensors: Any = {
         name: tensor[order] for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)
     }
-    return rewards, tensors
+    return tensors
 
 
 def test_rollouts_are_packed_as_art_packs_them(
     policy_folder: Path, config: RlConfig, tmp_path: Path
 ) -> None:
     config = config.model_copy(update={"max_sequence_tokens": CONTEXT_TOKENS})
-    arts, ours = (
-        LocalBackend(path=str(tmp_path)),
-        ServiceBackend(config=config, in_process=True, path=str(tmp_path)),
-    )
+    arts = LocalBackend(path=str(tmp_path))
     arts._packed_sequence_length_requires_chunk_alignment = False
-    (_, theirs), (_, mine) = (packed_rollouts(backend, policy_folder) for backend in (arts, ours))
-    for name in ("tokens", "assistant_mask", "weights", "advantages"):
-        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=1e-6)
+    ours = ServiceBackend(config=config, in_process=True, path=str(tmp_path))
+    theirs = packed_rollouts(arts, policy_folder, conversations_of(policy_folder))
+    mine = packed_rollouts(ours, policy_folder, rows_of(policy_folder))
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        # Every group has an id of its own, whichever it is
+        if name not in ("group_ids", "parent_ids"):
+            torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -152,11 +179,11 @@ def test_packed_advantages_are_those_of_the_algorithm(
     loss = config.loss.model_copy(update={"algorithm": algorithm, "unit_advantages": False})
     config = config.model_copy(update={"loss": loss})
     backend = ServiceBackend(config=config, in_process=True, path=str(tmp_path))
-    rewards, packed = packed_rollouts(backend, policy_folder)
+    packed = packed_rollouts(backend, policy_folder, rows_of(policy_folder))
     counts = packed["assistant_mask"].sum(dim=1)
     groups = torch.tensor([0, 0, 1, 1, 1, 1])
     kind = ALGORITHMS[loss.algorithm].advantage
-    expected = advantages(kind, torch.tensor(rewards, dtype=torch.float64), groups, counts)
+    expected = advantages(kind, torch.tensor(REWARDS, dtype=torch.float64), groups, counts)
     torch.testing.assert_close(
         packed["advantages"].sum(dim=1) / counts, expected.float(), rtol=0, atol=1e-5
     )
@@ -283,7 +310,7 @@ def test_a_rollout_that_is_longer_than_a_row_is_left_out_before_baselines_and_co
         in_process=True,
         path=str(tmp_path / "whole"),
     )
-    rewards, packed = packed_rollouts(whole, policy_folder)
+    packed = packed_rollouts(whole, policy_folder, rows_of(policy_folder))
     lengths = (packed["group_ids"] != -1).sum(dim=1)
     longest = int(lengths.max())  # the last rollout of the second group
 
@@ -291,11 +318,31 @@ def test_a_rollout_that_is_longer_than_a_row_is_left_out_before_baselines_and_co
     cut = ServiceBackend(
         config=config.model_copy(update=changes), in_process=True, path=str(tmp_path / "cut")
     )
-    _, fitting = packed_rollouts(cut, policy_folder)
+    fitting = packed_rollouts(cut, policy_folder, rows_of(policy_folder))
     assert (whole.overlong, cut.overlong) == (0, 1)
-    mean = sum(rewards[2:-1]) / len(rewards[2:-1])
+    mean = sum(REWARDS[2:-1]) / len(REWARDS[2:-1])
     last = fitting["advantages"][fitting["assistant_mask"].any(dim=1)][-1]
-    assert float(last[last != 0][0]) == pytest.approx(rewards[-2] - mean, abs=1e-6)
+    assert float(last[last != 0][0]) == pytest.approx(REWARDS[-2] - mean, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_question_that_a_step_has_twice_is_answered_anew(task: RlTask, config: RlConfig) -> None:
+    trainer = make_own_trainer(task, config, in_process=True)
+    question, other = task.train[:2]
+
+    async def roll_out() -> list[list[Rollout]]:
+        await trainer.start(0)
+        try:
+            sampling = RolloutSampling(samples=2, temperature=1.0, seed=7, trained=True)
+            return await trainer.roll_out([question, other, question], sampling)
+        finally:
+            await trainer.close()
+
+    groups = asyncio.run(roll_out())
+    numbers = [[rollout.trajectory.sample for rollout in group] for group in groups]
+    assert numbers == [[0, 1], [0, 1], [2, 3]]
+    turns = {rollout.trajectory.messages[2].content for rollout in [*groups[0], *groups[2]]}
+    assert len(turns) == 4, "the untrained policy writes other words with every seed"
 
 
 class RecordedSampler(EngineSampler):
@@ -322,25 +369,6 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(task: RlTask, config: RlC
         ArtifactError, match=rf"0003, .* is damaged.* delete {task.scratch} to train again"
     ):
         make_own_trainer(task, config, in_process=True).require_whole(3)
-
-
-def choice(text: str, *calls: dict[str, object]) -> Choice:
-    message = {"role": "assistant", "content": text, "tool_calls": calls or None}
-    return Choice.model_validate({"index": 0, "finish_reason": "stop", "message": message})
-
-
-def test_a_rollout_that_was_captured_in_pieces_becomes_one_conversation_of_sampled_turns() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "retrieve", "arguments": "{}"}}
-    first, second = choice("", call), choice("answer")
-    question = {"role": "user", "content": "q"}
-    captured = art.Trajectory(messages_and_choices=[question, first])
-    result = {"role": "tool", "content": "r", "tool_call_id": "1"}
-    longer = [question, {"role": "assistant", "content": ""}, result, second]
-    captured.additional_histories.append(art.trajectories.History(messages_and_choices=longer))
-    messages = conversation(captured)
-    assert [type(message).__name__ for message in messages] == ["dict", "Choice", "dict", "Choice"]
-    sampled = [message.message.tool_calls for message in messages if isinstance(message, Choice)]
-    assert sampled == [None, None], "the sampled tokens hold the call already"
 
 
 def test_an_unknown_engine_is_answered_with_the_nearest_name() -> None:

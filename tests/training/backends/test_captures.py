@@ -15,8 +15,8 @@ from deepsearch_rl.training.backends.art.captures import (
     NO_TURN,
     NOT_AS_SAMPLED,
     UNREADABLE,
+    captured_row,
     sampled_choices,
-    why_left_out,
 )
 from tests.training.backends.captured import captured_choice, recorded
 
@@ -58,11 +58,11 @@ def rollout(choices: list[Choice]) -> tuple[art.Trajectory, Trajectory]:
 
 def reason(texts: list[str], chat_format: ChatFormat) -> str:
     """Return why a rollout of turns, each with the tokenizer's own tokens, is left out."""
-    return why_left_out(
+    return captured_row(
         *rollout([choice_of(text, tokens_of(text, chat_format)) for text in texts]),
         chat_format,
         True,
-    )
+    ).left_out
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_tokens_that_the_tokenizer_would_not_choose_leave_a_rollout_out(
     letters = [token for letter in CALL for token in tokens_of(letter, chat_format)[:-1]]
     spelt = choice_of(CALL, [*letters, tokens_of("", chat_format)[-1]])
     answer = choice_of(ANSWER, tokens_of(ANSWER, chat_format))
-    assert why_left_out(*rollout([spelt, answer]), chat_format, True) == NOT_AS_SAMPLED
+    assert captured_row(*rollout([spelt, answer]), chat_format, True).left_out == NOT_AS_SAMPLED
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_reply_without_the_ids_of_its_tokens_costs_its_rollout(
 ) -> None:
     first = choice_of(CALL, tokens_of(CALL, chat_format))
     last = Choice.model_validate(choice_of(ANSWER, [1]).model_dump() | {"logprobs": logprobs})
-    assert why_left_out(*rollout([first, last]), chat_format, True) == UNREADABLE
+    assert captured_row(*rollout([first, last]), chat_format, True).left_out == UNREADABLE
 
 
 def test_a_reply_that_was_not_captured_costs_its_rollout(chat_format: ChatFormat) -> None:
@@ -132,11 +132,11 @@ def test_a_reply_that_was_not_captured_costs_its_rollout(chat_format: ChatFormat
     )
     # ART takes no reply with a log-probability of null
     captured.messages_and_choices.pop()
-    assert why_left_out(captured, trajectory, chat_format, True) == UNREADABLE
+    assert captured_row(captured, trajectory, chat_format, True).left_out == UNREADABLE
 
 
 def test_a_rollout_without_a_turn_is_named(chat_format: ChatFormat) -> None:
-    assert why_left_out(*rollout([]), chat_format, True) == NO_TURN
+    assert captured_row(*rollout([]), chat_format, True).left_out == NO_TURN
 
 
 def test_a_generation_that_failed_and_was_asked_again_is_no_turn(chat_format: ChatFormat) -> None:
@@ -151,4 +151,4 @@ def test_a_generation_that_failed_and_was_asked_again_is_no_turn(chat_format: Ch
     for items in (again, [*captured.messages_and_choices[:-1], whole]):
         captured.additional_histories.append(art.trajectories.History(messages_and_choices=items))
     assert sampled_choices(captured) == [whole]
-    assert why_left_out(captured, trajectory, chat_format, True) == ""
+    assert captured_row(captured, trajectory, chat_format, True).left_out == ""

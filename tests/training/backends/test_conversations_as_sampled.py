@@ -1,4 +1,4 @@
-"""Whole conversations through the parsers that the profiles name: the next prompt begins with what was sampled.
+"""Whole conversations through the parsers that the profiles name: what is trained on is what the policy read and wrote.
 
 Or the rollout is left out, and its reason named.
 """
@@ -18,9 +18,10 @@ from deepsearch_rl.conversation.chat_format import ChatFormat, assistant_message
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_messages
 from deepsearch_rl.core.records import Message, Trajectory
 from deepsearch_rl.endpoints.endpoint import Completion
-from deepsearch_rl.training.backends.art.captures import NOT_AS_SAMPLED, why_left_out
+from deepsearch_rl.training.backends.art.captures import NOT_AS_SAMPLED, CapturedRow, captured_row
 from deepsearch_rl.training.rl.rl_trainer import Rollout
 from deepsearch_rl.training.rl.step_rollouts import rollout_metrics
+from deepsearch_rl.training.rl.tokens import TokenRow
 from tests.conftest import ROOT
 from tests.training.backends.captured import captured_choice, recorded
 from tests.trajectories.test_thinking import FolderOf, folder_of
@@ -103,8 +104,22 @@ def converse(
     return Conversation(captured, recorded(messages), prompts, turns)
 
 
-def left_out(conversation: Conversation, chat_format: ChatFormat) -> str:
-    return why_left_out(conversation.captured, conversation.trajectory, chat_format, True)
+def row_of(conversation: Conversation, chat_format: ChatFormat) -> CapturedRow:
+    return captured_row(conversation.captured, conversation.trajectory, chat_format, True)
+
+
+def assert_row_is_what_the_policy_had(conversation: Conversation, row: TokenRow | None) -> None:
+    """Its tokens are the last prompt and the last turn, and those that carry loss are the turns'."""
+    assert row is not None
+    assert row.logprobs is not None
+    assert row.ids == conversation.prompts[-1] + conversation.turns[-1]
+    assert row.prompt_ids == conversation.prompts[0]
+
+    mask = [0] * len(row.ids)
+    for prompt, turn in zip(conversation.prompts, conversation.turns, strict=True):
+        mask[len(prompt) : len(prompt) + len(turn)] = [1] * len(turn)
+    assert row.mask == mask
+    assert row.logprobs == [-1.0 * each for each in mask]
 
 
 def call(query: str) -> str:
@@ -147,7 +162,19 @@ def test_turns_as_trained_models_write_them_come_back(
     conversation = converse([*texts, thought + ANSWER], passages, server, kind, chat_format)
     assert len(conversation.turns) == len(turns) + 1
     assert conversation.comes_back()
-    assert left_out(conversation, chat_format) == ""
+    assert_row_is_what_the_policy_had(conversation, row_of(conversation, chat_format).row)
+
+
+@pytest.mark.parametrize("answer", [ANSWER, ""], ids=["answer", "nothing"])
+@pytest.mark.parametrize("searches", [0, 1])
+@pytest.mark.parametrize(("server", "kind"), SERVERS)
+def test_a_last_turn_without_a_thought_is_trained_on_as_it_was_sampled(
+    server: str, kind: str, searches: int, answer: str, folder_of: FolderOf
+) -> None:
+    chat_format = load_chat_format(folder_of(kind))
+    calls = [THOUGHTS.get(kind, "") + call("Silent Harbor")] * searches
+    conversation = converse([*calls, answer], ["A passage."], server, kind, chat_format)
+    assert_row_is_what_the_policy_had(conversation, row_of(conversation, chat_format).row)
 
 
 WORDS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -204,8 +231,10 @@ def test_the_next_prompt_begins_with_what_was_sampled_or_the_rollout_is_left_out
     chat_format = load_chat_format(folder_of(kind))
     texts, passages = data.draw(conversations(THOUGHTS.get(kind, "")))
     conversation = converse(texts, passages, server, kind, chat_format)
-    reason = left_out(conversation, chat_format)
+    row, reason = row_of(conversation, chat_format)
     assert reason == ("" if conversation.comes_back() else NOT_AS_SAMPLED)
+    if not reason:
+        assert_row_is_what_the_policy_had(conversation, row)
 
     metrics = rollout_metrics([Rollout(conversation.trajectory, left_out=reason)], 4)
     assert metrics.get("left_out/not_as_sampled", 0.0) == float(reason == NOT_AS_SAMPLED)
@@ -218,4 +247,4 @@ def test_a_passage_that_repeats_a_turn_does_not_stand_for_it(folder_of: FolderOf
     passage = f"<|im_start|>assistant\n{turn}{END}\n"
     conversation = converse([turn, ANSWER], [passage], "hermes", "plain", chat_format)
     assert not conversation.comes_back()
-    assert left_out(conversation, chat_format) == NOT_AS_SAMPLED
+    assert row_of(conversation, chat_format).left_out == NOT_AS_SAMPLED

@@ -1,13 +1,14 @@
 """ART as an engine of the RL loop, whichever of its services trains and serves the policy.
 
 The agent answers a question as it does everywhere; ART captures the model calls underneath,
-tokenises and packs the conversations and keeps a folder per step. Advantages are those of
+packs what is trained on and keeps a folder per step. Advantages are those of
 ``rl.loss.algorithm``. The services are those of ``service.py`` and ``unsloth.py``.
 """
 
 import asyncio
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,13 +28,11 @@ from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
-from deepsearch_rl.training.backends.art.captures import NO_TURN, why_left_out
+from deepsearch_rl.training.backends.art.captures import NO_TURN, captured_row
 from deepsearch_rl.training.backends.art.checkpoints import RESUME_ONLY, is_whole, require_start
-from deepsearch_rl.training.backends.art.conversations import art_trajectory, in_order
+from deepsearch_rl.training.backends.art.sequences import in_order, row_trajectory
 from deepsearch_rl.training.backends.art.service_backend import ServiceBackend, train_arguments
-from deepsearch_rl.training.backends.art.tag_policy import (
-    TagPolicy,
-)
+from deepsearch_rl.training.backends.art.tag_policy import TagPolicy
 from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.heartbeat import check_server
 from deepsearch_rl.training.rl.rl_config import RlConfig
@@ -90,7 +89,6 @@ class ArtTrainer:
             config=config,
             path=str(task.scratch),
             in_process=in_process,
-            in_tags=self._in_tags,
         )
         self._model: art.TrainableModel[Any, Any] = art.TrainableModel(
             name="policy",
@@ -145,8 +143,7 @@ class ArtTrainer:
     ) -> list[list[Rollout]]:
         """Answer every question with the agent.
 
-        A trained rollout's ``capture`` is ART's record of its model calls; of one in Search-R1's
-        tags, its sequence of tokens.
+        A trained rollout's ``capture`` is its sequence, a ``TokenRow``.
         """
         endpoint = self._endpoint()
         agent = SearchAgent(
@@ -171,9 +168,13 @@ class ArtTrainer:
 
         async with agent:
             groups: list[asyncio.Future[list[Rollout]]] = []
+            drawn = Counter[str]()
             for question in questions:
-                samples = [answer(question, sample) for sample in range(sampling.samples)]
-                groups.append(asyncio.gather(*samples))
+                # A question that comes again has further samples, not the same ones
+                first = drawn[question.id] * sampling.samples
+                drawn[question.id] += 1
+                numbers = range(first, first + sampling.samples)
+                groups.append(asyncio.gather(*[answer(question, number) for number in numbers]))
 
             return await asyncio.gather(*groups)
 
@@ -183,8 +184,8 @@ class ArtTrainer:
             trajectory = await agent.answer(question, sample)
 
         with_reasoning = self._task.agent.history_reasoning
-        reason = why_left_out(captured, trajectory, self._chat_format, with_reasoning)
-        return Rollout(trajectory, captured, reason)
+        row = captured_row(captured, trajectory, self._chat_format, with_reasoning)
+        return Rollout(trajectory, row.row, row.left_out)
 
     async def _recorded(
         self, agent: SearchAgent, sampler: EndpointPolicy, question: Question, sample: int
@@ -211,11 +212,12 @@ class ArtTrainer:
     async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
-        """Have ART train on the captured rollouts; return those of its metrics that :data:`METRICS` names."""
+        """Have ART train on the rollouts' sequences; return those of its metrics that :data:`METRICS` names."""
         groups: list[art.TrajectoryGroup] = []
         for rollouts_G, rewards_G in zip(rollouts_QG, rewards_QG, strict=True):
             pairs_G = in_order(rollouts_G, rewards_G)
-            groups.append(art.TrajectoryGroup([art_trajectory(*pair) for pair in pairs_G]))
+            rows_G = [row_trajectory(rollout.capture, reward) for rollout, reward in pairs_G]
+            groups.append(art.TrajectoryGroup(rows_G))
 
         self._backend.draws = f"{self._task.seed}/{self._step}"
         result = await self._backend.train(self._model, groups, **train_arguments(self._config))

@@ -1,16 +1,21 @@
-"""Whether a captured rollout can be trained on: every turn with its tokens, each in the prompt of the turns after it.
+"""The sequence of a captured rollout: the prompt of its last turn, which holds the turns before it, and that turn.
 
-The trainer puts the sampled tokens of all turns into one conversation. That is what the policy
-wrote only if a reply holds its tokens, and if the prompt of the next turn begins with them. A
-server's parser takes a turn apart, the agent sends it back, and the chat template writes it anew:
-another spacing of a call, text after it, or tokens that the tokenizer would not choose for their
-text come back as other tokens. Such a rollout is left out, and counted by name.
+A rollout is one sequence only if every reply holds its tokens, and if the prompt of the next turn
+begins with them. A server's parser takes a turn apart, the agent sends it back, and the chat
+template writes it anew: another spacing of a call, text after it, or tokens that the tokenizer
+would not choose for their text come back as other tokens. Such a rollout is left out, and counted
+by name.
+
+ART would render the conversation once more, with a placeholder for every turn. Templates of models
+that think write other tokens around a turn without a thought, so what it trained on would not be
+what the policy read.
 """
 
 import re
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import art
 from openai.types.chat.chat_completion import Choice
@@ -18,6 +23,7 @@ from openai.types.chat.chat_completion import Choice
 from deepsearch_rl.conversation.chat_format import ChatFormat, ConversationError
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_messages
 from deepsearch_rl.core.records import Message, Trajectory
+from deepsearch_rl.training.rl.tokens import TokenRow
 
 # The first prompt did not fit: there is nothing to train on
 NO_TURN = "no_turn"
@@ -46,10 +52,17 @@ def _is_turn(choice: Choice) -> bool:
     )
 
 
-def why_left_out(
+class CapturedRow(NamedTuple):
+    """The sequence that a rollout is trained on; without one, the name of what is missing."""
+
+    row: TokenRow | None
+    left_out: str = ""
+
+
+def captured_row(
     captured: art.Trajectory, trajectory: Trajectory, chat_format: ChatFormat, with_reasoning: bool
-) -> str:
-    """Return the name of what keeps a rollout from being trained on; empty where nothing does.
+) -> CapturedRow:
+    """Return the sequence of a captured rollout, or the name of what keeps it from being trained on.
 
     ``with_reasoning``: the agent sends the reasoning of a turn back with it.
     """
@@ -59,16 +72,32 @@ def why_left_out(
             positions.append(place)
 
     if not positions:
-        return NO_TURN
+        return CapturedRow(None, NO_TURN)
     choices = sampled_choices(captured)
     turns = [tokens for tokens in map(sampled_tokens, choices) if tokens]
     if not len(turns) == len(choices) == len(positions):
-        return UNREADABLE
+        return CapturedRow(None, UNREADABLE)
+
     # The last turn was never sent back
     before_last = trajectory.messages[: positions[-1]]
-    return (
-        "" if comes_back(turns[:-1], before_last, chat_format, with_reasoning) else NOT_AS_SAMPLED
-    )
+    prompt = _prompt_with_turns(turns[:-1], before_last, chat_format, with_reasoning)
+    if prompt is None:
+        return CapturedRow(None, NOT_AS_SAMPLED)
+
+    starts = [*prompt.starts, len(prompt.ids)]
+    ids = [*prompt.ids, *turns[-1]]
+    mask = [0] * len(ids)
+    logprobs = [0.0] * len(ids)
+    for start, choice, turn in zip(starts, choices, turns, strict=True):
+        end = start + len(turn)
+        mask[start:end] = [1] * len(turn)
+        logprobs[start:end] = _sampled_logprobs(choice)
+
+    return CapturedRow(TokenRow(starts[0], ids, mask, logprobs))
+
+
+def _sampled_logprobs(choice: Choice) -> list[float]:
+    return [entry.logprob for entry in (choice.logprobs and choice.logprobs.content) or ()]
 
 
 def sampled_tokens(choice: Choice) -> list[int]:
@@ -89,41 +118,50 @@ def token_ids(reported: Sequence[str]) -> list[int]:
     return ids
 
 
-def comes_back(
+class _Prompt(NamedTuple):
+    """A prompt and where in it the turns before it begin."""
+
+    ids: list[int]
+    starts: list[int]
+
+
+def _prompt_with_turns(
     turns: Sequence[Sequence[int]],
     messages: Sequence[Message],
     chat_format: ChatFormat,
     with_reasoning: bool,
-) -> bool:
-    """Return whether every prompt of a conversation begins with the prompt before it and the turn sampled after that.
+) -> _Prompt | None:
+    """Return the prompt that ``messages`` are; None unless it holds every turn behind the turn's own prompt.
 
     ``turns`` are the tokens of the assistant's turns in ``messages``, in their order.
     """
-    if not turns:
-        return True
 
     def prompt_ids(end: int) -> list[int]:
         chat = chat_messages(messages[:end], with_reasoning=with_reasoning)
         return chat_format.prompt_ids(chat, [RETRIEVE_TOOL])
 
+    positions = [place for place, message in enumerate(messages) if message.role == "assistant"]
     try:
-        prompt = _bytes(prompt_ids(len(messages)))
-        opening = _bytes(_opening_ids(chat_format))
-        openings = _places(prompt, opening)
+        ids = prompt_ids(len(messages))
+        opening_ids = _opening_ids(chat_format)
+        openings = _places(_bytes(ids), _bytes(opening_ids))
 
         # Every turn has one, and the prompt ends in one: nothing else looks like a turn
         if len(openings) == len(turns) + 1:
-            pairs = zip(openings, turns, strict=False)
-            return all(prompt.startswith(opening + _bytes(turn), place) for place, turn in pairs)
-
-        positions = [place for place, message in enumerate(messages) if message.role == "assistant"]
-        for turn, position in zip(turns, positions, strict=True):
-            if not prompt.startswith(_bytes([*prompt_ids(position), *turn])):
-                return False
+            starts = [place + len(opening_ids) for place in openings[:-1]]
+        else:
+            prompts = [prompt_ids(position) for position in positions]
+            if any(ids[: len(prompt)] != prompt for prompt in prompts):
+                return None
+            starts = [len(prompt) for prompt in prompts]
     except ConversationError:
-        return False
+        return None
 
-    return True
+    for start, turn in zip(starts, turns, strict=True):
+        if ids[start : start + len(turn)] != list(turn):
+            return None
+
+    return _Prompt(ids, starts)
 
 
 @lru_cache(maxsize=1)
@@ -135,12 +173,12 @@ _SIZE = array("q").itemsize
 
 
 def _places(tokens: bytes, part: bytes) -> list[int]:
-    """Return where a part begins in tokens, both as :func:`_bytes` writes them."""
+    """Return the numbers of the tokens where a part begins, both as :func:`_bytes` writes them."""
     places: list[int] = []
     place = tokens.find(part)
     while place >= 0:
         if place % _SIZE == 0:
-            places.append(place)
+            places.append(place // _SIZE)
         place = tokens.find(part, place + 1)
 
     return places

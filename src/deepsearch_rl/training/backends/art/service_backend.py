@@ -18,9 +18,7 @@ from art.preprocessing.pack import PackedTensors
 from art.preprocessing.tokenize import TokenizedResult, tokenize_trajectory_groups
 
 from deepsearch_rl.core.global_random import seeded_global_random
-from deepsearch_rl.training.backends.art.tag_policy import (
-    tokenized_row,
-)
+from deepsearch_rl.training.backends.art.sequences import tokenized_row
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, advantages
 from deepsearch_rl.training.rl.rl_config import LossConfig, RlConfig
 
@@ -54,14 +52,11 @@ class ServiceBackend(LocalBackend):
     """``art.LocalBackend`` that is given its services (ART 0.5.18 imports Megatron before it makes one).
 
     Rollouts are packed to ``rl.max_sequence_tokens``; the services cut them to their own length or
-    check the chunks. ``in_tags``: they are sequences of :func:`row_trajectory`.
+    check the chunks. They are sequences of :func:`row_trajectory`.
     """
 
-    def __init__(
-        self, *, config: RlConfig, in_process: bool, path: str, in_tags: bool = False
-    ) -> None:
+    def __init__(self, *, config: RlConfig, in_process: bool, path: str) -> None:
         super().__init__(in_process=in_process, path=path)
-        self._tokenize = tokenized_row if in_tags else tokenize.tokenize_trajectory
         self._loss = config.loss
         self._max_tokens = config.max_sequence_tokens
         # Seed of what the next update draws
@@ -74,7 +69,7 @@ class ServiceBackend(LocalBackend):
         return self._services[model.name]
 
     def _get_packed_tensors(self, *arguments: Any, **named: Any) -> PackedTensors | None:
-        """Tokenise and pack as ART does, with the advantages of ``rl.loss``, which ART would compute on the way.
+        """Pack as ART does, with the advantages of ``rl.loss``, which ART would compute on the way.
 
         ART drops a rollout that is longer than a row after it has compared rewards. Here it is left
         out, and counted, before that: a baseline is the mean of what is trained on.
@@ -86,7 +81,7 @@ class ServiceBackend(LocalBackend):
         ) -> list[TokenizedResult]:
             """Stand in for ART's function of the same arguments, which this calls."""
             rest["drop_zero_advantage_trajectories"] = False
-            with _used_by_art(tokenize, "tokenize_trajectory", self._tokenize):
+            with _used_by_art(tokenize, "tokenize_trajectory", tokenized_row):
                 rows = list(
                     tokenize_trajectory_groups(tokenizer, groups, no_logprobs, False, **rest)
                 )
@@ -118,15 +113,8 @@ def with_advantages(results: Sequence[TokenizedResult], loss: LossConfig) -> lis
 
 
 def model_settings(config: RlConfig) -> dev.InternalModelConfig:
-    """Return ART's model settings that all services share.
-
-    ``vllm_openai`` renders the tool schema as servers do; with ART's default the correlation of
-    sampled and trained probabilities falls from 0.99 to 0.83.
-    """
-    return {
-        "chat_template_tool_schema_format": "vllm_openai",
-        "init_args": {"max_seq_length": config.max_sequence_tokens},
-    }
+    """Return ART's model settings that all services share."""
+    return {"init_args": {"max_seq_length": config.max_sequence_tokens}}
 
 
 def train_arguments(config: RlConfig) -> dict[str, Any]:

@@ -8,17 +8,11 @@ server is given the sampled tokens with the observation's behind them, as Search
 observation's tokens carry no loss.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-import art
-from art.preprocessing.tokenize import TokenizedResult
-from art.trajectories import History
 from openai.types import Completion as TextCompletion
-from openai.types.chat.chat_completion import Choice
-from transformers import PreTrainedTokenizerBase
 
 from deepsearch_rl.agent.protocols import EndpointPolicy, Reply, RolloutPolicy
 from deepsearch_rl.core.errors import EndpointError
@@ -26,9 +20,6 @@ from deepsearch_rl.core.records import Message
 from deepsearch_rl.endpoints.endpoint import ENDED_BY_LIMIT
 from deepsearch_rl.training.backends.art.captures import token_ids
 from deepsearch_rl.training.rl.tokens import TokenRecord, TokenRow
-
-_SAMPLED = "token_id"
-_READ = "read_id"
 
 
 @dataclass(slots=True)
@@ -91,62 +82,3 @@ def _sampled(response: TextCompletion) -> tuple[list[int], list[float]]:
             "logprobs, as vLLM's does."
         )
     return ids, logprobs
-
-
-def row_trajectory(row: TokenRow, reward: float) -> art.Trajectory:
-    """Return a sequence as ART carries it: one choice with all tokens, which :func:`tokenized_row` reads."""
-    logprobs = row.logprobs or [math.nan] * len(row.ids)
-    content: list[dict[str, Any]] = []
-
-    for token, is_sampled, logprob in zip(row.ids, row.mask, logprobs, strict=True):
-        name = _SAMPLED if is_sampled else _READ
-        content.append({"token": f"{name}:{token}", "logprob": logprob, "top_logprobs": []})
-
-    message = {"role": "assistant", "content": ""}
-    choice = {"index": 0, "finish_reason": "stop", "message": message}
-    return art.Trajectory(
-        messages_and_choices=[Choice.model_validate({**choice, "logprobs": {"content": content}})],
-        reward=reward,
-    )
-
-
-def tokenized_row(
-    tokenizer: PreTrainedTokenizerBase,
-    _image_processor: Any,
-    history: History,
-    advantage: float,
-    _without_logprobs: bool,
-    trajectory: art.Trajectory,
-    **_: Any,
-) -> TokenizedResult:
-    """Return a sequence of :func:`row_trajectory` as ART's ``tokenize_trajectory`` returns a conversation.
-
-    As there, a token that the model did not write has no log-probability (NaN) and no place in the
-    mask.
-    """
-    choice = cast(Choice, history.messages_and_choices[0])
-    ids: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-
-    for entry in (choice.logprobs and choice.logprobs.content) or ():
-        name, _colon, token = entry.token.partition(":")
-        is_sampled = name == _SAMPLED
-        ids.append(int(token))
-        mask.append(int(is_sampled))
-        logprobs.append(entry.logprob if is_sampled else math.nan)
-
-    return TokenizedResult(
-        advantage=advantage,
-        chat="",
-        token_ids=ids,
-        input_pos=list(range(len(ids))),
-        assistant_mask=mask,
-        logprobs=logprobs,
-        pixel_values=None,
-        image_grid_thw=None,
-        trajectory=trajectory,
-        choice_offsets=[],
-        extra_logprobs={},
-        _tokenizer=tokenizer,
-    )
