@@ -134,6 +134,17 @@ def test_later_minibatches_are_clipped_against_the_policy_before_the_step(
     ]
 
 
+@pytest.mark.parametrize(("rows", "count"), [(5, 4), (6, 4), (13, 4), (24, 16), (3, 8)])
+def test_rows_are_shared_out_evenly_among_as_many_minibatches_as_were_asked_for(
+    rows: int, count: int
+) -> None:
+    parts = minibatches(rows, count, seed=1)
+    sizes = [len(part) for part in parts]
+    assert len(parts) == min(count, rows)
+    assert max(sizes) - min(sizes) <= 1
+    assert sorted(torch.cat(parts).tolist()) == list(range(rows))
+
+
 def updates(service: OwnService, packed: PackedTensors) -> list[dict[str, float]]:
     """Have a service make a step; return the metrics of its optimizer steps."""
 

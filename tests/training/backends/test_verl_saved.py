@@ -32,6 +32,18 @@ def test_a_whole_checkpoint_stays_the_newest_and_no_checkpoint_is_none(tmp_path:
     assert (tmp_path / TRACKER).read_text() == "4"
 
 
+@pytest.mark.parametrize("text", ["", "\x00\x00", "4 or so"])
+def test_a_tracker_that_a_kill_left_without_a_step_is_written_anew(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 2)
+    save(tmp_path, 10)
+    (tmp_path / TRACKER).write_text(text)
+    go_back_to_whole(tmp_path, CONFIG)
+    assert (tmp_path / TRACKER).read_text() == "10"
+    assert "goes on from step 10" in caplog.text
+
+
 @pytest.mark.parametrize("part", ["model", "optim", "extra_state"])
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_half_written_checkpoint_is_said_and_the_one_before_is_taken(

@@ -222,6 +222,9 @@ def test_a_refill_replaces_groups_of_equal_rewards_and_the_next_step_begins_afte
     assert trainer.calls[3:7] == calls
     assert trainer.rewards[0] == [[2.0, 0.0, 0.0, 0.0]] * 2
     assert trainer.trained == drawn(task, 4 + int(second["questions"]))
+    assert len(set(trainer.seeds_of_trained)) == len(trainer.seeds_of_trained), (
+        "a refill may have a question again"
+    )
 
 
 def test_a_step_whose_refills_find_too_few_groups_with_a_signal_trains_on_those(

@@ -27,6 +27,7 @@ class TinyTrainer:
         self.step = 0
         self.calls: list[str] = []
         self.trained: list[str] = []
+        self.seeds_of_trained: list[int] = []
         self.rewards: list[Sequence[Sequence[float]]] = []
 
     @property
@@ -47,6 +48,7 @@ class TinyTrainer:
     ) -> list[list[Rollout]]:
         self.calls.append(f"roll out {len(questions)} x {sampling.samples}")
         self.trained += [question.id for question in questions if sampling.trained]
+        self.seeds_of_trained += [sampling.seed] * sampling.trained
         return [
             [self._answer(question, sample, sampling) for sample in range(sampling.samples)]
             for question in questions

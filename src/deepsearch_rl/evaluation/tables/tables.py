@@ -256,17 +256,18 @@ def build_table(
     comparisons: list[Comparison] = []
 
     for model, other in pairs:
-        # Equal counts: a model may have answered fewer questions of a set
-        runs_of_other = {(row.dataset, row.kind, row.n) for row in rows[other]}
+        # Equal counts: a model may have answered fewer questions of a set. Their samples may differ
+        rows_of_other = {(row.dataset, row.kind, row.n): row for row in rows[other]}
 
         for row in rows[model]:
-            if row.variant or (row.dataset, row.kind, row.n) not in runs_of_other:
+            row_of_other = rows_of_other.get((row.dataset, row.kind, row.n))
+            if row.variant or row_of_other is None:
                 continue
 
             first_rollouts = read_jsonl(folders[model] / row.rollouts_file, Trajectory)
-            second_rollouts = read_jsonl(folders[other] / row.rollouts_file, Trajectory)
+            second_rollouts = read_jsonl(folders[other] / row_of_other.rollouts_file, Trajectory)
             first = score_questions(first_rollouts, row.samples)
-            second = score_questions(second_rollouts, row.samples)
+            second = score_questions(second_rollouts, row_of_other.samples)
             # Refuses runs over different questions
             whole = difference_fields(first, second, seed, draws)
 

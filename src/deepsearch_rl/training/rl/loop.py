@@ -277,7 +277,9 @@ class _Run:
 
         while True:
             begin("roll out", step)
-            rollouts_QG += ahead or await self._roll_out(step, first + len(rollouts_QG), missing)
+            rollouts_QG += ahead or await self._roll_out(
+                step, first + len(rollouts_QG), missing, refills
+            )
             begin("update", step)
 
             kept_QG = trainable(rollouts_QG)
@@ -310,10 +312,10 @@ class _Run:
 
         return kept_QG, rewards_QG, metrics
 
-    async def _roll_out(self, step: int, first: int, count: int) -> Groups:
+    async def _roll_out(self, step: int, first: int, count: int, refills: int = 0) -> Groups:
         """Return the rollouts of ``count`` questions from number ``first`` on, with their rewards."""
         questions = batch(self.task, self.config.type_shares, first, count)
-        seed = roll_out_seed(self.task.seed, step - 1, self._bad_tries(step))
+        seed = roll_out_seed(self.task.seed, step - 1, self._bad_tries(step), refills)
         sampling = RolloutSampling(
             self.config.group_size, self.config.temperature, seed, trained=True
         )

@@ -15,13 +15,18 @@ from deepsearch_rl.training.runs.curves import TrainingStep
 Groups = list[list[Rollout]]
 
 
-def roll_out_seed(seed: int, draw: int, tries: int = 0) -> int:
+def roll_out_seed(seed: int, draw: int, tries: int = 0, refills: int = 0) -> int:
     """Return the seed of a roll-out from the run's seed and the number of the draw.
 
     A draw is a step's number less one; -1 is that of all dev scores and -2 that of the gate.
-    ``tries`` is how many updates of the step were not finite: the next try has other rollouts.
+    ``tries`` is how many updates of the step were not finite: the next try has other rollouts. So
+    has a refill, which may roll out a question of the same step again; ``refills`` is its number.
     """
-    parts = [seed, draw, tries] if tries else [seed, draw]
+    parts = [seed, draw]
+    if refills:
+        parts += [tries, refills]
+    elif tries:
+        parts += [tries]
     return int(sha256_json(parts)[:12], 16)
 
 

@@ -134,9 +134,12 @@ class OwnService:
 
 
 def minibatches(rows: int, count: int | None, seed: int) -> tuple[torch.Tensor, ...]:
-    """Return a random partition of ``rows`` row numbers into ``count`` parts, one row each if ``count`` is None."""
+    """Return a random partition of ``rows`` row numbers into ``count`` parts, one row each if ``count`` is None.
+
+    There are never more parts than rows, and their sizes differ by one at most.
+    """
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    return order.chunk(min(count or rows, rows))
+    return order.tensor_split(min(count or rows, rows))
 
 
 @contextlib.contextmanager

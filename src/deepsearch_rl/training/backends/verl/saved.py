@@ -35,7 +35,9 @@ def go_back_to_whole(checkpoints: Path, config: RlConfig) -> None:
     assert verl is not None
     processes = verl.nodes * verl.gpus_per_node
     models = ("actor", "critic") if verl.critic else ("actor",)
-    newest = int(tracker.read_text(encoding="utf-8"))
+    named = _named_step(tracker)
+    # veRL writes the file in place: a kill can leave it empty
+    newest = _highest_step(checkpoints) if named is None else named
 
     for step in range(newest, 0, -1):
         folder = checkpoints / step_folder(step)
@@ -43,13 +45,25 @@ def go_back_to_whole(checkpoints: Path, config: RlConfig) -> None:
             continue
         problem = _problem(folder, models, processes)
         if problem is None:
-            if step != newest:
+            if step != named:
                 _point_to(tracker, step)
             return
         _LOG.warning("%s is not whole (%s missing or empty)", folder, problem)
 
     _LOG.warning("%s has no whole checkpoint, so that training begins anew", checkpoints)
     tracker.unlink()
+
+
+def _named_step(tracker: Path) -> int | None:
+    """Return the step that a tracker file names; None if it names none."""
+    text = tracker.read_text(encoding="utf-8", errors="replace").strip()
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _highest_step(checkpoints: Path) -> int:
+    """Return the last step that has a folder, or 0."""
+    steps = [folder.name.removeprefix(PREFIX) for folder in checkpoints.glob(f"{PREFIX}*")]
+    return max((int(step) for step in steps if step.isdigit()), default=0)
 
 
 def _problem(folder: Path, models: Sequence[str], processes: int) -> str | None:
