@@ -49,7 +49,7 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
     folder = lock.resolve().parent
     stages = yaml.load(lock.read_text(encoding="utf-8"), yaml.CSafeLoader)["stages"]
     before = {name: entry for name, entry in stages.items() if name != stage}
-    params = _params(before)
+    params = _params(before, params_path.name)
     # With ``-dirty`` where tracked files differ from the commit; --exclude, because a tag says less
     commit = _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
     tags = {
@@ -86,12 +86,13 @@ def _git(folder: Path, *arguments: str) -> str:
     return result.stdout.strip()
 
 
-def _params(stages: Mapping[str, Any]) -> dict[str, Any]:
+def _params(stages: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Return every section as a stage recorded it: the report, else an evaluation of its models, else any other.
 
-    After a partial run the entry of another stage may be older than the figures.
+    After a partial run the entry of another stage may be older than the figures. ``file`` is the
+    name of the params file: stages record versions of packages as well, under the same names.
     """
-    models = _sections(stages.get(REPORT_STAGE, {})).get("models", {})
+    models = _sections(stages.get(REPORT_STAGE, {}), file).get("models", {})
     preferred = [f"{MODEL_STAGE}@{model}" for model in models]
     preferred.append(REPORT_STAGE)
     others = [name for name in stages if name not in preferred]
@@ -99,16 +100,17 @@ def _params(stages: Mapping[str, Any]) -> dict[str, Any]:
     # The last one that has a section wins
     sections: dict[str, Any] = {}
     for name in [*others, *preferred]:
-        sections |= _sections(stages.get(name, {}))
+        sections |= _sections(stages.get(name, {}), file)
 
     return sections
 
 
-def _sections(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of an entry of dvc.lock, which has them by the file that they are from."""
+def _sections(entry: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Return the sections that an entry of dvc.lock has from a file of this name."""
     sections: dict[str, Any] = {}
-    for values in entry.get("params", {}).values():
-        sections |= values
+    for path, values in entry.get("params", {}).items():
+        if Path(path).name == file:
+            sections |= values
 
     return sections
 

@@ -118,6 +118,21 @@ def test_settings_are_those_that_the_figures_were_made_with_wherever_dvc_wrote_t
         assert (found["agent"], found["evaluate"], found["rl"]) == ("new", "of the report", "r")
 
 
+@pytest.mark.parametrize(
+    "files", [("params.yaml", "packages.json"), ("packages.json", "params.yaml")]
+)
+def test_versions_of_packages_are_no_settings(project: Profile, files: tuple[str, ...]) -> None:
+    values: dict[str, object] = {
+        "params.yaml": {"seed": 0, "sft": {"epochs": 2}},
+        "packages.json": {"sft": {"core": {"torch": "2.11.0"}}},
+    }
+    # DVC writes the files of a stage in the order of their paths, not of the stage
+    entry = {"params": {file: values[file] for file in files}}
+    Path("dvc.lock").write_text(yaml.safe_dump({"stages": {"sft": entry}}, sort_keys=False))
+    provenance = read_provenance(project.path, "track")
+    assert provenance.params == values["params.yaml"]
+
+
 def test_a_running_experiment_is_named(project: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", "quick")
     assert read_provenance(project.path, "track").tags["dvc.experiment"] == "quick"
