@@ -4,6 +4,10 @@ uvicorn has no limit of its own that helps here: its ``limit_concurrency`` refus
 there are too many connections, those of clients that work as well, and nothing bounds a head. Here
 a connection too many gets its refusal before anything of it is read, and the others go on. One that
 sends no request makes room for others after a while.
+
+A request may ask for another protocol, as ``curl --http2`` does. A server need not know it (RFC
+9110, section 7.8), and this one answers in HTTP/1.1. The parser takes what follows such a head for
+bytes of the other protocol, so the head is read once more without that wish.
 """
 
 import asyncio
@@ -11,6 +15,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+import httptools
 from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -95,10 +100,47 @@ class LimitedConnection(HttpToolsProtocol):
         if self.transport.is_closing() or self in self._limit.refused:
             return
         self._message_ended = False
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
 
         if self._place != "body" and not self.transport.is_closing():
             self._limit_head(0 if self._message_ended else len(data))
+
+    def _parse(self, data: bytes) -> None:
+        """Have the parser read bytes; raise HttpParserError where they are no HTTP."""
+        # One read may bring several requests, each with such a head
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._asks_for_upgrade():
+                    return
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _asks_for_upgrade(self) -> bool:
+        """Return whether the request whose head was read last names another protocol; CONNECT has no other form."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return the head that was read last without what asks for another protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                kept = [option for option in options if option.lower() != b"upgrade"]
+                lines.append(b"connection: " + b", ".join(kept))
+            elif name != b"upgrade":
+                lines.append(b"%b: %b" % (name, value))
+
+        return b"\r\n".join([*lines, b"", b""])
 
     def _limit_head(self, size_bytes: int) -> None:
         """Count bytes of a head that is not complete, and bound its size and its time."""
@@ -129,6 +171,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Go on to the body."""
+        if self._asks_for_upgrade():
+            return
         self._place = "body"
         self._head_bytes = 0
         self._settle_head()
@@ -136,6 +180,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Go on to the next request."""
+        if self._asks_for_upgrade():
+            return
         self._place = "between"
         self._message_ended = True
         super().on_message_complete()

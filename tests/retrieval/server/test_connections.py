@@ -185,3 +185,78 @@ def test_an_endless_head_behind_a_search_does_not_spoil_its_answer() -> None:
         assert read_answer(connection)[0] == 200
         connection.sendall(b"x")
         assert read_answer(connection)[0] == 431
+
+
+UPGRADE = (
+    "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    "HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+)
+CALL = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "tools/call",
+    "params": {"name": "retrieve", "arguments": {"query": "comet"}},
+}
+
+
+def upgraded(path: str, body: object, upgrade: str = UPGRADE) -> list[bytes]:
+    """Head and body of a request that asks for another protocol, as curl --http2 does."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{upgrade}"
+        f"Accept: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return [head.encode(), content]
+
+
+@pytest.mark.parametrize("upgrade", [UPGRADE, "Connection: Upgrade\r\nUpgrade: websocket\r\n"])
+@pytest.mark.parametrize(("path", "body"), [("/retrieve", {"queries": ["comet"]}), ("/mcp", CALL)])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_wish_for_another_protocol_is_ignored_and_the_body_read(
+    path: str, body: object, upgrade: str, together: bool
+) -> None:
+    with serving(open_searcher()) as connection:
+        parts = upgraded(path, body, upgrade=upgrade)
+        for packet in [b"".join(parts)] if together else parts:
+            connection.sendall(packet)
+            time.sleep(0.02)
+        status, answer = read_answer(connection)
+        assert status == 200
+        assert b"comet/3/" in answer
+        connection.sendall(search("lander"))
+        assert b"lander/1/" in read_answer(connection)[1]
+
+
+def test_requests_in_one_packet_may_each_wish_for_another_protocol() -> None:
+    with serving(open_searcher()) as connection:
+        asked = [b"".join(upgraded("/retrieve", {"queries": [f"q{n}"]})) for n in range(200)]
+        connection.sendall(b"".join(asked))
+        for number in range(200):
+            assert b"q%d/3/" % number in read_answer(connection)[1]
+
+
+def test_a_body_in_pieces_is_read_behind_a_wish_for_another_protocol() -> None:
+    content = b'{"queries": ["comet"]}'
+    head = (
+        f"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}Transfer-Encoding: chunked\r\n\r\n"
+    )
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
+    with serving(open_searcher()) as connection:
+        for position in range(0, len(head), 7):
+            connection.sendall(head[position : position + 7].encode())
+        connection.sendall(body)
+        assert b"comet/3/" in read_answer(connection)[1]
+
+
+def test_a_connection_that_is_to_close_is_closed_whatever_protocol_was_wished_for() -> None:
+    closing = UPGRADE.replace("Upgrade,", "close, Upgrade,")
+    with serving(open_searcher()) as connection:
+        connection.sendall(b"".join(upgraded("/retrieve", {"queries": ["comet"]}, closing)))
+        assert read_answer(connection)[0] == 200
+        assert is_closed(connection)
+
+
+def test_a_tunnel_is_refused() -> None:
+    with serving(open_searcher()) as connection:
+        connection.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert read_answer(connection)[0] >= 400
