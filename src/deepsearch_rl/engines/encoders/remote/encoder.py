@@ -68,9 +68,10 @@ class RemoteEncoder:
         from openai import DefaultHttpxClient, OpenAI  # noqa: PLC0415 - half a second, needed by this encoder alone
 
         self._config = config
+        self._place = public_address(config.base_url) or "index.encoder.base_url"
         self._key = NO_KEY
         if config.api_key_variable is not None:
-            self._key = read_key(config.api_key_variable, config.base_url)
+            self._key = read_key(config.api_key_variable, self._place)
         self.dimension = config.dimension
         self._limits = rate_limits(f"{config.base_url} {config.model}", config.requests_per_minute)
         self._client = OpenAI(
@@ -223,5 +224,4 @@ class RemoteEncoder:
         self, problem: str, kind: type[EndpointError] = EndpointDownError
     ) -> EndpointError:
         secret = None if self._key == NO_KEY else self._key
-        place = public_address(self._config.base_url) or "index.encoder.base_url"
-        return kind(f"the embeddings server at {place} {redact(problem, [secret])}.")
+        return kind(f"the embeddings server at {self._place} {redact(problem, [secret])}.")
