@@ -13,12 +13,12 @@ for a harmless text, unless a single text was refused.
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from deepsearch_rl.core.daemon_threads import map_in_daemons
 from deepsearch_rl.core.errors import EndpointDownError, EndpointError
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.rate_limits import rate_limits
@@ -101,13 +101,8 @@ class RemoteEncoder:
         batches: list[list[str]] = []
         for start in range(0, len(inputs), config.batch_texts):
             batches.append(inputs[start : start + config.batch_texts])
-        pool = ThreadPoolExecutor(min(config.concurrency, len(batches)))
 
-        try:
-            return np.concatenate(list(pool.map(self._request, batches)))
-        finally:
-            # After an error, send no further requests
-            pool.shutdown(cancel_futures=True)
+        return np.concatenate(map_in_daemons(self._request, batches, config.concurrency))
 
     def _request(self, texts: list[str]) -> Vectors:
         import openai  # noqa: PLC0415
