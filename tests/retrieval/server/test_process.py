@@ -19,7 +19,7 @@ import pytest
 from deepsearch_rl.cli import main
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.retrieval.search.own_retriever import RETRIEVERS
-from deepsearch_rl.search_server.launch import listen
+from deepsearch_rl.search_server.launch import bind, listen
 from tests.retrieval.online.loopback import Endpoint, Reply, endpoint
 
 __all__ = ["endpoint"]
@@ -45,6 +45,14 @@ def test_a_port_in_use_is_one_clear_paragraph(index_dir: Path) -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
         listen("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("host", ["\u00e4..b", "a..b", f"{'x' * 64}.example", "a\0b", "\udc80"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_no_address_is_refused(host: str, shared: bool) -> None:
+    with pytest.raises(ConfigError, match="cannot listen on") as raised:
+        bind(host, 0, shared=shared)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])

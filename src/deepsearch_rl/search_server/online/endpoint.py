@@ -134,6 +134,8 @@ class OnlineConfig(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         parts = urlsplit(self.url)
+        # A ValueError where it is no number
+        _ = parts.port
         if parts.scheme not in ("http", "https") or not parts.hostname or "{" in parts.netloc:
             raise ValueError(
                 "url must begin with http:// or https:// and a host without placeholders"
