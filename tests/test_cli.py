@@ -1,16 +1,18 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import typer.core
 import typer.main
+from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
 from deepsearch_rl import __version__
 from deepsearch_rl.cli import COMMANDS, app, load_command, main, require_own_sources
+from deepsearch_rl.commands.defaults import changed_field
 from deepsearch_rl.core.errors import ConfigError
 
 RUNNER = CliRunner()
@@ -161,3 +163,39 @@ def test_in_another_clone_of_the_project_the_command_says_whose_sources_it_has(
         require_own_sources(folder)
     with pytest.raises(ConfigError, match=f"of the clone {root}, but {other} is another one"):
         require_own_sources(other / "src")
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["retrieve", "serve", "--index", "none", "--host", ""], "--host"),
+        (["retrieve", "serve", "--index", "none", "--host="], "--host"),
+        (["retrieve", "serve", "--index", "none", "--token-variable", ""], "--token-variable"),
+        (["ask", ""], "QUESTION"),
+    ],
+)
+def test_an_empty_value_is_one_paragraph_that_names_its_option(
+    command: list[str], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = deepsearch(monkeypatch, *command)
+    assert message.startswith(f"error: {named}: ")
+    assert "\n" not in message
+
+
+class _Settings(BaseModel):
+    host: str = Field(min_length=1)
+
+
+@pytest.mark.parametrize("failure", [lambda: _Settings(host=""), lambda: int("x")])
+def test_an_error_about_no_value_of_the_command_line_keeps_its_traceback(
+    failure: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["deepsearch", "table"])
+    monkeypatch.setattr("deepsearch_rl.cli.app", failure)
+    with pytest.raises(ValueError, match=r"host|invalid literal"):
+        main()
+
+
+def test_a_changed_field_that_is_no_yaml_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^-S rl\.seed: "):
+        changed_field("rl.seed={1: 2")

@@ -1,11 +1,13 @@
 import pytest
 
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.redaction import (
     ENV_FILE_NAMES,
     environment_secrets,
     is_secret,
     mask_users,
     public_address,
+    read_key,
     redact,
 )
 
@@ -98,3 +100,9 @@ def test_a_secret_is_masked_in_every_spelling_and_what_is_no_secret_stays() -> N
 
 def test_a_secret_that_holds_another_is_masked_whole() -> None:
     assert redact("key-long key", ["key", "key-long"]) == "*** ***"
+
+
+def test_a_missing_key_is_told_without_the_login_in_its_servers_address() -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_key("KEY_THAT_NOBODY_SET", "https://bob:hid@den@host/v1")
+    assert "the key of https://***@host/v1: it is not set" in str(raised.value)

@@ -141,6 +141,11 @@ def main() -> None:
             app()
     except (DeepsearchError, OSError) as error:
         _end(str(error))
+    except ValueError as error:
+        message = _option_problem(error)
+        if message is None:
+            raise
+        _end(message)
     except ModuleNotFoundError as error:
         from deepsearch_rl.commands.package_parts import explain_missing_module  # noqa: PLC0415 - for this error alone
 
@@ -148,6 +153,33 @@ def main() -> None:
         if message is None:
             raise
         _end(message)
+
+
+def _option_problem(error: ValueError) -> str | None:
+    """Return what is wrong with a value of the command line that a config refuses; None for another error.
+
+    pydantic's own error is many lines and shows the value, which may be a key.
+    """
+    # Not at the top: `--help` needs none of it, and an error without pydantic is none of its errors
+    if type(error).__module__.partition(".")[0] != "pydantic_core":
+        return None
+    from pydantic import ValidationError  # noqa: PLC0415
+
+    if not isinstance(error, ValidationError):
+        return None
+
+    problem = error.errors(include_url=False)[0]
+    if not problem["loc"]:
+        return None
+    name = str(problem["loc"][-1])
+    option = f"--{name.replace('_', '-')}"
+    value = str(problem["input"])
+    words = sys.argv[1:]
+
+    if any(word == option or word.startswith(f"{option}=") for word in words):
+        return f"{option}: {problem['msg']}."
+    # An argument has no option's name
+    return f"{name.upper()}: {problem['msg']}." if value in words else None
 
 
 def _end(message: str) -> NoReturn:

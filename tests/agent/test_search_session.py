@@ -1,6 +1,7 @@
 """The one MCP session that all rollouts of an agent search through."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,3 +91,17 @@ def test_an_mcp_server_without_the_tool_stops_the_agent_before_any_question(
         pytest.raises(EndpointError, match="retrieve"),
     ):
         asyncio.run(open_agent(port))
+
+
+def test_the_login_in_the_address_of_a_search_server_that_does_not_answer_is_not_told(
+    chat_server: ChatServer, agent_config: Callable[..., AgentConfig]
+) -> None:
+    async def open_agent() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            url = f"http://bob:hidden@127.0.0.1:{closed.getsockname()[1]}"
+        async with SearchAgent(agent_config(), chat_server.endpoint, url, 0.7):
+            pass
+
+    with pytest.raises(EndpointError, match=r"http://\*\*\*@127\.0\.0\.1") as raised:
+        asyncio.run(open_agent())
+    assert "hidden" not in str(raised.value)

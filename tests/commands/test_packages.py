@@ -63,7 +63,7 @@ NEEDS = {
     "orchestrate": "all",
 }
 """Parts that build on another; all build on the base."""
-UNNAMED = {"fastapi", "httptools", "msgspec", "pillow", "pyarrow", "sqlalchemy", "uvloop", "wandb"}
+UNNAMED = {"fastapi", "msgspec", "pillow", "pyarrow", "sqlalchemy", "uvloop", "wandb"}
 """What other packages import or use: pyproject.toml says beside each who does."""
 COMMANDS = {
     "boto3",

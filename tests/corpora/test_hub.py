@@ -248,6 +248,12 @@ def test_a_repository_is_fetched_and_read_in_one_download(
     assert written == {"multihoprag": 3, "multihoprag/val": 1, "multihoprag/train": 3}
 
 
+def test_the_login_in_the_address_of_a_hub_that_does_not_answer_is_not_told(tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match=r"http://\*{3}@127.0.0.1:1/\S+ was not") as raised:
+        fetch(config("http://bob:hidden@127.0.0.1:1"), tmp_path)
+    assert "hidden" not in str(raised.value)
+
+
 def test_a_branch_name_is_no_revision() -> None:
     with pytest.raises(ValidationError, match="revision"):
         HubRepository(repository="owner/set", revision="main", files={})

@@ -1,3 +1,4 @@
+import json
 import threading
 from pathlib import Path
 
@@ -16,6 +17,13 @@ from deepsearch_rl.serving.engine import Engine
 QUESTION = [{"role": "user", "content": "Who directed Silent Harbor?"}]
 
 
+def post(endpoint: Endpoint, path: str, body: dict[str, object]) -> httpx.Response:
+    # Escaped: httpx cannot write half of a surrogate pair
+    headers = {"Content-Type": "application/json"}
+    content = json.dumps(body)
+    return httpx.post(f"{endpoint.base_url}/{path}", content=content, headers=headers, timeout=30)
+
+
 def complete(endpoint: Endpoint, **changes: object) -> httpx.Response:
     body = {
         "model": "policy",
@@ -24,7 +32,7 @@ def complete(endpoint: Endpoint, **changes: object) -> httpx.Response:
         "max_tokens": 6,
         **changes,
     }
-    return httpx.post(f"{endpoint.base_url}/chat/completions", json=body, timeout=30)
+    return post(endpoint, "chat/completions", body)
 
 
 def test_every_sampled_token_is_reported_by_its_id_with_a_logprob(endpoint: Endpoint) -> None:
@@ -56,7 +64,7 @@ def test_a_last_message_that_is_to_be_continued_is_neither_closed_nor_followed_b
 
 def continue_tokens(endpoint: Endpoint, **changes: object) -> httpx.Response:
     body = {"model": "policy", "prompt": [1, 2, 3], "max_tokens": 6, "seed": 5, **changes}
-    return httpx.post(f"{endpoint.base_url}/completions", json=body, timeout=30)
+    return post(endpoint, "completions", body)
 
 
 def test_tokens_are_continued_as_a_conversation_of_these_tokens_is(
@@ -118,6 +126,67 @@ def test_a_request_that_cannot_be_answered_says_why(
     reply = complete(endpoint, **changes)
     assert reply.status_code == status
     assert words in reply.text
+
+
+HALF = "\ud800"
+CALLED = {"type": "function", "function": {"name": "retrieve", "arguments": {"query": "Who"}}}
+
+
+def conversation(**changes: object) -> dict[str, object]:
+    """A conversation whose last message has these fields."""
+    return {"messages": [*QUESTION, {"role": "assistant", "content": "Look.", **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"messages": [{"role": "user", "content": f"a {HALF}"}]}, "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": HALF}]}]},
+            "messages.0.content",
+        ),
+        (conversation(name=HALF), "messages.1.name"),
+        (conversation(reasoning=HALF), "messages.1.reasoning"),
+        (
+            conversation(
+                tool_calls=[CALLED | {"function": {"name": "retrieve", "arguments": f'"{HALF}"'}}]
+            ),
+            "messages.1.tool_calls.0.function.arguments",
+        ),
+        (
+            conversation(
+                tool_calls=[CALLED | {"function": {"name": HALF, "arguments": {"query": "Who"}}}]
+            ),
+            "messages.1.tool_calls.0.function.name",
+        ),
+        (
+            conversation(
+                tool_calls=[CALLED | {"function": {"name": "f", "arguments": {"q": {HALF: 1}}}}]
+            ),
+            "messages.1.tool_calls.0.function.arguments.q",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "description": HALF}}]},
+            "tools.0.function.description",
+        ),
+        ({"stop": [HALF]}, "stop"),
+        ({"user": HALF}, "user"),
+        ({"metadata": {HALF: "a"}}, "metadata"),
+    ],
+)
+def test_half_of_a_surrogate_pair_in_any_text_is_refused_by_the_field(
+    endpoint: Endpoint, changes: dict[str, object], field: str
+) -> None:
+    reply = complete(endpoint, **changes)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"].startswith(field)
+
+
+@pytest.mark.parametrize("changes", [{"stop": ["a", HALF]}, {"user": HALF}, {HALF: 1}])
+def test_half_of_a_surrogate_pair_is_refused_beside_tokens_too(
+    endpoint: Endpoint, changes: dict[str, object]
+) -> None:
+    assert continue_tokens(endpoint, **changes).status_code == 400
 
 
 CALL = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "director of Silent Harbor"}}\n</tool_call>'

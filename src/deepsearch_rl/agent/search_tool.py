@@ -43,7 +43,7 @@ from deepsearch_rl.core.records import (
     StopReason,
     ToolCall,
 )
-from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN, bearer
+from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN, bearer, mask_users
 from deepsearch_rl.core.retries import retry
 from deepsearch_rl.endpoints.pools import SpreadPools, certificates
 from deepsearch_rl.endpoints.timing import timed
@@ -205,13 +205,14 @@ async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Cl
             # rollout.
             tools = {tool.name for tool in (await session.list_tools()).tools}
         except Exception as error:
+            problem = f"({url}) does not answer: {transport.problem or error}"
             raise EndpointError(
-                f"the retrieval server's MCP endpoint ({url}) does not answer: {transport.problem or error}"
+                f"the retrieval server's MCP endpoint {mask_users(problem)}"
             ) from error
 
         if RETRIEVE_TOOL_NAME not in tools:
             raise EndpointError(
-                f"the MCP server at {url} has no tool named {RETRIEVE_TOOL_NAME!r}."
+                f"the MCP server at {mask_users(url)} has no tool named {RETRIEVE_TOOL_NAME!r}."
             )
 
         yield session

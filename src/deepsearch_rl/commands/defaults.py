@@ -113,7 +113,15 @@ def changed_field(text: str) -> tuple[str, object]:
             f"-S {text} is no change of a field; write field=value, e.g. -S rl.learning_rate=5e-4."
         )
 
-    return name, yaml.safe_load(value)
+    return name, _read_yaml(f"-S {name}", value)
+
+
+def _read_yaml(option: str, text: str) -> object:
+    """Return the value of an option that is written as YAML; raise ConfigError where it is none."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{option}: {' '.join(str(error).split())}.") from error
 
 
 def named_values(option: str, texts: Iterable[str]) -> dict[str, object]:
@@ -126,9 +134,6 @@ def named_values(option: str, texts: Iterable[str]) -> dict[str, object]:
                 f"{option} {text}: write NAME=VALUE, for example {option} temperature=omit."
             )
 
-        try:
-            values[name.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{option} {name}: {' '.join(str(error).split())}.") from error
+        values[name.strip()] = _read_yaml(f"{option} {name}", value)
 
     return values

@@ -3,6 +3,7 @@
 Params name the file, and its digest says what was searched.
 """
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
@@ -66,10 +67,13 @@ def preset_text(name: str, engine: str | None, address: str | None) -> str:
     missing, or one that it does not take is there.
     """
     text = look_up("online search", name, PRESETS).read_text(encoding="utf-8")
-    values = {
-        "ENGINE_ID": None if engine is None else quote(engine, safe=""),
-        "ADDRESS": None if address is None else address.rstrip("/"),
-    }
+    values: dict[str, str | None] = {"ENGINE_ID": None, "ADDRESS": None}
+    if engine is not None:
+        # Bytes of a command line that are not UTF-8 are halves of surrogate pairs
+        values["ENGINE_ID"] = quote(engine, safe="", errors="surrogateescape")
+    if address is not None:
+        # It stands in double quotes, between which YAML reads what JSON does
+        values["ADDRESS"] = json.dumps(address.rstrip("/"))[1:-1]
 
     for placeholder, value in values.items():
         if (placeholder in text) != (value is not None):

@@ -106,12 +106,15 @@ def redact(text: str, secrets: Iterable[str | None]) -> str:
 
 
 def read_key(variable: str, place: str) -> str:
-    """Return the key of a server from an environment variable; raise ConfigError where it holds none."""
+    """Return the key of a server from an environment variable; raise ConfigError where it holds none.
+
+    An error names the server by ``place``, without user and password where that is an address.
+    """
     key = os.environ.get(variable, "").strip()
     if not _KEY.fullmatch(key):
         raise ConfigError(
-            f"set the environment variable {variable} to the key of {place}: it is not set, or holds spaces, control "
-            f"or non-ASCII characters, which no key has."
+            f"set the environment variable {variable} to the key of {mask_users(place)}: it is not set, or holds "
+            "spaces, control or non-ASCII characters, which no key has."
         )
 
     return key

@@ -4,13 +4,18 @@ uvicorn has no limit of its own that helps here: its ``limit_concurrency`` refus
 there are too many connections, those of clients that work as well, and nothing bounds a head. Here
 a connection too many gets its refusal before anything of it is read, and the others go on. One that
 sends no request makes room for others after a while.
+
+A request may ask for another protocol, as ``curl --http2`` does. A server need not know it (RFC
+9110, section 7.8), and this one answers in HTTP/1.1. The parser takes what follows such a head for
+bytes of the other protocol, so the head is read once more without that wish.
 """
 
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+import httptools
 from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -54,8 +59,11 @@ class LimitedConnection(HttpToolsProtocol):
     def __init__(self, *arguments: Any, limit: ConnectionLimit, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._limit = limit
-        self._in_head = True
+        # Where in a request the last byte was
+        self._place: Literal["between", "head", "body"] = "between"
         self._head_bytes = 0
+        # Whether a request ended in the bytes that are being read
+        self._message_ended = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -91,27 +99,91 @@ class LimitedConnection(HttpToolsProtocol):
         """Read what a client sends; of a refused one, drop it."""
         if self.transport.is_closing() or self in self._limit.refused:
             return
-        begins_in_head = self._in_head
-        super().data_received(data)
+        self._message_ended = False
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
 
-        if begins_in_head and self._in_head and not self.transport.is_closing():
+        if self._place != "body" and not self.transport.is_closing():
+            self._limit_head(0 if self._message_ended else len(data))
+
+    def _parse(self, data: bytes) -> None:
+        """Have the parser read bytes; raise HttpParserError where they are no HTTP."""
+        # One read may bring several requests, each with such a head
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._asks_for_upgrade():
+                    return
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _asks_for_upgrade(self) -> bool:
+        """Return whether the request whose head was read last names another protocol; CONNECT has no other form."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return the head that was read last without what asks for another protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                kept = [option for option in options if option.lower() != b"upgrade"]
+                lines.append(b"connection: " + b", ".join(kept))
+            elif name != b"upgrade":
+                lines.append(b"%b: %b" % (name, value))
+
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _limit_head(self, size_bytes: int) -> None:
+        """Count bytes of a head that is not complete, and bound its size and its time."""
+        self._head_bytes += size_bytes
+        is_too_long = self._head_bytes > MAX_HEAD_BYTES
+
+        if self._is_answering():
+            # A refusal would stand in the middle of the answer before it
+            if is_too_long:
+                self.flow.pause_reading()
+        elif is_too_long:
+            problem = f"the head of a request may have at most {MAX_HEAD_BYTES} bytes."
+            self._limit.refused.add(self)
+            self._refuse(b"431 Request Header Fields Too Large", problem)
+        else:
+            # Whatever came, uvicorn no longer counts the time of an idle connection
             self._expect_head()
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                problem = f"the head of a request may have at most {MAX_HEAD_BYTES} bytes."
-                self._limit.refused.add(self)
-                self._refuse(b"431 Request Header Fields Too Large", problem)
+
+    def _is_answering(self) -> bool:
+        """Return whether a request waits for its answer, or for the rest of it."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_message_begin(self) -> None:
+        """Begin a head."""
+        self._place = "head"
+        self._head_bytes = 0
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Go on to the body."""
-        self._in_head = False
+        if self._asks_for_upgrade():
+            return
+        self._place = "body"
         self._head_bytes = 0
         self._settle_head()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Go on to the next request."""
-        self._in_head = True
+        if self._asks_for_upgrade():
+            return
+        self._place = "between"
+        self._message_ended = True
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -119,6 +191,10 @@ class LimitedConnection(HttpToolsProtocol):
         if self.cycle.response_complete:
             self.cycle.body = bytearray()
         super().on_response_complete()
+
+        # A head that began during the answer: its time begins now
+        if self._place == "head" and not self._is_answering() and not self.transport.is_closing():
+            self._expect_head()
 
     def _expect_head(self) -> None:
         """Have a head end in time."""

@@ -149,6 +149,12 @@ def bind(host: str, port: int, shared: bool = False) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror}{advice if is_port else ''}."
         ) from error
+    except (TypeError, ValueError) as error:
+        # Python's own complaints about a text that no look-up takes, such as one with an empty label
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host!r}: it is no address of this machine and no name."
+        ) from error
 
     # Accepted connections inherit this. asyncio sets it only on sockets whose protocol number is
     # given, which it is not here; without it every answer waits 40 ms for the client's delayed

@@ -77,7 +77,9 @@ class Budget:
             if turn.done() and not turn.cancelled():
                 self._taken[is_large] -= part
             else:
-                self._waiting[is_large].remove((part, turn))
+                # A part that was given back at the same moment has passed this request over already
+                with contextlib.suppress(ValueError):
+                    self._waiting[is_large].remove((part, turn))
 
             self._admit(is_large)
 

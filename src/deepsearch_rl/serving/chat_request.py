@@ -234,6 +234,7 @@ class CompletionRequest(_Wire):
 
     def check(self, vocabulary: int) -> None:
         """Raise RequestError for what this server does not do, and for ids beyond the vocabulary."""
+        _check_texts(self.model_dump(exclude={"prompt"}))
         for name, value in (self.model_extra or {}).items():
             _check_extra(name, value)
         if (largest := max(self.prompt)) >= vocabulary:
@@ -244,6 +245,7 @@ class CompletionRequest(_Wire):
 
 def check_support(request: ChatCompletionRequest) -> None:
     """Raise RequestError for the first thing that a request asks for and this server does not do."""
+    _check_texts(request.model_dump())
     for name, value in (request.model_extra or {}).items():
         _check_extra(name, value)
     for number, message in enumerate(request.messages):
@@ -269,6 +271,39 @@ def check_support(request: ChatCompletionRequest) -> None:
 
     if request.stream_options and not request.stream:
         raise RequestError("stream_options", "it is for stream: true; leave it out")
+
+
+def _check_texts(request: dict[str, Any]) -> None:
+    """Refuse half of a surrogate pair in any text or name: JSON can escape it, and no tokenizer reads it.
+
+    It goes first: an error that quotes such a name could not be sent.
+    """
+    problem = "it holds half of a surrogate pair, which is no character; remove it"
+    waiting: list[tuple[str, object]] = [("", request)]
+
+    while waiting:
+        place, value = waiting.pop()
+        items: list[tuple[str, object]] = []
+        if isinstance(value, str):
+            if not _is_unicode(value):
+                raise RequestError(place, problem)
+        elif isinstance(value, dict):
+            if not all(map(_is_unicode, value)):
+                raise RequestError(place or "body", f"the name of a field: {problem}")
+            items = list(value.items())
+        elif isinstance(value, list):
+            items = [(str(number), item) for number, item in enumerate(value)]
+
+        for name, item in items:
+            waiting.append((f"{place}.{name}" if place else name, item))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_extra(name: str, value: JsonValue) -> None:

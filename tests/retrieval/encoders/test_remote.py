@@ -210,3 +210,15 @@ def test_the_key_comes_from_its_variable_and_is_shown_nowhere(
         encoder(server)
     encoder(server, api_key_variable=None).encode(["a"], "query")
     assert server.requests[-1][1] == "Bearer none"
+
+
+def test_a_missing_key_is_told_without_what_is_secret_in_the_address(server: Server) -> None:
+    with pytest.raises(
+        ConfigError, match=r"the key of https://embeddings\.example/v1: it"
+    ) as raised:
+        encoder(
+            server,
+            base_url="https://bob:hidden@embeddings.example/v1?key=hidden",
+            api_key_variable="KEY_THAT_NOBODY_SET",
+        )
+    assert "hidden" not in str(raised.value)

@@ -209,6 +209,7 @@ def test_a_longer_wait_than_allowed_and_a_last_failure_are_errors(
         (Reply(b'"' + b"x" * 3_000_000 + b'"'), "longer than max_response_bytes, 100000"),
         (Reply(b"unknown parameter", 400), "status 400, 'unknown parameter'"),
         (Reply(b"", 302, {"location": "http://elsewhere.example/s"}), "redirect to 'http://elsewhere.example/s'"),
+        (Reply(b"", 302, {"location": "http://bob:hidden@elsewhere.example/s"}), r"to 'http://\*{3}@elsewhere"),
         (Reply(b"moved", 307, {"location": "/new?q=comet"}), "status 307, a redirect to '/new'; correct the url"),
     ],
 )  # fmt: skip

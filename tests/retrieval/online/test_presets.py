@@ -5,10 +5,11 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.commands.retrieve_online import PRESETS
+from deepsearch_rl.commands.retrieve_online import PRESETS, preset_text
 from deepsearch_rl.core.errors import EndpointDownError, EndpointError
 from deepsearch_rl.search_server.online.endpoint import read_online_config
 from deepsearch_rl.search_server.online.searcher import OnlineSearcher, open_online
@@ -203,6 +204,9 @@ def test_a_spent_quota_and_a_wrong_key_end_all_searches_at_once(
         (["searxng"], "the online search searxng needs --address"),
         (["brave", "--engine", "x"], "the online search brave takes no --engine"),
         (["searxng", "--address", "localhost"], "url must begin with http"),
+        (["searxng", "--address", "http://127.0.0.1:8888: x"], "Port could not be cast"),
+        (["searxng", "--address", 'http://127.0.0.1:8888"'], "Port could not be cast"),
+        (["searxng", "--address", ""], "url must begin with http"),
         (["bing"], "bing"),
     ],
 )
@@ -214,3 +218,16 @@ def test_what_a_preset_needs_is_named_and_nothing_is_written(
     assert result.exit_code != 0
     assert named in f"{result.output} {result.exception}"
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://127.0.0.1:8888/a#b", "http://127.0.0.1:8888/\\ \"'", "http://[::1]:8888/: x"],
+)
+def test_an_address_is_written_as_it_was_given(address: str) -> None:
+    values = yaml.safe_load(preset_text("searxng", None, f"{address}/"))
+    assert values["url"] == f"{address}/search?q={{query}}&format=json"
+
+
+def test_the_id_of_an_engine_may_be_any_bytes() -> None:
+    assert "cx=%FF%3A" in preset_text("google", "\udcff:", None)

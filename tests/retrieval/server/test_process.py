@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,10 @@ import pytest
 from deepsearch_rl.cli import main
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.retrieval.search.own_retriever import RETRIEVERS
-from deepsearch_rl.search_server.launch import listen
+from deepsearch_rl.search_server.launch import bind, listen
+from tests.retrieval.online.loopback import Endpoint, Reply, endpoint
 
+__all__ = ["endpoint"]
 TOKEN = "s3cret-of-the-server"
 
 
@@ -42,6 +45,14 @@ def test_a_port_in_use_is_one_clear_paragraph(index_dir: Path) -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
         listen("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("host", ["\u00e4..b", "a..b", f"{'x' * 64}.example", "a\0b", "\udc80"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_no_address_is_refused(host: str, shared: bool) -> None:
+    with pytest.raises(ConfigError, match="cannot listen on") as raised:
+        bind(host, 0, shared=shared)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
@@ -103,8 +114,13 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(*arguments: str, through: tuple[str, ...] = ()) -> Iterator[Served]:
-    deepsearch = "from deepsearch_rl.cli import main; main()"
+def served(
+    *arguments: str, through: tuple[str, ...] = (), shutdown_timeout_s: float = 10
+) -> Iterator[Served]:
+    deepsearch = (
+        "from deepsearch_rl.search_server import launch; from deepsearch_rl.cli import main; "
+        f"launch.SHUTDOWN_TIMEOUT_S = {shutdown_timeout_s}; main()"
+    )
     command = [
         *through,
         sys.executable,
@@ -188,3 +204,35 @@ def test_an_open_event_stream_does_not_hold_up_the_stop(index_dir: Path) -> None
         assert rest.endswith(b"0\r\n\r\n")
         assert server.process.stderr.read() == f"stopped serving {index_dir}\n"
         assert server.process.wait(20) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["full", "hanging"])
+def test_a_server_told_to_stop_asks_its_endpoint_no_more(
+    kind: str, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    config = tmp_path / "web.yaml"
+    config.write_text(
+        f"name: web\nurl: {endpoint.url}/s?q={{query}}\nfields: {{results: hits, text: text}}\n"
+    )
+    endpoint.replies = [Reply(b"slow down", 429)]
+    if kind == "hanging":
+        endpoint.gate = threading.Barrier(100)
+
+    with (
+        served("--online", str(config), shutdown_timeout_s=0.2) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=20) as waiting,
+    ):
+        body = b'{"queries": ["comet", "lander"]}'
+        head = f"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        waiting.sendall(head.encode() + body)
+        server.await_pending(2)
+        while len(endpoint.asked) < 2:
+            assert server.process.poll() is None
+        server.process.send_signal(signal.SIGTERM)
+        # Far less than what the endpoint, or its 429, would be waited for
+        assert server.process.wait(5) == 0
+        assert waiting.recv(65536).startswith(b"HTTP/1.1 503 ")
+    if endpoint.gate:
+        endpoint.gate.abort()
+    assert len(endpoint.asked) == 2

@@ -20,6 +20,7 @@ from deepsearch_rl.core.errors import CheckFailedError, EndpointError
 from deepsearch_rl.core.files import sha256_file
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
+from deepsearch_rl.core.redaction import mask_users
 from deepsearch_rl.core.retries import retry
 
 logger = logging.getLogger(__name__)
@@ -72,14 +73,15 @@ def fetch(config: HubConfig, root: Path) -> None:
                 expected = digest or get_hf_file_metadata(url, endpoint=config.endpoint).etag or ""
                 if not re.fullmatch(DIGEST_PATTERN, expected):
                     raise EndpointError(
-                        f"{url}: the server names no digest ({expected!r}); give the SHA-256 in "
+                        f"{mask_users(url)}: the server names no digest ({expected!r}); give the SHA-256 in "
                         "the parameters."
                     )
 
                 _fetch_file(url, root / folder / name, expected, config.attempts)
             except httpx.HTTPError as error:
+                problem = f"{url} was not fetched: {str(error) or type(error).__name__}"
                 raise EndpointError(
-                    f"{url} was not fetched: {str(error) or type(error).__name__}. Check the "
+                    f"{mask_users(problem)}. Check the "
                     "network and the names in the parameters; running the command again continues "
                     "where it stopped."
                 ) from error
@@ -89,7 +91,8 @@ def _fetch_file(url: str, path: Path, expected: str, attempts: int) -> None:
     """Append the rest of a file, reconnecting after a break until no attempt is left, and check its digest."""
 
     def warn(error: BaseException, attempt: int) -> None:
-        logger.warning("%s broke off (%s); %d attempts left", url, error, attempts - attempt)
+        problem = mask_users(f"{url} broke off ({error})")
+        logger.warning("%s; %d attempts left", problem, attempts - attempt)
 
     if path.is_file() and file_digest(path, expected) == expected:
         return
@@ -109,7 +112,7 @@ def _fetch_file(url: str, path: Path, expected: str, attempts: int) -> None:
     if digest != expected:
         partial.unlink()
         raise CheckFailedError(
-            f"{url} arrived with the digest {digest}, not {expected}; what arrived was deleted. "
+            f"{mask_users(url)} arrived with the digest {digest}, not {expected}; what arrived was deleted. "
             "Run the command again; if it happens again, the server has another file or the digest "
             "in the parameters is wrong."
         )

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from deepsearch_rl.conversation.agent_config import SEARCH_TAGS, AgentConfig
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.redaction import mask_users
 from deepsearch_rl.training.rl.rl_config import RlConfig
 
 EXAMPLE: Final = Path("examples/agent/searchr1/config")
@@ -154,7 +155,7 @@ def _not_honoured(agent: AgentConfig, rl: RlConfig, run: RlinfRun) -> Iterator[s
         yield f"a prompt of {run.max_prompt_tokens} tokens in agent.context_tokens"
     if not _is_host_and_port(run.retrieval_url):
         yield (
-            f"the address {run.retrieval_url}, since it asks http://HOST:PORT/retrieve, without a token"
+            f"the address {mask_users(run.retrieval_url)}, since it asks http://HOST:PORT/retrieve, without a token"
         )
 
 

@@ -27,7 +27,7 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointDownEr
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.rate_limits import MachineLimit, rate_limits
 from deepsearch_rl.core.records import NonEmpty, Record
-from deepsearch_rl.core.redaction import public_address, redact
+from deepsearch_rl.core.redaction import mask_users, public_address, redact
 from deepsearch_rl.core.retries import (
     NoCapacityError,
     is_out_of_money,
@@ -134,6 +134,8 @@ class OnlineConfig(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         parts = urlsplit(self.url)
+        # A ValueError where it is no number
+        _ = parts.port
         if parts.scheme not in ("http", "https") or not parts.hostname or "{" in parts.netloc:
             raise ValueError(
                 "url must begin with http:// or https:// and a host without placeholders"
@@ -369,7 +371,7 @@ class SearchEndpoint:
         # Not followed: the key would travel along
         if response.has_redirect_location:
             location = redact(response.headers["location"], [self._key])
-            target = location.partition("?")[0][:ERROR_CHARS]
+            target = mask_users(location.partition("?")[0])[:ERROR_CHARS]
             problem = f"status {status}, a redirect to {target!r}; correct the url in the config"
             return SuspectedDownError(self._message(problem))
 

@@ -4,13 +4,14 @@ What the :class:`FieldMap` names must be there: an empty list would look like a 
 """
 
 import hashlib
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import orjson
 from pydantic import JsonValue
 
+from deepsearch_rl.core.daemon_threads import map_in_daemons
 from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.core.records import Chunk, ChunkMetadata
 from deepsearch_rl.core.redaction import read_key
@@ -49,9 +50,8 @@ class OnlineSearcher:
     def __init__(self, endpoint: SearchEndpoint) -> None:
         self._endpoint = endpoint
         self.config = endpoint.config
-        self._threads = ThreadPoolExecutor(
-            self.config.max_concurrency, thread_name_prefix="online-search"
-        )
+        # One for each request that all searches may have at once
+        self._turns = threading.Semaphore(self.config.max_concurrency)
 
     def find_hits(
         self, queries: Sequence[str], top_k: int, where: Filter | None = None
@@ -78,10 +78,11 @@ class OnlineSearcher:
             """Return the hits of a query, or why it has none; an outage ends the queries after it."""
             if not query.strip():
                 return []
-            if outages:
-                return outages[0]
             try:
-                answer = self._endpoint.ask(query, min(top_k, self.config.max_results))
+                with self._turns:
+                    if outages:
+                        return outages[0]
+                    answer = self._endpoint.ask(query, min(top_k, self.config.max_results))
             except SuspectedDownError as error:
                 suspicions.append(error)
                 # One failure may be the query's own fault. A second one without any answer is the
@@ -101,7 +102,7 @@ class OnlineSearcher:
             except EndpointError as error:
                 return error
 
-        outcomes = list(self._threads.map(outcome, queries))
+        outcomes = map_in_daemons(outcome, queries, self.config.max_concurrency)
         return _hits_of_all(outcomes, outages)
 
     def _hits(self, answer: JsonValue) -> list[Hit]:

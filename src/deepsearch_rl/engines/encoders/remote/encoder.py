@@ -13,12 +13,12 @@ for a harmless text, unless a single text was refused.
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from deepsearch_rl.core.daemon_threads import map_in_daemons
 from deepsearch_rl.core.errors import EndpointDownError, EndpointError
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.rate_limits import rate_limits
@@ -68,9 +68,10 @@ class RemoteEncoder:
         from openai import DefaultHttpxClient, OpenAI  # noqa: PLC0415 - half a second, needed by this encoder alone
 
         self._config = config
+        self._place = public_address(config.base_url) or "index.encoder.base_url"
         self._key = NO_KEY
         if config.api_key_variable is not None:
-            self._key = read_key(config.api_key_variable, config.base_url)
+            self._key = read_key(config.api_key_variable, self._place)
         self.dimension = config.dimension
         self._limits = rate_limits(f"{config.base_url} {config.model}", config.requests_per_minute)
         self._client = OpenAI(
@@ -100,13 +101,8 @@ class RemoteEncoder:
         batches: list[list[str]] = []
         for start in range(0, len(inputs), config.batch_texts):
             batches.append(inputs[start : start + config.batch_texts])
-        pool = ThreadPoolExecutor(min(config.concurrency, len(batches)))
 
-        try:
-            return np.concatenate(list(pool.map(self._request, batches)))
-        finally:
-            # After an error, send no further requests
-            pool.shutdown(cancel_futures=True)
+        return np.concatenate(map_in_daemons(self._request, batches, config.concurrency))
 
     def _request(self, texts: list[str]) -> Vectors:
         import openai  # noqa: PLC0415
@@ -223,5 +219,4 @@ class RemoteEncoder:
         self, problem: str, kind: type[EndpointError] = EndpointDownError
     ) -> EndpointError:
         secret = None if self._key == NO_KEY else self._key
-        place = public_address(self._config.base_url) or "index.encoder.base_url"
-        return kind(f"the embeddings server at {place} {redact(problem, [secret])}.")
+        return kind(f"the embeddings server at {self._place} {redact(problem, [secret])}.")

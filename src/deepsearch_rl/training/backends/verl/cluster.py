@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepsearch_rl.core.errors import DeepsearchError
-from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN, bearer
+from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN, bearer, mask_users
 
 PACKAGES = ("verl", "torch", "transformers", "ray", "vllm", "deepsearch-rl")
 TIMEOUT_S = 10.0
@@ -83,8 +83,9 @@ def problems(
                 )
         if node["retrieval"]:
             texts.append(
-                f"{node['node']} cannot search at {url} ({node['retrieval']}): rl.backend.verl.retrieval_host "
-                f"has to be an address that all nodes reach, with one {RETRIEVAL_TOKEN} for all of them"
+                f"{node['node']} cannot search at {mask_users(url)} ({node['retrieval']}): "
+                f"rl.backend.verl.retrieval_host has to be an address that all nodes reach, with one "
+                f"{RETRIEVAL_TOKEN} for all of them"
             )
     return texts
 
