@@ -126,7 +126,11 @@ def evaluate_command(
     context: typer.Context,
     model: _Model,
     dataset: Annotated[
-        str, Option(help="Question set, one of `deepsearch datasets`.")
+        str,
+        Option(
+            help="Question set: multihoprag, which is fetched, or with --data musique, 2wikimultihopqa, hotpotqa, nq, "
+            "triviaqa, popqa, bamboogle or graphrag_bench."
+        ),
     ] = "multihoprag",
     base_url: _BaseUrl = "$OPENAI_BASE_URL",
     key_variable: Annotated[

@@ -29,7 +29,7 @@ from deepsearch_rl.retrieval.names import RetrieverName
 _Runs: TypeAlias = Annotated[
     list[Path],
     typer.Argument(
-        help="Files of trajectories or predictions, or data/<profile>/evaluate/<model> of a finished graph, or the "
+        help="Files of trajectories or predictions, or `data/<profile>/evaluate/<model>` of a finished graph, or the "
         "folder of all its models.",
         show_default=False,
     ),
