@@ -18,6 +18,7 @@ from deepsearch_rl.commands.defaults import (
     named_values,
     with_options,
 )
+from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.conversation.agent_config import prompt_option
 from deepsearch_rl.core.errors import ConfigError
@@ -150,7 +151,12 @@ def evaluate_command(
         str | None, Option(help="The model's name in the row.", show_default="as --model ends")
     ] = None,
     out: Annotated[
-        Path | None, Option(help="For rollouts and rows.json.", show_default="below work/evaluate")
+        Path | None,
+        Option(
+            help="For rollouts and rows.json.",
+            show_default="below work/evaluate",
+            callback=writable_folder,
+        ),
     ] = None,
     as_json: _AsJson = False,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from deepsearch_rl.commands.targets import writable_file
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.trajectories.statistics.statistics import (
@@ -27,7 +28,7 @@ def convert_command(
     source: Annotated[
         Path, typer.Argument(help="Trajectories, questions, or another system's results.")
     ],
-    out: Annotated[Path, typer.Argument(help="File to write.")],
+    out: Annotated[Path, typer.Argument(help="File to write.", callback=writable_file)],
     to: Annotated[
         str,
         Option(

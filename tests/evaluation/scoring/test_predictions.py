@@ -139,6 +139,11 @@ def test_a_missing_or_empty_file_is_refused(tmp_path: Path, content: str | None)
         score_predictions(tmp_path / "p.jsonl")
 
 
+def test_a_folder_in_place_of_a_file_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"is a folder; name a file in it\."):
+        score_predictions(tmp_path)
+
+
 def test_the_comparison_is_paired_by_question_whatever_the_order_of_the_rows(
     tmp_path: Path,
 ) -> None:

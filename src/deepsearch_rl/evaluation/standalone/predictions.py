@@ -61,7 +61,7 @@ class ScoredFile(NamedTuple):
 def score_predictions(path: Path) -> ScoredFile:
     """Score a file; a question that was answered several times counts once, with the mean of its answers' scores.
 
-    Raise ArtifactError where the file is missing or empty, or no row has a ``pred``; RecordError
+    Raise ArtifactError where the file is missing, a folder or empty, or no row has a ``pred``; RecordError
     where a row does not fit, repeats another's id and sample, or has other golden answers than an
     earlier answer to the same question.
     """
@@ -139,6 +139,8 @@ def _is_of_trajectories(path: Path) -> bool:
 
 def _read_predictions(path: Path) -> Iterator[tuple[int, Prediction, str | None]]:
     """Yield line numbers, from 1, rows and failures of a file of predictions or trajectories."""
+    if path.is_dir():
+        raise ArtifactError(f"{path} is a folder; name a file in it.")
     if not path.is_file():
         raise ArtifactError(
             f"{path} does not exist; give a JSON Lines file of predictions or trajectories."
