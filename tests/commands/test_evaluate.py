@@ -387,7 +387,7 @@ def test_the_tag_protocol_brings_its_own_prompt(folder: Path) -> None:
     [
         ("temperature", "write NAME=VALUE"),
         ("temperature=warm", "--request temperature"),
-        ("colour=blue", "--request colour"),
+        ("colour=blue", "unknown option of --request 'colour'. .*token_limit"),
         ("extra_body={model: x}", "--request extra_body"),
         ("extra_body={", "--request extra_body"),
     ],

@@ -97,6 +97,12 @@ def test_a_row_that_does_not_fit_is_named_by_file_line_and_field(
     assert (caught.value.path, caught.value.line, caught.value.field) == (str(path), 2, field)
 
 
+def test_golden_answers_that_are_no_list_are_named_with_what_to_write(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "p.jsonl", [{**row(1, "x", ["x"]), "golden_answers": "x"}])
+    with pytest.raises(RecordError, match=r'are no list; write \["A"\] also where there is one'):
+        score_predictions(path)
+
+
 def test_fields_that_other_systems_add_to_their_rows_are_ignored(tmp_path: Path) -> None:
     added = [
         {"metadata": None, "question_type": None},
