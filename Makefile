@@ -12,7 +12,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro restore flow rft rft-rounds plan preflight own multihoprag api-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint bench gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
+.PHONY: help environment documents documents-of-own repro restore flow rft rft-rounds plan preflight own multihoprag api-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint bench gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -28,9 +28,15 @@ environment:  ##run .venv/ from the committed lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer on PATH; install python3.11 (or name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS))." >&2; exit 1; }
 	@$(PYTHON) scripts/environment.py $(EXTRAS)
 
-repro: environment  ##start run whatever changed, JOBS (2) stages side by side, then print the F1 table and where the time went
+# Before the environment, which takes minutes to make.
+documents:
+	@scripts/take_documents "$(DOCUMENTS)" $(PROFILE)
+
+documents-of-own:
+	@scripts/take_documents "$(DOCUMENTS)" own
+
+repro: documents environment  ##start run whatever changed, JOBS (2) stages side by side, then print the F1 table and where the time went
 	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
-	@$(if $(DOCUMENTS),scripts/take_documents "$(DOCUMENTS)" $(PROFILE))
 	@$(BIN)/python -m flows.repro $(PROFILE) $(if $(JOBS),--jobs $(JOBS))
 	@$(BIN)/deepsearch summary $(PROFILE)
 
@@ -48,8 +54,7 @@ TURN = $(BIN)/python -m flows.in_turn
 # DVC does not see who OPENAI_MODEL names: evaluating is forced. It takes the answers that it has from the scratch folder,
 # where they are kept for every model behind an endpoint.
 own multihoprag optimize-prompt: export DEEPSEARCH_RESUME = 1
-own: environment  ##run questions of your own documents, and an API's model on them; DOCUMENTS=FOLDER, OPENAI_* as below
-	@$(if $(DOCUMENTS),scripts/take_documents "$(DOCUMENTS)" own)
+own: documents-of-own environment  ##run questions of your own documents, and an API's model on them; DOCUMENTS=FOLDER, OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
 	@$(TURN) own "make $@" $(MAKE) --no-print-directory api-stages PROFILE=own
 	@$(BIN)/deepsearch table own
 

@@ -139,8 +139,12 @@ def main() -> None:
         with full_disk_named(Path.cwd()):
             require_own_sources(Path.cwd())
             app()
-    except (DeepsearchError, OSError) as error:
+    except DeepsearchError as error:
         _end(str(error))
+    except OSError as error:
+        from deepsearch_rl.commands.targets import os_problem  # noqa: PLC0415 - for this error alone
+
+        _end(os_problem(error))
     except ValueError as error:
         message = _option_problem(error)
         if message is None:

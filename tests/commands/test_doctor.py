@@ -17,6 +17,7 @@ from deepsearch_rl.commands.doctor import (
     render,
 )
 from deepsearch_rl.commands.package_parts import Package, with_locked_versions
+from deepsearch_rl.commands.profile_inputs import missing_inputs
 from deepsearch_rl.commands.result_versions import results_of_other_versions
 from deepsearch_rl.core.profile import Profile, find_profile
 from tests.conftest import ROOT
@@ -279,3 +280,38 @@ def test_what_differs_on_a_ray_cluster_is_named(tmp_path: Path) -> None:
 
     alone = find_profile(ROOT, "search_r1")
     assert not any("Ray" in found.what for found in missing_in_environments(tmp_path, alone))
+
+
+def missing_in_a_copy(profile: Profile, root: Path) -> list[str]:
+    return [requirement.what for requirement in missing_inputs(profile, root)]
+
+
+def test_a_folder_that_no_stage_makes_and_that_is_missing_is_named_once(tmp_path: Path) -> None:
+    copied = find_profile(ROOT, "multihoprag").with_overrides({"profile": "mine"})
+    assert missing_in_a_copy(copied, ROOT) == []
+    forgotten = copied.with_overrides(
+        {
+            "models": {"api": "profiles/mine/models/api", "sft": "models/mine/sft"},
+            "optimize_prompt.models": {"api": "profiles/mine/models/api"},
+            "synthesize.teacher": "profiles/mine/models/teacher",
+        }
+    )
+    assert missing_in_a_copy(forgotten, ROOT) == [
+        "profiles/mine/models/api (of models.api, optimize_prompt.models.api), which no stage makes",
+        "profiles/mine/models/teacher (of synthesize.teacher), which no stage makes",
+    ]
+
+    own = find_profile(ROOT, "own_gpu").with_overrides({"profile": "mine"})
+    [documents] = [found for found in missing_inputs(own, tmp_path) if "documents" in found.what]
+    assert documents.fix == "scripts/take_documents FOLDER mine"
+
+
+def test_a_format_that_nobody_reads_is_named_before_anything_runs() -> None:
+    profile = find_profile(ROOT, "multihoprag")
+    source = {"path": "multihoprag"}
+    field = "download.folder.corpora.multihoprag"
+    renamed = profile.with_overrides({field: {**source, "format": "multihoprg"}})
+    [problem] = missing_in_a_copy(renamed, ROOT)
+    assert problem.startswith(f"unknown format of {field} 'multihoprg'. Did you mean 'multihoprag'")
+    own = profile.with_overrides({field: {**source, "format": "own/reader.py:read"}})
+    assert missing_in_a_copy(own, ROOT) == []

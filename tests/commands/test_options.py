@@ -7,6 +7,7 @@ fields. The call itself is not made.
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from typer.testing import CliRunner
 from deepsearch_rl import cli
 from deepsearch_rl.cli import app, load_command
 from deepsearch_rl.commands.model_converters import Kind
+from deepsearch_rl.corpora.cards.card import CARDS
+from deepsearch_rl.corpora.download.catalogue import QUESTION_FORMATS
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.serving.launch import vllm_serve_command
 from tests.conftest import ROOT
@@ -631,13 +634,32 @@ def named_options(command: Command) -> Iterator[tuple[list[str], str]]:
     return ((name, option) for option in command.options)
 
 
-def all_options() -> Iterator[tuple[str, str]]:
+def leaf_commands() -> dict[tuple[str, ...], Any]:
     leaves: dict[tuple[str, ...], Any] = {(name,): load_command(name) for name in cli.COMMANDS}
     for (name,), command in list(leaves.items()):
         if hasattr(command, "commands"):
             del leaves[(name,)]
             leaves |= {(name, inner): leaf for inner, leaf in command.commands.items()}
-    for path, command in leaves.items():
+    return leaves
+
+
+@pytest.mark.parametrize("path", [" ".join(path) for path in [(), *leaf_commands()]])
+def test_no_help_text_loses_a_name_in_angle_brackets(path: str) -> None:
+    shown = CliRunner().invoke(app, [*path.split(), "--help"], env={"COLUMNS": "200"}).stdout
+    # Markdown takes <profile> outside of backticks as a tag and shows nothing: data//evaluate
+    assert not re.findall(r"(?<!:)//", shown)
+
+
+def test_the_help_of_evaluate_names_the_sets_that_it_takes() -> None:
+    shown = CliRunner().invoke(app, ["evaluate", "--help"], env={"COLUMNS": "400"}).stdout
+    [sets] = re.findall(r"Question set: (.*) or (\w+)\.", " ".join(shown.split()))
+    names = re.findall(r"\w+", " ".join(sets))
+    others = {"which", "is", "fetched", "or", "with", "data"}
+    assert set(names) - others == (CARDS.keys() & QUESTION_FORMATS.keys())
+
+
+def all_options() -> Iterator[tuple[str, str]]:
+    for path, command in leaf_commands().items():
         for parameter in command.params:
             if parameter.param_type_name == "option":
                 for option in (*parameter.opts, *parameter.secondary_opts):

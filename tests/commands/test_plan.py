@@ -413,3 +413,12 @@ def test_measured_slopes_are_written_into_the_block_of_their_machine_alone() -> 
     assert after["laptop"]["calibration_s"] == 0.2
     assert after["h100"] == before["h100"]
     assert len(changed.splitlines()) == len(text.splitlines())
+
+
+def test_a_plan_without_the_address_of_its_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    changed = profile("multihoprag", models={"api": "profiles/mine/models/api"})
+    monkeypatch.setattr("deepsearch_rl.commands.plan.find_profile", lambda *_: changed)
+    result = CliRunner().invoke(app, ["plan", "multihoprag"])
+    assert result.exit_code == 0
+    assert result.stderr.startswith("Missing: profiles/mine/models/api (of models.api), which no")

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import (
     Evidence,
@@ -216,6 +216,36 @@ def test_the_command_prints_tables_markdown_and_json(files: tuple[Path, Path]) -
     assert "## How rollouts ended" in markdown
     printed = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
     assert printed["questions"] == 3
+
+
+def refusal(*arguments: str) -> str:
+    error = CliRunner().invoke(app, ["trajectories", *arguments]).exception
+    assert isinstance(error, ConfigError)
+    return str(error)
+
+
+def test_questions_of_another_split_are_refused(files: tuple[Path, Path]) -> None:
+    trajectories, questions = files
+    write_jsonl(questions, [QUESTIONS[0].model_copy(update={"id": "other"})])
+    message = refusal("stats", str(trajectories), "--questions", str(questions))
+    assert message.startswith(f"0 of 3 rollouts of {trajectories} are of questions in {questions};")
+    # Nobody knows the evidence of these, and nothing is wrong
+    write_jsonl(questions, QUESTIONS[2:])
+    arguments = ["trajectories", "stats", str(trajectories), "--questions", str(questions)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+
+
+def test_a_file_of_something_else_than_trajectories_is_named_with_what_reads_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "p.jsonl"
+    row = {"id": "q1", "question": "?", "golden_answers": ["x"]}
+    for kind, command in (({"pred": "x"}, "score"), ({"output": {}}, "trajectories convert")):
+        file.write_text(json.dumps(row | kind) + "\n")
+        assert f"`deepsearch {command} {file}" in refusal("stats", str(file))
+        convert = ("convert", str(file), str(tmp_path / "rows.jsonl"), "--to", "trl")
+        assert f"`deepsearch {command} {file}" in refusal(*convert)
+    assert "is a folder; name a file in it" in refusal("stats", str(tmp_path))
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ Name = Annotated[
 def datasets_command(name: Name = None) -> None:
     """List the readable data sets, or show one: source, licence, a row, and the params that fetch it.
 
-    A set is named as `deepsearch evaluate --dataset` and the `format` of a
+    A question set is named as `deepsearch evaluate --dataset` and the `format` of a
     params.yaml name it.
 
         deepsearch datasets

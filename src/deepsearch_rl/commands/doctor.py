@@ -30,6 +30,7 @@ from deepsearch_rl.commands.package_parts import (
     read_parts,
     with_locked_versions,
 )
+from deepsearch_rl.commands.profile_inputs import MissingRequirement, missing_inputs
 from deepsearch_rl.commands.result_versions import results_of_other_versions
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.processes import free_port
@@ -80,14 +81,6 @@ class Machine:
     def gpus(self) -> str:
         """The memory of every GPU."""
         return ", ".join(f"{size:.0f} GiB" for size in self.gpus_gib) or "none"
-
-
-@dataclass(frozen=True, slots=True)
-class MissingRequirement:
-    """Something that is missing, and how to get it."""
-
-    what: str
-    fix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +192,7 @@ def _missing_for_profile(
             target = "environment" if interpreter.startswith(".venv/") else "gpu-environments"
             yield MissingRequirement(f"interpreter {interpreter}", f"make {target}")
 
+    yield from missing_inputs(profile, root)
     yield from missing_in_environments(root, profile)
     needs = profile.section("requires", Requirements)
     yield from missing_on_machine(needs, machine)

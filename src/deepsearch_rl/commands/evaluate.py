@@ -18,9 +18,10 @@ from deepsearch_rl.commands.defaults import (
     named_values,
     with_options,
 )
+from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.conversation.agent_config import prompt_option
-from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.errors import ConfigError, UnknownNameError
 from deepsearch_rl.core.records import ProtocolName
 from deepsearch_rl.core.stage_state import package_digest
 from deepsearch_rl.presets import load_preset
@@ -126,7 +127,11 @@ def evaluate_command(
     context: typer.Context,
     model: _Model,
     dataset: Annotated[
-        str, Option(help="Question set, one of `deepsearch datasets`.")
+        str,
+        Option(
+            help="Question set: multihoprag, which is fetched, or with --data musique, 2wikimultihopqa, hotpotqa, nq, "
+            "triviaqa, popqa, bamboogle or graphrag_bench."
+        ),
     ] = "multihoprag",
     base_url: _BaseUrl = "$OPENAI_BASE_URL",
     key_variable: Annotated[
@@ -146,7 +151,12 @@ def evaluate_command(
         str | None, Option(help="The model's name in the row.", show_default="as --model ends")
     ] = None,
     out: Annotated[
-        Path | None, Option(help="For rollouts and rows.json.", show_default="below work/evaluate")
+        Path | None,
+        Option(
+            help="For rollouts and rows.json.",
+            show_default="below work/evaluate",
+            callback=writable_folder,
+        ),
     ] = None,
     as_json: _AsJson = False,
 ) -> None:
@@ -287,6 +297,7 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
 
     from deepsearch_rl.core.files import first_problem, sha256_json, write_json  # noqa: PLC0415
     from deepsearch_rl.endpoints.remote import FILE, RemoteConfig  # noqa: PLC0415
+    from deepsearch_rl.endpoints.request_options import RequestOptions  # noqa: PLC0415
 
     if model and Path(model).is_dir():
         if request:
@@ -334,6 +345,8 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
         )
 
     option, _, name = field.partition(".")
+    if option == "request" and name and name.partition(".")[0] not in RequestOptions.model_fields:
+        raise UnknownNameError("option of --request", name, RequestOptions.model_fields)
     raise ConfigError(f"--{option.replace('_', '-')}{' ' if name else ''}{name}: {problem}.")
 
 

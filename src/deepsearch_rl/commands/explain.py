@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 import typer
 from typer import Option
 
+from deepsearch_rl.commands.targets import writable_file
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import atomic_file
@@ -29,7 +30,7 @@ from deepsearch_rl.retrieval.names import RetrieverName
 _Runs: TypeAlias = Annotated[
     list[Path],
     typer.Argument(
-        help="Files of trajectories or predictions, or data/<profile>/evaluate/<model> of a finished graph, or the "
+        help="Files of trajectories or predictions, or `data/<profile>/evaluate/<model>` of a finished graph, or the "
         "folder of all its models.",
         show_default=False,
     ),
@@ -70,7 +71,9 @@ _Control: TypeAlias = Annotated[
         "Repeatable."
     ),
 ]
-_Page: TypeAlias = Annotated[Path | None, Option(help="Write an HTML page here, with examples.")]
+_Page: TypeAlias = Annotated[
+    Path | None, Option(help="Write an HTML page here, with examples.", callback=writable_file)
+]
 
 
 def explain_command(

@@ -10,6 +10,7 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.model_converters import Conversion, Kind, conversion_commands
+from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.core.errors import ArtifactError, CommandError
 from deepsearch_rl.core.files import atomic_directory
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
@@ -30,7 +31,7 @@ def convert_command(
     checkpoint: Annotated[
         Path, typer.Argument(help="Folder of the policy's shards: `global_step_N/actor`.")
     ],
-    out: Annotated[Path, typer.Argument(help="Model folder to write.")],
+    out: Annotated[Path, typer.Argument(help="Model folder to write.", callback=writable_folder)],
     kind: Annotated[Kind, Option("--from", help="Whose checkpoint it is.")],
     start: Annotated[
         Path, Option(help="Folder of the start model: its tokenizer, template and settings.")

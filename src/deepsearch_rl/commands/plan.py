@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.defaults import named_numbers
+from deepsearch_rl.commands.profile_inputs import missing_inputs
 from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError
@@ -54,6 +55,9 @@ def plan_command(
         return
 
     plan = make_plan(settings, slopes)
+    # Without its endpoint.json an API's model looks like one that is served here, which costs nothing
+    for requirement in missing_inputs(settings, Path()):
+        typer.echo(f"Missing: {requirement.what}. To do: {requirement.fix}.", err=True)
 
     if check:
         require_hours(plan, settings)

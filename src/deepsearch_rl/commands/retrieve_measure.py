@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from typer import Option
 
+from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.corpora.reading.flashrag import read_questions
@@ -142,7 +143,7 @@ _Target: TypeAlias = Annotated[
 
 
 def frontier_command(
-    out: Annotated[Path, Option(help="Folder for frontier.csv.")],
+    out: Annotated[Path, Option(help="Folder for frontier.csv.", callback=writable_folder)],
     vectors: Annotated[
         Path | None, Option(help="Vectors to index, an N x D .npy file of unit rows.")
     ] = None,

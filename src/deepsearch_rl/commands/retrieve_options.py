@@ -8,6 +8,7 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.defaults import FieldOption
+from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.retrieval.names import Device, IndexHalf, RetrieverName, VectorsKind
 
@@ -17,7 +18,10 @@ EncoderDtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
 Corpus: TypeAlias = Annotated[Path, Option(help="Passages, JSON Lines.")]
 Out: TypeAlias = Annotated[
-    Path, Option(help="Index folder to write; an index that is there is replaced.")
+    Path,
+    Option(
+        help="Index folder to write; an index that is there is replaced.", callback=writable_folder
+    ),
 ]
 Params: TypeAlias = Annotated[
     Path | None, Option(help="Take all settings below from `index` of this file instead.")

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from deepsearch_rl.commands.targets import writable_folder
+
 
 def quantize_command(
     model_folder: Annotated[
@@ -15,7 +17,10 @@ def quantize_command(
             "`tokenizer.json`."
         ),
     ],
-    out: Annotated[Path, Option(help="Folder to write; it must not exist, or be empty.")],
+    out: Annotated[
+        Path,
+        Option(help="Folder to write; it must not exist, or be empty.", callback=writable_folder),
+    ],
     seven_bits: Annotated[
         bool,
         Option(

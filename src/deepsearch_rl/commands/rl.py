@@ -11,6 +11,7 @@ from deepsearch_rl.commands.folders import folder_bytes
 from deepsearch_rl.commands.rl_compare import compare_command
 from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
+from deepsearch_rl.core.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile, require_profile
 
 app = typer.Typer(
@@ -35,13 +36,12 @@ def runs_command(
     from deepsearch_rl.core.files import read_jsonl  # noqa: PLC0415
     from deepsearch_rl.training.rl.checkpoints import checkpoints  # noqa: PLC0415
     from deepsearch_rl.training.rl.run_log import TRAIN_LOG, best_line  # noqa: PLC0415
-    from deepsearch_rl.training.rl_process.fork import find_runs  # noqa: PLC0415
     from deepsearch_rl.training.runs.curves import TrainingStep  # noqa: PLC0415
 
     require_profile(Path(), profile)
     rows = []
 
-    for name, run in find_runs(Path("work", profile)).items():
+    for name, run in _require_runs(Path("work", profile), profile).items():
         lines = list(read_jsonl(run / TRAIN_LOG, TrainingStep))
         size_mb = folder_bytes(run) / 1e6
         best = best_line(lines)
@@ -57,7 +57,9 @@ def fork_command(
     run: Annotated[
         str, Argument(help="A run of `deepsearch rl runs`, or a start for the newest run from it.")
     ],
-    step: Annotated[int, Argument(min=0, help="A step whose checkpoint is kept.")],
+    step: Annotated[
+        int, Argument(min=0, help="A step whose checkpoint is kept, see `deepsearch rl runs`.")
+    ],
     profile: Annotated[
         str, Option(help="`tiny` (the root params.yaml) or a folder of profiles/.")
     ] = "tiny",
@@ -72,17 +74,34 @@ def fork_command(
     weights, optimizer and log up to the step; the command that then trains is printed. The model's
     manifest says where it was forked from.
 
-        deepsearch rl fork sft 20 -S rl.learning_rate=5e-4
+        deepsearch rl runs
+        deepsearch rl fork sft 10 -S rl.learning_rate=5e-4
         deepsearch rl fork sft-0123456789ab 40 -S rl.steps.sft=80
     """
     from deepsearch_rl.training.rl_process.fork import fork_run  # noqa: PLC0415 - transformers
 
     settings = find_profile(Path(), profile).with_overrides(dict(map(changed_field, changes or [])))
-    source, target = fork_run(settings, run, step, Path())
+    try:
+        source, target = fork_run(settings, run, step, Path())
+    except UnknownNameError:
+        _require_runs(settings.work, profile)
+        raise
+
     typer.echo(
         f"{target.start_name}-{target.scratch.name} begins at step {step} of {source}. Train it with:\n"
     )
     typer.echo(f"    {_train_command(profile, target.start_name, changes or [])}")
+
+
+def _require_runs(work: Path, profile: str) -> dict[str, Path]:
+    """Return the runs of RL of a profile by name; raise ArtifactError where there is none."""
+    from deepsearch_rl.training.rl_process.fork import find_runs  # noqa: PLC0415 - transformers
+
+    runs = find_runs(work)
+    if not runs:
+        option = "" if profile == "tiny" else f" PROFILE={profile}"
+        raise ArtifactError(f"{work} has no run of RL yet; `make repro{option}` makes one.")
+    return runs
 
 
 def _train_command(profile: str, start: str, changes: list[str]) -> str:

@@ -7,6 +7,7 @@ import typer
 from typer import Argument, Option
 
 from deepsearch_rl.commands.defaults import changed_field
+from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.profile import find_profile
 
@@ -35,6 +36,7 @@ def compare_command(
         Option(
             help="Folder for table.md, table.json and the page, index.html.",
             show_default="work/<profile>/compare",
+            callback=writable_folder,
         ),
     ] = None,
 ) -> None:

@@ -93,7 +93,7 @@ def score_command(
     answered several times (it then counts once, with the mean of its answers), "question_type"
     where types are known, and "failed": true or an "error" where there is no answer (it scores
     zero). A "pred" that is null or missing counts as an empty answer. Failures are counted by kind.
-    Files of trajectories (data/<profile>/evaluate/<model>/*.jsonl) work as they are; a failed
+    Files of trajectories (`data/<profile>/evaluate/<model>/*.jsonl`) work as they are; a failed
     rollout scores zero. The last columns are the best that one constant answer can reach: a model
     below it has learnt nothing else.
 

@@ -1,5 +1,6 @@
 """``deepsearch trajectories``: statistics of rollouts, and files for other trainers."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -7,16 +8,24 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from deepsearch_rl.commands.targets import writable_file
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.files import read_jsonl
+from deepsearch_rl.core.records import Trajectory
+from deepsearch_rl.corpora.reading.flashrag import read_questions
 from deepsearch_rl.trajectories.statistics.statistics import (
     Spread,
     TrajectoryStatistics,
     read_statistics,
 )
 
+# Formats whose rows are the conversations of trajectories
+TO_CONVERSATIONS = ("ms-swift", "ms-swift-turns", "trl")
 # Title, header, rows
 Table = tuple[str, list[str], list[list[str]]]
+# The figure that every rollout has whose gold evidence is known
+EVIDENCE = "evidence_shown"
 app = typer.Typer(
     no_args_is_help=True, help="What became of rollouts, and files for other trainers."
 )
@@ -27,7 +36,7 @@ def convert_command(
     source: Annotated[
         Path, typer.Argument(help="Trajectories, questions, or another system's results.")
     ],
-    out: Annotated[Path, typer.Argument(help="File to write.")],
+    out: Annotated[Path, typer.Argument(help="File to write.", callback=writable_file)],
     to: Annotated[
         str,
         Option(
@@ -70,6 +79,8 @@ def convert_command(
 
     if out.exists() and out.samefile(source):
         raise ConfigError(f"{out} is the source itself; name another file to write.")
+    if to in TO_CONVERSATIONS:
+        _require_trajectories(source)
     if to == "trajectories":
         count = import_results(source, out, model)
     else:
@@ -99,7 +110,10 @@ def stats_command(
         deepsearch trajectories stats data/tiny/trajectories/teacher.jsonl
         deepsearch trajectories stats teacher.jsonl --questions data/tiny/questions/multihoprag/train.jsonl --markdown
     """
+    _require_trajectories(trajectories)
     statistics = read_statistics(trajectories, questions)
+    if questions is not None:
+        _require_questions_of(trajectories, questions, statistics)
     if as_json:
         typer.echo(statistics.model_dump_json(indent=2))
         return
@@ -111,6 +125,51 @@ def stats_command(
             typer.echo("\n".join([f"## {title}", "", *lines, ""]))
         else:
             print_table(title, header, rows)
+
+
+def _require_trajectories(path: Path) -> None:
+    """Raise ConfigError where a path is a folder, or a file whose first row is a prediction or a result."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a file in it.")
+    if not path.is_file():
+        return
+    with path.open("rb") as lines:
+        line = next((line for line in lines if line.strip()), b"")
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return
+
+    # What else does not fit is named by its field
+    names = row.keys() if isinstance(row, dict) else ()
+    if "pred" in names:
+        raise ConfigError(
+            f"{path} holds predictions, which have no turns and searches; `deepsearch score {path}` reads them."
+        )
+    if "output" in names:
+        raise ConfigError(
+            f"{path} holds another system's results; `deepsearch trajectories convert {path} OUT --to trajectories` "
+            "makes trajectories of them."
+        )
+
+
+def _require_questions_of(
+    trajectories: Path, questions: Path, statistics: TrajectoryStatistics
+) -> None:
+    """Raise ConfigError where no rollout is of these questions: figures on evidence would be left out in silence."""
+    if EVIDENCE in statistics.groups["all"].figures:
+        return
+
+    ids = {question.id for question in read_questions(questions)}
+    rollouts = 0
+    for trajectory in read_jsonl(trajectories, Trajectory):
+        rollouts += 1
+        if trajectory.question_id in ids:
+            return
+    raise ConfigError(
+        f"0 of {rollouts} rollouts of {trajectories} are of questions in {questions}; name the set and split that "
+        "they answer, or leave --questions out."
+    )
 
 
 def _tables(statistics: TrajectoryStatistics) -> Iterator[Table]:

@@ -97,6 +97,12 @@ def test_a_row_that_does_not_fit_is_named_by_file_line_and_field(
     assert (caught.value.path, caught.value.line, caught.value.field) == (str(path), 2, field)
 
 
+def test_golden_answers_that_are_no_list_are_named_with_what_to_write(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "p.jsonl", [{**row(1, "x", ["x"]), "golden_answers": "x"}])
+    with pytest.raises(RecordError, match=r'are no list; write \["A"\] also where there is one'):
+        score_predictions(path)
+
+
 def test_fields_that_other_systems_add_to_their_rows_are_ignored(tmp_path: Path) -> None:
     added = [
         {"metadata": None, "question_type": None},
@@ -137,6 +143,11 @@ def test_a_missing_or_empty_file_is_refused(tmp_path: Path, content: str | None)
         (tmp_path / "p.jsonl").write_text(content)
     with pytest.raises(ArtifactError):
         score_predictions(tmp_path / "p.jsonl")
+
+
+def test_a_folder_in_place_of_a_file_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"is a folder; name a file in it\."):
+        score_predictions(tmp_path)
 
 
 def test_the_comparison_is_paired_by_question_whatever_the_order_of_the_rows(

@@ -61,7 +61,7 @@ class ScoredFile(NamedTuple):
 def score_predictions(path: Path) -> ScoredFile:
     """Score a file; a question that was answered several times counts once, with the mean of its answers' scores.
 
-    Raise ArtifactError where the file is missing or empty, or no row has a ``pred``; RecordError
+    Raise ArtifactError where the file is missing, a folder or empty, or no row has a ``pred``; RecordError
     where a row does not fit, repeats another's id and sample, or has other golden answers than an
     earlier answer to the same question.
     """
@@ -137,16 +137,29 @@ def _is_of_trajectories(path: Path) -> bool:
     return b'"stop_reason"' in first_line and b'"pred"' not in first_line
 
 
+def _with_list(error: RecordError) -> RecordError:
+    """Return the error of a row, with what to write where its golden answers are no list."""
+    if error.field != "golden_answers" or not error.problem.endswith("valid array"):
+        return error
+    problem = 'the golden answers are no list; write ["A"] also where there is one'
+    return RecordError(error.path, error.line, error.field, problem)
+
+
 def _read_predictions(path: Path) -> Iterator[tuple[int, Prediction, str | None]]:
     """Yield line numbers, from 1, rows and failures of a file of predictions or trajectories."""
+    if path.is_dir():
+        raise ArtifactError(f"{path} is a folder; name a file in it.")
     if not path.is_file():
         raise ArtifactError(
             f"{path} does not exist; give a JSON Lines file of predictions or trajectories."
         )
 
     if not _is_of_trajectories(path):
-        for number, row in numbered_rows(path, Prediction):
-            yield number, row, row.failure
+        try:
+            for number, row in numbered_rows(path, Prediction):
+                yield number, row, row.failure
+        except RecordError as error:
+            raise _with_list(error) from error
         return
 
     for number, trajectory in numbered_records(path, Trajectory):
