@@ -78,6 +78,13 @@ _FIELDS = {
 _Model: TypeAlias = Annotated[
     str, Option(help="Model name to ask the endpoint for, or a folder with weights.")
 ]
+_Dataset: TypeAlias = Annotated[
+    str,
+    Option(
+        help="Question set: multihoprag, which is fetched, or with --data musique, 2wikimultihopqa, hotpotqa, nq, "
+        "triviaqa, popqa, bamboogle or graphrag_bench."
+    ),
+]
 _BaseUrl: TypeAlias = Annotated[
     str,
     Option(
@@ -110,6 +117,14 @@ _Greedy: TypeAlias = Annotated[
 _Controls: TypeAlias = Annotated[
     int, Option(help="The first N without search, and with gold passages.", min=0)
 ]
+_Out: TypeAlias = Annotated[
+    Path | None,
+    Option(
+        help="For rollouts and rows.json.",
+        show_default="below work/evaluate",
+        callback=writable_folder,
+    ),
+]
 _AsJson: TypeAlias = Annotated[
     bool, Option("--json", help="Print the rows as JSON instead of a table.")
 ]
@@ -126,13 +141,7 @@ _Prompt: TypeAlias = Annotated[
 def evaluate_command(
     context: typer.Context,
     model: _Model,
-    dataset: Annotated[
-        str,
-        Option(
-            help="Question set: multihoprag, which is fetched, or with --data musique, 2wikimultihopqa, hotpotqa, nq, "
-            "triviaqa, popqa, bamboogle or graphrag_bench."
-        ),
-    ] = "multihoprag",
+    dataset: _Dataset = "multihoprag",
     base_url: _BaseUrl = "$OPENAI_BASE_URL",
     key_variable: Annotated[
         str, Option(help="Environment variable that holds the key.")
@@ -150,14 +159,7 @@ def evaluate_command(
     name: Annotated[
         str | None, Option(help="The model's name in the row.", show_default="as --model ends")
     ] = None,
-    out: Annotated[
-        Path | None,
-        Option(
-            help="For rollouts and rows.json.",
-            show_default="below work/evaluate",
-            callback=writable_folder,
-        ),
-    ] = None,
+    out: _Out = None,
     as_json: _AsJson = False,
 ) -> None:
     """Let a model answer a question set with search, and print its row of the F1 table.
