@@ -131,6 +131,7 @@ def test_options_of_requests_take_the_place_of_the_endpoints_own(
     for option, message in (
         ("temperature=warm", "--request temperature: "),
         ("nothing", "write NAME=VALUE"),
+        ("temprature=1", "option of --request .temprature.*Did you mean .temperature"),
     ):
         with pytest.raises(ConfigError, match=message):
             raise ask("--request", option).exception or AssertionError

@@ -747,6 +747,16 @@ def test_a_row_of_a_table_or_array_that_does_not_fit_is_named(
     assert caught.value.line == line
 
 
+@pytest.mark.parametrize("name", ["header.csv", "nothing.jsonl"])
+def test_a_file_without_documents_is_not_converted_into_an_empty_one(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("id,title,text\n" if name.endswith("csv") else "")
+    with pytest.raises(ArtifactError, match=rf"{name} (holds no document|is empty)"):
+        run("retrieve", "convert", tmp_path / name, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     "layout", ["array", "DPR's table", "Parquet", "Arrow stream", "zip", "bzip2"]
 )

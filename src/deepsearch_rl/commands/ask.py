@@ -143,13 +143,17 @@ def ask_command(
 
 
 def _request_options(request: Sequence[str] | None, folder: Path) -> dict[str, Any]:
-    """Return the values of ``--request``; raise ConfigError for a model that no endpoint serves."""
+    """Return the values of ``--request``; raise ConfigError for an unknown name, or where the model has weights."""
+    from deepsearch_rl.endpoints.request_options import RequestOptions  # noqa: PLC0415 - for this option alone
+
     values = named_values("--request", request or ())
     if values and not (folder / "endpoint.json").is_file():
         raise ConfigError(
             f"--request is for a model behind an endpoint, and {folder} holds weights; leave it out."
         )
 
+    for option in values:
+        look_up("option of --request", option, RequestOptions.model_fields)
     return values
 
 

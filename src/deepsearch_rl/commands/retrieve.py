@@ -12,13 +12,13 @@ from typer import Option
 
 from deepsearch_rl.commands import retrieve_options as options
 from deepsearch_rl.commands.defaults import Fields, field_options, named_numbers
+from deepsearch_rl.commands.retrieve_convert import convert_command
 from deepsearch_rl.commands.retrieve_measure import eval_command, frontier_command
 from deepsearch_rl.commands.retrieve_online import online_command
 from deepsearch_rl.commands.retrieve_quantize import quantize_command
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.core.files import distinct, write_jsonl
 from deepsearch_rl.core.profile import Profile, read_values
-from deepsearch_rl.corpora.reading.flashrag import numbered_documents, read_questions
+from deepsearch_rl.corpora.reading.flashrag import read_questions
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.retrieval.names import VectorsKind
 
@@ -200,27 +200,6 @@ def import_command(
     typer.echo(f"{out}: {index.rows} passages, {half} of {source}")
 
 
-@app.command("convert")
-def convert_command(
-    source: Annotated[
-        Path, typer.Argument(help="Passages or documents in any layout that is read.")
-    ],
-    out: Annotated[Path, typer.Argument(help="JSON Lines file to write.")],
-) -> None:
-    """Write passages of another layout as JSON Lines, which an index is built over.
-
-    Read are JSON Lines, a JSON array, CSV and TSV with a header, Parquet and Arrow, plain or
-    compressed by gzip, bzip2, xz or zip, with the keys or columns `id` (or BEIR's `_id`),
-    `contents`, `title` and `text`.
-
-        deepsearch retrieve convert psgs_w100.tsv.gz corpus.jsonl
-    """
-    if out.exists() and out.samefile(source):
-        raise ConfigError(f"{out} is the source itself; name another file to write.")
-    count = write_jsonl(out, distinct(lambda: numbered_documents(source), source))
-    typer.echo(f"{count} documents in {out}")
-
-
 def _build_settings(
     encoder: str,
     dimension: int,
@@ -390,6 +369,7 @@ def serve_command(
         launch.serve(config, listener)
 
 
+app.command("convert")(convert_command)
 app.command("eval")(eval_command)
 app.command("frontier")(frontier_command)
 app.command("online")(online_command)
