@@ -55,13 +55,16 @@ def plan_command(
         return
 
     plan = make_plan(settings, slopes)
+    # What it writes to stderr is a stage's error
+    if check:
+        require_hours(plan, settings)
+        return
+
     # Without its endpoint.json an API's model looks like one that is served here, which costs nothing
     for requirement in missing_inputs(settings, Path()):
         typer.echo(f"Missing: {requirement.what}. To do: {requirement.fix}.", err=True)
 
-    if check:
-        require_hours(plan, settings)
-    elif as_json:
+    if as_json:
         typer.echo(json.dumps(as_values(plan), indent=2))
     else:
         show(plan)
