@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 from typer import Option
 
-from deepsearch_rl.commands.defaults import RequestOption, named_values, with_options
+from deepsearch_rl.commands.defaults import RequestOption, request_values, with_options
 from deepsearch_rl.conversation.agent_config import prompt_option
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.profile import Profile, find_profile
@@ -143,17 +143,13 @@ def ask_command(
 
 
 def _request_options(request: Sequence[str] | None, folder: Path) -> dict[str, Any]:
-    """Return the values of ``--request``; raise ConfigError for an unknown name, or where the model has weights."""
-    from deepsearch_rl.endpoints.request_options import RequestOptions  # noqa: PLC0415 - for this option alone
-
-    values = named_values("--request", request or ())
+    """Return the values of ``--request``; raise ConfigError for a model that no endpoint serves."""
+    values = request_values(request or ())
     if values and not (folder / "endpoint.json").is_file():
         raise ConfigError(
             f"--request is for a model behind an endpoint, and {folder} holds weights; leave it out."
         )
 
-    for option in values:
-        look_up("option of --request", option, RequestOptions.model_fields)
     return values
 
 

@@ -10,7 +10,7 @@ import typer
 import yaml
 from typer import Option
 
-from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.presets import load_preset
 
@@ -124,16 +124,20 @@ def _read_yaml(option: str, text: str) -> object:
         raise ConfigError(f"{option}: {' '.join(str(error).split())}.") from error
 
 
-def named_values(option: str, texts: Iterable[str]) -> dict[str, object]:
-    """Return the values of an option's NAME=VALUE texts by name, read as YAML; raise ConfigError for another form."""
+def request_values(texts: Iterable[str]) -> dict[str, object]:
+    """Return the values of ``--request`` by name, read as YAML; raise ConfigError for another form or name."""
+    from deepsearch_rl.endpoints.request_options import RequestOptions  # noqa: PLC0415 - for this option alone
+
     values: dict[str, object] = {}
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator:
             raise ConfigError(
-                f"{option} {text}: write NAME=VALUE, for example {option} temperature=omit."
+                f"--request {text}: write NAME=VALUE, for example --request temperature=omit."
             )
 
-        values[name.strip()] = _read_yaml(f"{option} {name}", value)
+        field = name.strip()
+        look_up("option of --request", field, RequestOptions.model_fields)
+        values[field] = _read_yaml(f"--request {field}", value)
 
     return values

@@ -15,13 +15,13 @@ from deepsearch_rl.commands.defaults import (
     field_options,
     given_fields,
     is_given,
-    named_values,
+    request_values,
     with_options,
 )
 from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.conversation.agent_config import prompt_option
-from deepsearch_rl.core.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.records import ProtocolName
 from deepsearch_rl.core.stage_state import package_digest
 from deepsearch_rl.presets import load_preset
@@ -299,7 +299,6 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
 
     from deepsearch_rl.core.files import first_problem, sha256_json, write_json  # noqa: PLC0415
     from deepsearch_rl.endpoints.remote import FILE, RemoteConfig  # noqa: PLC0415
-    from deepsearch_rl.endpoints.request_options import RequestOptions  # noqa: PLC0415
 
     if model and Path(model).is_dir():
         if request:
@@ -330,7 +329,7 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
                 "base_url": base_url,
                 "model": model,
                 "api_key_variable": key_variable,
-                "request": named_values("--request", request),
+                "request": request_values(request),
             }
         )
     except ValidationError as error:
@@ -347,8 +346,6 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
         )
 
     option, _, name = field.partition(".")
-    if option == "request" and name and name.partition(".")[0] not in RequestOptions.model_fields:
-        raise UnknownNameError("option of --request", name, RequestOptions.model_fields)
     raise ConfigError(f"--{option.replace('_', '-')}{' ' if name else ''}{name}: {problem}.")
 
 

@@ -14,6 +14,7 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.corpora.reading.flashrag import read_questions
+from deepsearch_rl.evaluation.standalone.predictions import first_line
 from deepsearch_rl.trajectories.statistics.statistics import (
     Spread,
     TrajectoryStatistics,
@@ -133,10 +134,8 @@ def _require_trajectories(path: Path) -> None:
         raise ConfigError(f"{path} is a folder; name a file in it.")
     if not path.is_file():
         return
-    with path.open("rb") as lines:
-        line = next((line for line in lines if line.strip()), b"")
     try:
-        row = json.loads(line)
+        row = json.loads(first_line(path))
     except ValueError:
         return
 

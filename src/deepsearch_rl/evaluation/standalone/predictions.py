@@ -130,11 +130,15 @@ def _score_questions(
     return QuestionScores(tuple(ids), tuple(types), metrics), golds
 
 
-def _is_of_trajectories(path: Path) -> bool:
-    """Return whether a file holds trajectories, by its first line."""
+def first_line(path: Path) -> bytes:
+    """Return the first line of a file that is not blank, which tells what its rows are; empty if there is none."""
     with path.open("rb") as lines:
-        first_line = next((line for line in lines if line.strip()), b"")
-    return b'"stop_reason"' in first_line and b'"pred"' not in first_line
+        return next((line for line in lines if line.strip()), b"")
+
+
+def _is_of_trajectories(path: Path) -> bool:
+    line = first_line(path)
+    return b'"stop_reason"' in line and b'"pred"' not in line
 
 
 def _with_list(error: RecordError) -> RecordError:

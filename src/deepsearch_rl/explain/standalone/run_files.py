@@ -31,7 +31,7 @@ from deepsearch_rl.core.records import (
     is_missing,
 )
 from deepsearch_rl.corpora.reading.flashrag import numbered_rows
-from deepsearch_rl.evaluation.standalone.predictions import Prediction
+from deepsearch_rl.evaluation.standalone.predictions import Prediction, first_line
 from deepsearch_rl.explain.causes.causes import FAILED
 from deepsearch_rl.explain.causes.runs import (
     Answer,
@@ -123,10 +123,8 @@ def read_run(path: Path) -> Run:
 
 
 def _is_of_trajectories(path: Path) -> bool:
-    """Return whether a file holds trajectories, by its first line."""
-    with path.open("rb") as lines:
-        first_line = next((line for line in lines if line.strip()), b"")
-    return b'"schema_version"' in first_line and b'"messages"' in first_line
+    line = first_line(path)
+    return b'"schema_version"' in line and b'"messages"' in line
 
 
 def _predictions(path: Path) -> Iterator[Row]:

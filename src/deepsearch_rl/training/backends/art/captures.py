@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import art
+from openai.types.chat import ChatCompletionTokenLogprob
 from openai.types.chat.chat_completion import Choice
 
 from deepsearch_rl.conversation.chat_format import ChatFormat, ConversationError
@@ -46,10 +47,14 @@ def sampled_choices(captured: art.Trajectory) -> list[Choice]:
 
 def _is_turn(choice: Choice) -> bool:
     message = choice.message
-    has_tokens = choice.logprobs is not None and bool(choice.logprobs.content)
     return choice.finish_reason in _ENDINGS and bool(
-        has_tokens or message.content or message.tool_calls
+        reported_tokens(choice) or message.content or message.tool_calls
     )
+
+
+def reported_tokens(choice: Choice) -> Sequence[ChatCompletionTokenLogprob]:
+    """Return a turn's tokens as its server reports them; none where it does not."""
+    return (choice.logprobs and choice.logprobs.content) or ()
 
 
 class CapturedRow(NamedTuple):
@@ -91,19 +96,14 @@ def captured_row(
     for start, choice, turn in zip(starts, choices, turns, strict=True):
         end = start + len(turn)
         mask[start:end] = [1] * len(turn)
-        logprobs[start:end] = _sampled_logprobs(choice)
+        logprobs[start:end] = [entry.logprob for entry in reported_tokens(choice)]
 
     return CapturedRow(TokenRow(starts[0], ids, mask, logprobs))
 
 
-def _sampled_logprobs(choice: Choice) -> list[float]:
-    return [entry.logprob for entry in (choice.logprobs and choice.logprobs.content) or ()]
-
-
 def sampled_tokens(choice: Choice) -> list[int]:
     """Return the ids of a turn's tokens, which servers report as ``token_id:N``; empty if one is missing."""
-    reported = (choice.logprobs and choice.logprobs.content) or []
-    return token_ids([entry.token for entry in reported])
+    return token_ids([entry.token for entry in reported_tokens(choice)])
 
 
 def token_ids(reported: Sequence[str]) -> list[int]:

@@ -15,6 +15,7 @@ from art.trajectories import History
 from openai.types.chat.chat_completion import Choice
 from transformers import PreTrainedTokenizerBase
 
+from deepsearch_rl.training.backends.art.captures import reported_tokens
 from deepsearch_rl.training.rl.rl_trainer import Rollout
 from deepsearch_rl.training.rl.tokens import TokenRow
 
@@ -65,7 +66,7 @@ def tokenized_row(
     mask: list[int] = []
     logprobs: list[float] = []
 
-    for entry in (choice.logprobs and choice.logprobs.content) or ():
+    for entry in reported_tokens(choice):
         name, _colon, token = entry.token.partition(":")
         is_sampled = name == _SAMPLED
         ids.append(int(token))
