@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from deepsearch_rl import __version__
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError, full_disk_named
+from deepsearch_rl.core.library_bars import hide_library_bars
 from deepsearch_rl.project.loopback import spare_loopback
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def _options(
         deepsearch table     # the F1 table
     """
     spare_loopback()
+    hide_library_bars()
 
 
 def require_own_sources(folder: Path) -> None:
