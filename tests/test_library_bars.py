@@ -5,15 +5,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from deepsearch_rl.core.library_bars import _VARIABLES
 from tests.conftest import ROOT
 
 BAR = "from tqdm import tqdm; list(tqdm(range(3)))"
 
 
 def errors_of(program: str, variables: Mapping[str, str]) -> str:
-    """What a program writes to standard error where the libraries' variables are these alone."""
-    environment = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+    """What a program writes to standard error where tqdm's variable is as given, or not set."""
+    environment = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
     command = [sys.executable, "-c", program]
     ended = subprocess.run(
         command, cwd=ROOT, env={**environment, **variables}, capture_output=True, check=True

@@ -54,10 +54,16 @@ def endpoint() -> Iterator[Endpoint]:
                 reply = state.replies.pop(0) if len(state.replies) > 1 else state.replies[0]
                 state.at_once += 1
                 state.most_at_once = max(state.most_at_once, state.at_once)
-            if state.gate:
-                state.gate.wait(10)
-            with lock:
-                state.at_once -= 1
+            try:
+                if state.gate:
+                    state.gate.wait(10)
+            except threading.BrokenBarrierError:
+                # The test ended while this request waited
+                self.close_connection = True
+                return
+            finally:
+                with lock:
+                    state.at_once -= 1
             self.send_response(reply.status)
             for name, text in {"content-length": str(len(reply.body)), **reply.headers}.items():
                 self.send_header(name, text)
