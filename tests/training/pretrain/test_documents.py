@@ -153,8 +153,8 @@ def plan_of(line: str) -> list[str]:
 def test_a_continuation_follows_its_plan_and_answers_where_that_ends(
     generator: DocumentGenerator, stage: CurriculumStage
 ) -> None:
-    second_queries = answers = 0
-    for turns in take(generator, stage, 100, continuation=1.0):
+    second_queries = answers = refusals = 0
+    for turns in take(generator, stage, 200, continuation=1.0):
         query = query_of(turns[1])
         subject, noun = asked(query)
         assert [subject] == find_entities(turns[0]["content"])
@@ -168,7 +168,12 @@ def test_a_continuation_follows_its_plan_and_answers_where_that_ends(
                 assert extract_answer(last) == name
                 answers += 1
                 continue
-            following, second = query_of(call), RELATIONS[noun].second
+            second = RELATIONS[noun].second
+            if name is None and query == f"about {subject} {second}":
+                assert extract_answer(last) == INSUFFICIENT
+                refusals += 1
+                continue
+            following = query_of(call)
             if name is None:
                 assert following == f"about {subject} {second}"
                 assert plan_of(last) == plan
@@ -181,17 +186,18 @@ def test_a_continuation_follows_its_plan_and_answers_where_that_ends(
                 subject, noun = asked(following)
             query, plan = following, plan_of(last)
         assert turns[-1]["role"] == "assistant"
-    assert 10 <= second_queries <= 60
-    assert 20 <= answers <= 60
+    assert 40 <= second_queries <= 120
+    assert 40 <= answers <= 120
+    assert 5 <= refusals <= 0.4 * second_queries  # a fifth on average
 
 
-def test_a_continuation_with_the_tool_never_ends_in_an_answer(
+def test_a_continuation_with_the_tool_ends_in_a_call_or_a_refusal(
     generator: DocumentGenerator, stage: CurriculumStage
 ) -> None:
     config = generator.config.model_copy(update={"tool_continuations": 1.0})
     for turns in take(DocumentGenerator(generator.prompt, config), stage, 50, continuation=1.0):
         assert turns[0]["role"] == "system"
-        assert turns[-1]["tool_calls"]
+        assert "tool_calls" in turns[-1] or extract_answer(turns[-1]["content"]) == INSUFFICIENT
 
 
 def test_a_given_search_answers_from_passages_that_the_model_did_not_ask_for(

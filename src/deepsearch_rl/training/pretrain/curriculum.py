@@ -69,7 +69,9 @@ class DocumentConfig(Record):
         ge=0, le=1, description="share of facts stated with the second word of their relation"
     )
     unanswerable: float = Field(
-        ge=0, le=1, description="share of questions that no passage answers"
+        ge=0,
+        le=1,
+        description="share of questions, and of second searches, that no passage answers",
     )
     without_system: float = Field(
         ge=0, le=1, description="share of first calls and given searches without the tool"

@@ -9,8 +9,8 @@ as a whole:
   (docs/experiments.md, 36);
 - *search*: a question and the call that looks up its first fact;
 - *continuation*: a question of several hops, some of its searches with their results, and the next
-  call, or all of them and the answer; it teaches to follow a plan to its end, and to search in
-  other words where a result lacks the fact;
+  call, or all of them and the answer; it teaches to follow a plan to its end, to search in other
+  words where a result lacks the fact, and to refuse where the second result lacks it too;
 - *given search*: a question, a call that the model need not write, all passages that the question
   needs, in any order, and the answer; it teaches what is enough;
 - *demonstration*: a question, one call, three passages, an answer. These are rough: a question of
@@ -20,8 +20,8 @@ as a whole:
 Before a search the model writes down its plan, the relations that it has still to follow, and after
 every result the fact that it read. So where a chain ends stands in the text, and need not be
 counted. A served model sees the tool in its system block: so begin demonstrations, and searches
-that have no plan, and few continuations, which have one and never end in an answer. That makes the
-base model answer after one search, and sometimes go on.
+that have no plan, and few continuations, which have one and end in a call or a refusal. That makes
+the base model answer after one search, and sometimes go on.
 
 Nothing here comes from a generated world. Names are put together anew for every document and facts
 are drawn at random, so a model can learn how to read from them, and nothing about the world that it
@@ -162,19 +162,26 @@ class DocumentGenerator:
         turns = [_user(task.question), _call(_plan(task.chain), subject, task.chain[0].noun)]
         has_tool = rng.random() < self.config.tool_continuations
 
-        # With the tool, a continuation never ends in an answer
+        # With the tool, a continuation never ends in a fact
         hops = rng.randint(1, len(task.chain) - has_tool)
         for place, relation in enumerate(task.chain[:hops], 1):
             word = None
+            missing = False
             if rng.random() < self.config.second_query:
                 result, _ = articles.find_facts(subject, [relation], hidden=True)
                 turns.append(result)
                 notes = [write_note(relation.noun, None), _plan(task.chain[place - 1 :])]
                 turns.append(_call("\n".join(notes), subject, relation.second))
-                word = relation.second
+                missing = rng.random() < self.config.unanswerable
+                word = None if missing else relation.second
 
-            result, (subject,) = articles.find_facts(subject, [relation], word=word)
+            result, names = articles.find_facts(subject, [relation], hidden=missing, word=word)
             turns.append(result)
+            if missing:
+                turns.append(_answer(INSUFFICIENT, write_note(relation.noun, None)))
+                break
+
+            (subject,) = names
             note = write_note(relation.noun, subject)
             if place == len(task.chain):
                 turns.append(_answer(subject, note))
