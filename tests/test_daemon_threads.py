@@ -23,12 +23,15 @@ threading.Thread(target=map_in_daemons, args=(hang, [1, 2, 3], 2), daemon=True).
 begun.acquire()
 begun.acquire()
 """
+# A signal, as Ctrl-C sends it: `interrupt_main` does not wake a thread that waits
 INTERRUPTED = """
-import _thread, time
+import signal, threading, time
 from deepsearch_rl.core.daemon_threads import map_in_daemons
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def hang(number):
-    _thread.interrupt_main()
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
     time.sleep(60)
 
 map_in_daemons(hang, [1], 1)
