@@ -89,7 +89,7 @@ class Articles:
         """Return a result with the facts of a chain from ``subject``, and the names that they lead to.
 
         If ``hidden``, the chain has one fact: the result lacks it, and there are no names. ``word``
-        is that of the facts' relations in the text; None draws it.
+        is that of the chain's relations in the text; None draws it, and nothing has it if ``hidden``.
         """
         rng = self.rng
         stated: set[tuple[str, Relation]] = set()
@@ -101,11 +101,11 @@ class Articles:
             steps.append((subject, relation))
             # Also where it is hidden: then no passage states it
             stated.add((subject, relation))
-            relations = [] if hidden else [relation]
-            passage = self._passage(subject, relation.subject_kind, relations, stated, word)
-            passages.append(passage)
-
-            if not hidden:
+            kind = relation.subject_kind
+            if hidden:
+                passages.append(self._passage(subject, kind, [], stated))
+            else:
+                passages.append(self._passage(subject, kind, [relation], stated, word))
                 subject = passages[-1].facts[0].object
                 names.append(subject)
                 self.visited.add(subject)

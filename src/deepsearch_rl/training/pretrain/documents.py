@@ -172,12 +172,12 @@ class DocumentGenerator:
                 turns.append(result)
                 notes = [write_note(relation.noun, None), _plan(task.chain[place - 1 :])]
                 turns.append(_call("\n".join(notes), subject, relation.second))
+                word = relation.second
                 missing = rng.random() < self.config.unanswerable
-                word = None if missing else relation.second
 
             result, names = articles.find_facts(subject, [relation], hidden=missing, word=word)
             turns.append(result)
-            if missing:
+            if not names:
                 turns.append(_answer(INSUFFICIENT, write_note(relation.noun, None)))
                 break
 
