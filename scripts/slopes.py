@@ -75,8 +75,9 @@ def measure(plan: Plan, runs: Sequence[StageRun]) -> tuple[dict[str, float], flo
                 other_s = work.seconds(slopes) - own_amount * slopes[own].value
                 rest_s += seconds[work.stage] - other_s
 
-        if amount:
-            value = max(rest_s, 0.0) / amount
+        # A stage that took less than its other parts shows nothing of its own slope, which stays what it was
+        if amount and rest_s > 0:
+            value = rest_s / amount
             slopes[own] = Slope(value=value, source=f"the last run of {plan.profile}")
 
     values = {name: slope.value for name, slope in slopes.items() if not slope.fixed}

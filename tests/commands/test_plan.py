@@ -403,6 +403,17 @@ def test_slopes_that_a_run_shows_give_a_plan_of_its_time() -> None:
         measure(plan, [later, *runs[1:]])
 
 
+def test_a_stage_shorter_than_its_start_keeps_its_slope() -> None:
+    plan = make_plan(profile("tiny"), {})
+    runs = [
+        StageRun(profile="tiny", stage=stage, started=1e9, seconds=value, peak_mb=1)
+        for stage, value in (seconds(plan) | {"filter": 0.5}).items()
+    ]
+    values, _ = measure(plan, runs)
+    assert plan.slopes["start_s"].value > 0.5
+    assert values["filter_row_s"] == plan.slopes["filter_row_s"].value
+
+
 def test_measured_slopes_are_written_into_the_block_of_their_machine_alone() -> None:
     text = SLOPES.read_text()
     changed = write(text, "laptop", {"rollout_s": 0.5, "sft_token_s": 0.001}, 0.2)
