@@ -28,14 +28,9 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 from tokenizers import Tokenizer
 
 from benchmarks import data
+from benchmarks.encoder_export import export_encoder
 from benchmarks.measure import in_turn, parse_options, publish, timed
-from benchmarks.trained_encoder import (
-    HELD_OUT,
-    PASSAGE_TOKENS,
-    Pair,
-    export_encoder,
-    train_encoder,
-)
+from benchmarks.trained_encoder import HELD_OUT, PASSAGE_TOKENS, Pair, train_encoder
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.engines.encoders.onnx.export import OnnxEncoder
 from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder

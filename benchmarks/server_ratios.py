@@ -10,6 +10,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import data
+from benchmarks.encoder_export import export_encoder
 from benchmarks.measure import in_turn
 from benchmarks.ratio import Ratio
 from benchmarks.servers import (
@@ -23,7 +24,6 @@ from benchmarks.servers import (
     running_command,
     running_server,
 )
-from benchmarks.trained_encoder import export_encoder
 from deepsearch_rl.core.processes import free_port
 from deepsearch_rl.engines.quantization import quantize_export
 

@@ -8,7 +8,6 @@ core are enough.
 
 import random
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from scipy.sparse import csr_matrix, diags
 from sklearn.utils.extmath import randomized_svd
 from tokenizers import BertWordPieceTokenizer
 from torch.nn import functional
-from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
+from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from benchmarks.data import QUERY_WORDS
 
@@ -38,8 +37,6 @@ TEMPERATURE = 0.05
 LEARNING_RATE = 1e-3
 # Of the vectors of positions at the start, beside BERT's own
 POSITION_SHARE = 0.1
-INPUTS = ("input_ids", "attention_mask")
-HIDDEN = "last_hidden_state"
 
 # Question sets with gold passages, their files, and the part of the questions that is held out
 HELD_OUT = (
@@ -172,33 +169,3 @@ def _embed(
     hidden_BTD = model(**inputs).last_hidden_state
     mask_BT1 = inputs["attention_mask"].unsqueeze(-1)
     return functional.normalize((hidden_BTD * mask_BT1).sum(dim=1), dim=1)
-
-
-class TokenVectors(torch.nn.Module):
-    """The encoder as a function of ids and mask, which is what an export is."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.encoder = AutoModel.from_pretrained(folder, attn_implementation="eager")
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of all tokens."""
-        return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
-
-def export_encoder(folder: Path) -> None:
-    """Write ``onnx/model.onnx`` beside the weights of a plain transformers folder."""
-    (folder / "onnx").mkdir(exist_ok=True)
-    example = torch.ones((2, 5), dtype=torch.int64)
-    with warnings.catch_warnings():
-        # The older exporter is deprecated; the newer one gives other vectors than torch
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            TokenVectors(folder).eval(),
-            (example, example),
-            str(folder / "onnx" / "model.onnx"),
-            input_names=INPUTS,
-            output_names=(HIDDEN,),
-            dynamic_axes={name: {0: "batch", 1: "tokens"} for name in (*INPUTS, HIDDEN)},
-            dynamo=False,
-        )

@@ -1,20 +1,13 @@
 """Tiny encoders with random weights, in the layouts that real ones are published in."""
 
 import json
-import warnings
 from pathlib import Path
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense
-from transformers import (
-    AutoModel,
-    BertConfig,
-    BertModel,
-    BertTokenizerFast,
-    Qwen3Config,
-    Qwen3Model,
-)
+from transformers import BertConfig, BertModel, BertTokenizerFast, Qwen3Config, Qwen3Model
 
+from benchmarks.encoder_export import export_encoder
 from deepsearch_rl.retrieval.encoding.configs import OnnxConfig, TransformersConfig
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -132,35 +125,10 @@ def write_qwen3_embedding(root: Path) -> Path:
     return root
 
 
-class TokenVectors(torch.nn.Module):
-    """A BERT as a function of ids and mask, which is what an export is."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.bert = AutoModel.from_pretrained(folder, attn_implementation="eager")
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        return self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
-
 def write_onnx(folder: Path) -> Path:
     """A plain transformers folder with an export of its model beside the weights."""
     root = write_bert(folder)
-    (root / "onnx").mkdir()
-    names = ("input_ids", "attention_mask", "last_hidden_state")
-    example = torch.ones((2, 5), dtype=torch.int64)
-    with warnings.catch_warnings():
-        # The older exporter is deprecated; the newer gives other vectors than torch
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            TokenVectors(root).eval(),
-            (example, example),
-            str(root / "onnx" / "model.onnx"),
-            input_names=names[:2],
-            output_names=names[2:],
-            dynamic_axes={name: {0: "batch", 1: "tokens"} for name in names},
-            dynamo=False,
-        )
+    export_encoder(root)
     return root
 
 
