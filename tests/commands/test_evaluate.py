@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.commands.evaluate import _model_folder
+from deepsearch_rl.commands import evaluate as evaluate_module
+from deepsearch_rl.commands.evaluate import _endpoint_folder
 from deepsearch_rl.core.errors import (
     ArtifactError,
     ConfigError,
@@ -19,8 +20,11 @@ from deepsearch_rl.core.errors import (
     UnknownNameError,
 )
 from deepsearch_rl.core.files import read_json, read_jsonl
+from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluation.models import evaluate_model
+from deepsearch_rl.evaluation.standalone.world import WorldEvaluation
+from deepsearch_rl.presets import load_preset
 from deepsearch_rl.serving import launch
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.model_servers import serve_models_here
@@ -104,6 +108,10 @@ def test_a_row_with_its_interval_comes_out_and_more_questions_keep_the_answers_t
     assert not any(
         KEY.encode() in path.read_bytes() for path in Path().rglob("*") if path.is_file()
     )
+    explained = CliRunner().invoke(app, ["explain", str(out), "--json", "--draws", "50"])
+    assert explained.exit_code == 0, explained.exception
+    [run] = json.loads(explained.stdout)["runs"]
+    assert (run["f1"]["mean"], run["passages"]) == (1.0, 4)
 
 
 @pytest.mark.slow
@@ -292,6 +300,59 @@ def test_a_world_has_its_own_sets(option: str, folder: Path) -> None:
     )
 
 
+def world_setting(*options: str) -> Profile:
+    """The profile of a world's evaluation with these options."""
+    described: list[WorldEvaluation] = []
+
+    def note(world: WorldEvaluation, *_: object) -> None:
+        described.append(world)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate_module, "_evaluate", note)
+        command = ["evaluate", "--model", "org/gpt-x", "--base-url", "http://127.0.0.1:9/v1"]
+        result = CliRunner().invoke(app, [*command, "--world-seed", "3", *options])
+    assert result.exit_code == 0, result.exception
+    [world] = described
+    assert world.setting.chunk
+    return world.profile
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_option_brings_what_follows_from_it_into_a_world_as_well() -> None:
+    plain = world_setting()
+    tiny = load_preset("tiny")
+    assert plain.value("agent") == tiny.value("agent") | {"prompt": "tiny"}
+    assert world_setting("--max-searches", "12").value("agent.max_turns") == 14
+    assert world_setting("--timeout-s", "30").value("agent.call_timeout_s") == 7.5
+    assert world_setting("--max-tokens", "16").value("agent.answer_tokens") == 4
+    wider = world_setting("--context-tokens", "4096", "--backend", "vllm").value("serving")
+    assert (wider["cpu"]["context_tokens"], wider["vllm"]["max_model_len"]) == (4096, 4096)
+    assert world_setting("--protocol", "search_tags").value("agent.prompt") == "search_tags"
+
+
+@pytest.mark.parametrize("world", [(), ("--world-seed", "3")])
+def test_tokens_of_a_call_that_leave_no_room_are_named_by_their_options(
+    world: tuple[str, ...], folder: Path
+) -> None:
+    command = ["evaluate", "--model", "org/gpt-x", "--base-url", "http://127.0.0.1:9/v1", *world]
+    command += [] if world else ["--dataset", "musique", "--data", str(folder)]
+    result = CliRunner().invoke(app, [*command, "--max-tokens", "40000"])
+    assert "--max-tokens 40000 leaves no room" in failure(result, ConfigError)
+
+
+@pytest.mark.parametrize("option", ["--base-url", "--key-variable", "--request"])
+def test_an_option_of_an_endpoint_is_refused_beside_a_folder(option: str, folder: Path) -> None:
+    value = "temperature=omit" if option == "--request" else "http://127.0.0.1:9/v1"
+    command = ["evaluate", "--model", str(folder), option, value, "--data", str(folder)]
+    message = failure(CliRunner().invoke(app, [*command, "--dataset", "musique"]), ConfigError)
+    assert message.startswith(f"{option} is for a model behind an endpoint")
+
+
+def test_random_passages_without_controls_are_refused(folder: Path) -> None:
+    options = ("--base-url", "http://127.0.0.1:9/v1", "--random-passages")
+    assert "(--controls N)" in failure(evaluate(None, folder, *options), ConfigError)
+
+
 RECORDED_VLLM = """#!{python}
 import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -394,7 +455,7 @@ def test_the_tag_protocol_brings_its_own_prompt(folder: Path) -> None:
 )
 def test_an_option_of_a_request_that_does_not_fit_is_named(option: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        _model_folder("gpt-x", "https://api.example.com/v1", "KEY", [option])
+        _endpoint_folder("gpt-x", "https://api.example.com/v1", "KEY", [option])
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ EVALUATE = Command(
         "--temperature": ("0.5", "0.setting.evaluate.temperature", 0.5),
         "--greedy": ("2", "0.setting.evaluate.sets.musique.greedy", 2),
         "--controls": ("4", "0.setting.evaluate.sets.musique.controls", 4),
-        "--random-passages": ("", "0.setting.evaluate.random_passages", True),
+        "--random-passages": ("--controls 3", "0.setting.evaluate.random_passages", True),
         "--prompt": ("tiny", "0.setting.agent.prompt", "tiny"),
         "--protocol": ("search_tags", "0.setting.agent.protocol", "search_tags"),
         "--top-k": ("9", "0.setting.retrieval.top_k", 9),

@@ -11,7 +11,8 @@ from selenium.webdriver.support.wait import WebDriverWait
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.core.files import read_jsonl, sha256_file, write_json, write_jsonl
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.files import read_json, read_jsonl, sha256_file, write_json, write_jsonl
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, RowKey
 from deepsearch_rl.evaluation.scoring.score import build_row
@@ -263,3 +264,53 @@ def test_an_index_and_a_corpus_together_are_refused(planted_folder: Path) -> Non
         ],
     )
     assert "either --index or --corpus" in str(result.exception)
+
+
+def test_named_questions_and_index_stand_in_for_those_that_a_run_has_lost(
+    graph: Path, planted_folder: Path
+) -> None:
+    before = explain(graph / "evaluate" / "sft")
+    shutil.rmtree(graph / "questions")
+    shutil.rmtree(graph / "index")
+    questions = ("--questions", planted_folder / "questions.jsonl")
+    index = ("--index", planted_folder / "index")
+    result = CliRunner().invoke(app, ["explain", str(graph / "evaluate"), *map(str, questions)])
+    assert "index/own does not exist, and the run was made with it" in str(result.exception)
+    assert explain(graph / "evaluate" / "sft", *questions, *index) == before
+    corpus = ("--corpus", planted_folder / "corpus.jsonl")
+    [by_corpus] = explain(graph / "evaluate" / "sft", *questions, *corpus).runs
+    assert by_corpus.causes == before.runs[0].causes
+
+
+def test_only_the_chosen_question_set_has_to_be_there(graph: Path) -> None:
+    rows = read_json(graph / "evaluate" / "sft" / "rows.json")
+    rows["rows"].append(rows["rows"][0] | {"dataset": "hotpotqa"})
+    write_json(graph / "evaluate" / "sft" / "rows.json", rows)
+    result = CliRunner().invoke(app, ["explain", str(graph / "evaluate" / "sft")])
+    assert "questions/hotpotqa/val.jsonl does not exist" in str(result.exception)
+    [run] = explain(graph / "evaluate" / "sft", "--dataset", "musique").runs
+    assert run.dataset == "musique"
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (["--chunks", "c.jsonl"], "name that too"),
+        (["--chunks", "c.jsonl", "--corpus", "d.jsonl"], "name that too"),
+        (["--retriever", "dense", "--corpus", "d.jsonl"], "leave --retriever out"),
+        (["--control", "gold_passage"], "gold_passage=FILE"),
+        (["--control", "gold_passage="], "gold_passage=FILE"),
+    ],
+)
+def test_an_option_that_another_one_leaves_without_use_is_refused(
+    options: list[str], remedy: str, planted_folder: Path
+) -> None:
+    result = CliRunner().invoke(app, ["explain", str(planted_folder / "run.jsonl"), *options])
+    assert isinstance(result.exception, ConfigError)
+    assert remedy in str(result.exception)
+
+
+def test_a_folder_named_as_the_corpus_is_an_index(planted_folder: Path) -> None:
+    run_path = planted_folder / "run.jsonl"
+    by_index = explain(run_path, "--index", planted_folder / "index")
+    assert explain(run_path, "--corpus", planted_folder / "index") == by_index

@@ -18,10 +18,11 @@ from deepsearch_rl.commands.defaults import (
     request_values,
     with_options,
 )
+from deepsearch_rl.commands.evaluation_rows import print_rows
 from deepsearch_rl.commands.targets import writable_folder
-from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.conversation.agent_config import prompt_option
 from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import ProtocolName
 from deepsearch_rl.core.stage_state import package_digest
 from deepsearch_rl.presets import load_preset
@@ -29,7 +30,6 @@ from deepsearch_rl.retrieval.names import RetrieverName
 from deepsearch_rl.serving.names import ServingBackend
 
 if TYPE_CHECKING:
-    from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
     from deepsearch_rl.evaluation.standalone.standalone import Standalone
     from deepsearch_rl.evaluation.standalone.world import WorldEvaluation
 
@@ -178,19 +178,28 @@ def evaluate_command(
     The last line repeats the figures of a model of the tiny profile on names, facts and questions
     that nothing was trained or tuned on.
     """
+    if fields["evaluate.random_passages"] and not controls:
+        raise ConfigError(
+            "--random-passages is one of the controls: say for how many questions (--controls N)."
+        )
     counts = {"questions": questions, "samples": samples, "greedy": greedy, "controls": controls}
+    if _is_folder(model):
+        _require_no_endpoint(context)
+        folder = Path(model)
+    else:
+        folder = _endpoint_folder(model, base_url, key_variable, request or [])
+
     if world_seed is not None:
         _require_no_set(context)
-        changed = {field: fields[field] for field in given_fields(context, _FIELDS)}
-        options = {**changed, "agent.prompt": prompt or _TINY_PROMPT}
-        folder = _model_folder(model, base_url, key_variable, request or [])
+        options = {field: fields[field] for field in given_fields(context, _FIELDS)}
+        prompt = prompt_option(prompt, options.get("agent.protocol"))
+        options["agent.prompt"] = prompt or _TINY_PROMPT
         world = _describe_world(name or _slug(model), folder, world_seed, counts, options)
         _evaluate(world, f"world-{world_seed}", out, as_json)
         return
 
     prompt = prompt_option(prompt, fields["agent.protocol"])
     options = {**fields, "agent.prompt": prompt, "evaluate.sets": {dataset: counts}}
-    folder = _model_folder(model, base_url, key_variable, request or [])
     described = _describe(name or _slug(model), folder, dataset, data, options)
     _evaluate(described, dataset, out, as_json)
 
@@ -204,6 +213,20 @@ def _require_no_set(context: typer.Context) -> None:
             )
 
 
+def _is_folder(model: str) -> bool:
+    return bool(model) and Path(model).is_dir()
+
+
+def _require_no_endpoint(context: typer.Context) -> None:
+    """Raise ConfigError where an option describes an endpoint beside a model's folder."""
+    for option in ("base_url", "key_variable", "request"):
+        if is_given(context, option):
+            raise ConfigError(
+                f"--{option.replace('_', '-')} is for a model behind an endpoint, and --model is a folder; leave it "
+                "out. The endpoint of a folder without weights stands in its endpoint.json."
+            )
+
+
 def _describe(
     name: str, model: Path, dataset: str, data: Path | None, options: Fields
 ) -> "Standalone":
@@ -213,17 +236,12 @@ def _describe(
     from deepsearch_rl.evaluation.standalone.standalone import Standalone  # noqa: PLC0415
     from deepsearch_rl.indexing.build import IndexSection  # noqa: PLC0415
 
-    consequences = {
-        "agent.max_turns": options["agent.max_searches"] + 2,
-        "agent.answer_tokens": max(1, options["agent.max_tokens"] // ANSWERS_PER_CALL),
-        "agent.call_timeout_s": options["agent.timeout_s"] / CALLS_PER_DEADLINE,
-        "serving.cpu.context_tokens": options["agent.context_tokens"],
-        "serving.vllm.max_model_len": options["agent.context_tokens"],
+    changes = {
         "datasets": {dataset: {"corpus": dataset}},
         "evaluate.split": SPLIT,
         "evaluate.variants": {},
     }
-    settings = with_options(_PRESET, {**options, **consequences})
+    settings = _with_consequences(_PRESET.with_overrides(changes), options)
     return Standalone(
         name=name,
         model=model,
@@ -242,8 +260,41 @@ def _describe_world(
 
     tiny = load_preset("tiny")
     plan = {dataset: dict(counts) for dataset in tiny.value("evaluate.sets")}
-    changes = {"evaluate.sets": plan, "evaluate.variants": {}, "chunk.variants": {}}
-    return WorldEvaluation(name, model, seed, with_options(tiny, {**changes, **options}))
+    vllm = _PRESET.value("serving.vllm") | {"max_model_len": tiny.value("agent.context_tokens")}
+    changes = {
+        "evaluate.sets": plan,
+        "evaluate.variants": {},
+        "chunk.variants": {},
+        "serving": tiny.value("serving") | {"vllm": vllm},
+    }
+    settings = _with_consequences(tiny.with_overrides(changes), options)
+    return WorldEvaluation(name, model, seed, settings)
+
+
+def _with_consequences(settings: Profile, options: Fields) -> Profile:
+    """Return settings with options, and with the fields that follow from those of them that are there.
+
+    Raise ConfigError where the tokens of a call do not fit into its context.
+    """
+    following: dict[str, object] = {}
+    if "agent.max_searches" in options:
+        following["agent.max_turns"] = options["agent.max_searches"] + 2
+    if "agent.max_tokens" in options:
+        following["agent.answer_tokens"] = max(1, options["agent.max_tokens"] // ANSWERS_PER_CALL)
+    if "agent.timeout_s" in options:
+        following["agent.call_timeout_s"] = options["agent.timeout_s"] / CALLS_PER_DEADLINE
+    if "agent.context_tokens" in options:
+        following["serving.cpu.context_tokens"] = options["agent.context_tokens"]
+        following["serving.vllm.max_model_len"] = options["agent.context_tokens"]
+
+    changed = with_options(settings, {**options, **following})
+    max_tokens, context_tokens = map(changed.value, ("agent.max_tokens", "agent.context_tokens"))
+    if max_tokens >= context_tokens:
+        raise ConfigError(
+            f"--max-tokens {max_tokens} leaves no room for a prompt in --context-tokens {context_tokens}, which is "
+            "prompt and answer together; write a smaller one or a larger one."
+        )
+    return changed
 
 
 def _evaluate(
@@ -260,53 +311,18 @@ def _evaluate(
     if as_json:
         typer.echo(evaluation.model_dump_json(indent=2))
     else:
-        _print_rows(evaluation)
+        print_rows(evaluation)
 
     # On standard error, where JSON is read by a program
     typer.echo(f"rollouts and rows.json: {place}", err=as_json)
 
 
-def _print_rows(evaluation: "ModelEvaluation") -> None:
-    """Print the rows of an evaluation as a table, and below it its controls."""
-    header = [
-        "set",
-        "retriever",
-        "n x samples",
-        "T",
-        "F1",
-        "95 % interval",
-        "EM",
-        "acc",
-        "searches",
-        "constant",
-        "failures",
-    ]
-    rows = evaluation.rows
-    title = f"{evaluation.model}: {rows[0].checkpoint}"
-    print_table(title, header, [_cells(row) for row in rows])
-
-    for row in rows:
-        for control, score in row.controls.items():
-            interval = f"{score.f1:.3f} [{score.f1_low:.3f}, {score.f1_high:.3f}]"
-            typer.echo(
-                f"{row.dataset}, {control}: F1 {interval} on {score.n}; with search {score.searched_f1:.3f}"
-            )
-
-
-def _model_folder(model: str, base_url: str, key_variable: str, request: list[str]) -> Path:
-    """Return the folder of weights, or one that is made for the endpoint; raise ConfigError for a path or a key."""
+def _endpoint_folder(model: str, base_url: str, key_variable: str, request: list[str]) -> Path:
+    """Return a folder that is made for a model behind an endpoint; raise ConfigError for a path or a key."""
     from pydantic import ValidationError  # noqa: PLC0415
 
     from deepsearch_rl.core.files import first_problem, sha256_json, write_json  # noqa: PLC0415
     from deepsearch_rl.endpoints.remote import FILE, RemoteConfig  # noqa: PLC0415
-
-    if model and Path(model).is_dir():
-        if request:
-            raise ConfigError(
-                "--request is for a model behind an endpoint; for a folder, write it into endpoint.json."
-            )
-
-        return Path(model)
 
     # An empty name has no parts
     first_part = Path(model).parts[:1]
@@ -351,19 +367,3 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
 
 def _slug(model: str) -> str:
     return re.sub(r"[^\w.-]+", "_", Path(model).name) or "model"
-
-
-def _cells(row: "F1TableRow") -> list[str]:
-    return [
-        row.dataset,
-        row.retriever,
-        f"{row.n} x {row.samples}",
-        row.temperature_text,
-        f"{row.f1:.3f}",
-        f"[{row.f1_low:.3f}, {row.f1_high:.3f}]",
-        f"{row.em:.3f}",
-        f"{row.acc:.3f}",
-        f"{row.mean_tool_calls:.2f}",
-        f"{row.constant.f1:.3f}",
-        ", ".join(f"{count} {kind}" for kind, count in row.counts.items()) or "none",
-    ]

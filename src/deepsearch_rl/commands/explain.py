@@ -95,8 +95,8 @@ def explain_command(
     """Show where runs lose points, cause by cause, what could be reached, and how a published row differs.
 
     Every answer that lost points lost them to one cause, and with F1 they add up to 1. A run of a
-    finished graph needs nothing else: questions, index and setting are found beside it. A
-    prediction is a row of `deepsearch score` with what was retrieved, `"retrievals": [{"query",
+    finished graph or of `deepsearch evaluate` needs nothing else: questions, index and setting are
+    found beside it. A prediction is a row of `deepsearch score` with what was retrieved, `"retrievals": [{"query",
     "passages": [text]}]`, or `"chunk_ids"` in place of the passages; FlashRAG's `output` is read
     too. Without gold evidence the answer's string stands in. Without an index or a corpus, what the
     corpus lacks and why something was not found stays unknown. docs/evaluation.md defines every
@@ -149,6 +149,8 @@ def _read_controls(
     for text in named:
         name, _, file = text.partition("=")
         look_up("control", name, CONTROLS)
+        if not file:
+            raise ConfigError(f"--control {text}: name its file of answers, {name}=FILE.")
         scores = score_predictions(Path(file)).scores
         searched = score_predictions(runs[0]).scores
         searched_f1 = dict(zip(searched.question_ids, searched.metrics["f1"].tolist(), strict=True))

@@ -17,6 +17,7 @@ from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name, eval
 from deepsearch_rl.evaluation.models.plan import Evaluation
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from deepsearch_rl.evaluation.standalone.world import WorldEvaluation
+from deepsearch_rl.explain.causes.sources import DATA, DataFolder
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.search import manifest
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
@@ -89,7 +90,8 @@ def evaluate(
 ) -> ModelEvaluation:
     """Make the data that the cache lacks, evaluate, and write rollouts and ``rows.json`` into ``out``.
 
-    Raise ConfigError where ``out`` is a file, or a folder with anything other than an evaluation.
+    ``data.json`` beside them says where the data are, for `deepsearch explain`. Raise ConfigError
+    where ``out`` is a file, or a folder with anything other than an evaluation.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / "rows.json").is_file()):
         raise ConfigError(
@@ -98,7 +100,9 @@ def evaluate(
         )
 
     data = request.prepare(cache)
-    return evaluate_model(request.name, request.model, request.setting, data, out, work)
+    evaluation = evaluate_model(request.name, request.model, request.setting, data, out, work)
+    write_json(out / DATA, DataFolder(data=data.absolute()).model_dump(mode="json"))
+    return evaluation
 
 
 def _source_digest(source: DownloadConfig) -> str:

@@ -1,22 +1,37 @@
 """Where a run's questions, index and setting are: beside it in a finished graph, or as somebody names them.
 
 The rollouts of a graph are ``data/<profile>/evaluate/<model>/<file>``; ``rows.json`` beside them
-has the setting of every file and the digests of what was answered and searched. Questions and index
-are taken only where they still have these digests.
+has the setting of every file and the digests of what was answered and searched. Beside the rollouts
+of `deepsearch evaluate`, ``data.json`` says where its questions and indexes are. They are taken only
+where they still have these digests.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from deepsearch_rl.core.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.core.files import read_record, sha256_file
+from deepsearch_rl.core.records import Record
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
 from deepsearch_rl.evaluation.scoring.score import Interval
 from deepsearch_rl.evaluation.tables.tables import DATASET_ORDER, MODEL_ORDER, in_order
 from deepsearch_rl.explain.causes.records import ControlFigure, Setting
 
 ROWS = "rows.json"
+DATA = "data.json"
+
+# What a run was made with, beside its setting
+Input = Literal["questions", "index"]
+
+
+class DataFolder(Record):
+    """``data.json`` of an evaluation outside a graph: the folder of its ``questions``, ``index`` and ``chunks``."""
+
+    data: Path = Field(description="absolute path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +49,8 @@ class Source:
     greedy: Path | None = None
     controls: dict[str, ControlFigure] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    # SHA-256 of what was answered and searched, by name; empty where nothing is known of it
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +61,15 @@ class Searched:
     chunks: Path
 
 
-def find_sources(paths: Sequence[Path], dataset: str | None) -> list[Source]:
+def find_sources(
+    paths: Sequence[Path], dataset: str | None, named: Collection[Input] = ()
+) -> list[Source]:
     """Return the runs that paths name: a file, an evaluated model's folder, or the folder of all of them.
 
-    Of a folder, the main run of every question set is taken, or of ``dataset`` alone. Raise
-    ArtifactError where a path is missing, or what a run was made with has changed; UnknownNameError
-    where no run is of ``dataset``.
+    Of a folder, the main run of every question set is taken, or of ``dataset`` alone. ``named`` are
+    the inputs that the caller names for all runs, so that those beside a run do not matter. Raise
+    ArtifactError where a path or another input is missing, or the input has changed since the run;
+    UnknownNameError where no run is of ``dataset``.
     """
     sources: list[Source] = []
     for path in paths:
@@ -61,6 +81,8 @@ def find_sources(paths: Sequence[Path], dataset: str | None) -> list[Source]:
     if dataset is not None:
         sources = _of_dataset(sources, dataset)
 
+    for source in sources:
+        _require_inputs(source, named)
     return _in_reading_order(sources)
 
 
@@ -143,19 +165,12 @@ def evaluated_sources(
 
 
 def _of_row(folder: Path, evaluation: ModelEvaluation, row: F1TableRow) -> Source:
-    """Return the source of a run whose questions and index lie where its graph has them, unchanged."""
-    data = folder.absolute().parents[1]
+    """Return the source of a run, with questions and index where its graph or its ``data.json`` has them."""
+    file = folder / DATA
+    data = read_record(file, DataFolder).data if file.is_file() else folder.absolute().parents[1]
     split = _split(evaluation, row.dataset)
     questions = data / "questions" / row.dataset / f"{split}.jsonl"
-    _require_same(questions, evaluation.inputs.get(f"questions/{row.dataset}/{split}"), sha256_file)
-
-    source = _source(folder, evaluation, row, questions, Searched(data / "index", data / "chunks"))
-    if source.index is not None:
-        # Here, because it loads the encoders
-        from deepsearch_rl.retrieval.search.manifest import digest_index  # noqa: PLC0415
-
-        _require_same(source.index, evaluation.inputs.get(f"index/{row.corpus}"), digest_index)
-    return source
+    return _source(folder, evaluation, row, questions, Searched(data / "index", data / "chunks"))
 
 
 def _source(
@@ -208,6 +223,7 @@ def _source(
         greedy=greedy,
         controls=_controls(row),
         notes=tuple(notes),
+        inputs=evaluation.inputs,
     )
 
 
@@ -218,6 +234,20 @@ def _split(evaluation: ModelEvaluation, dataset: str) -> str:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return "val"
+
+
+def _require_inputs(source: Source, named: Collection[Input]) -> None:
+    """Raise ArtifactError where the questions or the index of a run are not those that it was made with."""
+    setting = source.setting
+    if source.questions is not None and "questions" not in named:
+        sha256 = source.inputs.get(f"questions/{setting.dataset}/{setting.split}")
+        _require_same(source.questions, sha256, sha256_file)
+
+    if source.index is not None and "index" not in named:
+        # Here, because it loads the encoders
+        from deepsearch_rl.retrieval.search.manifest import digest_index  # noqa: PLC0415
+
+        _require_same(source.index, source.inputs.get(f"index/{setting.corpus}"), digest_index)
 
 
 def _require_same(path: Path, sha256: str | None, digest: Callable[[Path], str]) -> None:

@@ -12,14 +12,13 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.explain.causes.explain import (
     DRAWS,
     ExplainedRun,
-    OpenSearcher,
     combine,
     explain_source,
     opened_once,
 )
 from deepsearch_rl.explain.causes.judging import Corpus
 from deepsearch_rl.explain.causes.records import AgainstReport, ControlFigure, ExplainReport
-from deepsearch_rl.explain.causes.sources import Source, find_sources
+from deepsearch_rl.explain.causes.sources import Input, Source, find_sources
 from deepsearch_rl.explain.standalone.against import compare_published
 from deepsearch_rl.explain.standalone.run_files import read_run
 from deepsearch_rl.presets import load_preset
@@ -56,18 +55,22 @@ def explain_paths(paths: Sequence[Path], options: Options) -> list[ExplainedRun]
     Raise ConfigError where options contradict each other, ArtifactError and RecordError where a
     file is missing, does not fit, or is another one than the run was made with.
     """
-    if options.index is not None and options.corpus is not None:
-        raise ConfigError("give either --index or --corpus: an index names its passages itself.")
+    options = _settled(options)
+    named: set[Input] = set()
+    if options.questions is not None:
+        named.add("questions")
+    if options.index is not None or options.corpus is not None:
+        named.add("index")
 
     explained: list[ExplainedRun] = []
     with ExitStack() as stack:
         open_searcher = opened_once()
         built: Searcher | None = None
         if options.corpus is not None:
-            built = _built_or_opened(options.corpus, options.seed, stack, open_searcher)
+            built = stack.enter_context(_built_index(options.corpus, options.seed))
 
         # An index is opened once, however many runs searched it
-        for source in find_sources(paths, options.dataset):
+        for source in find_sources(paths, options.dataset, named):
             run_source = _as_named(source, options)
             notes: list[str] = []
             corpus = None
@@ -85,6 +88,26 @@ def explain_paths(paths: Sequence[Path], options: Options) -> list[ExplainedRun]
             )
 
     return _with_distinct_names(explained)
+
+
+def _settled(options: Options) -> Options:
+    """Return the options, a folder that is named as the corpus being the index.
+
+    Raise ConfigError where one option leaves another no use.
+    """
+    if options.index is not None and options.corpus is not None:
+        raise ConfigError("give either --index or --corpus: an index names its passages itself.")
+    if options.corpus is not None and options.corpus.is_dir():
+        options = replace(options, index=options.corpus, corpus=None)
+
+    if options.chunks is not None and options.index is None:
+        raise ConfigError("--chunks is the passage file of an index: name that too (--index).")
+    if options.corpus is not None and options.retriever not in (None, "bm25"):
+        raise ConfigError(
+            f"--retriever {options.retriever}: over the passages of --corpus, BM25 alone is built. Build an index "
+            "(`deepsearch retrieve build`) and name it (--index), or leave --retriever out."
+        )
+    return options
 
 
 def _as_named(source: Source, options: Options) -> Source:
@@ -147,15 +170,6 @@ def report_of(runs: Sequence[ExplainedRun], options: Options) -> ExplainReport:
             options.draws,
         )
     return report.model_copy(update={"against": tuple(against)})
-
-
-def _built_or_opened(
-    path: Path, seed: int, stack: ExitStack, open_searcher: OpenSearcher
-) -> "Searcher":
-    """Return a searcher over a corpus file, built here, or over the folder of an index."""
-    if path.is_dir():
-        return open_searcher(path, None, None)
-    return stack.enter_context(_built_index(path, seed))
 
 
 @contextmanager
