@@ -30,13 +30,14 @@ environment:  ##run .venv/ from the committed lock
 
 # Before the environment, which takes minutes to make.
 documents:
-	@scripts/take_documents "$(DOCUMENTS)" $(PROFILE)
+	@scripts/take_documents "$(DOCUMENTS)" $(PROFILE) check
 
 documents-of-own:
-	@scripts/take_documents "$(DOCUMENTS)" own
+	@scripts/take_documents "$(DOCUMENTS)" own check
 
 repro: documents environment  ##start run whatever changed, JOBS (2) stages side by side, then print the F1 table and where the time went
 	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
+	@$(if $(DOCUMENTS),$(TURN) $(PROFILE) "make repro" scripts/take_documents "$(DOCUMENTS)" $(PROFILE))
 	@$(BIN)/python -m flows.repro $(PROFILE) $(if $(JOBS),--jobs $(JOBS))
 	@$(BIN)/deepsearch summary $(PROFILE)
 
@@ -55,6 +56,7 @@ TURN = $(BIN)/python -m flows.in_turn
 # where they are kept for every model behind an endpoint.
 own multihoprag optimize-prompt: export DEEPSEARCH_RESUME = 1
 own: documents-of-own environment  ##run questions of your own documents, and an API's model on them; DOCUMENTS=FOLDER, OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
+	@$(if $(DOCUMENTS),$(TURN) own "make $@" scripts/take_documents "$(DOCUMENTS)" own)
 	@$(TURN) own "make $@" $(MAKE) --no-print-directory api-stages PROFILE=own
 	@$(BIN)/deepsearch table own
 

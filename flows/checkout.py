@@ -8,6 +8,7 @@ import functools
 import operator
 import pkgutil
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import chdir
@@ -121,6 +122,7 @@ def open_checkout(
         _clone(project, commit, folder)
 
     _connect(folder, project)
+    _take_documents(folder, project, profile)
     # Checked in the clone: another revision has other sections and fields
     before = find_profile(folder, profile)
     changed = before.with_overrides(params)
@@ -167,6 +169,31 @@ def _connect(folder: Path, project: Path) -> None:
 
     with Repo(str(folder)) as clone, clone.config.edit("local") as settings:
         cast("dict[str, Any]", settings).update(local)
+
+
+def _take_documents(folder: Path, project: Path, profile: str) -> None:
+    """Copy the documents of ``make_questions``, which no stage makes and git has not, unless the clone has the same."""
+    values = read_values((folder / dvc_file(profile)).with_name(PARAMS))
+    documents = values.get("make_questions", {}).get("documents", {})
+
+    for path in documents.values():
+        source, target = project / path, folder / path
+        # An absolute path is one folder for both
+        if source == target or not source.is_dir() or _stamps(source) == _stamps(target):
+            continue
+        with atomic_directory(target) as partial:
+            shutil.copytree(source, partial, dirs_exist_ok=True)
+
+
+def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of every file in a folder, by its path there."""
+    stamps: dict[str, tuple[int, int]] = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            status = path.stat()
+            stamps[path.relative_to(folder).as_posix()] = (status.st_size, status.st_mtime_ns)
+
+    return stamps
 
 
 def check_experiment_name(name: str) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from flows.locks import (
     LOCKS_VARIABLE,
@@ -277,6 +278,15 @@ def take_turn_or_exit() -> None:
         # The interpreter calls an exception at this moment a fatal error
         os._exit(CANCELLED_STATUS)
     except BlockingIOError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.stderr.flush()
-        os._exit(REFUSED_STATUS)
+        _end(str(error))
+    except OSError as error:
+        # Without the lock, another run of the profile would work on the same files
+        _end(
+            f"the run's lock cannot be written ({error}). Your user has to be able to write there."
+        )
+
+
+def _end(message: str) -> NoReturn:
+    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.flush()
+    os._exit(REFUSED_STATUS)

@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.profile import require_profile
+from flows.command_line import one_paragraph_errors
 from flows.dvc_calls import CANCELLED_STATUS, find_foreign_run
 from flows.locks import take_run_lock
 
@@ -22,17 +22,12 @@ def main() -> None:
     profile, what, *command = sys.argv[1:]
     root = Path.cwd()
 
-    try:
+    with one_paragraph_errors(CANCELLED_STATUS):
         require_profile(root, profile)
         find_other = functools.partial(find_foreign_run, root, profile)
         lock = take_run_lock(
             root, profile, what, lambda text: sys.stderr.write(f"{text}\n"), find_other=find_other
         )
-    except DeepsearchError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.stderr.write("cancelled\n")
-        sys.exit(CANCELLED_STATUS)
 
     if lock is not None:
         # The command takes this process's place, and holds the lock until it ends

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from logging import LoggerAdapter
 from pathlib import Path
 
-from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import require_profile
 from deepsearch_rl.project.state import require_sound_project
+from flows.command_line import one_paragraph_errors
 from flows.dvc_calls import find_foreign_run
 from flows.graph import Stage, read_graph, select
 from flows.locks import run_held
@@ -150,14 +150,10 @@ def main() -> None:
         parser.error("--jobs (JOBS of make) must be 1 or more")
     log_to_stdout()
 
-    try:
+    with one_paragraph_errors():
         outcomes = repro(
             arguments.profile, tuple(arguments.targets), arguments.force, arguments.jobs
         )
-    except DeepsearchError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("cancelled")
 
     ran = sum(outcome != CACHED for outcome in outcomes.values())
     _LOG.info("%d of %d stages ran; all are up to date", ran, len(outcomes), extra={"stage": "dvc"})

@@ -13,6 +13,7 @@ import argparse
 import atexit
 import functools
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -33,7 +34,7 @@ from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from deepsearch_rl.commands.summary import read_table
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, DeepsearchError, EndpointError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.project.state import require_sound_project
 from flows.checkout import (
@@ -42,6 +43,7 @@ from flows.checkout import (
     open_checkout,
     save_experiment,
 )
+from flows.command_line import one_paragraph_errors
 from flows.dvc_calls import find_foreign_run
 from flows.graph import Stage, has_remote, read_graph, select
 from flows.locks import run_held
@@ -265,6 +267,11 @@ def _packages_of(folder: Path) -> bytes:
     return (folder / "uv.lock").read_bytes()
 
 
+def artifact_key(kind: str, profile: str) -> str:
+    """Return the key of a profile's artifact: Prefect takes small letters, digits and dashes alone."""
+    return re.sub("[^a-z0-9]+", "-", f"{kind}-{profile}".lower()).strip("-")
+
+
 def _store_artifacts(root: Path, profile: str, page: str) -> None:
     """Store the F1 table, a link to the report, and the run's page as artifacts, in this order.
 
@@ -277,19 +284,24 @@ def _store_artifacts(root: Path, profile: str, page: str) -> None:
         with suppress(ArtifactError):
             table = read_table(root, profile)
             create_markdown_artifact(
-                table, key=f"f1-{profile}", description="F1 of every model and question set"
+                table,
+                key=artifact_key("f1", profile),
+                description="F1 of every model and question set",
             )
 
         if report.is_file():
             text = f"{profile}: plots, tables and rollouts"
             create_link_artifact(
-                report.as_uri(), text, key=f"report-{profile}", description="The report"
+                report.as_uri(),
+                text,
+                key=artifact_key("report", profile),
+                description="The report",
             )
 
         create_markdown_artifact(
-            page, key=f"run-{profile}", description="Stages and their key figures"
+            page, key=artifact_key("run", profile), description="Stages and their key figures"
         )
-    except (EndpointError, httpx.HTTPError, RuntimeError) as error:
+    except (EndpointError, httpx.HTTPError, RuntimeError, ValueError) as error:
         get_run_logger().warning("this run has no page in Prefect's UI: %s", error)
 
 
@@ -335,7 +347,7 @@ def main() -> None:
     until_exit = ExitStack()
     atexit.register(until_exit.close)
 
-    try:
+    with one_paragraph_errors():
         # These work in a clone
         if not (arguments.revision or arguments.set or arguments.experiment):
             # Before a server starts for nothing
@@ -354,10 +366,6 @@ def main() -> None:
             params or None,
             arguments.experiment,
         )
-    except DeepsearchError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("cancelled")
 
 
 def _has_nothing_to_do(profile: str, targets: tuple[str, ...]) -> bool:

@@ -22,7 +22,6 @@ import functools
 import logging
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import chdir, suppress
@@ -35,9 +34,10 @@ from dvc.repo.reproduce import reproduce
 from dvc.stage import PipelineStage
 from dvc.stage.cache import RunCacheNotFoundError
 
-from deepsearch_rl.core.errors import ConfigError, DeepsearchError
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import PARAMS, dvc_file, require_profile
 from deepsearch_rl.project.dvc_lock import repair_dvc_locks
+from flows.command_line import one_paragraph_errors
 from flows.dvc_calls import find_foreign_run
 from flows.graph import read_graph
 from flows.locks import run_held
@@ -224,16 +224,12 @@ def main() -> None:
     log_to_stdout()
     # Its advice to `git add` is not for this
     logging.getLogger("dvc").setLevel(logging.WARNING)
-    try:
+    with one_paragraph_errors():
         restore(
             Path.cwd(),
             profile,
             lambda sentence: _LOG.info("%s", sentence, extra={"stage": "restore"}),
         )
-    except DeepsearchError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("cancelled")
 
 
 if __name__ == "__main__":

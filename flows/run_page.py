@@ -12,6 +12,7 @@ from typing import Any
 from prefect.client.schemas.objects import State
 
 from deepsearch_rl.core.files import read_json
+from deepsearch_rl.core.redaction import public_address
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from flows.graph import Graph, Stage
 
@@ -99,7 +100,8 @@ def run_page(
     if report.is_file():
         ways.append(f"- report with plots and rollouts: `{report}`")
     if mlflow and mlflow.startswith("http"):
-        ways.append(f"- MLflow: <{mlflow}>")
+        # Without user and password: others read the page
+        ways.append(f"- MLflow: <{public_address(mlflow) or 'its address cannot be read'}>")
     else:
         ways.append("- MLflow: `make ui` serves the store")
     return "\n".join([*ways, "", *lines])

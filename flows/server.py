@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 from prefect.settings import PREFECT_API_URL
 
 from deepsearch_rl.core.errors import ConfigError, EndpointError
-from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, Server, free_port, is_healthy
+from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, Server, free_port
+from deepsearch_rl.core.redaction import mask_users, public_address
 from deepsearch_rl.search_server.requests import is_loopback
 from flows.recovery import kept_running
 
@@ -20,9 +22,12 @@ PREFECT_PORT = 4200
 START_TIMEOUT_S = 180.0
 # How long a run waits for a server that does not answer; it may be in an upgrade
 RESTART_TIMEOUT_S = 600.0
+# For one answer of a server that is busy
+HEALTH_TIMEOUT_S = 10.0
 EVERYWHERE = "0.0.0.0"
 LOGIN_VARIABLE = "DEEPSEARCH_LOGIN"
 PASSWORD_CHARACTERS = 12
+_LOGIN_STATUSES = (401, 403)
 
 
 def require_login(host: str) -> str:
@@ -84,7 +89,37 @@ def start_server(
 def needs_server() -> bool:
     """Return whether :func:`prefect_api` would start a server: none answers, and it is to be on this machine."""
     api = PREFECT_API_URL.value() or ""
-    return _is_here(api) and not is_healthy(f"{api}/health")
+    return _is_here(api) and not _answers(api)
+
+
+def _answers(api: str) -> bool:
+    """Return whether Prefect's server answers at an API address; one that asks for a login does."""
+    address = public_address(api)
+    if not address:
+        return False
+    # Only whether somebody is there, without a login: Prefect's own client checks the certificate
+    try:
+        answer = httpx.get(f"{address.rstrip('/')}/health", timeout=HEALTH_TIMEOUT_S, verify=False)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+
+    return answer.is_success or answer.status_code in _LOGIN_STATUSES
+
+
+def _require_welcome(api: str) -> None:
+    """Raise EndpointError where Prefect's server refuses the login of this machine."""
+    from prefect.client.orchestration import get_client  # noqa: PLC0415 - loads all of Prefect
+
+    try:
+        with get_client(sync_client=True) as client:
+            client.hello()
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code not in _LOGIN_STATUSES:
+            raise
+        raise EndpointError(
+            f"Prefect at {mask_users(api)} refuses this machine's login: {LOGIN_VARIABLE} in .env has to be that of "
+            "the machine that serves."
+        ) from error
 
 
 def _is_here(api: str) -> bool:
@@ -104,24 +139,26 @@ def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
     Raises:
         ConfigError: the host needs a login, and there is none; or a server that answers is in the
             way.
-        EndpointError: it does not answer and is not on this machine, or cannot be started.
+        EndpointError: it does not answer and is not on this machine, cannot be started, or refuses
+            this machine's login.
     """
     api = PREFECT_API_URL.value() or ""
     address = urlsplit(api)
     login = require_login(host)
 
-    if is_healthy(f"{api}/health"):
+    if _answers(api):
         if login:
             raise ConfigError(
-                f"a Prefect server already answers at {api}: stop it, so that one can start on {host}."
+                f"a Prefect server already answers at {mask_users(api)}: stop it, so that one can start on {host}."
             )
 
+        _require_welcome(api)
         yield api
         return
 
     if not _is_here(api):
         raise EndpointError(
-            f"no Prefect server answers at {api or 'PREFECT_API_URL, which is empty'}: start it "
+            f"no Prefect server answers at {mask_users(api) or 'PREFECT_API_URL, which is empty'}: start it "
             "there, or take PREFECT_API_URL out of the environment and of .env to use one on this "
             "machine."
         )
@@ -130,7 +167,8 @@ def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
 
     if free_port(port) != port:
         raise EndpointError(
-            f"another program than Prefect listens on port {port}: write a free one into .env, for example "
+            f"a program listens on port {port} and does not answer as Prefect within {HEALTH_TIMEOUT_S:g} s. Try again "
+            "if it is a Prefect server that is busy; if it is another program, write a free port into .env, such as "
             f"PREFECT_API_URL=http://{LOOPBACK}:{free_port(port)}/api."
         )
 
@@ -163,7 +201,9 @@ def wait_for_prefect() -> None:
     api = PREFECT_API_URL.value() or ""
     deadline = time.monotonic() + RESTART_TIMEOUT_S
 
-    while api and not is_healthy(f"{api}/health"):
+    while api and not _answers(api):
         if time.monotonic() > deadline:
-            raise EndpointError(f"no Prefect server answered at {api} for {RESTART_TIMEOUT_S:g} s.")
+            raise EndpointError(
+                f"no Prefect server answered at {mask_users(api)} for {RESTART_TIMEOUT_S:g} s."
+            )
         time.sleep(1)

@@ -16,15 +16,16 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import httpx
 
-from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, Server, free_port
 from deepsearch_rl.core.profile import find_profile, profile_names
 from deepsearch_rl.tracking.local_store import ARTIFACTS, follow_folder, local_store
+from flows.command_line import one_paragraph_errors
 from flows.recovery import kept_running
 from flows.server import ROOT, START_TIMEOUT_S, prefect_api, require_login, start_server
 
@@ -84,7 +85,12 @@ def links(prefect: str, mlflow: str) -> list[str]:
     """Return what to open first: the runs of both servers, and the reports of this folder."""
     reports = [ROOT / "reports" / profile / "index.html" for profile in profile_names(ROOT)]
     newest = sorted(filter(Path.is_file, reports), key=lambda path: path.stat().st_mtime)[-1:]
-    page = runs_page(mlflow, find_profile(ROOT, "tiny").value("track")["experiment"])
+    try:
+        page = runs_page(mlflow, find_profile(ROOT, "tiny").value("track")["experiment"])
+    except httpx.HTTPError:
+        # Its first answers may take long, and its first page is enough
+        page = ""
+
     return [
         f"Prefect {prefect}/runs",
         f"MLflow  {mlflow}{page}",
@@ -137,30 +143,33 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     sys.stderr.write("starting Prefect and MLflow ...\n")
 
-    try:
-        # Another project of this machine may have the usual one
-        port = free_port(MLFLOW_PORT)
-        with (
-            ProcessGuard() as guard,
-            kept_running(lambda: start_mlflow(guard, port, host)) as mlflow,
-            prefect_api(host) as api,
-        ):
-            mlflow.wait_until_healthy(START_TIMEOUT_S)
-            lines = links(api.removesuffix("/api"), mlflow.url)
+    with one_paragraph_errors():
+        try:
+            _serve(host)
+        except KeyboardInterrupt:
+            sys.stderr.write("stopped\n")
 
-            if host != LOOPBACK:
-                lines.append(
-                    f"on other machines with the address of this one in place of {urlsplit(api).hostname}"
-                )
 
-            sys.stdout.write("\n".join([*lines, "Ctrl-C stops them.\n"]))
-            sys.stdout.flush()
-            while True:
-                time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped\n")
-    except DeepsearchError as error:
-        sys.exit(f"error: {error}")
+def _serve(host: str) -> NoReturn:
+    # Another project of this machine may have the usual one
+    port = free_port(MLFLOW_PORT)
+    with (
+        ProcessGuard() as guard,
+        kept_running(lambda: start_mlflow(guard, port, host)) as mlflow,
+        prefect_api(host) as api,
+    ):
+        mlflow.wait_until_healthy(START_TIMEOUT_S)
+        lines = links(api.removesuffix("/api"), mlflow.url)
+
+        if host != LOOPBACK:
+            lines.append(
+                f"on other machines with the address of this one in place of {urlsplit(api).hostname}"
+            )
+
+        sys.stdout.write("\n".join([*lines, "Ctrl-C stops them.\n"]))
+        sys.stdout.flush()
+        while True:
+            time.sleep(POLL_S)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

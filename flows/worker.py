@@ -27,11 +27,12 @@ from prefect.types.entrypoint import EntrypointType
 from prefect.workers.process import ProcessWorker
 
 from deepsearch_rl.commands.doctor import MissingRequirement, Requirements, inspect
-from deepsearch_rl.core.errors import ConfigError, DeepsearchError, UnavailableError, look_up
+from deepsearch_rl.core.errors import ConfigError, UnavailableError, look_up
 from deepsearch_rl.core.processes import ProcessGuard, stream_lines
 from deepsearch_rl.core.profile import find_profile, profile_names
 from deepsearch_rl.project.state import require_sound_project
 from flows import reproduce
+from flows.command_line import one_paragraph_errors
 from flows.recovery import crashed_runs_again
 from flows.reproduce import PROJECT_VARIABLE
 from flows.server import ROOT, prefect_api
@@ -123,16 +124,18 @@ def _open_pool(pool: str) -> None:
 
 
 def missing_requirements(root: Path, pool: str) -> Mapping[str, tuple[MissingRequirement, ...]]:
-    """Return what this machine is missing for each profile of a pool.
+    """Return what this machine is missing for each profile of a pool; raise as :func:`_profiles_of`."""
+    profiles = _profiles_of(root, pool)
+    missing = inspect(root).missing
+    return {profile: missing[profile] for profile in profiles}
 
-    Raises:
-        UnknownNameError: no profile belongs to such a pool.
-    """
+
+def _profiles_of(root: Path, pool: str) -> list[str]:
+    """Return the profiles of a pool; raise UnknownNameError where none belongs to such a pool."""
     profiles: dict[str, list[str]] = {}
     for profile, name in pools(root).items():
         profiles.setdefault(name, []).append(profile)
-    missing = inspect(root).missing
-    return {profile: missing[profile] for profile in look_up("pool", pool, profiles)}
+    return look_up("pool", pool, profiles)
 
 
 def start(root: Path, pool: str, limit: int = 1) -> None:
@@ -190,7 +193,11 @@ def start(root: Path, pool: str, limit: int = 1) -> None:
 
 
 def write_service(root: Path, pool: str, limit: int) -> Path:
-    """Write a systemd unit of the user that keeps a worker of ``limit`` runs at once running, and return its path."""
+    """Write a systemd unit of the user that keeps a worker of ``limit`` runs at once running, and return its path.
+
+    Raise UnknownNameError where there is no such pool.
+    """
+    _profiles_of(root, pool)
     configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     unit = configuration / "systemd" / "user" / f"deepsearch-worker-{pool}.service"
     unit.parent.mkdir(parents=True, exist_ok=True)
@@ -213,7 +220,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
 
-    try:
+    if arguments.limit < 1:
+        parser.error("--limit (LIMIT of make) must be 1 or more")
+
+    with one_paragraph_errors("stopped"):
         if arguments.action == "start":
             start(ROOT, arguments.pool, arguments.limit)
         elif arguments.action == "service":
@@ -224,10 +234,6 @@ def main() -> None:
             with prefect_api():
                 for profile, pool in deploy(ROOT).items():
                     sys.stdout.write(f"{FLOW.name}/{profile} in pool {pool}\n")
-    except DeepsearchError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("stopped")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def take(project: Path, folder: str, profile: str = "own") -> tuple[int, str]:
-    script = [str(ROOT / "scripts" / "take_documents"), folder, profile]
+def take(project: Path, folder: str, profile: str = "own", *action: str) -> tuple[int, str]:
+    script = [str(ROOT / "scripts" / "take_documents"), folder, profile, *action]
     result = subprocess.run(script, cwd=project, capture_output=True, text=True, check=False)
     return result.returncode, result.stderr
 
@@ -42,6 +42,29 @@ def test_a_folder_is_copied_whole_and_a_later_one_replaces_it(project: Path) -> 
     assert take(project, "") == (0, "")
     assert take(project, "letters/old") == (0, "")
     assert copied(project) == ["sir.md"]
+
+
+def test_links_are_copied_as_what_they_lead_to_and_one_that_leads_nowhere_is_named(
+    project: Path,
+) -> None:
+    (project / "letters" / "new").mkdir()
+    (project / "letters" / "new" / "sir.md").symlink_to("../old/sir.md")
+    (project / "letters" / "all").symlink_to("old")
+    assert take(project, "letters") == (0, "")
+    assert copied(project) == ["all/sir.md", "dear.txt", "new/sir.md", "old/sir.md"]
+    documents = project / "data" / "own" / "documents"
+    assert not any(path.is_symlink() for path in documents.rglob("*"))
+
+    (project / "letters" / "old" / "sir.md").unlink()
+    status, message = take(project, "letters")
+    assert status == 1
+    assert "letters/new/sir.md is a link to something that is not there" in message
+    assert "all/sir.md" in copied(project)
+
+
+def test_a_check_alone_copies_nothing(project: Path) -> None:
+    assert take(project, "letters", "own", "check") == (0, "")
+    assert copied(project) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import sys
 from pathlib import Path
 
@@ -315,3 +316,15 @@ def test_a_format_that_nobody_reads_is_named_before_anything_runs() -> None:
     assert problem.startswith(f"unknown format of {field} 'multihoprg'. Did you mean 'multihoprag'")
     own = profile.with_overrides({field: {**source, "format": "own/reader.py:read"}})
     assert missing_in_a_copy(own, ROOT) == []
+
+
+def test_a_program_that_hangs_is_named_and_the_report_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hung = tmp_path / "nvidia-smi"
+    hung.write_text("#!/bin/sh\nexec sleep 60\n")
+    hung.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(doctor, "PROGRAM_TIMEOUT_S", 0.2)
+    assert doctor._output("nvidia-smi") == ""
+    assert "nvidia-smi tells nothing here" in capsys.readouterr().err

@@ -376,6 +376,13 @@ def test_json_has_every_stage_and_every_assumption() -> None:
     assert isinstance(refused.exception, ConfigError)
 
 
+@pytest.mark.parametrize("value", ["-5", "nan", "inf"])
+def test_a_slope_below_nothing_or_without_an_end_is_refused(value: str) -> None:
+    refused = CliRunner().invoke(app, ["plan", "smoke", "--slope", f"copies={value}"])
+    assert isinstance(refused.exception, ConfigError)
+    assert f"--slope copies={value}: a slope is a number of 0 or more" in str(refused.exception)
+
+
 def test_slopes_that_a_run_shows_give_a_plan_of_its_time() -> None:
     plan = make_plan(profile("tiny"), {})
     ends = accumulate(1.7 * value for value in seconds(plan).values())

@@ -129,6 +129,23 @@ def test_a_clone_has_the_projects_settings_of_dvc(project: Path) -> None:
         )
 
 
+def test_a_clone_has_the_projects_documents_as_they_are_now(project: Path) -> None:
+    values = PARAMS | {"make_questions": {"documents": {"own": "data/own/documents"}}}
+    (project / "params.yaml").write_text(yaml.safe_dump(values))
+    (project / ".gitignore").write_text("/work/\n/data/\n")
+    commit_all(project, "documents")
+    documents = project / "data" / "own" / "documents"
+    (documents / "old").mkdir(parents=True)
+    (documents / "old" / "dear.txt").write_text("Dear Ada,")
+    folder = open_checkout(project, "tiny", "", {"number": 8}, nobody)
+    copy = folder / "data" / "own" / "documents" / "old"
+    assert (copy / "dear.txt").read_text() == "Dear Ada,"
+
+    (documents / "old" / "dear.txt").rename(documents / "old" / "sir.txt")
+    assert open_checkout(project, "tiny", "", {"number": 8}, nobody) == folder
+    assert [path.name for path in copy.iterdir()] == ["sir.txt"]
+
+
 @pytest.mark.parametrize("name", ["groups of 16", "a/b", "-f", ""])
 def test_a_name_that_no_experiment_can_have_is_refused_at_once(name: str) -> None:
     with pytest.raises(ConfigError, match="an experiment's name has letters, digits"):

@@ -95,7 +95,13 @@ def test_an_evaluation_shows_f1_of_the_main_run_of_every_set(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("mlflow", "way"), [("http://here:5000", "<http://here:5000>"), ("sqlite:///x", "`make ui`")]
+    ("mlflow", "way"),
+    [
+        ("http://here:5000", "<http://here:5000>"),
+        ("http://me:hidden@here:5000", "<http://here:5000>"),
+        ("http://me:hid/den@here:5000", "cannot be read"),
+        ("sqlite:///x", "`make ui`"),
+    ],
 )
 def test_a_page_without_a_report_has_the_stages_alone(
     tmp_path: Path, mlflow: str, way: str

@@ -2,20 +2,26 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urljoin
 
 import httpx
 import pytest
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_HOME,
+    temporary_settings,
+)
 
-from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard
 from flows import server, ui
-from flows.server import LOGIN_VARIABLE, prefect_api, require_login
+from flows.server import LOGIN_VARIABLE, needs_server, prefect_api, require_login
 from flows.ui import start_mlflow
 from tests.ports import free_port
+from tests.status_servers import own_certificate, status_server
 from tests.tracking.conftest import new_store
 
 EVERYWHERE = "0.0.0.0"
@@ -42,6 +48,64 @@ def test_prefects_page_asks_the_address_that_it_came_from(prefect_server: str) -
     api = httpx.get(f"{page}/ui-settings").json()["api_url"]
     forwarded = "http://laptop:14200"
     assert (urljoin(page, api), urljoin(forwarded, api)) == (f"{page}/api", f"{forwarded}/api")
+
+
+@contextmanager
+def prefect_at(api: str) -> Iterator[None]:
+    with temporary_settings({PREFECT_API_URL: api, PREFECT_CLIENT_MAX_RETRIES: 0}):
+        yield
+
+
+def test_a_server_that_is_slow_to_answer_or_named_with_a_slash_is_there() -> None:
+    with (
+        status_server(200, 200, b"{}", delay_s=2.5) as address,
+        prefect_at(f"http://{address}/api"),
+    ):
+        assert not needs_server()
+    with status_server(200, 200, b"{}") as address, prefect_at(f"http://{address}/api/"):
+        assert not needs_server()
+
+
+def test_a_server_with_a_certificate_of_its_own_is_there(tmp_path: Path) -> None:
+    own = status_server(200, 200, b"{}", certificate=own_certificate(tmp_path))
+    with own as address, prefect_at(f"https://{address}/api"):
+        assert not needs_server()
+
+
+@pytest.mark.parametrize(("health", "other"), [(200, 401), (401, 401), (200, 403)])
+def test_a_server_that_refuses_the_login_is_named_with_the_variable(
+    health: int, other: int
+) -> None:
+    with (
+        status_server(health, other, b"{}") as address,
+        prefect_at(f"http://me:hidden@{address}/api"),
+        pytest.raises(EndpointError, match=r"DEEPSEARCH_LOGIN in \.env has to be") as caught,
+        prefect_api(),
+    ):
+        pass
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_program_on_the_port_that_is_not_prefect_is_named_with_a_free_port() -> None:
+    with (
+        status_server(404, 404) as address,
+        prefect_at(f"http://{address}/api"),
+        pytest.raises(EndpointError, match=r"does not answer as Prefect .*write a free port"),
+        prefect_api(),
+    ):
+        pass
+
+
+def test_a_server_elsewhere_that_is_away_is_named_without_its_password() -> None:
+    with (
+        prefect_at("http://me:hidden@prefect.invalid:4200/api"),
+        pytest.raises(
+            EndpointError, match=r"no Prefect server answers at http://\*\*\*@"
+        ) as caught,
+        prefect_api(),
+    ):
+        pass
+    assert "hidden" not in str(caught.value)
 
 
 class Start(Exception):

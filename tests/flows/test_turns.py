@@ -89,6 +89,20 @@ def go(project: Path) -> None:
     (project / "go").write_text("text\n")
 
 
+@pytest.mark.parametrize("command", [["hooked", *FOREIGN], REPRO])
+def test_a_run_whose_lock_cannot_be_written_ends_before_it_begins(
+    project: Path, start: Start, command: list[str]
+) -> None:
+    (project / "work").write_text("a file where the locks' folder should be")
+    process = start(command)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert output.startswith("error: ")
+    assert "/work" in output
+    assert "Traceback" not in output
+    assert not (project / "runs.log").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),

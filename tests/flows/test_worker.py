@@ -21,6 +21,7 @@ from prefect.client.schemas.objects import FlowRun, StateType, WorkPoolStatus
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import ObjectNotFound
 
+from deepsearch_rl.core.errors import UnknownNameError
 from flows.worker import _open_pool, deploy, write_service
 from scripts.imports import ROOT
 from tests.flows.conftest import MakeProject
@@ -187,10 +188,12 @@ def test_deploying_again_keeps_the_schedules_that_somebody_resumed(project: Path
 
 
 def test_the_service_unit_starts_make_worker_in_this_clone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    unit = write_service(tmp_path / "clone", "gpu", 2)
+    unit = write_service(root, "gpu", 2)
     assert unit == tmp_path / "systemd" / "user" / "deepsearch-worker-gpu.service"
-    assert f"WorkingDirectory={tmp_path}/clone\n" in unit.read_text()
+    assert f"WorkingDirectory={root}\n" in unit.read_text()
     assert "make worker POOL=gpu LIMIT=2\n" in unit.read_text()
+    with pytest.raises(UnknownNameError, match=r"unknown pool 'gpuu'\. Did you mean 'gpu'"):
+        write_service(root, "gpuu", 2)

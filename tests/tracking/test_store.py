@@ -1,4 +1,3 @@
-import contextlib
 import fcntl
 import http.server
 import os
@@ -13,28 +12,9 @@ from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointEr
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.store import connected, public_uri
 from tests.search_servers import in_thread
+from tests.status_servers import own_certificate, status_server
 
 TIMEOUT_S = 1.0
-
-
-@contextlib.contextmanager
-def server(health: int, other: int, body: bytes = b"") -> Iterator[str]:
-    """The address of a server that answers /health and all else with these statuses, and with one body."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(health if self.path == "/health" else other)
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    with in_thread(running):
-        yield f"127.0.0.1:{running.server_port}"
 
 
 @pytest.fixture
@@ -101,12 +81,24 @@ def test_a_server_that_is_well_and_then_hangs_is_given_up_in_time() -> None:
 
 def test_a_server_that_is_not_mlflow_refuses_and_no_message_holds_the_password() -> None:
     with (
-        server(health=200, other=404) as address,
+        status_server(health=200, other=404) as address,
         pytest.raises(EndpointError, match=r"refused the report") as caught,
     ):
         experiments(f"http://user:hidden@{address}")
     assert "hidden" not in str(caught.value)
     assert caught.value.__cause__ is None  # MLflow's own error shows the address
+
+
+def test_mlflow_alone_checks_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has variables of its own for a certificate that no authority has signed."""
+    strange = status_server(health=200, other=404, certificate=own_certificate(tmp_path))
+    with strange as address:
+        with pytest.raises(EndpointError, match="certificate verify failed"):
+            experiments(f"https://{address}")
+        monkeypatch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", str(tmp_path / "own.pem"))
+        with pytest.raises(EndpointError, match="refused the report") as caught:
+            experiments(f"https://{address}")
+    assert "certificate" not in str(caught.value)
 
 
 def test_an_address_that_cannot_be_read_is_not_shown() -> None:
@@ -144,14 +136,14 @@ def test_a_server_that_speaks_another_language_is_none_of_mlflows() -> None:
 
 
 def test_answers_that_mlflow_cannot_read_are_refusals() -> None:
-    strange = server(health=200, other=200, body=b'{"experiments": 7}')
+    strange = status_server(health=200, other=200, body=b'{"experiments": 7}')
     with strange as address, pytest.raises(EndpointError, match="refused the report"):
         experiments(f"http://{address}")
 
 
 def test_a_guarded_health_page_does_not_stop_mlflow_from_trying() -> None:
     with (
-        server(health=403, other=403) as address,
+        status_server(health=403, other=403) as address,
         pytest.raises(EndpointError, match=r"refused the report.*403"),
     ):
         experiments(f"http://{address}")

@@ -10,6 +10,7 @@ import typer
 from typer import Argument, Option
 
 from deepsearch_rl.commands.folders import folder_bytes
+from deepsearch_rl.commands.profile_argument import in_project
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
@@ -32,7 +33,10 @@ class Leftover:
 
 def clean_command(
     profile: Annotated[
-        str | None, Argument(help="A profile; all where none is named.", show_default=False)
+        str | None,
+        Argument(
+            help="A profile; all where none is named.", show_default=False, callback=in_project
+        ),
     ] = None,
     everything: Annotated[
         bool, Option("--all", help="Also what the next run of a stage would resume from.")

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ from deepsearch_rl.planning.plan import make_plan
 from deepsearch_rl.project.dvc_lock import repair_dvc_locks
 from deepsearch_rl.project.locked import UV_LOCK
 from deepsearch_rl.project.state import notices, project_problems
+from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.sft.attention import ATTENTION_FIX, attention_problem
 
@@ -49,6 +51,7 @@ LUCENE_JAVA = 21
 CLUSTER_TIMEOUT_S = 60.0
 SOURCES = Path(__file__).resolve().parents[2]
 VARIABLES = ("OPENAI_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_URI")
+PROGRAM_TIMEOUT_S = 20.0
 NAME_WIDTH = 13
 LINE_WIDTH = 100
 
@@ -164,10 +167,17 @@ def _system_java() -> str:
 
 
 def _output(*command: str) -> str:
-    """Return what a program prints, empty where it is not installed or fails."""
+    """Return what a program prints, empty where it is not installed, fails, or does not end in time."""
     if shutil.which(command[0]) is None:
         return ""
-    result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        sys.stderr.write(f"{command[0]} tells nothing here: {error}\n")
+        return ""
+
     # `java -version` answers on stderr
     return "" if result.returncode else (result.stdout or result.stderr)
 
@@ -321,7 +331,9 @@ def render(report: DoctorReport) -> str:
     # Whether they are set, never their values: reports of doctor are pasted into issues
     variables: list[str] = []
     for name in VARIABLES:
-        variables.append(f"{name} {'set' if os.environ.get(name) else 'not set'}")
+        # The environment's hook names the project's own store where nobody names another
+        is_set = os.environ.get(name, "") not in ("", local_store(Path("mlruns")))
+        variables.append(f"{name} {'set' if is_set else 'not set'}")
 
     lines = ["Packages"]
     for part, packages in report.parts.items():

@@ -1,12 +1,9 @@
 """``deepsearch experiments``."""
 
-from typing import Annotated
-
 import typer
 
 from deepsearch_rl.commands.checkout import checkout_module
-
-ProfileName = Annotated[str, typer.Argument(help="tiny, or a folder of profiles/.")]
+from deepsearch_rl.commands.profile_argument import ProfileName
 
 
 def experiments_command(profile: ProfileName = "tiny") -> None:

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from deepsearch_rl.commands.summary import STORE_HELP, ProfileName
+from deepsearch_rl.commands.profile_argument import ProfileName
+from deepsearch_rl.commands.summary import STORE_HELP
 from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.tracking.local_store import local_store
 

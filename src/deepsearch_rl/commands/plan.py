@@ -11,8 +11,8 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.defaults import named_numbers
+from deepsearch_rl.commands.profile_argument import ProfileName
 from deepsearch_rl.commands.profile_inputs import missing_inputs
-from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import find_profile

@@ -6,10 +6,7 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.checkout import checkout_module
-
-ProfileName = Annotated[
-    str, typer.Argument(help="tiny, or a folder of profiles/.", show_default=False)
-]
+from deepsearch_rl.commands.profile_argument import ProfileName
 
 
 def preflight_command(

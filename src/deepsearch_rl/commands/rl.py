@@ -8,8 +8,8 @@ from typer import Argument, Option
 
 from deepsearch_rl.commands.defaults import changed_field
 from deepsearch_rl.commands.folders import folder_bytes
+from deepsearch_rl.commands.profile_argument import ProfileName, ProfileOption
 from deepsearch_rl.commands.rl_compare import compare_command
-from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile, require_profile
@@ -60,9 +60,7 @@ def fork_command(
     step: Annotated[
         int, Argument(min=0, help="A step whose checkpoint is kept, see `deepsearch rl runs`.")
     ],
-    profile: Annotated[
-        str, Option(help="`tiny` (the root params.yaml) or a folder of profiles/.")
-    ] = "tiny",
+    profile: ProfileOption = "tiny",
     changes: Annotated[
         list[str] | None,
         Option("--set-param", "-S", help="field=value, as for `dvc exp run`.", show_default="none"),

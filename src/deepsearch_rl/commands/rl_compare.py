@@ -7,6 +7,7 @@ import typer
 from typer import Argument, Option
 
 from deepsearch_rl.commands.defaults import changed_field
+from deepsearch_rl.commands.profile_argument import ProfileOption
 from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.profile import find_profile
@@ -17,9 +18,7 @@ def compare_command(
         list[str],
         Argument(help="field=value of params; several of one setting with spaces between."),
     ],
-    profile: Annotated[
-        str, Option(help="`tiny` (the root params.yaml) or a folder of profiles/.")
-    ] = "tiny",
+    profile: ProfileOption = "tiny",
     start: Annotated[str, Option(help="The model that every run starts from.")] = "sft",
     seeds: Annotated[
         int, Option(min=1, help="Runs of each setting: with the profile's seed and those after it.")

@@ -9,6 +9,7 @@ import typer
 from pydantic import Field
 from typer import Option
 
+from deepsearch_rl.commands.profile_argument import ProfileName
 from deepsearch_rl.core.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import dvc_file, require_profile
@@ -17,9 +18,6 @@ from deepsearch_rl.core.stage_entry import TIMINGS
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.outbox import outbox_folder, waiting_reports
 
-ProfileName = Annotated[
-    str, typer.Argument(help="`tiny` (the root params.yaml) or a folder of profiles/.")
-]
 STORE_HELP = Option(
     envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here"
 )

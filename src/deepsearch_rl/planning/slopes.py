@@ -4,6 +4,7 @@ A slope is what one unit of work takes. Those of a machine without a GPU are sca
 by a matrix product of the tiny model's shape, whose time stands beside them.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 from pydantic import Field, RootModel
 from threadpoolctl import threadpool_limits
 
-from deepsearch_rl.core.errors import look_up
+from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import read_record
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import NonEmpty, Record
@@ -92,8 +93,8 @@ def slopes_for(
     """Return the kind of machine and its slopes: what is ``given`` first, then preflight's, then those of the file.
 
     Preflight writes ``work/<profile>/preflight/slopes.json``, ``{name: value}``. Raise
-    UnknownNameError for a slope that there is not, ArtifactError where preflight's file holds
-    anything else.
+    UnknownNameError for a slope that there is not, ConfigError for one below 0, ArtifactError where
+    preflight's file holds anything else.
     """
     name = file.kind_for(profile.value("requires")["gpu_memory_gib"])
     kind = file.machines[name]
@@ -113,6 +114,10 @@ def slopes_for(
     for source, values in ((path.as_posix(), measured), ("--slope", given)):
         for slope_name, value in values.items():
             look_up("slope", slope_name, slopes)
+            if not 0 <= value < math.inf:
+                raise ConfigError(
+                    f"{source} {slope_name}={value:g}: a slope is a number of 0 or more."
+                )
             slopes[slope_name] = Slope(value=value, source=source)
 
     return name, slopes

@@ -173,9 +173,9 @@ def _check_health(uri: str, timeout_s: float) -> None:
     """Ask a server for its health once; any answer shows that somebody is there."""
     if not uri.startswith(("http://", "https://")):
         return
-    # Whatever it answers: a proxy may guard /health, and MLflow brings its own credentials
+    # Whatever it answers: a proxy may guard /health, and MLflow brings its own credentials and checks the certificate
     try:
-        httpx.get(f"{public_uri(uri)}/health", timeout=timeout_s)
+        httpx.get(f"{public_uri(uri)}/health", timeout=timeout_s, verify=False)
     except (httpx.TransportError, httpx.InvalidURL) as error:
         remedy = "Start it, or unset MLFLOW_TRACKING_URI to use the local store."
         raise EndpointDownError(
