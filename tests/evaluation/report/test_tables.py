@@ -12,7 +12,7 @@ from deepsearch_rl.evaluation.report.page import bin_width
 from deepsearch_rl.evaluation.report.plots import read_rl_run, rl_figure
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation
-from deepsearch_rl.evaluation.tables.table_files import flat_rows, markdown, write_table
+from deepsearch_rl.evaluation.tables.table_files import flat_rows, markdown, score_text, write_table
 from deepsearch_rl.evaluation.tables.tables import F1Table
 from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.evaluation.conftest import SEARCHED, sources_in
@@ -130,6 +130,22 @@ def test_the_table_of_variants_says_how_passages_were_found(own: F1TableRow) -> 
     [header] = [[cell.strip() for cell in line] for line in lines if " variant " in line]
     [row] = [[cell.strip() for cell in line] for line in lines if " learned " in line]
     assert row[header.index("retriever")] == "hybrid_learned"
+
+
+def test_figures_of_other_questions_than_their_row_say_of_how_many(own: F1TableRow) -> None:
+    variant = own.model_copy(update={"variant": "few", "n": own.n - 1, "controls": {}})
+    table = F1Table(profile="tiny", generated=True, rows=(own, variant), comparisons=())
+    text = markdown(table)
+    control = own.controls["no_search"]
+    assert control.n < own.n
+    assert f"| {score_text(control.f1)} ({control.n}) |" in text
+    assert f"| {score_text(own.f1)} ({own.n}) " in text
+
+
+def test_the_start_of_rl_has_the_dev_f1_of_step_0(results: Sources) -> None:
+    run = read_rl_run(results.rl["sft"])
+    assert run.start_dev_f1 == 0.4
+    assert run._replace(steps=run.steps[1:]).start_dev_f1 is None
 
 
 def test_a_row_whose_model_was_trained_with_another_text_is_marked_and_explained(

@@ -150,6 +150,24 @@ def test_the_page_and_a_file_say_where_every_model_loses_its_points(report: Path
     assert moved == {("sft", "base"), ("rl", "base"), ("sft_rl", "sft")}
 
 
+def test_the_page_has_dev_f1_of_start_and_kept_step_side_by_side_and_the_gate_apart(
+    report: Path,
+) -> None:
+    section = (report / "index.html").read_text().partition('<h2 id="rl">')[2]
+    table = section.partition("</table>")[0]
+    titles = re.findall(r'"col">(.*?)</th>', table)
+    [line] = re.findall(r'"row">from sft</th>(.*?)</tr>', table, re.DOTALL)
+    cells = re.findall(r"<td>([^ <]*)", line)
+    assert dict(zip(titles[1:], cells, strict=True)) == {
+        "start, dev F1": ".400",
+        "step kept, dev F1": ".600",
+        "step kept": "20",
+        "steps": "20",
+        "gate: one answer": ".600",
+        "gate: best of several": ".700",
+    }
+
+
 def test_models_are_compared_wherever_both_answered_the_same_set(report: Path) -> None:
     table = F1Table.model_validate(read_json(report / "f1_table.json"))
     rows = {(row.model, row.dataset, row.temperature): row for row in table.rows}

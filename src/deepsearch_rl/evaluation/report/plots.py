@@ -39,7 +39,10 @@ LINE_INCHES = 0.29
 
 
 class Gate(ForeignRecord):
-    """F1 of dev questions by the start: of one answer, and of the best of several."""
+    """F1 of the start before the first step, of one answer and of the best of several.
+
+    It answers the first dev questions at the temperature of training, so that neither compares with a dev F1.
+    """
 
     pass_1: float
     pass_k: float
@@ -66,6 +69,15 @@ class RlTrainingLog(NamedTuple):
 
     manifest: RlManifest
     steps: tuple[TrainingStep, ...]
+
+    @property
+    def start_dev_f1(self) -> float | None:
+        """F1 of the policy before training on the questions that choose the checkpoint; None where it is not logged."""
+        for line in self.steps:
+            if line.step == 0:
+                return line.dev_f1
+
+        return None
 
 
 def read_rl_run(folder: Path) -> RlTrainingLog:
