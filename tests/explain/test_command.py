@@ -243,6 +243,25 @@ def test_controls_stand_beside_the_score_on_the_same_questions(
     assert "unknown control 'gold'" in str(result.exception)
 
 
+def test_failures_of_a_control_are_counted_by_kind_on_the_page(
+    planted_folder: Path, tmp_path: Path
+) -> None:
+    row = {
+        "id": "two-0",
+        "question": "Where?",
+        "golden_answers": ["Ulverton"],
+        "pred": "",
+        "failed": True,
+    }
+    control = tmp_path / "none.jsonl"
+    control.write_text(json.dumps(row) + "\n")
+    page = tmp_path / "page.html"
+    options = ("--control", f"no_search={control}", "--page", str(page))
+    [each] = explain(planted_folder / "run.jsonl", *options).runs
+    assert each.ceilings.controls["no_search"].failures == {"failed": 1}
+    assert "without an answer: 1 failed<" in page.read_text()
+
+
 def test_runs_of_one_name_are_told_apart_by_their_files(
     planted_folder: Path, tmp_path: Path
 ) -> None:

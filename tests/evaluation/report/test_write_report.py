@@ -150,6 +150,14 @@ def test_the_page_and_a_file_say_where_every_model_loses_its_points(report: Path
     assert moved == {("sft", "base"), ("rl", "base"), ("sft_rl", "sft")}
 
 
+def test_the_page_counts_the_failures_of_controls_by_kind(report: Path) -> None:
+    table = F1Table.model_validate(read_json(report / "f1_table.json"))
+    section = (report / "index.html").read_text().partition('<h2 id="controls">')[2]
+    listed = re.findall(r"<li>(.*?)</li>", section.partition("</section>")[0])
+    assert listed == [f"{name}: {counts}" for name, counts in table.failure_notes.items()]
+    assert any("no search: 1 no_answer_tag" in line for line in listed)
+
+
 def test_the_page_has_dev_f1_of_start_and_kept_step_side_by_side_and_the_gate_apart(
     report: Path,
 ) -> None:
