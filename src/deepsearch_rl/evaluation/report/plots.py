@@ -94,7 +94,7 @@ def colour_of(model: str) -> str:
 def f1_figure(table: F1Table, datasets: Sequence[str], columns: int) -> Figure:
     """Draw a panel per question set: F1 with its interval by model, each variant on its own line below its model.
 
-    Greedy answers are hollow, variants square, the best constant answer is dashed.
+    Greedy answers are hollow, variants square, the constant answer is dashed.
     """
     columns = min(columns, len(datasets))
     lines = -(-len(datasets) // columns)

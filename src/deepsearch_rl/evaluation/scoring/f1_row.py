@@ -42,7 +42,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 class ConstantScore(Record):
-    """The best constant answer of a set: what a model that reads nothing can reach."""
+    """The constant answer: the golden answer that scores best when it is given to every question of a set."""
 
     answer: str
     f1: float
