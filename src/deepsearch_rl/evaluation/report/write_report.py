@@ -55,7 +55,10 @@ class ReportConfig(Record):
     comparisons: tuple[tuple[str, str], ...] = Field(
         description="(model, other): the mean of model minus other is reported, paired by question"
     )
-    draws: int = Field(ge=100, description="resamples and sign patterns per comparison")
+    draws: int = Field(
+        ge=100,
+        description="resamples and sign patterns per comparison, resamples of lost points",
+    )
     rollouts: int = Field(ge=0, description="rollouts of every run on the page; 0: none")
     searched: SearchedConfig
 
@@ -132,7 +135,10 @@ def write_report(
         filter=None if filter_path is None else read_record(filter_path, FilterReport),
         runs=runs,
         rollouts=tuple(shown_rollouts(runs, questions)),
-        lost=explain_evaluations(sources.evaluate, sources.questions, sources.searched, seed),
+        # As many draws as comparisons have: what moved F1 has the same interval there
+        lost=explain_evaluations(
+            sources.evaluate, sources.questions, sources.searched, seed, config.draws
+        ),
     )
     write_json(out / "lost_points.json", without_examples(report.lost).model_dump(mode="json"))
     write_table(table, report.ifeval, out)

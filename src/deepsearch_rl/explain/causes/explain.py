@@ -45,7 +45,7 @@ def explain_evaluations(
     questions: Mapping[str, Path],
     searched: Searched | None,
     seed: int,
-    draws: int = DRAWS,
+    draws: int,
 ) -> ExplainReport:
     """Return where the evaluated models of a profile lose points, on every question set, and what training moved.
 
