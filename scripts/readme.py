@@ -2,7 +2,7 @@
 
     python -m scripts.readme        (`make readme`)
 
-The whole table is ``reports/tiny/f1_table.md``. `make lint` fails where README.md shows another
+``reports/tiny/f1_table.md`` has more of them. `make lint` fails where README.md shows another
 table than this script writes.
 """
 
@@ -60,7 +60,7 @@ def part(table: F1Table) -> str:
     models = readers_table.models
     pairs = list(dict.fromkeys((each.model, each.other) for each in readers_table.comparisons))
 
-    head = ["F1", "questions", "best constant", *models]
+    head = ["F1", "questions", "constant answer", *models]
     head += [f"{model} - {other}" for model, other in pairs]
 
     lines = [_line(head), _line(["---"] * len(head))]

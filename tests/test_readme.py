@@ -84,7 +84,7 @@ def lines(text: str) -> list[list[str]]:
 
 def test_a_set_has_a_line_of_sampled_and_one_of_greedy_answers(trained: F1Table) -> None:
     head, _, sampled, greedy = lines(readme.part(trained))
-    assert head == ["F1", "questions", "best constant", "base", "sft", "sft - base"]
+    assert head == ["F1", "questions", "constant answer", "base", "sft", "sft - base"]
     assert sampled == ["musique", "400 x 3", ".120", ".250", ".500", "+.250 [+.200, +.300]"]
     assert greedy == ["musique, greedy", "400 x 1", ".120", ".125"]
 

@@ -18,7 +18,8 @@ def with_variants(results: Sources) -> F1Table:
         folder = results.evaluate[model]
         evaluation = read_record(folder / "rows.json", ModelEvaluation)
         own = next(row for row in evaluation.rows if row.dataset == "musique")
-        changed = {"variant": "top5", "top_k": 5, "f1": 1.0, "f1_high": 1.0}
+        right = {"f1": 1.0, "f1_high": 1.0, "failures": {}, "controls": {}}
+        changed = {"variant": "top5", "top_k": 5, **right}
         rows = sorted(
             (*evaluation.rows, own.model_copy(update=changed)), key=lambda row: row.sort_key
         )

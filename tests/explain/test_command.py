@@ -206,10 +206,10 @@ def test_the_reports_stage_finds_what_the_command_finds_and_less_without_the_ind
     folders = {model: graph / "evaluate" / model for model in ("base", "sft")}
     questions = {"musique": graph / "questions" / "musique" / "val.jsonl"}
     searched = Searched(graph / "index", graph / "chunks")
-    report = explain_evaluations(folders, questions, searched, seed=0, draws=50)
+    report = explain_evaluations(folders, questions, searched, seed=0, draws=50, movement_draws=50)
     assert report == explain(graph / "evaluate")
 
-    alone = explain_evaluations(folders, questions, None, seed=0, draws=50)
+    alone = explain_evaluations(folders, questions, None, seed=0, draws=50, movement_draws=50)
     add_up(alone)
     causes = alone.runs[0].causes.keys()
     assert Cause.NOT_FOUND in causes
@@ -242,6 +242,25 @@ def test_controls_stand_beside_the_score_on_the_same_questions(
     assert 0 < figure.searched_f1 < 1
     result = CliRunner().invoke(app, ["explain", str(run_path), "--control", f"gold={control}"])
     assert "unknown control 'gold'" in str(result.exception)
+
+
+def test_failures_of_a_control_are_counted_by_kind_on_the_page(
+    planted_folder: Path, tmp_path: Path
+) -> None:
+    row = {
+        "id": "two-0",
+        "question": "Where?",
+        "golden_answers": ["Ulverton"],
+        "pred": "",
+        "failed": True,
+    }
+    control = tmp_path / "none.jsonl"
+    control.write_text(json.dumps(row) + "\n")
+    page = tmp_path / "page.html"
+    options = ("--control", f"no_search={control}", "--page", str(page))
+    [each] = explain(planted_folder / "run.jsonl", *options).runs
+    assert each.ceilings.controls["no_search"].failures == {"failed": 1}
+    assert "without an answer: 1 failed<" in page.read_text()
 
 
 def test_runs_of_one_name_are_told_apart_by_their_files(

@@ -147,7 +147,9 @@ def make_results(root: Path, right: int = 8) -> Results:
         for number in range(QUESTIONS)
     ]
     write_jsonl(root / "questions.jsonl", asked)
-    lost = explain_evaluations(folders, {"multihoprag": root / "questions.jsonl"}, None, SEED, 100)
+    lost = explain_evaluations(
+        folders, {"multihoprag": root / "questions.jsonl"}, None, SEED, 100, 100
+    )
     write_json(root / "reports" / "lost_points.json", lost.model_dump(mode="json"))
     log = root / "sft_adapter" / "train_log.jsonl"
     log.parent.mkdir()

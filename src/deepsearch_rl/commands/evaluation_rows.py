@@ -32,9 +32,10 @@ def print_rows(evaluation: "ModelEvaluation") -> None:
     for row in rows:
         for control, score in row.controls.items():
             interval = f"{score.f1:.3f} [{score.f1_low:.3f}, {score.f1_high:.3f}]"
-            typer.echo(
-                f"{row.dataset}, {control}: F1 {interval} on {score.n}; with search {score.searched_f1:.3f}"
-            )
+            text = f"{row.dataset}, {control}: F1 {interval} on {score.n}; with search {score.searched_f1:.3f}"
+            if score.failures:
+                text += f"; ended without an answer: {counts_text(score.failures)}"
+            typer.echo(text)
 
 
 def _cells(row: "F1TableRow") -> list[str]:
@@ -49,5 +50,5 @@ def _cells(row: "F1TableRow") -> list[str]:
         f"{row.acc:.3f}",
         f"{row.mean_tool_calls:.2f}",
         f"{row.constant.f1:.3f}",
-        ", ".join(f"{count} {kind}" for kind, count in row.counts.items()) or "none",
+        counts_text(row.counts),
     ]

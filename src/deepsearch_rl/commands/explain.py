@@ -11,6 +11,7 @@ from deepsearch_rl.commands.targets import writable_file
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import atomic_file
+from deepsearch_rl.evaluation.scoring.f1_row import counts_text
 from deepsearch_rl.evaluation.scoring.score import Interval, bootstrap_intervals
 from deepsearch_rl.evaluation.standalone.predictions import score_predictions
 from deepsearch_rl.explain.causes.causes import Cause
@@ -151,7 +152,8 @@ def _read_controls(
         look_up("control", name, CONTROLS)
         if not file:
             raise ConfigError(f"--control {text}: name its file of answers, {name}=FILE.")
-        scores = score_predictions(Path(file)).scores
+        scored = score_predictions(Path(file))
+        scores = scored.scores
         searched = score_predictions(runs[0]).scores
         searched_f1 = dict(zip(searched.question_ids, searched.metrics["f1"].tolist(), strict=True))
 
@@ -171,7 +173,9 @@ def _read_controls(
             )
 
         [f1] = bootstrap_intervals(scores.metrics["f1"][:, None], seed, draws)
-        controls[name] = ControlFigure(n=len(same), f1=f1, searched_f1=sum(same) / len(same))
+        controls[name] = ControlFigure(
+            n=len(same), f1=f1, searched_f1=sum(same) / len(same), failures=scored.failures
+        )
 
     return controls
 
@@ -267,7 +271,10 @@ def _ceiling_rows(runs: Sequence[RunReport]) -> Iterator[list[str]]:
         row = [text]
         for run in runs:
             control = run.ceilings.controls.get(name)
-            row.append(_share(control.f1) if control else "not run")
+            cell = _share(control.f1) if control else "not run"
+            if control and control.failures:
+                cell += f", without an answer: {counts_text(control.failures)}"
+            row.append(cell)
         yield row
 
 

@@ -94,8 +94,8 @@ def score_command(
     where types are known, and "failed": true or an "error" where there is no answer (it scores
     zero). A "pred" that is null or missing counts as an empty answer. Failures are counted by kind.
     Files of trajectories (`data/<profile>/evaluate/<model>/*.jsonl`) work as they are; a failed
-    rollout scores zero. The last columns are the best that one constant answer can reach: a model
-    below it has learnt nothing else.
+    rollout scores zero. The last columns are the golden answer that scores best when it is given to
+    every question: a model below it has learnt no more than one answer.
 
         deepsearch score predictions.jsonl
         deepsearch score predictions.jsonl --json | jq .metrics.f1

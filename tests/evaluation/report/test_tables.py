@@ -1,5 +1,6 @@
 """Names of rows, and what the page makes of variants and of models that answered some sets only."""
 
+import csv
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ from deepsearch_rl.evaluation.report.page import bin_width
 from deepsearch_rl.evaluation.report.plots import read_rl_run, rl_figure
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation
-from deepsearch_rl.evaluation.tables.table_files import flat_rows, markdown, write_table
+from deepsearch_rl.evaluation.tables.table_files import flat_rows, markdown, score_text, write_table
 from deepsearch_rl.evaluation.tables.tables import F1Table
 from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.evaluation.conftest import SEARCHED, sources_in
@@ -132,6 +133,22 @@ def test_the_table_of_variants_says_how_passages_were_found(own: F1TableRow) -> 
     assert row[header.index("retriever")] == "hybrid_learned"
 
 
+def test_figures_of_other_questions_than_their_row_say_of_how_many(own: F1TableRow) -> None:
+    variant = own.model_copy(update={"variant": "few", "n": own.n - 1, "controls": {}})
+    table = F1Table(profile="tiny", generated=True, rows=(own, variant), comparisons=())
+    text = markdown(table)
+    control = own.controls["no_search"]
+    assert control.n < own.n
+    assert f"| {score_text(control.f1)} ({control.n}) |" in text
+    assert f"| {score_text(own.f1)} ({own.n}) " in text
+
+
+def test_the_start_of_rl_has_the_dev_f1_of_step_0(results: Sources) -> None:
+    run = read_rl_run(results.rl["sft"])
+    assert run.start_dev_f1 == 0.4
+    assert run._replace(steps=run.steps[1:]).start_dev_f1 is None
+
+
 def test_a_row_whose_model_was_trained_with_another_text_is_marked_and_explained(
     own: F1TableRow,
 ) -> None:
@@ -189,6 +206,50 @@ def test_controls_tell_what_was_asked_for_again_too(own: F1TableRow) -> None:
     assert "asked_again" not in control.model_dump()
 
 
+def _with_failures(
+    own: F1TableRow, failures: dict[str, int], of_control: dict[str, int]
+) -> F1TableRow:
+    """Return the row with these failures, and as many of its control without search."""
+    control = own.controls["no_search"].model_copy(update={"failures": of_control})
+    return own.model_copy(update={"failures": failures, "controls": {"no_search": control}})
+
+
+@pytest.mark.parametrize(
+    ("failures", "of_control", "note"),
+    [
+        ({"deadline": 2}, {}, "2 deadline"),
+        (
+            {},
+            {"no_answer_tag": 1, "token_budget": 9},
+            "none; no search: 1 no_answer_tag, 9 token_budget",
+        ),
+        ({"deadline": 2}, {"token_budget": 9}, "2 deadline; no search: 9 token_budget"),
+    ],
+    ids=["with search", "under a control", "both"],
+)
+def test_failures_are_counted_by_kind_below_the_table(
+    own: F1TableRow, failures: dict[str, int], of_control: dict[str, int], note: str
+) -> None:
+    row = _with_failures(own, failures, of_control)
+    table = F1Table(profile="tiny", generated=True, rows=(row,), comparisons=())
+    assert table.failure_notes == {f"{row.model}, {row.run_name}": note}
+    assert f"\n- {row.model}, {row.run_name}: {note}\n" in markdown(table)
+
+
+def test_a_table_without_failures_lists_none(own: F1TableRow) -> None:
+    row = _with_failures(own, {}, {})
+    table = F1Table(profile="tiny", generated=True, rows=(row,), comparisons=())
+    assert "ended without an answer" not in markdown(table)
+
+
+def test_the_csv_has_the_failures_of_every_control(own: F1TableRow, tmp_path: Path) -> None:
+    row = _with_failures(own, {}, {"token_budget": 9, "no_answer_tag": 1})
+    table = F1Table(profile="tiny", generated=True, rows=(row,), comparisons=())
+    write_table(table, (), tmp_path)
+    [line] = csv.DictReader((tmp_path / "f1_table.csv").open())
+    assert line["no_search_failures"] == "no_answer_tag=1;token_budget=9"
+
+
 def test_random_passages_are_a_column_where_that_control_ran(
     own: F1TableRow, tmp_path: Path
 ) -> None:
@@ -201,7 +262,7 @@ def test_random_passages_are_a_column_where_that_control_ran(
         folder.mkdir()
         write_table(table, (), folder)
         header = (folder / "f1_table.csv").read_text().splitlines()[0]
-        assert header.endswith("gold_passage_f1,random_passage_f1") is is_there
+        assert header.endswith(",random_passage_f1,random_passage_failures") is is_there
         assert ("random passages" in markdown(table)) is is_there
 
 

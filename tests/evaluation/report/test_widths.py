@@ -34,6 +34,14 @@ return cut.map(scroll => {
 """
 """Where the first and the last cell of every row stand in tables that do not fit, scrolled to their end."""
 
+BARS = """
+const table = document.querySelector(".bar").closest("table");
+table.querySelector("thead th:last-child").textContent = "a_model_with_a_long_name";
+const widths = selector => [...table.querySelectorAll(selector)].map(each => each.getBoundingClientRect().width);
+return {columns: widths("thead th"), bars: widths(".bar")};
+"""
+"""The widths of columns and of full bars in a table of distributions whose last column has a long title."""
+
 
 @pytest.fixture(scope="module")
 def page(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -70,6 +78,18 @@ def test_a_wide_screen_is_used_and_shows_tables_side_by_side(
         first, second, third, *_ = chromium.execute_script(F1_TABLES)
         assert first["top"] == second["top"] == third["top"]
         assert first["left"] < second["left"] < third["left"]
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_a_bar_of_a_share_has_one_length_in_narrow_and_wide_columns(
+    chromium: webdriver.Chrome, page: str, width: int
+) -> None:
+    with screen(chromium, width):
+        chromium.get(page)
+        found = chromium.execute_script(BARS)
+        *_, narrow, wide = found["columns"]
+        assert narrow < wide
+        assert len(set(found["bars"])) == 1
 
 
 def test_a_phone_shows_every_column_of_the_f1_table_and_scrolls_wider_ones_beside_their_first(

@@ -150,6 +150,57 @@ def test_the_page_and_a_file_say_where_every_model_loses_its_points(report: Path
     assert moved == {("sft", "base"), ("rl", "base"), ("sft_rl", "sft")}
 
 
+def test_what_training_moved_of_f1_has_the_interval_of_the_comparison(report: Path) -> None:
+    table = F1Table.model_validate(read_json(report / "f1_table.json"))
+    compared: dict[tuple[str, str, str], list[float]] = {}
+    for entry in table.comparisons:
+        if entry.temperature > 0:
+            ends = [entry.difference, entry.low, entry.high]
+            compared[entry.dataset, entry.model, entry.other] = ends
+
+    moved = {}
+    for move in read_record(report / "lost_points.json", ExplainReport).movements:
+        key = move.dataset, move.model, move.other
+        if key in compared:
+            moved[key] = [move.f1.mean, move.f1.low, move.f1.high]
+
+    assert len(moved) == 2 * 4
+    for key, ends in moved.items():
+        assert ends == pytest.approx(compared[key], abs=1e-6), key
+
+
+def test_f1_has_no_second_interval_among_the_lost_points(report: Path) -> None:
+    section = (report / "index.html").read_text().partition('<h2 id="lost_points">')[2]
+    [line, *_] = re.findall(r"</i>F1</th>(.*?)</tr>", section)
+    assert re.fullmatch(r"(<td>[.\d]+</td>){4}", line)
+
+
+def test_the_page_counts_the_failures_of_controls_by_kind(report: Path) -> None:
+    table = F1Table.model_validate(read_json(report / "f1_table.json"))
+    section = (report / "index.html").read_text().partition('<h2 id="controls">')[2]
+    listed = re.findall(r"<li>(.*?)</li>", section.partition("</section>")[0])
+    assert listed == [f"{name}: {counts}" for name, counts in table.failure_notes.items()]
+    assert any("no search: 1 no_answer_tag" in line for line in listed)
+
+
+def test_the_page_has_dev_f1_of_start_and_kept_step_side_by_side_and_the_gate_apart(
+    report: Path,
+) -> None:
+    section = (report / "index.html").read_text().partition('<h2 id="rl">')[2]
+    table = section.partition("</table>")[0]
+    titles = re.findall(r'"col">(.*?)</th>', table)
+    [line] = re.findall(r'"row">from sft</th>(.*?)</tr>', table, re.DOTALL)
+    cells = re.findall(r"<td>([^ <]*)", line)
+    assert dict(zip(titles[1:], cells, strict=True)) == {
+        "start, dev F1": ".400",
+        "step kept, dev F1": ".600",
+        "step kept": "20",
+        "steps": "20",
+        "gate: one answer": ".600",
+        "gate: best of several": ".700",
+    }
+
+
 def test_models_are_compared_wherever_both_answered_the_same_set(report: Path) -> None:
     table = F1Table.model_validate(read_json(report / "f1_table.json"))
     rows = {(row.model, row.dataset, row.temperature): row for row in table.rows}

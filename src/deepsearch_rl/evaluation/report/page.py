@@ -33,6 +33,7 @@ from deepsearch_rl.evaluation.scoring.f1_row import (
     IfevalScore,
     ModelEvaluation,
     TypeScore,
+    counts_text,
 )
 from deepsearch_rl.evaluation.tables.table_files import FILTERS, passes
 from deepsearch_rl.evaluation.tables.tables import (
@@ -93,6 +94,7 @@ def page_templates(*folders: Path) -> Environment:
         **FILTERS,
         "cause": title_of,
         "colour": colour_of,
+        "counts": counts_text,
         "metric_names": _metric_names,
         "pack": pack,
         "spaced": lambda name: name.replace("_", " "),

@@ -39,7 +39,10 @@ LINE_INCHES = 0.29
 
 
 class Gate(ForeignRecord):
-    """F1 of dev questions by the start: of one answer, and of the best of several."""
+    """F1 of the start before the first step, of one answer and of the best of several.
+
+    It answers the first dev questions at the temperature of training, so that neither compares with a dev F1.
+    """
 
     pass_1: float
     pass_k: float
@@ -67,6 +70,15 @@ class RlTrainingLog(NamedTuple):
     manifest: RlManifest
     steps: tuple[TrainingStep, ...]
 
+    @property
+    def start_dev_f1(self) -> float | None:
+        """F1 of the policy before training on the questions that choose the checkpoint; None where it is not logged."""
+        for line in self.steps:
+            if line.step == 0:
+                return line.dev_f1
+
+        return None
+
 
 def read_rl_run(folder: Path) -> RlTrainingLog:
     """Return log and manifest of one RL run; raise ArtifactError or RecordError where one does not fit."""
@@ -82,7 +94,7 @@ def colour_of(model: str) -> str:
 def f1_figure(table: F1Table, datasets: Sequence[str], columns: int) -> Figure:
     """Draw a panel per question set: F1 with its interval by model, each variant on its own line below its model.
 
-    Greedy answers are hollow, variants square, the best constant answer is dashed.
+    Greedy answers are hollow, variants square, the constant answer is dashed.
     """
     columns = min(columns, len(datasets))
     lines = -(-len(datasets) // columns)

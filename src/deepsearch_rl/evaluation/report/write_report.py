@@ -33,7 +33,7 @@ from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluation.tables.published import published_rows
 from deepsearch_rl.evaluation.tables.table_files import write_table
 from deepsearch_rl.evaluation.tables.tables import build_table
-from deepsearch_rl.explain.causes.explain import explain_evaluations
+from deepsearch_rl.explain.causes.explain import DRAWS, explain_evaluations
 from deepsearch_rl.explain.causes.explanation import without_examples
 from deepsearch_rl.explain.causes.sources import Searched
 
@@ -132,7 +132,15 @@ def write_report(
         filter=None if filter_path is None else read_record(filter_path, FilterReport),
         runs=runs,
         rollouts=tuple(shown_rollouts(runs, questions)),
-        lost=explain_evaluations(sources.evaluate, sources.questions, sources.searched, seed),
+        lost=explain_evaluations(
+            sources.evaluate,
+            sources.questions,
+            sources.searched,
+            seed,
+            draws=DRAWS,
+            # As many as comparisons have: what moved F1 has the same interval there
+            movement_draws=config.draws,
+        ),
     )
     write_json(out / "lost_points.json", without_examples(report.lost).model_dump(mode="json"))
     write_table(table, report.ifeval, out)

@@ -1,5 +1,6 @@
 """Records of an evaluation: rows of the F1 table, IFEval scores, and what they were made of."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -35,8 +36,13 @@ def run_file(dataset: str, condition: Condition, temperature: float, variant: st
     return f"{dataset}.{condition}.t{temperature:g}{f'.{variant}' if variant else ''}.jsonl"
 
 
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Return counts of rollouts by kind as readers see them: ``2 deadline, 48 tool_call_unparsable``, or ``none``."""
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
+
+
 class ConstantScore(Record):
-    """The best constant answer of a set: what a model that reads nothing can reach."""
+    """The constant answer: the golden answer that scores best when it is given to every question of a set."""
 
     answer: str
     f1: float
@@ -68,7 +74,9 @@ class ControlScore(F1Score):
     searched_f1: Share = Field(
         description="F1 with search on the same questions, for a fair comparison"
     )
-    failures: dict[str, int]
+    failures: dict[str, int] = Field(
+        description="rollouts that did not end in an answer, by stop reason"
+    )
     asked_again: AskedAgain = 0
 
 

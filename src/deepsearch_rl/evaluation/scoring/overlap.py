@@ -1,4 +1,4 @@
-"""Many answers scored at once as :mod:`deepsearch_rl.core.answers` defines it, and the best constant answer.
+"""Many answers scored at once as :mod:`deepsearch_rl.core.answers` defines it, and the constant answer.
 
 Each distinct text is normalised once and kept as the set of its *features*, so that the tokens
 which two answers share, counted with multiplicity, are the size of an intersection: a token's first
@@ -154,10 +154,11 @@ def score_rows(golds: GoldenAnswers, question_N: Ints, preds: Sequence[str]) -> 
 
 
 class ConstantAnswers:
-    """Finds the best constant answer of all, or some, of the questions.
+    """Finds the golden answer that scores best when it is given to all, or some, of the questions.
 
-    It is what a model reaches that reads nothing. It is chosen on the questions that it is scored
-    on, so no constant can do better. The F1 of two answers is ``2 * common / (length + length)``,
+    It stands for a model that reads nothing, and is chosen on the questions that it is scored on. A
+    text that is no golden answer may score higher: one of several frequent tokens shares some of
+    them with more questions. The F1 of two answers is ``2 * common / (length + length)``,
     so every feature that a candidate of length l shares with a question adds ``2 / (l + length)``
     to it, with the shortest of the question's golden answers that has the feature at most. The sum
     of these is a bound, and exact where questions have one golden answer; candidates are scored in
@@ -297,5 +298,5 @@ class ConstantAnswers:
 
 
 def best_constant(golden_answers: Sequence[tuple[str, ...]]) -> ConstantScore:
-    """Return the best constant answer to at least one question, each with at least one golden answer."""
+    """Return the constant answer to at least one question, each with at least one golden answer."""
     return ConstantAnswers(number_golds(golden_answers)).best()

@@ -211,7 +211,7 @@ class _RunCounts:
             yield rollout
 
     def constant(self, scores: QuestionScores) -> ConstantScore:
-        """Return the best constant answer to the questions of ``scores``."""
+        """Return the constant answer to the questions of ``scores``."""
         best = best_constant([self.golds_of[question_id] for question_id in scores.question_ids])
         return best.model_copy(update={"f1": round(best.f1, 6), "em": round(best.em, 6)})
 

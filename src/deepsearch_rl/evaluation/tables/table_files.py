@@ -4,7 +4,7 @@ Nested records are JSON. What is flat, and what plots and spreadsheets read, is 
 checked column by column with pandera before it is written.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ _NO_COLUMNS = {"temperature_sent", "asked_again", "pass_at", "constant", "types"
 # The key and figures of a row as docs/contracts.md lists them; pass@k and baselines follow under
 # their own names.
 CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in _NO_COLUMNS)
-BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "gold_passage_f1")
+BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "no_search_failures")
+BASELINE_COLUMNS += ("gold_passage_f1", "gold_passage_failures")
 # Of a control that a profile has to name
-RANDOM_COLUMN = "random_passage_f1"
+RANDOM_COLUMNS = ("random_passage_f1", "random_passage_failures")
 _SHARE = pa.Check.in_range(0, 1)
 _COUNT = pa.Check.ge(0)
 
@@ -100,12 +101,13 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
     write_json(folder / "metrics.json", metrics(table, ifeval))
     columns = [*CSV_COLUMNS, *map("pass_at_{}".format, passes(table.rows)), *BASELINE_COLUMNS]
     if any("random_passage" in row.controls for row in table.rows):
-        columns.append(RANDOM_COLUMN)
+        columns += RANDOM_COLUMNS
     lines: list[dict[str, Any]] = []
     for row, flat in zip(table.rows, flat_rows(table.rows), strict=True):
         line = flat | {"constant_f1": row.constant.f1}
         for name, score in row.controls.items():
             line[f"{name}_f1"] = score.f1
+            line[f"{name}_failures"] = _flat_counts(score.failures)
         lines.append(line)
 
     # As objects first: pandas would turn the counts of a column with gaps into floats
@@ -129,10 +131,15 @@ def flat_rows(rows: Iterable[F1TableRow]) -> list[dict[str, Any]]:
 def _flat_row(row: F1TableRow) -> dict[str, Any]:
     line: dict[str, Any] = {name: getattr(row, name) for name in CSV_COLUMNS}
     line |= row.pass_scores
-    line["failures"] = ";".join(f"{kind}={count}" for kind, count in sorted(row.counts.items()))
+    line["failures"] = _flat_counts(row.counts)
     line["trained_with_other"] = row.flat_trained_with_other
     line["temperature"] = row.sent_temperature
     return line
+
+
+def _flat_counts(counts: Mapping[str, int]) -> str:
+    """Return counts by kind in one cell of a flat table, ``kind=count`` with semicolons between."""
+    return ";".join(f"{kind}={count}" for kind, count in sorted(counts.items()))
 
 
 def published_lines(table: F1Table) -> list[dict[str, Any]]:

@@ -13,7 +13,12 @@ from pydantic import Field, RootModel
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import read_jsonl, read_record
 from deepsearch_rl.core.records import NonEmpty, Record, Trajectory
-from deepsearch_rl.evaluation.scoring.f1_row import Control, F1TableRow, ModelEvaluation
+from deepsearch_rl.evaluation.scoring.f1_row import (
+    Control,
+    F1TableRow,
+    ModelEvaluation,
+    counts_text,
+)
 from deepsearch_rl.evaluation.scoring.score import score_questions
 from deepsearch_rl.evaluation.tables.comparisons import (
     TYPE_DRAWS,
@@ -102,6 +107,27 @@ class F1Table(Record):
             if row.training_note:
                 name = f"{row.model}, {row.kind}" if row.kind else row.model
                 notes[name] = row.training_note
+
+        return notes
+
+    @property
+    def failure_notes(self) -> dict[str, str]:
+        """How many rollouts of a row, then of its controls, ended without an answer, by model and question set.
+
+        Each text counts by kind, as :func:`counts_text` does. A row whose rollouts all ended in an
+        answer, and those of its controls as well, is left out.
+        """
+        notes: dict[str, str] = {}
+        for row in self.reading_order:
+            of_controls: list[str] = []
+            for control, title in CONTROL_TITLES.items():
+                score = row.controls.get(control)
+                if score is not None and score.failures:
+                    of_controls.append(f"{title}: {counts_text(score.failures)}")
+
+            if row.failures or of_controls:
+                texts = [counts_text(row.failures), *of_controls]
+                notes[f"{row.model}, {row.run_name}"] = "; ".join(texts)
 
         return notes
 

@@ -45,12 +45,15 @@ def explain_evaluations(
     questions: Mapping[str, Path],
     searched: Searched | None,
     seed: int,
-    draws: int = DRAWS,
+    draws: int,
+    movement_draws: int,
 ) -> ExplainReport:
     """Return where the evaluated models of a profile lose points, on every question set, and what training moved.
 
     ``evaluations`` are folders by model, ``questions`` files by set. Where ``searched`` names the
     indexes, the report also says what the corpus lacks and what other queries would have found.
+    Intervals of what a run lost have ``draws`` resamples, those of what training moved
+    ``movement_draws``.
     """
     open_searcher = opened_once()
     explained: list[ExplainedRun] = []
@@ -63,11 +66,11 @@ def explain_evaluations(
         run = read_rollouts(source.path)
         explained.append(explain_source(source, run, corpus, source.setting.top_k, seed, draws))
 
-    return combine(explained, seed, draws)
+    return combine(explained, seed, movement_draws)
 
 
 def combine(runs: Sequence[ExplainedRun], seed: int, draws: int) -> ExplainReport:
-    """Return the report of explained runs, with what training changed."""
+    """Return the report of explained runs, with what training changed, by ``draws`` resamples."""
     pairs = [(run.report, run.points) for run in runs]
     return ExplainReport(
         runs=tuple(run.report for run in runs),

@@ -116,6 +116,9 @@ class ControlFigure(Record):
     n: int = Field(ge=1, description="questions")
     f1: Interval
     searched_f1: float
+    failures: dict[str, int] = Field(
+        default={}, description="answers of the control that failed, by kind"
+    )
 
 
 class Ceilings(Record):

@@ -268,6 +268,8 @@ def _controls(row: F1TableRow) -> dict[str, ControlFigure]:
     figures: dict[str, ControlFigure] = {}
     for name, score in row.controls.items():
         interval = Interval(mean=score.f1, low=score.f1_low, high=score.f1_high)
-        figures[name] = ControlFigure(n=score.n, f1=interval, searched_f1=score.searched_f1)
+        figures[name] = ControlFigure(
+            n=score.n, f1=interval, searched_f1=score.searched_f1, failures=score.failures
+        )
 
     return figures
