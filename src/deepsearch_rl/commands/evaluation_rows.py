@@ -1,5 +1,6 @@
 """The rows of an evaluation in the terminal, as `deepsearch evaluate` prints them."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import typer
@@ -34,8 +35,14 @@ def print_rows(evaluation: "ModelEvaluation") -> None:
             interval = f"{score.f1:.3f} [{score.f1_low:.3f}, {score.f1_high:.3f}]"
             text = f"{row.dataset}, {control}: F1 {interval} on {score.n}; with search {score.searched_f1:.3f}"
             if score.failures:
-                text += f"; ended without an answer: {counts_text(score.failures)}"
+                text += f"; ended without an answer: {_counts(score.failures)}"
             typer.echo(text)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    from deepsearch_rl.evaluation.scoring.f1_row import counts_text  # noqa: PLC0415 - loads pydantic
+
+    return counts_text(counts)
 
 
 def _cells(row: "F1TableRow") -> list[str]:
@@ -50,5 +57,5 @@ def _cells(row: "F1TableRow") -> list[str]:
         f"{row.acc:.3f}",
         f"{row.mean_tool_calls:.2f}",
         f"{row.constant.f1:.3f}",
-        counts_text(row.counts),
+        _counts(row.counts),
     ]
