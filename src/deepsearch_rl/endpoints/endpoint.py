@@ -30,7 +30,7 @@ from deepsearch_rl.endpoints.model_failures import (
     failure_in,
     is_wordless,
 )
-from deepsearch_rl.endpoints.pacing import call_in_turn
+from deepsearch_rl.endpoints.pacing import call_in_turn, loggable
 from deepsearch_rl.endpoints.pools import spread_transport
 from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
@@ -87,7 +87,7 @@ async def complete(
     arguments = options.arguments(request)
 
     def log(error: BaseException, attempt: int) -> None:
-        _LOG.debug("attempt %d: %s", attempt, error)
+        _LOG.debug("attempt %d: %s", attempt, loggable(client, error))
 
     async def ask() -> ChatCompletion:
         if options.stream:
