@@ -98,6 +98,7 @@ def test_a_stream_that_breaks_is_asked_for_again(chat_server: ChatServer, send: 
     assert len(chat_server.requests) == 2
 
 
+@pytest.mark.slow
 def test_a_stream_that_hangs_in_the_middle_is_asked_for_again(chat_server: ChatServer) -> None:
     def hang(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)

@@ -510,6 +510,8 @@ def test_an_extra_field_that_has_an_option_of_its_own_is_refused(taken: str) -> 
             "lower agent.max_tok",
         ),
         ("APIConnectionError: Connection error.", "start the server again"),
+        ("APITimeoutError: Request timed out.", "start the server again if it hangs, or give"),
+        ("the provider's stream timed out", "start the server again if it hangs, or give"),
         ("Error code: 503 - overloaded", "start the server again"),
     ],
 )

@@ -6,6 +6,7 @@ error with the provider's reason. What a completion holds is in
 :mod:`deepsearch_rl.endpoints.model_failures`.
 """
 
+import asyncio
 import json
 import logging
 from typing import Any
@@ -45,10 +46,26 @@ CONNECT_TIMEOUT_S = 10.0
 FIRST_WAIT_S = 0.5
 
 
+class _TimedClient(openai.DefaultAsyncHttpxClient):
+    """Ends a whole attempt, from the request to the last byte that it waits for, after the read timeout.
+
+    httpx's own limit is for each read, so that a server which sends a blank now and then holds a
+    call for ever. A streamed answer is over here when its head has come.
+    """
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        limit_s = request.extensions.get("timeout", {}).get("read")
+        try:
+            async with asyncio.timeout(limit_s):
+                return await super().send(request, **options)
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(f"no whole answer in {limit_s} s", request=request) from error
+
+
 def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
-    """Return a client that retries failed calls with back-off; ``timeout_s`` applies to each call."""
+    """Return a client that retries failed calls with back-off; ``timeout_s`` applies to each attempt as a whole."""
     timeout = openai.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
-    http_client = openai.DefaultAsyncHttpxClient(
+    http_client = _TimedClient(
         transport=spread_transport(), event_hooks={"response": [_keep_what_is_final]}
     )
     return openai.AsyncOpenAI(
@@ -124,6 +141,11 @@ async def _post(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCo
         raise FailedGenerationError(f"the endpoint's response is not JSON ({error})") from error
 
 
+def _attempt_s(client: openai.AsyncOpenAI) -> float | None:
+    """Return how long one attempt of a call may take; None: no limit."""
+    return client.timeout.read if isinstance(client.timeout, openai.Timeout) else client.timeout
+
+
 async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCompletion:
     """Return a streamed answer as a whole one.
 
@@ -133,8 +155,11 @@ async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> Cha
     pieces = ChatCompletionStreamState()
     async with await client.chat.completions.create(**arguments) as stream:
         try:
-            async for chunk in stream:
-                pieces.handle_chunk(chunk)
+            async with asyncio.timeout(_attempt_s(client)):
+                async for chunk in stream:
+                    pieces.handle_chunk(chunk)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise FailedGenerationError("the provider's stream timed out") from error
         except openai.APIError as error:
             # An event of the stream that holds an error
             raise failed_under_200(error_text(error.body or error.message)) from error

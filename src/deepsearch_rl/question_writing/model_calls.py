@@ -55,7 +55,8 @@ class LoggedModel:
     def ask_all(self, prompts: Sequence[tuple[str, int]]) -> list[str]:
         """Return a reply to every prompt and sample, in their order; known ones are not asked again.
 
-        Raise EndpointError where the model fails; finished replies are in the log.
+        Raise EndpointError where the model fails; finished replies are in the log. No prompt is
+        begun after the first failure.
         """
         missing: dict[str, tuple[str, int]] = {}
         for each in prompts:
@@ -84,19 +85,27 @@ class LoggedModel:
 
     async def _ask_missing(self, missing: dict[str, tuple[str, int]]) -> None:
         room = asyncio.Semaphore(self._config.concurrency)
+        failures: list[EndpointError] = []
         async with open_client(self._endpoint, self._config.timeout_s) as client:
 
             async def ask(name: str, prompt: str, sample: int) -> None:
                 async with room:
-                    call = await self._ask(client, name, prompt, sample)
+                    # That call was repeated: the server fails, and would fail every other one
+                    if failures:
+                        return
+                    try:
+                        call = await self._ask(client, name, prompt, sample)
+                    except EndpointError as error:
+                        failures.append(error)
+                        return
                 self._known[name] = call
                 self._log.append(call)
 
             tasks = [ask(name, prompt, sample) for name, (prompt, sample) in missing.items()]
-            # All of them end before an error is raised: they are paid for
+            # All that have begun end before an error is raised: they are paid for
             results = await asyncio.gather(*tasks, return_exceptions=True)
 
-        for result in results:
+        for result in (*results, *failures):
             if isinstance(result, BaseException):
                 raise result
 
