@@ -198,6 +198,7 @@ class _Writing:
             self._reasons,
             bundles=self._groups,
             unreadable_replies=self._unreadable,
+            cut_replies=self._model.cut,
             drafts=len(self.kept) + len(self.rejected),
             kept=len(self.kept),
             kept_by_type=_counts(draft.type for draft in self.kept),
@@ -230,7 +231,8 @@ def _require_questions(folder: Path, splits: Iterable[str], funnel: Funnel, repl
     raise ArtifactError(
         f"no question about {folder} passed the audit for {', '.join(empty)}: of {funnel.drafts} drafts "
         f"{funnel.kept} passed; rejected: {', '.join(rejected) or 'none'}; "
-        f"{funnel.unreadable_replies} replies could not be read. {replies} has what the model wrote. "
+        f"{funnel.unreadable_replies} replies could not be read, and {funnel.cut_replies} of all were cut at "
+        f"make_questions.writer.max_tokens. {replies} has what the model wrote. "
         f"{_MORE[funnel.stopped_by]}."
     )
 
