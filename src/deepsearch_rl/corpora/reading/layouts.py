@@ -103,18 +103,18 @@ def read_numbered(path: Path) -> Iterator[Row]:
     """Yield the rows of a file one by one; blank lines are skipped but counted.
 
     Raises:
-        ArtifactError: the file is missing, damaged, or in a layout that is not read; the text says
-            what to do.
+        ArtifactError: the file is missing, damaged, in a layout that is not read, or may not be
+            read; the text says what to do.
         RecordError: a row of a table has too many or too few cells, or an entry of an array is no
             JSON.
     """
-    if not path.exists():
-        raise ArtifactError(f"{path} does not exist.")
-    if path.is_dir():
-        raise ArtifactError(f"{path} is a folder; name one file in it.")
     damaged = (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, OSError)
 
     try:
+        if not path.exists():
+            raise ArtifactError(f"{path} does not exist.")
+        if path.is_dir():
+            raise ArtifactError(f"{path} is a folder; name one file in it.")
         with (
             path.open("rb") as raw,
             ProgressBar(f"read {path.name}", path.stat().st_size, "bytes") as bar,
@@ -131,6 +131,10 @@ def read_numbered(path: Path) -> Iterator[Row]:
         raise ArtifactError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start} of a block); convert "
             "it, for example with `iconv -f WINDOWS-1252 -t UTF-8`."
+        ) from error
+    except PermissionError as error:
+        raise ArtifactError(
+            f"{path} may not be read by this user; change the permissions of the file and its folders (`chmod`)."
         ) from error
     except damaged as error:
         raise ArtifactError(
