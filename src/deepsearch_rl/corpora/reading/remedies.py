@@ -1,10 +1,45 @@
-"""What makes a file of documents or questions readable, said with the error about one of its rows."""
+"""What makes a file of documents or questions readable: said of the file, or with the error about one of its rows."""
 
 import json
+from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.core.errors import RecordError
+from deepsearch_rl.core.errors import ArtifactError, RecordError
 
+_AS_LINES = "orient='records', lines=True"
+# How files that are not read begin, what they are, and what to do
+_FILES = {
+    b"\x28\xb5\x2f\xfd": ("is compressed by zstd", "unpack it: `zstd -d FILE`"),
+    b"7z\xbc\xaf\x27\x1c": ("is a 7z archive", "unpack it: `7z x FILE`"),
+    b"\xff\xfe\0\0": ("is UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 FILE > NEW`"),
+    b"\0\0\xfe\xff": ("is UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 FILE > NEW`"),
+    b"\xff\xfe": ("is UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`"),
+    b"\xfe\xff": ("is UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`"),
+    b"SQLite format 3": (
+        "is an SQLite database",
+        "write a table as CSV: `sqlite3 -header -csv FILE 'select ...'`",
+    ),
+    b"\x80": (
+        "is a Python pickle",
+        f"convert it: `pandas.read_pickle(FILE).to_json(NEW, {_AS_LINES})`",
+    ),
+    b"\x89HDF": (
+        "is an HDF5 file",
+        f"convert it: `pandas.read_hdf(FILE).to_json(NEW, {_AS_LINES})`",
+    ),
+    b"version https://git-lfs": (
+        "is a pointer of Git LFS, not the file",
+        "fetch it: `git lfs pull`",
+    ),
+    b"<": ("is a page of HTML or XML", "get the file itself, or write its rows as JSON Lines"),
+}
+# Text without a byte order mark, by which of its first four bytes are zero (RFC 4627, section 3)
+_WIDE_TEXT: dict[tuple[bool, ...], str] = {
+    (False, True, False, True): "UTF-16LE",
+    (True, False, True, False): "UTF-16BE",
+    (False, True, True, True): "UTF-32LE",
+    (True, True, True, False): "UTF-32BE",
+}
 # Of the keys that an error names: a row may have hundreds of them
 QUOTED_CHARACTERS = 120
 
@@ -28,6 +63,18 @@ _KINDS = {
     "Input should be a valid array": ("a list", "[.]"),
     "Input should be a valid string": ("text", "tostring"),
 }
+
+
+def refuse_unread(head: bytes, path: Path) -> None:
+    """Raise ArtifactError where a file that begins so, behind its byte order mark, is of a kind that is not read."""
+    encoding = _WIDE_TEXT.get(tuple(byte == 0 for byte in head[:4]))
+    if encoding is not None:
+        raise ArtifactError(
+            f"{path} is {encoding} text; convert it: `iconv -f {encoding} -t UTF-8 FILE > NEW`."
+        )
+    for magic, (what, remedy) in _FILES.items():
+        if head.startswith(magic):
+            raise ArtifactError(f"{path} {what}; {remedy}.")
 
 
 def with_remedy(error: RecordError, line: bytes) -> RecordError:
