@@ -37,7 +37,7 @@ from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
 _LOG = logging.getLogger(__name__)
 
-# Further attempts of a model call; the client makes them for 408, 409, 429, 5xx, connection errors
+# Further attempts of a model call; the client makes them for 408, 409, 5xx, connection errors
 # and time-outs.
 MODEL_RETRIES = 3
 CONNECT_TIMEOUT_S = 10.0
