@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from deepsearch_rl.core.errors import RecordError
-from deepsearch_rl.core.records import Question
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import Question, StopReason, Trajectory
 from deepsearch_rl.corpora.reading.flashrag import read_documents, read_questions
 
 
@@ -84,3 +85,14 @@ def test_a_number_in_place_of_a_documents_text_is_refused_with_a_command(tmp_pat
     path.write_text('{"id": "1", "text": 42}\n', encoding="utf-8")
     with pytest.raises(RecordError, match=r"field 'text': .*jq -c '\.text \|= tostring'"):
         list(read_documents(path))
+
+
+def test_a_trajectory_is_no_question(tmp_path: Path) -> None:
+    trajectory = Trajectory(
+        id="q1#0", question_id="q1", sample=0, question="Who?", golden_answers=("P",), model="m", prompt="p",
+        temperature=0.7, messages=(), stop_reason=StopReason.ANSWERED,
+    )  # fmt: skip
+    path = tmp_path / "rollouts.jsonl"
+    write_jsonl(path, [trajectory])
+    with pytest.raises(RecordError, match="line 1: this is a trajectory; name the file of"):
+        list(read_questions(path))

@@ -210,6 +210,11 @@ class QuestionRow(Row, Generic[DetailsT]):
     @classmethod
     def _renamed(cls, values: Values) -> Values:
         values = super()._renamed(values)
+        if {"question_id", "stop_reason"} <= values.keys():
+            # With an id for each sample: one question would be several
+            raise PydanticCustomError(
+                "trajectory", "this is a trajectory; name the file of its question"
+            )
         if is_missing(values.get("question")) and "prompt" in values:
             values = _from_training_row(values)
         if is_missing(values.get("golden_answers")) and not is_missing(values.get("answer")):
