@@ -101,7 +101,7 @@ LINES = {
         },
     ),
     "FlashRAG questions": Lines(
-        each(flashrag.read_questions), QUESTION, {"golden_answers": {"golden_answers": "x"}}
+        each(flashrag.read_questions), QUESTION, {"golden_answers": {"golden_answers": [""]}}
     ),
     "HotpotQA questions": Lines(
         each(flashrag_sets.read_hotpotqa), QUESTION, {"question": {"question": None}}

@@ -1,3 +1,4 @@
+import errno
 import re
 import subprocess
 import sys
@@ -194,6 +195,21 @@ def test_an_error_about_no_value_of_the_command_line_keeps_its_traceback(
     monkeypatch.setattr("deepsearch_rl.cli.app", failure)
     with pytest.raises(ValueError, match=r"host|invalid literal"):
         main()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_not_taken_for_that_of_the_working_directory(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write's error names no file, and the file may be on another disk."""
+
+    def fail() -> None:
+        raise OSError(number, "No space left on device")
+
+    monkeypatch.setattr("deepsearch_rl.cli.app", fail)
+    message = deepsearch(monkeypatch, "table")
+    assert "the disk is full (while writing)" in message
+    assert str(Path.cwd()) not in message
 
 
 def test_a_changed_field_that_is_no_yaml_is_named() -> None:

@@ -30,7 +30,8 @@ from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.files import read_jsonl, write_json
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Message, Question
-from deepsearch_rl.endpoints.endpoint import Completion, Endpoint
+from deepsearch_rl.endpoints.address import Endpoint
+from deepsearch_rl.endpoints.completion import Completion
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.training.merging.proof import AnswerTokens, answer_logprobs
 from scripts.preflight.logprobs import mean_difference

@@ -138,7 +138,7 @@ def require_own_sources(folder: Path) -> None:
 def main() -> None:
     """Run the command line; an error of the user, the system or the installation is one paragraph and status 1."""
     try:
-        with full_disk_named(Path.cwd()):
+        with full_disk_named("while writing"):
             require_own_sources(Path.cwd())
             app()
     except DeepsearchError as error:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deepsearch_rl.agent.protocols import FunctionCalling
 from deepsearch_rl.conversation.chat_format import ChatFormat, assistant_message, load_chat_format
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_messages
-from deepsearch_rl.endpoints.endpoint import Completion
+from deepsearch_rl.endpoints.completion import Completion
 from tests.policies import policy_folder
 from tests.vllm_parsers import hermes
 

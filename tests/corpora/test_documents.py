@@ -1,6 +1,7 @@
 """A folder of files of every kind becomes a corpus; what cannot be read is named and counted."""
 
 import logging
+import os
 from pathlib import Path
 
 import docx
@@ -147,6 +148,32 @@ def test_files_that_cannot_be_read_are_named_and_counted(
         "scan.pdf": ["there", "is", "no", "text"],
     }
     assert "8 files cannot be read (README: no suffix" in caplog.text
+
+
+def test_a_name_that_is_not_utf8_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("Readable.")
+    for name in (b"caf\xe9.txt", b"\xff/plan.txt"):
+        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("Not read.")
+
+    folder = DocumentFolder(tmp_path)
+    assert [document.id for document in folder] == ["good.txt"]
+    assert folder.unreadable == dict.fromkeys(
+        ["caf\\xe9.txt", "\\xff/plan.txt"], "its name is not UTF-8; rename it"
+    )
+
+
+@pytest.mark.parametrize("suffix", READERS)
+def test_a_file_that_the_system_cannot_read_is_named_with_its_reason(
+    tmp_path: Path, suffix: str
+) -> None:
+    (tmp_path / "good.txt").write_text("Readable.")
+    # The kernel refuses to read the first byte of a process's memory
+    (tmp_path / f"bad{suffix}").symlink_to("/proc/self/mem")
+    folder = DocumentFolder(tmp_path)
+    assert [document.id for document in folder] == ["good.txt"]
+    assert folder.unreadable == {f"bad{suffix}": "it cannot be read: Input/output error"}
 
 
 def test_a_folder_without_a_readable_file_is_refused(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.retries import is_quota_spent
 from deepsearch_rl.endpoints import pacing
 from deepsearch_rl.endpoints.address import Endpoint
-from deepsearch_rl.endpoints.endpoint import Completion, complete, open_client
+from deepsearch_rl.endpoints.completion import Completion
+from deepsearch_rl.endpoints.endpoint import complete, open_client
 from deepsearch_rl.endpoints.pacing import pausable
 from deepsearch_rl.endpoints.remote import RemoteConfig
 from deepsearch_rl.endpoints.request_options import RequestOptions, remedy
@@ -509,6 +510,8 @@ def test_an_extra_field_that_has_an_option_of_its_own_is_refused(taken: str) -> 
             "lower agent.max_tok",
         ),
         ("APIConnectionError: Connection error.", "start the server again"),
+        ("APITimeoutError: Request timed out.", "start the server again if it hangs, or give"),
+        ("the provider's stream timed out", "start the server again if it hangs, or give"),
         ("Error code: 503 - overloaded", "start the server again"),
     ],
 )

@@ -2,9 +2,11 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_json, read_jsonl, write_json
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Document, Question
@@ -18,7 +20,7 @@ from deepsearch_rl.question_writing.audit import AuditConfig, Funnel
 from deepsearch_rl.question_writing.make import WritingConfig, make_questions
 from deepsearch_rl.question_writing.model_calls import WriterConfig
 from tests.conftest import ROOT
-from tests.evaluation.chat import KEY, serve_chat
+from tests.evaluation.chat import KEY, says, serve_chat
 from tests.question_writing.planted_faults import audit_figures, require_found, write_world
 from tests.question_writing.scripted_writer import ScriptedModel, ScriptedWriter
 from tests.search_servers import serve_index_here
@@ -198,11 +200,11 @@ def test_a_spent_budget_stops_and_a_larger_one_asks_only_what_is_new(
     writer = ScriptedWriter(share=0.3)
     with serve_chat(writer.reply) as chat:
         base_url = chat.endpoint.base_url
-        small, asked = written(600, 10**6)
+        small, asked = written(1500, 10**6)
         assert small.stopped_by == "budget"
         assert small.tokens == 10 * asked  # what the endpoint counts
         first = {path.name: path.read_bytes() for path in (tmp_path / "out").rglob("*.json*")}
-        assert written(600, 10**6) == (small, 0)
+        assert written(1500, 10**6) == (small, 0)
         again = {path.name: path.read_bytes() for path in (tmp_path / "out").rglob("*.json*")}
         assert again == first
 
@@ -210,3 +212,51 @@ def test_a_spent_budget_stops_and_a_larger_one_asks_only_what_is_new(
         assert larger.stopped_by == "enough"
         assert larger.tokens == 10 * (asked + more)
         assert larger.kept >= 40
+
+
+@pytest.mark.usefixtures("key")
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_too_few_documents_for_the_splits_are_refused_before_anything_is_asked(
+    smoke: Profile, tmp_path: Path, count: int
+) -> None:
+    write_texts(tmp_path / "documents", count)
+    splits = {"train": 0.7, "dev": 0.1, "val": 0.2}
+    with serve_chat(ScriptedWriter(share=0.0).reply) as chat:
+        config = config_at(chat.endpoint.base_url, splits=splits)
+        with pytest.raises(ConfigError, match=rf"{count} documents are too few.*for .*dev.*20 are"):
+            make(tmp_path / "documents", config, smoke, tmp_path / "work", tmp_path / "out")
+    assert chat.requests == []
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("key")
+@pytest.mark.parametrize(
+    ("quoted", "questions", "problem"),
+    [
+        ("was built", 1, r"\w+, \w+: of 1 drafts 1 passed.*Raise make_questions\.questions"),
+        ("is built", 50, r"train, dev, val: .*\d+ not_verbatim; .*Add documents"),
+    ],
+)
+def test_a_split_without_a_question_is_refused_with_what_was_rejected(
+    smoke: Profile, tmp_path: Path, quoted: str, questions: int, problem: str
+) -> None:
+    writer = ScriptedWriter(share=0.0)
+
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        return says(writer.reply(body)["content"].replace("was built", quoted))
+
+    write_texts(tmp_path / "documents", 20)
+    with serve_chat(reply) as chat:
+        config = config_at(chat.endpoint.base_url, questions=questions)
+        one_by_one = config.writer.model_copy(update={"concurrency": 1})
+        config = config.model_copy(update={"writer": one_by_one})
+        with pytest.raises(ArtifactError, match=f"passed the audit for {problem}"):
+            make(tmp_path / "documents", config, smoke, tmp_path / "work", tmp_path / "out")
+
+
+def write_texts(folder: Path, count: int) -> None:
+    """Write documents that share no rare term."""
+    folder.mkdir()
+    for number in range(count):
+        text = f"# Place {number}\nThe tower of it was built by Anna Nova{number}x.\n"
+        (folder / f"{number}.md").write_text(text, encoding="utf-8")

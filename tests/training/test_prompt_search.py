@@ -9,7 +9,7 @@ import pytest
 
 from deepsearch_rl.conversation.prompts import MADE_PROMPT
 from deepsearch_rl.core.errors import ConfigError, EndpointError
-from deepsearch_rl.core.files import read_json, write_json, write_jsonl
+from deepsearch_rl.core.files import AppendLog, read_json, write_json, write_jsonl
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, Question
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.serving.launch import ServingConfig
@@ -21,6 +21,7 @@ from deepsearch_rl.training.prompt_search.prompt_search import (
     PromptTask,
     optimize_prompt,
 )
+from deepsearch_rl.training.prompt_search.reflector import Reflection, Reflector
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.search_servers import serve_index_here
@@ -198,3 +199,16 @@ def test_without_a_reflection_model_the_section_is_named(task: PromptTask, tmp_p
         optimize_prompt(
             task, config(chat, task, reflection=None), tmp_path / "work", tmp_path / "out"
         )
+
+
+def test_a_thought_of_the_reflection_model_is_no_part_of_its_answer(tmp_path: Path) -> None:
+    remote = {"model": "m", "api_key_variable": "KEY"}
+    answer = f"```\n{GOOD}\n```"
+    with (
+        serve_chat(lambda _: says(f"<think>```none```</think>{answer}")) as chat,
+        AppendLog(tmp_path / "log.jsonl") as log,
+    ):
+        remote["base_url"] = chat.endpoint.base_url
+        values = {"endpoint": remote, "temperature": 1.0, "max_tokens": 9, "timeout_s": 20}
+        reflector = Reflector(Reflection.model_validate(values), chat.endpoint, log)
+        assert reflector("Which prompt is better?") == answer

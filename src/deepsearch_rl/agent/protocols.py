@@ -51,7 +51,8 @@ from deepsearch_rl.conversation.chat_messages import (
 from deepsearch_rl.conversation.passages import NO_PASSAGES, PassageText, format_passages
 from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.records import Message, StopReason, TokenUsage, ToolCall
-from deepsearch_rl.endpoints.endpoint import Completion, complete
+from deepsearch_rl.endpoints.completion import Completion
+from deepsearch_rl.endpoints.endpoint import complete
 from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
 # The tool's schema and the words that a template writes around it

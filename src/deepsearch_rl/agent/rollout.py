@@ -35,7 +35,8 @@ from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING, AgentConfi
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.records import Message, Question, StopReason, Trajectory
 from deepsearch_rl.endpoints.address import Endpoint
-from deepsearch_rl.endpoints.endpoint import open_client, replace_lone_surrogates
+from deepsearch_rl.endpoints.completion import replace_lone_surrogates
+from deepsearch_rl.endpoints.endpoint import open_client
 from deepsearch_rl.endpoints.model_failures import failed_generation, model_failure
 from deepsearch_rl.endpoints.pacing import pausable
 from deepsearch_rl.endpoints.timing import timed

@@ -23,7 +23,7 @@ from deepsearch_rl.core.records import (
     ToolCall,
     Trajectory,
 )
-from deepsearch_rl.endpoints.endpoint import replace_lone_surrogates
+from deepsearch_rl.endpoints.completion import replace_lone_surrogates
 
 # Called with every message of a rollout, once the model wrote it or was shown it
 Observer = Callable[[Message], None]

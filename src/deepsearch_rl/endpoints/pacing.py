@@ -16,6 +16,7 @@ import openai
 
 from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.retries import no_capacity, wait_for_capacity
+from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.endpoints.request_options import RequestOptions
 
 ResultT = TypeVar("ResultT")
@@ -71,7 +72,11 @@ async def call_in_turn(
     )
 
     def log(error: BaseException, attempt: int) -> None:
-        _LOG.warning("the model server takes no more requests now (%s), attempt %d", error, attempt)
+        _LOG.warning(
+            "the model server takes no more requests now (%s), attempt %d",
+            loggable(client, error),
+            attempt,
+        )
 
     async def sleep(seconds: float) -> None:
         with _paused_deadline():
@@ -97,6 +102,11 @@ async def call_in_turn(
         return result
 
     return await take_turn()
+
+
+def loggable(client: openai.AsyncOpenAI, error: BaseException) -> str:
+    """Return an error's text without the key, user and password of its client, which a server may repeat in it."""
+    return Endpoint(str(client.base_url), "", client.api_key).redact(str(error))
 
 
 def _estimated_tokens(request: dict[str, Any]) -> int:

@@ -53,6 +53,7 @@ _REFUSED = re.compile(r"\b(status|code:?) ?(400|404|405|413|415|422)\b", re.IGNO
 _REFUSED_KEY = re.compile(r"\b(status|code:?) ?(401|403)\b", re.IGNORECASE)
 _FULL = re.compile(r"\b(status|code:?) ?429\b", re.IGNORECASE)
 _UNPAID = re.compile(r"\b(status|code:?) ?402\b", re.IGNORECASE)
+_SLOW = re.compile(r"timed out", re.IGNORECASE)
 START_AGAIN = "start the server again"
 
 
@@ -148,6 +149,11 @@ def remedy(error: str) -> str:
         return "raise the account's balance or quota"
     if _FULL.search(error):
         return "wait until its limit allows more, or send less (requests_per_minute, a longer rate_limit_wait_s)"
+    if _SLOW.search(error):
+        return (
+            "start the server again if it hangs, or give a call more time (agent.call_timeout_s; timeout_s of "
+            "make_questions.writer, optimize_prompt.reflection or ifeval)"
+        )
     if not _REFUSED.search(error):
         return START_AGAIN
     changes = [change for pattern, change in _REMEDIES if re.search(pattern, error)]

@@ -237,6 +237,7 @@ class Funnel(Record):
 
     bundles: int = Field(ge=0, description="passages, pairs and chains that the writer got")
     unreadable_replies: int = Field(ge=0)
+    cut_replies: int = Field(ge=0, description="of writing and audit, that max_tokens ended")
     drafts: int = Field(ge=0)
     rejected: dict[Reason, int]
     kept: int = Field(ge=0)

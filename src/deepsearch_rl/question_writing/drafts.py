@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from deepsearch_rl.core.answers import INSUFFICIENT
-from deepsearch_rl.core.records import Chunk, ForeignRecord, Text
+from deepsearch_rl.core.records import Chunk, ForeignRecord, Text, is_missing
+from deepsearch_rl.endpoints.completion import replace_lone_surrogates
 from deepsearch_rl.question_writing.links import PassageGroup
 
 PROMPTS = Path(__file__).with_name("prompts")
@@ -23,20 +25,35 @@ TYPES = {
 }
 
 
+def _as_text(value: object) -> object:
+    """Return the text of a number, and of JSON's true and false, which models write as answers."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) if isinstance(value, int | float) and not is_missing(value) else value
+
+
+def _none_as_empty(rows: object) -> object:
+    return () if rows is None else rows
+
+
+# Text of a model, which any file can hold
+WrittenText = Annotated[Text, BeforeValidator(_as_text), AfterValidator(replace_lone_surrogates)]
+
+
 class ProofRow(ForeignRecord):
     """A sentence of a passage, counted from 1."""
 
     passage: int
-    sentence: Text
+    sentence: WrittenText
 
 
 class WrittenQuestion(ForeignRecord):
     """A question as the model writes it."""
 
     type: Text
-    question: Text
-    answer: Text
-    evidence: tuple[ProofRow, ...] = ()
+    question: WrittenText
+    answer: WrittenText
+    evidence: Annotated[tuple[ProofRow, ...], BeforeValidator(_none_as_empty)] = ()
 
 
 class ReplyRow(ForeignRecord):
@@ -96,7 +113,7 @@ def read_drafts(reply: str, group: PassageGroup) -> list[Draft]:
     end = reply.rfind("}") + 1
     try:
         rows = ReplyRow.model_validate(json.loads(reply[start:end])).questions
-    except (ValueError, ValidationError):
+    except (ValueError, ValidationError, RecursionError):
         return []
 
     drafts: list[Draft] = []

@@ -8,16 +8,17 @@ audit.json                the funnel
 """
 
 import logging
+import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import (
     AppendLog,
     atomic_directory,
@@ -52,6 +53,12 @@ from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.search.searcher import open_index
 
 _LOG = logging.getLogger(__name__)
+# How there may be more questions, by what ended the writing
+_MORE = {
+    "enough": "Raise make_questions.questions",
+    "budget": "Raise make_questions.budget_tokens",
+    "passages": "Add documents, take another writer, or change make_questions.splits",
+}
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -95,8 +102,10 @@ def make_questions(
     Documents are cut as ``chunking`` says, and the audit searches an ``index`` over them.
 
     Raises:
-        ArtifactError: the folder has no readable file, or no question passed the audit.
-        ConfigError: the writer's endpoint is not set.
+        ArtifactError: the folder has no readable file, or of some split no question passed the
+            audit.
+        ConfigError: the writer's endpoint is not set, or there are too few documents for the
+            splits.
         EndpointError: the writer fails; a repeated run goes on from the replies in ``work``.
         UnavailableError: a package that reads a kind of document is not installed.
     """
@@ -121,14 +130,7 @@ def make_questions(
         writing = _Writing(config, model, auditor)
         writing.run(chunks, seed)
         funnel = writing.funnel()
-        # Here, and not in the stages that would read no question
-        if not writing.kept:
-            raise ArtifactError(
-                f"no question about {folder} passed the audit: {funnel.drafts} drafts, "
-                f"{funnel.unreadable_replies} replies that could not be read. {log.path} has what "
-                "the model wrote."
-            )
-
+        _require_questions(folder, config.splits, funnel, log.path)
         for split in config.splits:
             questions = _questions_of(split, writing.kept)
             write_jsonl(partial / "questions" / f"{split}.jsonl", questions)
@@ -161,6 +163,7 @@ class _Writing:
         # Not a set, whose order changes from process to process: splits are drawn from this order
         names = list(dict.fromkeys(chunk.metadata.doc_id for chunk in chunks))
         split_of = split_documents(names, rare, self._config.splits, rng)
+        _require_documents(self._config.splits, split_of)
         waiting = passage_groups(chunks, rare, split_of, rng)
 
         # As many groups as calls run at once: between two batches the budget is looked at
@@ -195,6 +198,7 @@ class _Writing:
             self._reasons,
             bundles=self._groups,
             unreadable_replies=self._unreadable,
+            cut_replies=self._model.cut,
             drafts=len(self.kept) + len(self.rejected),
             kept=len(self.kept),
             kept_by_type=_counts(draft.type for draft in self.kept),
@@ -202,6 +206,35 @@ class _Writing:
             tokens=self._model.tokens,
             stopped_by=self._stopped_by,
         )
+
+
+def _require_documents(splits: Mapping[str, float], split_of: Mapping[str, str]) -> None:
+    """Refuse splits without a document, before anything is paid for."""
+    empty = [split for split in splits if split not in split_of.values()]
+    if empty:
+        # Groups of two at most, where there are few documents (links.py)
+        enough = math.ceil(2 / min(splits.values()))
+        raise ConfigError(
+            f"{len(split_of)} documents are too few for the splits {', '.join(splits)}: none is left for "
+            f"{', '.join(empty)}, because documents that share a rare term stay together. Add documents "
+            f"({enough} are enough), or change make_questions.splits."
+        )
+
+
+def _require_questions(folder: Path, splits: Iterable[str], funnel: Funnel, replies: Path) -> None:
+    """Refuse splits without a question here, and not in the stages that would read none."""
+    empty = [split for split in splits if not funnel.kept_by_split.get(split)]
+    if not empty:
+        return
+
+    rejected = [f"{count} {reason}" for reason, count in funnel.rejected.items() if count]
+    raise ArtifactError(
+        f"no question about {folder} passed the audit for {', '.join(empty)}: of {funnel.drafts} drafts "
+        f"{funnel.kept} passed; rejected: {', '.join(rejected) or 'none'}; "
+        f"{funnel.unreadable_replies} replies could not be read, and {funnel.cut_replies} of all were cut at "
+        f"make_questions.writer.max_tokens. {replies} has what the model wrote. "
+        f"{_MORE[funnel.stopped_by]}."
+    )
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 from pydantic import Field
 
+from deepsearch_rl.conversation.chat_messages import assistant_turn, spoken_text
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import AppendLog, read_jsonl, sha256_json
 from deepsearch_rl.core.records import NonEmpty, Record
@@ -37,8 +38,10 @@ class Call(Record):
     """A reply, its tokens, and the digest of the prompt and the settings that it answers."""
 
     request_sha256: NonEmpty
-    text: str
+    text: str = Field(description="as it came, with the thoughts that the server left in it")
+    reasoning: str | None = Field(default=None, description="the thought that the server split off")
     tokens: int = Field(ge=0, description="of prompt and reply together")
+    cut: bool = Field(default=False, description="max_tokens ended the reply")
 
 
 class LoggedModel:
@@ -51,11 +54,15 @@ class LoggedModel:
         self._known = {call.request_sha256: call for call in read_jsonl(log.path, Call)}
         self._counted: set[str] = set()
         self.tokens = 0
+        # Replies that max_tokens ended
+        self.cut = 0
 
     def ask_all(self, prompts: Sequence[tuple[str, int]]) -> list[str]:
-        """Return a reply to every prompt and sample, in their order; known ones are not asked again.
+        """Return what the model says to every prompt and sample, in their order, without its thoughts.
 
-        Raise EndpointError where the model fails; finished replies are in the log.
+        Known replies are not asked for again.
+        Raise EndpointError where the model fails; finished replies are in the log. No prompt is
+        begun after the first failure.
         """
         missing: dict[str, tuple[str, int]] = {}
         for each in prompts:
@@ -69,13 +76,19 @@ class LoggedModel:
         texts: list[str] = []
         for each in prompts:
             call = self._known[self._digest(*each)]
-            texts.append(call.text)
+            texts.append(self._spoken(call))
             # Of this run, also where an earlier one has paid
             if call.request_sha256 not in self._counted:
                 self._counted.add(call.request_sha256)
                 self.tokens += call.tokens
+                self.cut += call.cut
 
         return texts
+
+    def _spoken(self, call: Call) -> str:
+        begins_in_thought = self._endpoint.begins_in_thought
+        turn = assistant_turn(call.text, call.reasoning, begins_in_thought=begins_in_thought)
+        return spoken_text(turn)
 
     def _digest(self, prompt: str, sample: int) -> str:
         config = self._config
@@ -84,19 +97,27 @@ class LoggedModel:
 
     async def _ask_missing(self, missing: dict[str, tuple[str, int]]) -> None:
         room = asyncio.Semaphore(self._config.concurrency)
+        failures: list[EndpointError] = []
         async with open_client(self._endpoint, self._config.timeout_s) as client:
 
             async def ask(name: str, prompt: str, sample: int) -> None:
                 async with room:
-                    call = await self._ask(client, name, prompt, sample)
+                    # That call was repeated: the server fails, and would fail every other one
+                    if failures:
+                        return
+                    try:
+                        call = await self._ask(client, name, prompt, sample)
+                    except EndpointError as error:
+                        failures.append(error)
+                        return
                 self._known[name] = call
                 self._log.append(call)
 
             tasks = [ask(name, prompt, sample) for name, (prompt, sample) in missing.items()]
-            # All of them end before an error is raised: they are paid for
+            # All that have begun end before an error is raised: they are paid for
             results = await asyncio.gather(*tasks, return_exceptions=True)
 
-        for result in results:
+        for result in (*results, *failures):
             if isinstance(result, BaseException):
                 raise result
 
@@ -119,11 +140,18 @@ class LoggedModel:
             ) from error
 
         text = completion.message.text
+        reasoning = completion.message.thought
         usage = completion.usage
         # The budget counts also where a server says nothing
         tokens = (
             usage.prompt_tokens + usage.completion_tokens
             if usage
-            else (len(prompt) + len(text)) // CHARACTERS_PER_TOKEN
+            else (len(prompt) + len(reasoning or "") + len(text)) // CHARACTERS_PER_TOKEN
         )
-        return Call(request_sha256=name, text=text, tokens=tokens)
+        return Call(
+            request_sha256=name,
+            text=text,
+            reasoning=reasoning,
+            tokens=tokens,
+            cut=completion.truncated(self._config.max_tokens),
+        )

@@ -10,7 +10,7 @@ from deepsearch_rl.agent.protocols import FunctionCalling
 from deepsearch_rl.conversation.chat_format import ChatFormat, assistant_message, load_chat_format
 from deepsearch_rl.conversation.chat_messages import chat_messages
 from deepsearch_rl.core.records import Message, Trajectory
-from deepsearch_rl.endpoints.endpoint import Completion
+from deepsearch_rl.endpoints.completion import Completion
 from deepsearch_rl.training.backends.art.captures import (
     NO_TURN,
     NOT_AS_SAMPLED,

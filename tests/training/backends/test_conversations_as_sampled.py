@@ -17,7 +17,7 @@ from deepsearch_rl.agent.protocols import FunctionCalling
 from deepsearch_rl.conversation.chat_format import ChatFormat, assistant_message, load_chat_format
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_messages
 from deepsearch_rl.core.records import Message, Trajectory
-from deepsearch_rl.endpoints.endpoint import Completion
+from deepsearch_rl.endpoints.completion import Completion
 from deepsearch_rl.training.backends.art.captures import NOT_AS_SAMPLED, CapturedRow, captured_row
 from deepsearch_rl.training.rl.rl_trainer import Rollout
 from deepsearch_rl.training.rl.step_rollouts import rollout_metrics

@@ -1,6 +1,7 @@
 """A folder of files as documents: one for each file, with its path as id and source."""
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,11 @@ class DocumentFolder:
         count = 0
         for path in self._files():
             name = path.relative_to(self._folder).as_posix()
+            in_utf8 = os.fsencode(name).decode("utf-8", "backslashreplace")
+            if in_utf8 != name:
+                self.unreadable[in_utf8] = "its name is not UTF-8; rename it"
+                continue
+
             try:
                 title, text = read_text(path)
             except UnreadableError as error:

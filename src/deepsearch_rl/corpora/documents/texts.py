@@ -50,7 +50,14 @@ def read_text(path: Path) -> TitledText:
         kind = path.suffix or "no suffix"
         raise UnreadableError(f"{kind} is none of {', '.join(READERS)}")
 
-    title, text = reader(path)
+    try:
+        # A reader of a library would call it damaged, and say where it is
+        with path.open("rb") as file:
+            file.read(1)
+        title, text = reader(path)
+    except OSError as error:
+        raise UnreadableError(f"it cannot be read: {error.strerror or error}") from error
+
     text = _clean(text)
     if not text.strip():
         raise UnreadableError("there is no text in it; a scanned page needs OCR first")

@@ -13,11 +13,12 @@ read. Text follows the one rule of :mod:`deepsearch_rl.core.records`.
 
 import contextlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Generic, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
 from deepsearch_rl.core.errors import RecordError
@@ -33,25 +34,16 @@ from deepsearch_rl.core.records import (
     is_missing,
 )
 from deepsearch_rl.corpora.reading.layouts import JSON_COLUMNS, read_numbered
+from deepsearch_rl.corpora.reading.remedies import LIST_AS_TEXT, NO_ANSWER, NO_TEXT, with_remedy
 from deepsearch_rl.corpora.reading.titles import title_key
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 DetailsT = TypeVar("DetailsT", bound=QuestionMetadata)
 Values = dict[str, Any]
 
-# Of the keys that an error names: a row may have hundreds of them
-QUOTED_CHARACTERS = 120
-
-# What pydantic says about a missing key
-REQUIRED = "Field required"
-NO_TEXT = "neither 'contents' nor 'text' is there"
-# What to do about a key that a row must have, by key
-_REMEDIES = {
-    "id": "name the id so: `jq -c '.id = .NAME' FILE > NEW`, or `.id = (input_line_number | tostring)`",
-    "question": "name the question so: `jq -c '.question = .NAME' FILE > NEW`",
-    "golden_answers": "name the answers so: `jq -c '.golden_answers = .NAME' FILE > NEW`",
-}
 END_OF_INSTRUCTION = "</answer>. Question: "
+# How Python and others write a list of texts that is no JSON
+_LIST_AS_TEXT = re.compile(r"""\s*\[\s*['"]""")
 
 
 class Row(ForeignRecord):
@@ -94,7 +86,7 @@ def _unpacked(name: str, value: object) -> object:
     """Return what a key holds; a list or an object may stand there as JSON text, as in tables and their hub copies."""
     if name in JSON_COLUMNS and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         # What is no JSON stays as it is: the field's own check says what should stand there.
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             return json.loads(value)
 
     return value
@@ -169,22 +161,66 @@ def _under_title(title: str, contents: str) -> str:
     return f"{title}\n{contents}"
 
 
+def _listed(value: Any) -> list[Any]:
+    """Return a list, also one of texts that is written as JSON text; a missing value as none; else the only one."""
+    if isinstance(value, list):
+        return value
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        # Not by its key, as others: an answer may be a text in brackets
+        with contextlib.suppress(ValueError, RecursionError):
+            values = json.loads(value)
+            if _all_text(values):
+                return values
+
+    return [] if is_missing(value) else [value]
+
+
+def _all_text(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _answer_texts(answers: object) -> list[object]:
+    """Return golden answers as a list: one alone is a list, a whole number is text, blank ones are left out.
+
+    What else is no text stays as it is, for the field's own check.
+    """
+    texts: list[object] = []
+    for answer in _listed(answers):
+        if isinstance(answer, int) and not isinstance(answer, bool):
+            texts.append(str(answer))
+        elif is_missing(answer) or (isinstance(answer, str) and not answer.strip()):
+            continue
+        elif isinstance(answer, str) and _LIST_AS_TEXT.match(answer):
+            raise PydanticCustomError("list_as_text", LIST_AS_TEXT)
+        else:
+            texts.append(answer)
+
+    if not texts:
+        raise PydanticCustomError("no_answer", NO_ANSWER)
+    return texts
+
+
 class QuestionRow(Row, Generic[DetailsT]):
     """A line of a question file; what a set says about its questions is read from ``metadata`` or from beside it."""
 
     question: WrittenText
-    golden_answers: Annotated[tuple[str, ...], Field(min_length=1)]
+    golden_answers: Annotated[tuple[str, ...], BeforeValidator(_answer_texts)]
     metadata: DetailsT
 
     @classmethod
     def _renamed(cls, values: Values) -> Values:
         values = super()._renamed(values)
+        if {"question_id", "stop_reason"} <= values.keys():
+            # With an id for each sample: one question would be several
+            raise PydanticCustomError(
+                "trajectory", "this is a trajectory; name the file of its question"
+            )
         if is_missing(values.get("question")) and "prompt" in values:
             values = _from_training_row(values)
         if is_missing(values.get("golden_answers")) and not is_missing(values.get("answer")):
             answers = [*_listed(values["answer"]), *_listed(values.get("answer_aliases"))]
 
-            # What is no text may not be hashable, and is refused by the field.
+            # What is no text may not be hashable: the field's own check sees to it
             if _all_text(answers):
                 answers = list(dict.fromkeys(answers))
             return _without(values, ("answer", "answer_aliases")) | {"golden_answers": answers}
@@ -200,17 +236,6 @@ class QuestionRow(Row, Generic[DetailsT]):
             golden_answers=self.golden_answers,
             metadata=metadata,
         )
-
-
-def _listed(value: Any) -> list[Any]:
-    """Return a list as it is, a missing value as none, and anything else as the only one."""
-    if isinstance(value, list):
-        return value
-    return [] if is_missing(value) else [value]
-
-
-def _all_text(values: list[Any]) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def _from_training_row(values: Values) -> Values:
@@ -239,7 +264,7 @@ def _from_training_row(values: Values) -> Values:
 
     target = _target(values.get("reward_model"))
     if is_missing(row.get("golden_answers")) and not is_missing(target):
-        row["golden_answers"] = [target] if isinstance(target, str) else target
+        row["golden_answers"] = target
     return row
 
 
@@ -301,34 +326,6 @@ def numbered_rows(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT
         try:
             record = parse_record(model, line, path, number)
         except RecordError as error:
-            raise _with_remedy(error, line) from error
+            raise with_remedy(error, line) from error
 
         yield number, record
-
-
-def _with_remedy(error: RecordError, line: bytes) -> RecordError:
-    """Return the error with what makes the file readable, where its rows are no JSON or lack what they must have."""
-    remedy = _REMEDIES.get(error.field, "") if error.problem == REQUIRED else ""
-    if error.problem == NO_TEXT:
-        remedy = "name the text so: `jq -c '.text = .NAME' FILE > NEW`"
-    if remedy:
-        keys = ", ".join(map(str, json.loads(line)))
-        remedy = f"the row has {keys[:QUOTED_CHARACTERS]}; {remedy}"
-    elif error.problem.startswith("Invalid JSON"):
-        remedy = _remedy_of_no_json(line)
-
-    if not remedy:
-        return error
-    return RecordError(error.path, error.line, error.field, f"{error.problem}; {remedy}")
-
-
-def _remedy_of_no_json(line: bytes) -> str:
-    try:
-        line.decode("utf-8")
-    except UnicodeDecodeError:
-        return "the line is not UTF-8 text: `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
-
-    return (
-        "every line must hold one JSON object: `jq -c . FILE > NEW` writes objects so that stand "
-        "otherwise; other text must be converted"
-    )

@@ -35,6 +35,7 @@ def read_entries(stream: BinaryIO, path: Path) -> Iterator[Row]:
             continue
 
         if buffer[0] == "]":
+            _require_end(buffer[1:], text, path, number)
             return
         if buffer[0] == "," and number:
             buffer = buffer[1:]
@@ -43,6 +44,22 @@ def read_entries(stream: BinaryIO, path: Path) -> Iterator[Row]:
         number += 1
         entry, buffer = _next_entry(buffer, text, decoder, path, number)
         yield number, entry.encode("utf-8", "surrogatepass")
+
+
+def _require_end(buffer: str, text: io.TextIOWrapper, path: Path, number: int) -> None:
+    """Raise RecordError where anything but white space stands behind the array's end."""
+    while not buffer.strip():
+        buffer = text.read(BLOCK_CHARS)
+        if not buffer:
+            return
+
+    raise RecordError(
+        path,
+        number,
+        "",
+        f"the JSON array ends after this entry, and more text follows ({buffer.strip()[:20]!r}); if that is "
+        "another array, write all rows as lines: `jq -c '.[]' FILE > NEW`",
+    )
 
 
 def _next_entry(

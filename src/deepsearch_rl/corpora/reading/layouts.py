@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 from deepsearch_rl.core.errors import ArtifactError, RecordError
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.corpora.reading.json_array import Row, read_entries
+from deepsearch_rl.corpora.reading.remedies import refuse_unread
 
 BOM = b"\xef\xbb\xbf"
 
@@ -70,51 +71,24 @@ _MAGIC = {
     b"ARROW1": ARROW,
     b"\xff\xff\xff\xff": ARROW,
 }
-_AS_LINES = "orient='records', lines=True"
-# How files that are not read begin, what they are, and what to do
-_REMEDIES = {
-    b"\x28\xb5\x2f\xfd": ("is compressed by zstd", "unpack it: `zstd -d FILE`"),
-    b"7z\xbc\xaf\x27\x1c": ("is a 7z archive", "unpack it: `7z x FILE`"),
-    b"\xff\xfe\0\0": ("is UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 FILE > NEW`"),
-    b"\0\0\xfe\xff": ("is UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 FILE > NEW`"),
-    b"\xff\xfe": ("is UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`"),
-    b"\xfe\xff": ("is UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`"),
-    b"SQLite format 3": (
-        "is an SQLite database",
-        "write a table as CSV: `sqlite3 -header -csv FILE 'select ...'`",
-    ),
-    b"\x80": (
-        "is a Python pickle",
-        f"convert it: `pandas.read_pickle(FILE).to_json(NEW, {_AS_LINES})`",
-    ),
-    b"\x89HDF": (
-        "is an HDF5 file",
-        f"convert it: `pandas.read_hdf(FILE).to_json(NEW, {_AS_LINES})`",
-    ),
-    b"version https://git-lfs": (
-        "is a pointer of Git LFS, not the file",
-        "fetch it: `git lfs pull`",
-    ),
-    b"<": ("is a page of HTML or XML", "get the file itself, or write its rows as JSON Lines"),
-}
 
 
 def read_numbered(path: Path) -> Iterator[Row]:
     """Yield the rows of a file one by one; blank lines are skipped but counted.
 
     Raises:
-        ArtifactError: the file is missing, damaged, or in a layout that is not read; the text says
-            what to do.
+        ArtifactError: the file is missing, damaged, in a layout that is not read, or may not be
+            read; the text says what to do.
         RecordError: a row of a table has too many or too few cells, or an entry of an array is no
             JSON.
     """
-    if not path.exists():
-        raise ArtifactError(f"{path} does not exist.")
-    if path.is_dir():
-        raise ArtifactError(f"{path} is a folder; name one file in it.")
     damaged = (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, OSError)
 
     try:
+        if not path.exists():
+            raise ArtifactError(f"{path} does not exist.")
+        if path.is_dir():
+            raise ArtifactError(f"{path} is a folder; name one file in it.")
         with (
             path.open("rb") as raw,
             ProgressBar(f"read {path.name}", path.stat().st_size, "bytes") as bar,
@@ -132,6 +106,10 @@ def read_numbered(path: Path) -> Iterator[Row]:
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start} of a block); convert "
             "it, for example with `iconv -f WINDOWS-1252 -t UTF-8`."
         ) from error
+    except PermissionError as error:
+        raise ArtifactError(
+            f"{path} may not be read by this user; change the permissions of the file and its folders (`chmod`)."
+        ) from error
     except damaged as error:
         raise ArtifactError(
             f"{path} is damaged or not complete: {error}. Delete it and get it again."
@@ -145,14 +123,8 @@ def layout_of(path: Path) -> str:
     """
     with path.open("rb") as raw:
         head = raw.read(HEAD_BYTES)
-    _refuse_unread(head, path)
+    refuse_unread(head.removeprefix(BOM), path)
     return _layout(head, path.name)
-
-
-def _refuse_unread(head: bytes, path: Path) -> None:
-    for magic, (what, remedy) in _REMEDIES.items():
-        if head.removeprefix(BOM).startswith(magic):
-            raise ArtifactError(f"{path} {what}; {remedy}.")
 
 
 def _layout(head: bytes, name: str) -> str:
@@ -190,10 +162,10 @@ def _rows(stream: Any, path: Path, name: str, is_outermost: bool = True) -> Iter
 
     # The magic number of a tar's first block
     if head[257:262] == b"ustar":
-        yield from _lines_of_tar(stream)
+        yield from _lines_of_tar(stream, path)
         return
 
-    _refuse_unread(head, path)
+    refuse_unread(head.removeprefix(BOM), path)
     layout = _layout(head, name)
     if layout in (ZIP, PARQUET, ARROW) and not is_outermost:
         raise ArtifactError(f"{path} holds {layout} in another archive; unpack it first.")
@@ -218,18 +190,24 @@ def _lines(stream: Iterable[bytes]) -> Iterator[Row]:
             yield number, text
 
 
-def _lines_of_tar(stream: BinaryIO) -> Iterator[Row]:
+def _lines_of_tar(stream: BinaryIO, path: Path) -> Iterator[Row]:
     """Yield the lines of a tar's files, counted through."""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
-        yield from _lines(_member_lines(archive))
+        yield from _lines(_member_lines(archive, path))
 
 
-def _member_lines(archive: tarfile.TarFile) -> Iterator[bytes]:
+def _member_lines(archive: tarfile.TarFile, path: Path) -> Iterator[bytes]:
     for member in archive:
         # None for a folder or a link
-        file = archive.extractfile(member)
-        if file is not None:
-            yield from file
+        file: Any = archive.extractfile(member)
+        if file is None:
+            continue
+        head = bytes(file.peek(HEAD_BYTES)[:HEAD_BYTES])
+        refuse_unread(head.removeprefix(BOM), path)
+        layout = _layout(head, member.name)
+        if layout in _MAGIC.values():
+            raise ArtifactError(f"{path} holds {layout} in another archive; unpack it first.")
+        yield from file
 
 
 def _rows_of_zip(stream: BinaryIO, path: Path) -> Iterator[Row]:
@@ -248,7 +226,15 @@ def _rows_of_zip(stream: BinaryIO, path: Path) -> Iterator[Row]:
                 f"{path} holds {len(names)} files ({files}); unpack it (`unzip`) and name the one to read."
             )
 
-        with archive.open(names[0]) as member:
+        try:
+            member = archive.open(names[0])
+        except RuntimeError as error:
+            # A password, or a method that the module does not know
+            raise ArtifactError(
+                f"{path} cannot be unpacked here ({error}); unpack it (`7z x FILE`) and name the file in it."
+            ) from error
+
+        with member:
             yield from _rows(member, path, names[0], is_outermost=False)
 
 
@@ -259,7 +245,7 @@ def _rows_of_columns(path: Path, layout: str) -> Iterator[Row]:
     number = 0
     try:
         for batch in _column_batches(path, layout):
-            for row in batch.to_pylist():
+            for row in _cells(batch, path, number + 1):
                 number += 1
                 text = json.dumps(row, default=_as_json, ensure_ascii=False)
                 yield number, text.encode("utf-8", "surrogatepass")
@@ -267,6 +253,27 @@ def _rows_of_columns(path: Path, layout: str) -> Iterator[Row]:
         raise ArtifactError(f"{path} cannot be read as {layout}: {error}.") from error
     except TypeError as error:
         raise RecordError(path, number, "", f"{error}; leave that column out") from error
+
+
+def _cells(batch: Any, path: Path, number: int) -> list[dict[str, object]]:
+    """Return the rows of a batch, whose first one has this number.
+
+    Raise RecordError with the column that holds what Python has no value for: text that is not
+    UTF-8, a year before 1.
+    """
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError):
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                column.to_pylist()
+            except (ValueError, OverflowError) as error:
+                problem = f"in this row or one of the next {batch.num_rows} a cell cannot be read ({error})"
+                raise RecordError(
+                    path, number, name, f"{problem}; convert the column, or leave it out"
+                ) from error
+
+        raise
 
 
 def _column_batches(path: Path, layout: str) -> Iterator[Any]:

@@ -27,7 +27,7 @@ from deepsearch_rl.conversation.chat_format import ChatFormat
 from deepsearch_rl.conversation.chat_messages import split_thought
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Message
-from deepsearch_rl.endpoints.endpoint import Completion
+from deepsearch_rl.endpoints.completion import Completion
 from deepsearch_rl.serving.answer_text import AnswerText
 from deepsearch_rl.serving.chat_request import ChatCompletionRequest
 

@@ -17,7 +17,7 @@ from openai.types import Completion as TextCompletion
 from deepsearch_rl.agent.protocols import EndpointPolicy, Reply, RolloutPolicy
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import Message
-from deepsearch_rl.endpoints.endpoint import ENDED_BY_LIMIT
+from deepsearch_rl.endpoints.completion import ENDED_BY_LIMIT
 from deepsearch_rl.training.backends.art.captures import token_ids
 from deepsearch_rl.training.rl.tokens import TokenRecord, TokenRow
 
