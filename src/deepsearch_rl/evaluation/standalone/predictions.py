@@ -141,14 +141,6 @@ def _is_of_trajectories(path: Path) -> bool:
     return b'"stop_reason"' in line and b'"pred"' not in line
 
 
-def _with_list(error: RecordError) -> RecordError:
-    """Return the error of a row, with what to write where its golden answers are no list."""
-    if error.field != "golden_answers" or not error.problem.endswith("valid array"):
-        return error
-    problem = 'the golden answers are no list; write ["A"] also where there is one'
-    return RecordError(error.path, error.line, error.field, problem)
-
-
 def _read_predictions(path: Path) -> Iterator[tuple[int, Prediction, str | None]]:
     """Yield line numbers, from 1, rows and failures of a file of predictions or trajectories."""
     if path.is_dir():
@@ -159,11 +151,8 @@ def _read_predictions(path: Path) -> Iterator[tuple[int, Prediction, str | None]
         )
 
     if not _is_of_trajectories(path):
-        try:
-            for number, row in numbered_rows(path, Prediction):
-                yield number, row, row.failure
-        except RecordError as error:
-            raise _with_list(error) from error
+        for number, row in numbered_rows(path, Prediction):
+            yield number, row, row.failure
         return
 
     for number, trajectory in numbered_records(path, Trajectory):
