@@ -18,6 +18,11 @@ from tests.search_servers import in_thread
 LOOPBACK = "127.0.0.1"
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: a client that refuses the certificate, or waits no longer, hangs up."""
+
+
 @contextlib.contextmanager
 def status_server(
     health: int,
@@ -42,7 +47,7 @@ def status_server(
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    running = http.server.ThreadingHTTPServer((LOOPBACK, 0), Handler)
+    running = _Server((LOOPBACK, 0), Handler)
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
