@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from deepsearch_rl.core.errors import DeepsearchError, full_disk_named
 
@@ -17,7 +16,7 @@ def one_paragraph_errors(cancelled: int | str = CANCELLED) -> Iterator[None]:
     ``cancelled`` is what ends it after Ctrl-C: a text with status 1, or a status.
     """
     try:
-        with full_disk_named(Path.cwd()):
+        with full_disk_named("while writing"):
             yield
     except DeepsearchError as error:
         sys.exit(f"error: {error}")

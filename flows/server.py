@@ -126,6 +126,16 @@ def _is_here(api: str) -> bool:
     return urlsplit(api).hostname in (LOOPBACK, "localhost")
 
 
+def _require_free(port: int) -> None:
+    """Raise EndpointError where a program listens on the port of a Prefect server that does not answer."""
+    if free_port(port) != port:
+        raise EndpointError(
+            f"a program listens on port {port} and does not answer as Prefect within {HEALTH_TIMEOUT_S:g} s. Try again "
+            "if it is a Prefect server that is busy; if it is another program, write a free port into .env, such as "
+            f"PREFECT_API_URL=http://{LOOPBACK}:{free_port(port)}/api."
+        )
+
+
 @contextmanager
 def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
     """Yield the API address of Prefect's server, after starting it if it is to be on this machine and does not answer.
@@ -165,13 +175,7 @@ def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
 
     port = address.port or PREFECT_PORT
 
-    if free_port(port) != port:
-        raise EndpointError(
-            f"a program listens on port {port} and does not answer as Prefect within {HEALTH_TIMEOUT_S:g} s. Try again "
-            "if it is a Prefect server that is busy; if it is another program, write a free port into .env, such as "
-            f"PREFECT_API_URL=http://{LOOPBACK}:{free_port(port)}/api."
-        )
-
+    _require_free(port)
     # The page asks the address that it came from, which may be a forwarded port or another name of
     # this machine.
     settings = {

@@ -183,12 +183,7 @@ def evaluate_command(
             "--random-passages is one of the controls: say for how many questions (--controls N)."
         )
     counts = {"questions": questions, "samples": samples, "greedy": greedy, "controls": controls}
-    if _is_folder(model):
-        _require_no_endpoint(context)
-        folder = Path(model)
-    else:
-        folder = _endpoint_folder(model, base_url, key_variable, request or [])
-
+    folder = _model_folder(context, model, base_url, key_variable, request or [])
     if world_seed is not None:
         _require_no_set(context)
         options = {field: fields[field] for field in given_fields(context, _FIELDS)}
@@ -213,18 +208,25 @@ def _require_no_set(context: typer.Context) -> None:
             )
 
 
-def _is_folder(model: str) -> bool:
-    return bool(model) and Path(model).is_dir()
+def _model_folder(
+    context: typer.Context, model: str, base_url: str, key_variable: str, request: list[str]
+) -> Path:
+    """Return the folder of weights, or one that is made for the endpoint.
 
+    Raise ConfigError as :func:`_endpoint_folder`, and where an option describes an endpoint beside
+    a model's folder.
+    """
+    if not model or not Path(model).is_dir():
+        return _endpoint_folder(model, base_url, key_variable, request)
 
-def _require_no_endpoint(context: typer.Context) -> None:
-    """Raise ConfigError where an option describes an endpoint beside a model's folder."""
     for option in ("base_url", "key_variable", "request"):
         if is_given(context, option):
             raise ConfigError(
                 f"--{option.replace('_', '-')} is for a model behind an endpoint, and --model is a folder; leave it "
                 "out. The endpoint of a folder without weights stands in its endpoint.json."
             )
+
+    return Path(model)
 
 
 def _describe(
