@@ -224,17 +224,17 @@ def test_questions_other_than_those_of_the_run_are_refused(graph: Path) -> None:
     assert "is another one than the run was made with" in str(result.exception)
 
 
+def write_control(path: Path, **answer: object) -> Path:
+    """Write a control's answer to the first question of two hops."""
+    row = {"id": "two-0", "question": "Where?", "golden_answers": ["Ulverton"], **answer}
+    path.write_text(json.dumps(row) + "\n")
+    return path
+
+
 def test_controls_stand_beside_the_score_on_the_same_questions(
     planted_folder: Path, tmp_path: Path
 ) -> None:
-    row = {
-        "id": "two-0",
-        "question": "Where?",
-        "golden_answers": ["Ulverton"],
-        "pred": "Ulverton",
-    }
-    control = tmp_path / "gold.jsonl"
-    control.write_text(json.dumps(row) + "\n")
+    control = write_control(tmp_path / "gold.jsonl", pred="Ulverton")
     run_path = planted_folder / "run.jsonl"
     [each] = explain(run_path, "--control", f"gold_passage={control}").runs
     figure = each.ceilings.controls["gold_passage"]
@@ -247,15 +247,7 @@ def test_controls_stand_beside_the_score_on_the_same_questions(
 def test_failures_of_a_control_are_counted_by_kind_on_the_page(
     planted_folder: Path, tmp_path: Path
 ) -> None:
-    row = {
-        "id": "two-0",
-        "question": "Where?",
-        "golden_answers": ["Ulverton"],
-        "pred": "",
-        "failed": True,
-    }
-    control = tmp_path / "none.jsonl"
-    control.write_text(json.dumps(row) + "\n")
+    control = write_control(tmp_path / "none.jsonl", pred="", failed=True)
     page = tmp_path / "page.html"
     options = ("--control", f"no_search={control}", "--page", str(page))
     [each] = explain(planted_folder / "run.jsonl", *options).runs

@@ -101,6 +101,7 @@ class LoggedModel:
         async with open_client(self._endpoint, self._config.timeout_s) as client:
 
             async def ask(name: str, prompt: str, sample: int) -> None:
+                """Ask for one reply and log it, unless a call has failed meanwhile."""
                 async with room:
                     # That call was repeated: the server fails, and would fail every other one
                     if failures:
