@@ -1,5 +1,6 @@
 """How the commands of flows/ end where something is wrong: with status 1 and one paragraph."""
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 from deepsearch_rl.core.errors import DeepsearchError, full_disk_named
 
 CANCELLED = "cancelled"
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextmanager
@@ -29,9 +31,12 @@ def one_paragraph_errors(cancelled: int | str = CANCELLED) -> Iterator[None]:
 
 
 def system_problem(error: OSError) -> str:
-    """Return a sentence with the file of an error of the system, and what to do."""
+    """Return a sentence with the file of an error of the system, and what to do about one that may not be written."""
     place = f"{error.filename}: " if error.filename else ""
+    problem = f"{place}{error.strerror or error}."
+    if error.errno not in _NOT_WRITABLE:
+        return problem
     return (
-        f"{place}{error.strerror or error}. A run writes into the project's folder, so your user has to own it or may "
-        "write there; change its permissions, or work in a clone of your own."
+        f"{problem} A run writes into the project's folder, so your user has to own it or may write there; change its "
+        "permissions, or work in a clone of your own."
     )

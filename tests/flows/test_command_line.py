@@ -33,6 +33,12 @@ def test_an_error_of_the_user_or_the_system_is_one_paragraph(
     assert "\n" not in message
 
 
+def test_only_what_may_not_be_written_is_a_matter_of_permissions() -> None:
+    with pytest.raises(SystemExit) as ended, one_paragraph_errors():
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/there/table.json")
+    assert ended.value.code == "error: /there/table.json: No such file or directory."
+
+
 def test_an_interrupt_can_end_with_a_status_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended, one_paragraph_errors(130):
         raise KeyboardInterrupt

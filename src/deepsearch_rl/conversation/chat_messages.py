@@ -242,6 +242,11 @@ def assistant_turn(
     return Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
 
 
+def spoken_reply(text: str, reasoning: str | None, *, begins_in_thought: bool) -> str:
+    """Return what a model's reply says outside of its thoughts; the arguments are :func:`assistant_turn`'s."""
+    return spoken_text(assistant_turn(text, reasoning, begins_in_thought=begins_in_thought))
+
+
 def chat_messages(
     messages: Iterable[Message], *, with_reasoning: bool = False
 ) -> list[dict[str, JsonValue]]:

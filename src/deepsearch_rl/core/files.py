@@ -24,7 +24,7 @@ import psutil
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, full_disk_named
 from deepsearch_rl.core.records import Chunk, Document, Question, Trajectory
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -203,18 +203,19 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a hidden neighbour to write to; it becomes ``path`` when the block ends without an error.
 
     Each writer has a neighbour of its own. Of two that write the same path at once, the last one's
-    file stays, whole.
+    file stays, whole. Raises ArtifactError with ``path`` where its disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_partials(path)
     partial = path.with_name(f".{path.name}.{_MACHINE}-{os.getpid()}-{next(_WRITES)}.partial")
 
     try:
-        yield partial
+        with full_disk_named(path):
+            yield partial
 
-        # The name must not be on disk before the bytes are.
-        _flush(partial)
-        partial.replace(path)
+            # The name must not be on disk before the bytes are.
+            _flush(partial)
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 

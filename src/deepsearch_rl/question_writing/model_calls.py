@@ -11,7 +11,7 @@ from typing import Any
 import openai
 from pydantic import Field
 
-from deepsearch_rl.conversation.chat_messages import assistant_turn, spoken_text
+from deepsearch_rl.conversation.chat_messages import spoken_reply
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import AppendLog, read_jsonl, sha256_json
 from deepsearch_rl.core.records import NonEmpty, Record
@@ -87,8 +87,7 @@ class LoggedModel:
 
     def _spoken(self, call: Call) -> str:
         begins_in_thought = self._endpoint.begins_in_thought
-        turn = assistant_turn(call.text, call.reasoning, begins_in_thought=begins_in_thought)
-        return spoken_text(turn)
+        return spoken_reply(call.text, call.reasoning, begins_in_thought=begins_in_thought)
 
     def _digest(self, prompt: str, sample: int) -> str:
         config = self._config

@@ -3,7 +3,7 @@
 Accuracies are those of the official scorer (Zhou et al. 2023, arXiv 2311.07911): per prompt (all
 its instructions followed) and per instruction, strict (the response as it is) and loose (also
 without its first or last line and without asterisks). Reasoning is no part of a response; it is
-read as in every rollout (:func:`~deepsearch_rl.conversation.chat_messages.spoken_text`). Every prompt must
+read as in every rollout (:func:`~deepsearch_rl.conversation.chat_messages.spoken_reply`). Every prompt must
 be answered and scored, or there is no score at all. Generated prompts have the official form and
 need no download: two of the 25 official kinds of instruction, whose checkers need NLTK's data, are
 left out of ``ifeval_prompts.yaml``.
@@ -26,7 +26,7 @@ from langdetect import DetectorFactory
 from openai.types.chat import ChatCompletionUserMessageParam
 from pydantic import Field, JsonValue, model_validator
 
-from deepsearch_rl.conversation.chat_messages import assistant_turn, spoken_text
+from deepsearch_rl.conversation.chat_messages import spoken_reply
 from deepsearch_rl.core.errors import (
     ArtifactError,
     CheckFailedError,
@@ -294,10 +294,9 @@ async def _ask_all(
 
             bar.advance()
             message = completion.message
-            turn = assistant_turn(
+            response = spoken_reply(
                 message.text, message.thought, begins_in_thought=endpoint.begins_in_thought
             )
-            response = spoken_text(turn)
             if not response.strip() and (message.thought or message.text.strip()):
                 thoughts_alone.append(prompt.key)
             # Some instructions count lines: a text without a thought stays to the letter

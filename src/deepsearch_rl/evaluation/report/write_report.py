@@ -17,7 +17,6 @@ from deepsearch_rl.core.files import (
 from deepsearch_rl.core.records import FilterReport, Record, RetrievalReport
 from deepsearch_rl.evaluation.report.page import Report, render_page
 from deepsearch_rl.evaluation.report.plots import (
-    RlTrainingLog,
     f1_figure,
     read_rl_run,
     rl_figure,
@@ -96,15 +95,31 @@ def write_report(
 
     Raise ArtifactError where a source is missing or does not fit, and as :func:`build_table`.
     """
+    report = _read_report(profile, sources, config, seed)
+    table = report.table
+    write_json(out / "lost_points.json", without_examples(report.lost).model_dump(mode="json"))
+    write_table(table, report.ifeval, out)
+    readers_table = table.for_readers
+    save_figure(f1_figure(readers_table, readers_table.datasets, columns=2), out / "plots" / "f1")
+    save_figure(rl_figure(report.rl), out / "plots" / "rl")
+
+    with atomic_file(out / "index.html") as partial:
+        partial.write_text(
+            render_page(report, sha256_file(out / "f1_table.json")), encoding="utf-8"
+        )
+
+    return report
+
+
+def _read_report(profile: str, sources: Sources, config: ReportConfig, seed: int) -> Report:
+    """Return all that the report shows, read and compared; its errors are those of :func:`write_report`."""
     table = build_table(profile, sources.evaluate, config.comparisons, seed, config.draws)
-    ifeval: list[IfevalScore] = []
-    for folder in sources.ifeval.values():
-        ifeval.append(read_record(folder / "scores.json", IfevalScore))
-
-    evaluations: list[ModelEvaluation] = []
-    for folder in sources.evaluate.values():
-        evaluations.append(read_record(folder / "rows.json", ModelEvaluation))
-
+    ifeval = [
+        read_record(folder / "scores.json", IfevalScore) for folder in sources.ifeval.values()
+    ]
+    evaluations = [
+        read_record(folder / "rows.json", ModelEvaluation) for folder in sources.evaluate.values()
+    ]
     published = published_rows(table.rows, ifeval, sources.origins)
     table = table.model_copy(update={"published": published})
     questions = read_questions(sources.questions)
@@ -115,41 +130,30 @@ def write_report(
     runs = tuple(
         read_runs(sources.evaluate, readers_table.reading_order, questions, config.rollouts, turned)
     )
-
-    rl_runs: dict[str, RlTrainingLog] = {}
-    for start, folder in sources.rl.items():
-        rl_runs[start] = read_rl_run(folder)
-
-    filter_path = (
-        sources.filter if sources.filter and read_json(sources.filter) is not None else None
+    lost = explain_evaluations(
+        sources.evaluate,
+        sources.questions,
+        sources.searched,
+        seed,
+        draws=DRAWS,
+        # As many as comparisons have: what moved F1 has the same interval there
+        movement_draws=config.draws,
     )
-    report = Report(
+    return Report(
         table=table,
         evaluations=tuple(evaluations),
         ifeval=tuple(ifeval),
-        rl=rl_runs,
+        rl={start: read_rl_run(folder) for start, folder in sources.rl.items()},
         retrieval=read_record(sources.retrieval, RetrievalReport).root,
-        filter=None if filter_path is None else read_record(filter_path, FilterReport),
+        filter=_read_filter(sources.filter),
         runs=runs,
         rollouts=tuple(shown_rollouts(runs, questions)),
-        lost=explain_evaluations(
-            sources.evaluate,
-            sources.questions,
-            sources.searched,
-            seed,
-            draws=DRAWS,
-            # As many as comparisons have: what moved F1 has the same interval there
-            movement_draws=config.draws,
-        ),
+        lost=lost,
     )
-    write_json(out / "lost_points.json", without_examples(report.lost).model_dump(mode="json"))
-    write_table(table, report.ifeval, out)
-    save_figure(f1_figure(readers_table, readers_table.datasets, columns=2), out / "plots" / "f1")
-    save_figure(rl_figure(report.rl), out / "plots" / "rl")
 
-    with atomic_file(out / "index.html") as partial:
-        partial.write_text(
-            render_page(report, sha256_file(out / "f1_table.json")), encoding="utf-8"
-        )
 
-    return report
+def _read_filter(path: Path | None) -> FilterReport | None:
+    """Return the filter's report; None where there is none, or where nothing was filtered."""
+    if path is None or read_json(path) is None:
+        return None
+    return read_record(path, FilterReport)

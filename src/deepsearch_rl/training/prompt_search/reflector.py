@@ -6,7 +6,7 @@ from typing import Any
 import openai
 from pydantic import Field
 
-from deepsearch_rl.conversation.chat_messages import assistant_turn, spoken_text
+from deepsearch_rl.conversation.chat_messages import spoken_reply
 from deepsearch_rl.core.errors import ArtifactError, EndpointError
 from deepsearch_rl.core.files import AppendLog, read_jsonl, sha256_json
 from deepsearch_rl.core.records import NonEmpty, Record
@@ -84,7 +84,6 @@ class Reflector:
 
         message = completion.message
         # GEPA looks for the prompt between marks, which a thought may have too
-        turn = assistant_turn(
+        return spoken_reply(
             message.text, message.thought, begins_in_thought=self._endpoint.begins_in_thought
         )
-        return spoken_text(turn)
