@@ -21,6 +21,7 @@ class ChatEndpoint:
     reply: Callable[[dict[str, Any]], dict[str, Any] | int]
     requests: list[dict[str, Any]] = field(default_factory=list)
     choices: int = 1
+    finish_reason: str = "stop"
     endpoint: Endpoint = field(default_factory=lambda: Endpoint("", "scripted", KEY))
 
     def app(self) -> FastAPI:
@@ -36,7 +37,7 @@ class ChatEndpoint:
                 return JSONResponse(error, message, headers={"retry-after-ms": "1"})
             choice = {
                 "index": 0,
-                "finish_reason": "stop",
+                "finish_reason": self.finish_reason,
                 "message": {"role": "assistant", **message},
             }
             usage = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}

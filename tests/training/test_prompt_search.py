@@ -1,7 +1,8 @@
 """The real GEPA library over the real agent and retrieval server; policy and reflection model follow a script."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,80 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_files_and_asks_nothing_twice
         ).read_bytes()
 
 
+def test_a_reflection_model_that_fails_ends_the_search_and_its_answers_are_kept(
+    task: PromptTask, tmp_path: Path
+) -> None:
+    reply = script()
+    answered = 0
+    is_down = True
+
+    def refuses_the_second_question(body: dict[str, Any]) -> dict[str, Any] | int:
+        nonlocal answered
+        if "tools" in body:
+            return reply(body)
+        answered += 1
+        return 401 if is_down and answered > 1 else reply(body)
+
+    with serve_chat(refuses_the_second_question) as chat:
+        settings = config(chat, task, rollouts=30)
+        with pytest.raises(EndpointError, match="the reflection model failed"):
+            optimize_prompt(task, settings, tmp_path / "work", tmp_path / "out")
+        assert answered == 2
+        assert not (tmp_path / "out").exists()
+
+        is_down = False
+        optimize_prompt(task, settings, tmp_path / "work", tmp_path / "out")
+        manifest = read_json(tmp_path / "out" / MANIFEST)
+        assert answered - 1 == manifest["reflections"], "the first answer is read from the log"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "start", "proposed"),
+    [
+        ("function_calling", "Answer.", "Write <search> query </search>."),
+        ("search_tags", "Write <search> query </search>.", "Answer."),
+    ],
+)
+def test_a_proposed_prompt_of_the_other_protocol_scores_0_and_is_not_tried(
+    task: PromptTask, tmp_path: Path, protocol: str, start: str, proposed: str
+) -> None:
+    Path("start.txt").write_text(start)
+    agent = task.setting.agent.model_copy(update={"protocol": protocol})
+    task = replace(task, setting=task.setting.model_copy(update={"agent": agent}))
+
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        is_reflection = "tools" not in body and "stop" not in body
+        return says(f"```\n{proposed}\n```" if is_reflection else "<answer> no town</answer>")
+
+    with serve_chat(reply) as chat:
+        settings = config(chat, task, rollouts=12)
+        candidates = optimize_prompt(task, settings, tmp_path / "work", tmp_path / "out")
+        assert not any(proposed in str(body["messages"][0]) for body in agent_requests(chat))
+    assert [candidate.prompt for candidate in candidates] == [start]
+
+
+def agent_requests(chat: ChatEndpoint) -> list[dict[str, Any]]:
+    return [body for body in chat.requests if "tools" in body or "stop" in body]
+
+
+def test_a_penalty_does_not_make_a_wrong_answer_perfect(task: PromptTask, tmp_path: Path) -> None:
+    with serve_chat(script()) as chat:
+        settings = config(chat, task, rollouts=12, rewards={"f1": 1.0, "justified_refusal": -1.0})
+        assert settings.full_reward == 1.0
+        optimize_prompt(task, settings, tmp_path / "work", tmp_path / "out")
+    assert read_json(tmp_path / "out" / MANIFEST)["reflections"] > 0
+
+
+def test_a_start_that_is_longer_than_a_prompt_may_be_is_refused(
+    task: PromptTask, tmp_path: Path
+) -> None:
+    with serve_chat(script()) as chat:
+        settings = config(chat, task, max_characters=6)
+        with pytest.raises(ConfigError, match=r"has 7 characters.*max_characters is 6"):
+            optimize_prompt(task, settings, tmp_path / "work", tmp_path / "out")
+        assert chat.requests == []
+
+
 def test_without_a_reflection_model_the_section_is_named(task: PromptTask, tmp_path: Path) -> None:
     with (
         serve_chat(script()) as chat,
@@ -202,13 +277,24 @@ def test_without_a_reflection_model_the_section_is_named(task: PromptTask, tmp_p
 
 
 def test_a_thought_of_the_reflection_model_is_no_part_of_its_answer(tmp_path: Path) -> None:
-    remote = {"model": "m", "api_key_variable": "KEY"}
     answer = f"```\n{GOOD}\n```"
-    with (
-        serve_chat(lambda _: says(f"<think>```none```</think>{answer}")) as chat,
-        AppendLog(tmp_path / "log.jsonl") as log,
-    ):
+    with opened_reflector(f"<think>```none```</think>{answer}", tmp_path) as reflector:
+        assert reflector("Which prompt is better?") == answer
+
+
+def test_an_answer_of_the_reflection_model_that_its_limit_cut_off_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened_reflector("<think>Which one ", tmp_path, "length") as reflector:
+        assert reflector("Which prompt is better?") == ""
+    assert "optimize_prompt.reflection.max_tokens" in caplog.text
+
+
+@contextlib.contextmanager
+def opened_reflector(answer: str, folder: Path, finish_reason: str = "stop") -> Iterator[Reflector]:
+    remote = {"model": "m", "api_key_variable": "KEY"}
+    with serve_chat(lambda _: says(answer)) as chat, AppendLog(folder / "log.jsonl") as log:
+        chat.finish_reason = finish_reason
         remote["base_url"] = chat.endpoint.base_url
         values = {"endpoint": remote, "temperature": 1.0, "max_tokens": 9, "timeout_s": 20}
-        reflector = Reflector(Reflection.model_validate(values), chat.endpoint, log)
-        assert reflector("Which prompt is better?") == answer
+        yield Reflector(Reflection.model_validate(values), chat.endpoint, log)

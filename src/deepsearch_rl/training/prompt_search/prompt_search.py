@@ -18,9 +18,10 @@ from typing import Any
 
 from gepa.api import optimize
 from gepa.core.adapter import EvaluationBatch
-from pydantic import Field, field_validator
+from pydantic import Field, FiniteFloat, field_validator
 
 from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.prompts import MADE_PROMPT, load_prompt
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import (
@@ -36,6 +37,7 @@ from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.endpoints.remote import open_endpoint, read_remote
 from deepsearch_rl.search_server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
+from deepsearch_rl.training.prompt_search.feedback import conversation_text, feedback
 from deepsearch_rl.training.prompt_search.reflector import Reflection, Reflector
 from deepsearch_rl.training.rewards.rewards import (
     ANSWER_REWARDS,
@@ -59,8 +61,6 @@ _CHARACTERS_AS_TOKENS = PolicyText(
 )
 # GEPA's name of the text that changes
 COMPONENT = "system_prompt"
-# Of a message, to the reflection model: a search returns thousands
-SHOWN_CHARACTERS = 1500
 
 
 class QuestionCounts(Record):
@@ -85,11 +85,16 @@ class OptimizePromptConfig(Record):
         ge=1, description="rollouts that the reflection model reads for one new prompt"
     )
     temperature: float = Field(ge=0, description="of the rollouts")
-    rewards: dict[str, float] = Field(
+    rewards: dict[str, FiniteFloat] = Field(
         min_length=1, description="weights of ANSWER_REWARDS, or of own ones, as in rl.rewards"
     )
     max_characters: int = Field(ge=1, description="of a prompt; a longer one scores 0")
     reflection: Reflection | None
+
+    @property
+    def full_reward(self) -> float:
+        """The most that a rollout can earn: a weight below 0 is a penalty, which the best one avoids."""
+        return sum(max(weight, 0.0) for weight in self.rewards.values())
 
     @field_validator("rewards")
     @classmethod
@@ -133,16 +138,18 @@ def optimize_prompt(
     Returns the kept prompts, the first of which is the start. The best has the highest mean on the
     dev questions, the earliest of equals.
 
-    Raises ConfigError where no reflection model is named; ArtifactError where a split has no
-    question; EndpointError where the reflection model fails; and as :func:`serve_model`,
-    :func:`serve_index` and :func:`collect`. Finished rollouts and reflections are kept in
-    ``scratch`` then, by the models behind the endpoints.
+    Raises ConfigError where no reflection model is named, or the setting's prompt is longer than a
+    prompt may be; ArtifactError where a split has no question; EndpointError where
+    the reflection model fails; and as :func:`serve_model`, :func:`serve_index` and :func:`collect`.
+    Finished rollouts and reflections are kept in ``scratch`` then, by the models behind the
+    endpoints.
     """
     if config.reflection is None:
         problem = "optimize_prompt.reflection is null"
         raise ConfigError(f"{problem}; name the endpoint of a model that writes prompts.")
 
     setting = task.setting
+    start = _start_prompt(setting.agent.prompt, config.max_characters)
     train = read_questions(setting.split("train"), config.questions.train)
     dev = read_questions(setting.split("dev"), config.questions.dev)
     require_scores(config.rewards, train[0], _CHARACTERS_AS_TOKENS)
@@ -157,22 +164,37 @@ def optimize_prompt(
 
             with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
                 result = optimize(
-                    seed_candidate={COMPONENT: load_prompt(setting.agent.prompt)},
+                    seed_candidate={COMPONENT: start},
                     trainset=train,
                     valset=dev,
                     adapter=_Rollouts(task, config, endpoint, url, folder),  # pyright: ignore[reportArgumentType]
                     reflection_lm=reflect,  # pyright: ignore[reportArgumentType]
                     reflection_minibatch_size=min(config.minibatch, len(train)),
-                    perfect_score=sum(config.rewards.values()),
+                    perfect_score=config.full_reward,
                     max_metric_calls=config.rollouts,
+                    stop_callbacks=lambda _: reflect.failure is not None,
                     callbacks=[progress],  # pyright: ignore[reportArgumentType]
                     logger=progress,
                     seed=setting.seed,
                 )
 
+    if reflect.failure is not None:
+        raise reflect.failure
     candidates = _candidates(result, dev)
     _write(out, task, config, candidates, result, reflect.calls)
     return candidates
+
+
+def _start_prompt(name: str, max_characters: int) -> str:
+    """Return the text of the prompt to begin with; raise ConfigError where it is too long to be tried."""
+    text = load_prompt(name)
+    if len(text) > max_characters:
+        raise ConfigError(
+            f"the prompt to begin with, {name}, has {len(text)} characters, and "
+            f"optimize_prompt.max_characters is {max_characters}, so that it would score 0 untried. "
+            "Raise max_characters, or begin with a shorter prompt."
+        )
+    return text
 
 
 def _write(
@@ -263,14 +285,14 @@ class _Rollouts:
     def evaluate(
         self, batch: Sequence[Question], candidate: Mapping[str, str], capture_traces: bool = False
     ) -> EvaluationBatch[Trajectory, None]:
-        """Answer a batch of questions with a prompt; one that is empty or too long scores 0 and asks nothing."""
+        """Answer a batch of questions with a prompt; one that cannot be tried scores 0 and asks nothing."""
         prompt = candidate[COMPONENT].strip()
         outputs: list[None] = [None] * len(batch)
-        if not 0 < len(prompt) <= self.config.max_characters:
-            _LOG.info("a proposed prompt of %d characters is not tried", len(prompt))
+        agent = self._agent(prompt)
+        if agent is None:
             return EvaluationBatch(outputs=outputs, scores=[0.0] * len(batch), trajectories=[])
 
-        by_id = {trajectory.question_id: trajectory for trajectory in self._answers(prompt, batch)}
+        by_id = {trajectory.question_id: trajectory for trajectory in self._answers(agent, batch)}
         trajectories: list[Trajectory] = []
         rewards: list[float] = []
         # GEPA may draw a question twice into a batch; it is answered once
@@ -284,14 +306,33 @@ class _Rollouts:
             outputs=outputs, scores=rewards, trajectories=trajectories if capture_traces else None
         )
 
-    def _answers(self, prompt: str, batch: Sequence[Question]) -> list[Trajectory]:
+    def _agent(self, prompt: str) -> AgentConfig | None:
+        """Return the agent with a prompt, which is written to a folder of its own.
+
+        None where the prompt is empty, too long or of the other protocol: a reflection model may
+        drop Search-R1's tags, or ask for them.
+        """
+        if not 0 < len(prompt) <= self.config.max_characters:
+            _LOG.info("a proposed prompt of %d characters is not tried", len(prompt))
+            return None
+
         folder = self.scratch / sha256_json(prompt)[:16]
         folder.mkdir(exist_ok=True)
-        (folder / MADE_PROMPT).write_text(prompt, encoding="utf-8")
+        path = folder / MADE_PROMPT
+        path.write_text(prompt, encoding="utf-8")
+        agent = self.task.setting.agent.model_copy(update={"prompt": path.as_posix()})
+        try:
+            agent.load_instruction()
+        except ConfigError as error:
+            _LOG.info("a proposed prompt is not tried: %s", error)
+            return None
+        return agent
+
+    def _answers(self, agent: AgentConfig, batch: Sequence[Question]) -> list[Trajectory]:
+        folder = Path(agent.prompt).parent
         name = self.task.name
         setting = self.task.setting
         config = self.config
-        agent = setting.agent.model_copy(update={"prompt": (folder / MADE_PROMPT).as_posix()})
         self.rollouts += len(batch)
         distinct = {question.id: question for question in batch}
         run = BulkRun(
@@ -320,7 +361,7 @@ class _Rollouts:
         components_to_update: Sequence[str],
     ) -> dict[str, list[dict[str, str]]]:
         """Return what the reflection model reads of each rollout: question, conversation, and what was wrong."""
-        full_reward = sum(self.config.rewards.values())
+        full_reward = self.config.full_reward
         records: list[dict[str, str]] = []
         pairs = zip(eval_batch.trajectories or (), eval_batch.scores, strict=True)
         for trajectory, reward in pairs:
@@ -333,34 +374,6 @@ class _Rollouts:
             records.append(record)
 
         return dict.fromkeys(components_to_update, records)
-
-
-def conversation_text(trajectory: Trajectory) -> str:
-    """Return what the model wrote and was shown after the question, long messages cut."""
-    lines: list[str] = []
-    for message in trajectory.messages:
-        if message.role in ("assistant", "tool"):
-            parts = list(filter(None, (message.reasoning, message.content)))
-            parts += [f"{call.name}({call.arguments})" for call in message.tool_calls]
-            text = "\n".join(parts)
-            if len(text) > SHOWN_CHARACTERS:
-                text = f"{text[:SHOWN_CHARACTERS]} ..."
-            lines.append(f"{message.role}: {text}")
-
-    return "\n".join(lines)
-
-
-def feedback(trajectory: Trajectory, reward: float, most: float) -> str:
-    """Return how a rollout ended, in words: reward, correct answers, and the limit or error that stopped it."""
-    correct = " or ".join(map(repr, trajectory.golden_answers))
-    ending = ""
-    if trajectory.failed:
-        ending = f"It ended without an answer: {trajectory.error or trajectory.stop_reason}. "
-    searches = f"The assistant searched {len(trajectory.retrievals)} times."
-    earned = (
-        f"The answer {trajectory.answer!r} earns {reward:.2f} of {most:.2f}; correct is {correct}."
-    )
-    return f"{ending}{earned} {searches}"
 
 
 class _Progress:

@@ -1,6 +1,7 @@
 """The model that writes new prompts, asked once for each of GEPA's questions: a killed run reads its log."""
 
 import asyncio
+import logging
 from typing import Any
 
 import openai
@@ -14,6 +15,8 @@ from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.endpoints.endpoint import complete, open_client
 from deepsearch_rl.endpoints.remote import RemoteConfig
 from deepsearch_rl.endpoints.request_options import remedy
+
+_LOG = logging.getLogger(__name__)
 
 
 class Reflection(Record):
@@ -36,6 +39,8 @@ class Reflector:
     """GEPA's reflection model: asks the endpoint, or answers from the log of an earlier run."""
 
     def __init__(self, config: Reflection, endpoint: Endpoint, log: AppendLog) -> None:
+        # GEPA passes over an error of its reflection model, and spends the budget on nothing
+        self.failure: Exception | None = None
         self._config = config
         self._endpoint = endpoint
         self._log = log
@@ -43,7 +48,22 @@ class Reflector:
         self.calls = 0
 
     def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
-        """Return the answer to a question; raise ArtifactError where the log has the answer to another one."""
+        """Return the answer to a question; raise what :attr:`failure` holds from then on.
+
+        That is an ArtifactError where the log has the answer to another question, and an EndpointError
+        where the model failed.
+        """
+        # GEPA asks a second time where the first one raised
+        if self.failure is not None:
+            raise self.failure
+
+        try:
+            return self._answer(prompt)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _answer(self, prompt: str | list[dict[str, Any]]) -> str:
         question = sha256_json(prompt)
         number = self.calls
         self.calls = self.calls + 1
@@ -81,6 +101,15 @@ class Reflector:
                     f"the reflection model failed: {self._endpoint.redact(str(error))}; "
                     f"{remedy(str(error))} and run the stage again, which goes on from here."
                 ) from error
+
+        if completion.truncated(config.max_tokens):
+            _LOG.warning(
+                "answer %d of the reflection model was cut off after max_tokens = %d tokens, its thoughts "
+                "counted: the prompt in it may be missing or not whole. Raise "
+                "optimize_prompt.reflection.max_tokens.",
+                self.calls,
+                config.max_tokens,
+            )
 
         message = completion.message
         # GEPA looks for the prompt between marks, which a thought may have too
