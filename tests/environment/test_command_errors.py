@@ -16,24 +16,55 @@ OPTIONS = {
     "verl_rows": ["--output_dir", "rows"],
 }
 
+ANYTHING = Question(id="q", question="Who?", golden_answers=("A",))
+
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_command_ends_with_one_paragraph_that_names_the_missing_params(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = importlib.import_module(f"deepsearch_rl.environment.adapters.{name}")
-    write_jsonl(
-        tmp_path / "train.jsonl", [Question(id="q", question="Who?", golden_answers=("A",))]
-    )
-    line = ["--params", "missing.yaml", "--questions", "train.jsonl", "--model", "model"]
-    line += ["--retrieval_url", "http://127.0.0.1:9", *OPTIONS[name]]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [name, *line])
+    write_jsonl(Path("train.jsonl"), [ANYTHING])
+    assert "missing.yaml" in message_of(name, monkeypatch, *OPTIONS[name])
 
+
+@pytest.mark.parametrize("name", ["rlinf_rows", "verl_rows"])
+def test_files_of_one_name_in_two_folders_are_refused_before_one_replaces_the_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths: list[str] = []
+    for folder in ("one", "two"):
+        write_jsonl(Path(folder, "train.jsonl"), [ANYTHING])
+        paths.append(f"{folder}/train.jsonl")
+
+    message = message_of(name, monkeypatch, *OPTIONS[name], "--questions", *paths)
+    assert "one/train.jsonl and of two/train.jsonl" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("rlinf_rows", ["--output_dir", "."]), ("ms_swift_rows", ["--output", "train.jsonl"])],
+)
+def test_questions_are_not_replaced_by_their_rows(
+    name: str, target: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(Path("train.jsonl"), [ANYTHING])
+    message = message_of(name, monkeypatch, *OPTIONS[name], *target)
+    assert "train.jsonl holds questions" in message
+
+
+def message_of(name: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
+    """Return the one paragraph that a command ends with, without params; later options replace earlier ones."""
+    command = importlib.import_module(f"deepsearch_rl.environment.adapters.{name}")
+    line = ["--params", "missing.yaml", "--questions", "train.jsonl", "--model", "model"]
+    line += ["--retrieval_url", "http://127.0.0.1:9", *options]
+    monkeypatch.setattr(sys, "argv", [name, *line])
     with pytest.raises(SystemExit) as end:
         command.main()
 
     message = str(end.value.code)
     assert message.startswith("error: ")
-    assert "missing.yaml" in message
     assert "\n" not in message
+    return message

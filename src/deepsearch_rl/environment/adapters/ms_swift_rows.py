@@ -17,6 +17,7 @@ from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Question, Record
 from deepsearch_rl.environment.adapters.command_errors import exit_on_error
+from deepsearch_rl.environment.adapters.row_files import require_another_file
 from deepsearch_rl.environment.blocking import shared_environment
 
 COLUMN: Final = "deepsearch"
@@ -75,6 +76,7 @@ def main() -> None:
         retrieval_url=arguments.retrieval_url,
     )
     with exit_on_error():
+        require_another_file(arguments.output, [arguments.questions])
         write_jsonl(arguments.output, rows)
 
 

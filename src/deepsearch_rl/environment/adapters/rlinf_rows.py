@@ -25,6 +25,7 @@ from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question, Record
 from deepsearch_rl.environment.adapters.command_errors import exit_on_error
 from deepsearch_rl.environment.adapters.rlinf_config import RlinfRun, config_facts, rlinf_config
+from deepsearch_rl.environment.adapters.row_files import row_files
 from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
 from deepsearch_rl.search_server.config import RetrievalConfig
 from deepsearch_rl.training.rl.rl_config import RlConfig
@@ -68,21 +69,19 @@ def rlinf_rows(
 
 
 async def _write(arguments: argparse.Namespace) -> None:
-    profile = load_profile(arguments.params)
     model: Path = arguments.model
     output: Path = arguments.output_dir
+    paths = row_files(arguments.questions, output, ".jsonl")
+    profile = load_profile(arguments.params)
     output.mkdir(parents=True, exist_ok=True)
 
-    paths: list[Path] = []
     longest = 0
     async with open_environment(
         arguments.params, model=model, retrieval_url=arguments.retrieval_url
     ) as environment:
-        for source in arguments.questions:
+        for source, path in zip(arguments.questions, paths, strict=True):
             rows, tokens = rlinf_rows(list(read_jsonl(source, Question)), environment)
-            path = output / f"{source.stem}.jsonl"
             write_jsonl(path, rows)
-            paths.append(path)
             longest = max(longest, tokens)
 
     config_path = model / "config.json"

@@ -16,6 +16,7 @@ import yaml
 from deepsearch_rl.core.files import atomic_file, read_jsonl
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.adapters.command_errors import exit_on_error
+from deepsearch_rl.environment.adapters.row_files import row_files
 from deepsearch_rl.environment.adapters.verl import QUESTION, SearchAgentLoop
 from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
 from deepsearch_rl.training.rl.verl_config import AGENT_LOOP
@@ -60,12 +61,12 @@ def write_agent(path: Path, params: Path, *, model: Path, retrieval_url: str) ->
 async def _write(arguments: argparse.Namespace) -> None:
     where = {"model": arguments.model, "retrieval_url": arguments.retrieval_url}
     output: Path = arguments.output_dir
+    files = row_files(arguments.questions, output, ".parquet")
     output.mkdir(parents=True, exist_ok=True)
 
     async with open_environment(arguments.params, **where) as environment:
-        for path in arguments.questions:
+        for path, rows in zip(arguments.questions, files, strict=True):
             questions = list(read_jsonl(path, Question))
-            rows = output / f"{path.stem}.parquet"
             write_rows(rows, questions, environment, arguments.data_source)
     write_agent(output / "agent.yaml", arguments.params, **where)
 
