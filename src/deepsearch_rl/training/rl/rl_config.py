@@ -3,7 +3,14 @@
 import math
 from typing import Literal, Self
 
-from pydantic import Field, FiniteFloat, PositiveFloat, field_validator, model_validator
+from pydantic import (
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    field_validator,
+    model_validator,
+)
 
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.training.rewards.rewards import ThinkLength, find_reward
@@ -38,7 +45,7 @@ class LossConfig(Record):
         gt=1, description="largest ratio of a negative advantage; null is off"
     )
     truncated_importance_sampling: float | None = Field(
-        description="cap of the ratio as a loss weight; null is off"
+        gt=0, description="cap of the ratio as a loss weight; null is off"
     )
     kl_penalty: float = Field(
         ge=0, description="weight of the KL to the start model in the advantage"
@@ -148,7 +155,7 @@ class RlConfig(Record):
     dataset: str = Field(
         description="its train split is rolled out, its dev split chooses the checkpoint"
     )
-    steps: dict[str, int] = Field(description="training steps per start")
+    steps: dict[str, NonNegativeInt] = Field(description="training steps per start")
     epochs: float = Field(
         gt=0, description="of the train split that no start's steps, all refilled, may exceed"
     )
