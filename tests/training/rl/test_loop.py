@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from deepsearch_rl.core.files import read_jsonl, write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, QuestionMetadata, StopReason
 from deepsearch_rl.training.rl.checkpoints import KeepConfig, kept_steps
+from deepsearch_rl.training.rl.heartbeat import Beat, run_watched
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.policy_text import policy_text
 from deepsearch_rl.training.rl.question_order import batch
@@ -97,6 +100,21 @@ def test_the_loop_asks_an_engine_for_one_update_per_step_and_a_dev_score_where_p
     dev = ["roll out 2 x 1"]
     gate = ["roll out 2 x 3"]
     assert train().calls == ["start 0", *gate, *dev, *step, *step, *dev, *step, *dev, "close"]
+
+
+def test_gate_and_dev_score_of_the_start_are_two_phases_for_the_watchdog(train: Train) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, encoding="utf-8") as pipe:
+        # In a context of its own: the process of later tests is not watched
+        assert copy_context().run(run_watched, lambda: train(steps=1), writing) == 0
+        os.close(writing)
+        beats = [Beat.model_validate_json(line) for line in pipe]
+
+    assert [(beat.phase, beat.step) for beat in beats] == [
+        ("start", 0),
+        *[("dev", 0), ("dev", 0), ("save", 0)],
+        *[("roll out", 1), ("update", 1), ("dev", 1), ("save", 1)],
+    ]
 
 
 def test_the_log_has_a_line_per_step_with_the_rewards_f1_and_the_engines_own_metrics(

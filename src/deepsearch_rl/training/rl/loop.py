@@ -206,6 +206,8 @@ class _Run:
         if step == 0:
             # What RL can find is asked of the start alone
             metrics = await self.dev_scores.gate()
+            # The watchdog's limit is that of one score
+            begin("dev", step)
 
         dev: dict[str, float | None] = {"dev_f1": None}
         if step % self.config.dev.every == 0 or step == steps:
