@@ -1,5 +1,6 @@
 """Real processes that hang, die and are killed under the watchdog."""
 
+import contextlib
 import itertools
 import json
 import subprocess
@@ -43,6 +44,21 @@ def test_a_child_that_ends_well_is_started_once_and_its_output_is_logged(
     watch_child([])
     assert steps(tmp_path) == ["1", "2", "3"]
     assert (tmp_path / OUTPUT_LOG).read_text() == "step 1\nstep 2\nstep 3\n"
+
+
+@pytest.mark.slow
+def test_a_child_goes_on_where_nobody_takes_its_output_any_more(
+    watch_child: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a terminal that is gone, or a file on a full disk
+    with Path("/dev/full").open("w", buffering=1, encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        watch_child([], restarts=0, steps=30)
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+
+    assert (tmp_path / OUTPUT_LOG).read_text().count("step ") == 30
 
 
 @pytest.mark.slow

@@ -186,11 +186,15 @@ def _read_beats(reading: int, beats: "queue.Queue[Beat | None]") -> None:
 
 
 def _write(line: str, log: IO[bytes], stream: IO[str] | None = None) -> None:
-    """Log a line of output and show it on a stream; a full disk must not stop the process that wrote it."""
+    """Log a line of output and show it on a stream.
+
+    Neither a full disk nor a terminal that is gone must stop the process that wrote it.
+    """
     with contextlib.suppress(OSError):
         log.write(f"{line}\n".encode())
     if stream:
-        stream.write(f"{line}\n")
+        with contextlib.suppress(OSError):
+            stream.write(f"{line}\n")
 
 
 def _follow(
