@@ -327,3 +327,22 @@ def test_the_command_converts_there_and_back(questions: Path, tmp_path: Path) ->
     assert "--model" in str(CliRunner().invoke(app, [*arguments, "--model", ""]).exception)
     onto_itself = [*arguments[:3], arguments[2], *arguments[4:]]
     assert "the source itself" in str(CliRunner().invoke(app, onto_itself).exception)
+
+
+@pytest.mark.parametrize(
+    ("to", "option"),
+    [
+        ("trl", ["--prompt", "tiny"]),
+        ("rlinf", ["--dataset", "nq"]),
+        ("ms-swift", ["--split", "dev"]),
+        ("verl", ["--model", "kimi-k2"]),
+    ],
+)
+def test_an_option_that_a_format_does_not_read_is_refused(
+    to: str, option: list[str], trajectories: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    line = ["trajectories", "convert", str(trajectories), str(out), "--to", to, *option]
+    result = CliRunner().invoke(app, line)
+    assert f"{option[0]} is for --to" in str(result.exception)
+    assert not out.exists()

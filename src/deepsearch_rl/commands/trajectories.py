@@ -1,13 +1,14 @@
 """``deepsearch trajectories``: statistics of rollouts, and files for other trainers."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Option
 
+from deepsearch_rl.commands.defaults import is_given
 from deepsearch_rl.commands.targets import writable_file
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError
@@ -23,6 +24,13 @@ from deepsearch_rl.trajectories.statistics.statistics import (
 
 # Formats whose rows are the conversations of trajectories
 TO_CONVERSATIONS = ("ms-swift", "ms-swift-turns", "trl")
+# Options of `convert` that some formats alone read
+READ_BY: Mapping[str, tuple[str, ...]] = {
+    "dataset": ("search-r1", "verl"),
+    "split": ("search-r1", "verl"),
+    "prompt": ("search-r1", "verl", "rlinf"),
+    "model": ("trajectories",),
+}
 # Title, header, rows
 Table = tuple[str, list[str], list[list[str]]]
 # The figure that every rollout has whose gold evidence is known
@@ -34,6 +42,7 @@ app = typer.Typer(
 
 @app.command("convert")
 def convert_command(
+    context: typer.Context,
     source: Annotated[
         Path, typer.Argument(help="Trajectories, questions, or another system's results.")
     ],
@@ -56,7 +65,7 @@ def convert_command(
     prompt: Annotated[
         str | None,
         Option(
-            help="A file of prompts.",
+            help="search-r1, verl, rlinf: a prompt by its name, or the path of a text file.",
             show_default="verl: multihoprag_nothink; else search_tags",
         ),
     ] = None,
@@ -75,11 +84,14 @@ def convert_command(
         deepsearch trajectories convert data/tiny/questions/multihoprag/train.jsonl train.parquet --to verl --dataset nq
         deepsearch trajectories convert results.jsonl trajectories.jsonl --to trajectories --model kimi-k2
     """
-    from deepsearch_rl.trajectories.exchange import export_rows  # noqa: PLC0415 - pandera
+    from deepsearch_rl.trajectories.exchange import FORMATS, export_rows  # noqa: PLC0415 - pandera
     from deepsearch_rl.trajectories.statistics.results import import_results  # noqa: PLC0415
 
     if out.exists() and out.samefile(source):
         raise ConfigError(f"{out} is the source itself; name another file to write.")
+    # An unknown format has an error of its own
+    if to in FORMATS:
+        _require_used_options(context, to)
     if to in TO_CONVERSATIONS:
         _require_trajectories(source)
     if to == "trajectories":
@@ -126,6 +138,15 @@ def stats_command(
             typer.echo("\n".join([f"## {title}", "", *lines, ""]))
         else:
             print_table(title, header, rows)
+
+
+def _require_used_options(context: typer.Context, to: str) -> None:
+    """Raise ConfigError for an option that rows of this format do not read; it would be left out in silence."""
+    for option, formats in READ_BY.items():
+        if to not in formats and is_given(context, option):
+            raise ConfigError(
+                f"--{option} is for --to {' or '.join(formats)}, and {to} does not read it; leave it out."
+            )
 
 
 def _require_trajectories(path: Path) -> None:
