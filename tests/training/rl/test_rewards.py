@@ -417,3 +417,15 @@ def test_an_unknown_reward_is_answered_with_the_nearest_names(smoke: Profile) ->
         RlConfig.model_validate({**section, "rewards": {"f1": 2.0, "exact_mach": 1.0}})
     with pytest.raises(ValidationError, match="at least 1 item"):
         RlConfig.model_validate({**section, "rewards": {}})
+
+
+def test_in_tags_the_prompt_opens_the_thought_of_the_first_turn_alone() -> None:
+    weights = {"think_format": 1.0, "search_r1_structure": 1.0}
+    information = Message(role="tool", content="<information>x</information>")
+    written = rollout(
+        "I look.</think>\n<search>x</search>", information, f"<think>Found.</think>\n{ANSWER}"
+    )
+    in_tags = written.model_copy(update={"protocol": "search_tags"})
+    thinks = policy(opens_thought=True)
+    assert reward_parts(weights, in_tags, question(), thinks) == weights
+    assert reward_parts(weights, written, question(), thinks) == dict.fromkeys(weights, 0.0)

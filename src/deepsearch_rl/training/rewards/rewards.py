@@ -24,6 +24,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from deepsearch_rl.conversation.agent_config import SEARCH_TAGS
 from deepsearch_rl.conversation.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
 from deepsearch_rl.core.answers import is_refusal, normalise, score
 from deepsearch_rl.core.errors import look_up
@@ -68,13 +69,26 @@ class PolicyText:
     opens_thought: bool = False
 
     def turns(self, trajectory: Trajectory) -> list[str]:
-        """Return the assistant turns as the policy wrote them, with separate reasoning put back into its tags."""
-        return list(map(self.turn, trajectory.turns))
+        """Return the assistant turns as the policy wrote them, with separate reasoning put back into its tags.
 
-    def turn(self, message: Message) -> str:
-        """Return one assistant turn as the policy wrote it; calls that the server parsed are not in the text."""
+        In Search-R1's tags all turns are one message that grows: its prompt opens the thought of the
+        first one alone.
+        """
+        turns: list[str] = []
+        for message in trajectory.turns:
+            is_continued = bool(turns) and trajectory.protocol == SEARCH_TAGS
+            turns.append(self.turn(message, is_continued=is_continued))
+
+        return turns
+
+    def turn(self, message: Message, *, is_continued: bool = False) -> str:
+        """Return one assistant turn as the policy wrote it; calls that the server parsed are not in the text.
+
+        ``is_continued``: the turn goes on in the message of the one before, without a prompt of its own.
+        """
         if message.reasoning is None:
-            return f"{OPEN_THINK}{message.content}" if self.opens_thought else message.content
+            is_opened = self.opens_thought and not is_continued
+            return f"{OPEN_THINK}{message.content}" if is_opened else message.content
         text = split_thought(message).text if message.reasoning.strip() else message.content
         return f"{OPEN_THINK}{message.reasoning}{CLOSE_THINK}{text}"
 
@@ -245,11 +259,12 @@ def search_r1_structure(trajectory: Trajectory, _question: Question, policy: Pol
     Between the blocks only white space is allowed. A turn with tool calls counts as one search.
     """
     blocks: list[str] = []
+    turns = iter(policy.turns(trajectory))
     for message in trajectory.messages:
         if message.role == "tool":
             blocks.append("<information></information>")
         elif message.role == "assistant":
-            turn = policy.turn(message)
+            turn = next(turns)
             # A call that the server parsed is not in the text
             parsed_call = message.tool_calls and "<search>" not in turn
             blocks.append(f"{turn}<search></search>" if parsed_call else turn)
