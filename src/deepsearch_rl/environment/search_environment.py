@@ -38,6 +38,7 @@ from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.training.rl.policy_text import policy_text
 from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.training.rl.tag_template import require_tag_template
 from deepsearch_rl.training.rl.tokens import TokenRecord, end_ids
 
 
@@ -114,14 +115,15 @@ async def open_environment(
     """Open the environment that a params file describes, for a model folder and a running retrieval server.
 
     It reads the sections ``agent`` and ``rl`` (rewards, think_length, temperature). Raises
-    ConfigError for their values and for a chat template that shows no tools, ArtifactError for a
-    folder without a chat template, EndpointError where the server does not answer.
+    ConfigError for their values and for a chat template that shows no tools or rewrites a text in
+    tags, ArtifactError for a folder without a chat template, EndpointError where the server does not answer.
     """
     profile = load_profile(params)
     agent = profile.section("agent", AgentConfig)
     training = profile.section("rl", RlConfig)
     chat_format = load_chat_format(model)
     require_tool_template(chat_format, agent, model)
+    require_tag_template(chat_format, agent, model)
     rewards = reward_setting(training, chat_format)
 
     async with open_session(retrieval_url, agent.call_timeout_s) as session:

@@ -172,7 +172,7 @@ def optimize_prompt(
                     reflection_minibatch_size=min(config.minibatch, len(train)),
                     perfect_score=config.full_reward,
                     max_metric_calls=config.rollouts,
-                    stop_callbacks=lambda _: reflect.failure is not None,
+                    stop_callbacks=lambda gepa_state: reflect.failure is not None,  # noqa: ARG005 - GEPA's name
                     callbacks=[progress],  # pyright: ignore[reportArgumentType]
                     logger=progress,
                     seed=setting.seed,

@@ -52,6 +52,7 @@ from deepsearch_rl.training.rl.step_rollouts import (
     rollout_metrics,
     trainable,
 )
+from deepsearch_rl.training.rl.tag_template import require_tag_template
 from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
 from deepsearch_rl.training.runs.curves import TrainingStep, standard_error
 from deepsearch_rl.training.runs.finite import NotFiniteError
@@ -67,8 +68,8 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         StalePolicyError: the server does not serve the policy that was just trained.
         ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``,
             a prompt of another protocol, thoughts not sent back, or rollouts that are longer than what is
-            trained on; a chat template without tools; or the start was trained with another
-            prompt, tool or chat template.
+            trained on; a chat template without tools, or one that rewrites a text in tags; or the start
+            was trained with another prompt, tool or chat template.
         UnknownNameError: a type in ``rl.type_shares`` that no train question has.
         ArtifactError: a split without a question.
         EndpointError: all rollouts of a step failed.
@@ -77,6 +78,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
     require_task(task, config, served)
     chat_format = load_chat_format(task.start)
     require_tool_template(chat_format, task.agent, task.start)
+    require_tag_template(chat_format, task.agent, task.start)
     policy = policy_text(chat_format, config.think_length)
     require_thoughts_sent_back(task, opens_thought=policy.opens_thought)
 
