@@ -102,7 +102,8 @@ def train_adapter(
     if state is None or state.global_step < state.max_steps:
         command = swift_sft_command(config, model, rows, scratch, seed, checkpoint)
         with contextlib.ExitStack() as stack:
-            run_swift(command, scratch / "swift.log", _progress(stack))
+            done = state.global_step if state else 0
+            run_swift(command, scratch / "swift.log", _progress(stack, done))
         # A trainer may end well after a step of NaN
         problem = remove_not_finite(scratch)
         if problem:
@@ -196,10 +197,13 @@ def _not_finite_sentence(problem: str) -> str:
     )
 
 
-def _progress(stack: contextlib.ExitStack) -> Callable[[str], None]:
-    """Return a reader of swift's output that shows and records the steps done; the first one gives the total."""
+def _progress(stack: contextlib.ExitStack, done: int) -> Callable[[str], None]:
+    """Return a reader of swift's output that shows and records the steps done; the first one gives the total.
+
+    ``done`` steps are those of the checkpoint that training goes on from.
+    """
     bar: ProgressBar | None = None
-    last_step = 0
+    last_step = done
 
     def read(line: str) -> None:
         """Advance the bar to the step that a line names; other lines are ignored. Raise NotFiniteError at NaN."""
@@ -213,7 +217,7 @@ def _progress(stack: contextlib.ExitStack) -> Callable[[str], None]:
         step = int(match[1])
         total = int(match[2])
         metrics = logged_metrics(line)
-        bar = bar or stack.enter_context(ProgressBar("sft", total, "steps"))
+        bar = bar or stack.enter_context(ProgressBar("sft", total, "steps", done=done))
         # A line of an evaluation has eval_loss alone
         note = f"loss {metrics['loss']:.3f}" if "loss" in metrics else ""
         bar.advance(step - last_step, note=note)
