@@ -16,6 +16,7 @@ OPTIONS = {
     "verl_rows": ["--output_dir", "rows"],
 }
 
+PARAMS = Path(__file__).resolve().parents[2] / "params.yaml"
 ANYTHING = Question(id="q", question="Who?", golden_answers=("A",))
 
 
@@ -26,6 +27,21 @@ def test_a_command_ends_with_one_paragraph_that_names_the_missing_params(
     monkeypatch.chdir(tmp_path)
     write_jsonl(Path("train.jsonl"), [ANYTHING])
     assert "missing.yaml" in message_of(name, monkeypatch, *OPTIONS[name])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_model_folder_that_is_missing_or_has_no_tokenizer_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(Path("train.jsonl"), [ANYTHING])
+    given = [*OPTIONS[name], "--params", str(PARAMS)]
+    message = message_of(name, monkeypatch, *given, "--model", "models/stf")
+    assert "there is no model folder models/stf" in message.replace(f"{tmp_path}/", "")
+
+    Path("model").mkdir()
+    message = message_of(name, monkeypatch, *given, "--model", "model")
+    assert "model cannot be loaded" in message
 
 
 @pytest.mark.parametrize("name", ["rlinf_rows", "verl_rows"])

@@ -188,3 +188,14 @@ def test_a_retrieval_server_that_does_not_answer_is_an_error_at_the_start(
     )
     with pytest.raises(EndpointError, match="does not answer"), BlockingEnvironment(connect):
         pass
+
+
+def test_no_question_at_all_is_said_so(chat_format: ChatFormat, policy_folder: Path) -> None:
+    async def search(_query: str, _question: Question) -> tuple[ShownPassage, ...]:
+        return ()
+
+    rewards = RewardSetting(REWARDS, policy_text(chat_format))
+    ends = end_ids(policy_folder, chat_format)
+    environment = SearchEnvironment(Script("", ()).config, chat_format, ends, search, rewards)
+    with pytest.raises(ConfigError, match="there is no question"):
+        environment.prompts([])

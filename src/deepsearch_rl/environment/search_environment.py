@@ -32,7 +32,7 @@ from deepsearch_rl.agent.transcript import Observer, RolloutKey, Transcript
 from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.conversation.tool_template import require_tool_template
-from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, RewardSetting
@@ -79,9 +79,12 @@ class SearchEnvironment:
     def prompts(self, questions: Sequence[Question]) -> list[list[dict[str, str]]]:
         """Return the messages that open each question.
 
-        Raises ConfigError, which counts and names them, where questions leave no room for an
-        answer.
+        Raises ConfigError where there is no question, and where questions leave no room for an
+        answer, which it counts and names.
         """
+        if not questions:
+            raise ConfigError("there is no question to train on: the file of questions is empty.")
+
         prompts: list[list[dict[str, str]]] = []
         too_long: list[str] = []
 
@@ -94,13 +97,32 @@ class SearchEnvironment:
             )
 
         # All at once: a trainer would find them one by one, hours apart
-        if too_long or not questions:
+        if too_long:
             counts = f"{len(too_long)} of {len(questions)} questions ({', '.join(too_long[:3])})"
             raise ConfigError(
                 f"{counts} do not fit agent.context_tokens: leave them out, or raise it."
             )
 
         return prompts
+
+
+def load_policy_format(model: Path) -> ChatFormat:
+    """Return tokenizer and template of a model folder.
+
+    Raise ArtifactError where there is no such folder, whose name transformers would look up on a
+    hub, or where it holds no tokenizer or no chat template.
+    """
+    if not model.is_dir():
+        raise ArtifactError(
+            f"there is no model folder {model}; name the folder of the start model."
+        )
+    try:
+        return load_chat_format(model)
+    except (OSError, ValueError) as error:
+        problem = str(error).strip().splitlines()[0]
+        raise ArtifactError(
+            f"the tokenizer of {model} cannot be loaded ({problem}); name the folder of a model with its tokenizer."
+        ) from error
 
 
 def reward_setting(config: RlConfig, chat_format: ChatFormat) -> RewardSetting:
@@ -116,12 +138,13 @@ async def open_environment(
 
     It reads the sections ``agent`` and ``rl`` (rewards, think_length, temperature). Raises
     ConfigError for their values and for a chat template that shows no tools or rewrites a text in
-    tags, ArtifactError for a folder without a chat template, EndpointError where the server does not answer.
+    tags, ArtifactError as :func:`load_policy_format`, EndpointError where the server does not
+    answer.
     """
     profile = load_profile(params)
     agent = profile.section("agent", AgentConfig)
     training = profile.section("rl", RlConfig)
-    chat_format = load_chat_format(model)
+    chat_format = load_policy_format(model)
     require_tool_template(chat_format, agent, model)
     require_tag_template(chat_format, agent, model)
     rewards = reward_setting(training, chat_format)

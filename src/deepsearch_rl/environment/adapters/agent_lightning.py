@@ -21,12 +21,11 @@ from typing import Any
 
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import SERVER_FAILURES, Question, Trajectory
 from deepsearch_rl.endpoints.address import NO_KEY, Endpoint
-from deepsearch_rl.environment.search_environment import reward_setting
+from deepsearch_rl.environment.search_environment import load_policy_format, reward_setting
 from deepsearch_rl.training.rewards.rewards import reward_parts
 from deepsearch_rl.training.rl.rl_config import RlConfig
 
@@ -44,7 +43,7 @@ class SearchLitAgent(agents.LitAgent):
         training = profile.section("rl", RlConfig)
         self._agent = profile.section("agent", AgentConfig)
         self._temperature = training.temperature
-        self._rewards = reward_setting(training, load_chat_format(Path(model)))
+        self._rewards = reward_setting(training, load_policy_format(Path(model)))
         self._retrieval_url = retrieval_url
 
     async def rollout_async(

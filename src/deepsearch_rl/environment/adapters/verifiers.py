@@ -19,13 +19,12 @@ from typing import Any
 
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import SERVER_FAILURES, Question
 from deepsearch_rl.endpoints.address import Endpoint
-from deepsearch_rl.environment.search_environment import reward_setting
+from deepsearch_rl.environment.search_environment import load_policy_format, reward_setting
 from deepsearch_rl.training.rewards.rewards import reward_parts
 from deepsearch_rl.training.rl.rl_config import RlConfig
 
@@ -107,7 +106,7 @@ class SearchHarness(vf.Harness[vf.HarnessConfig]):
         data = trace.task.data
         profile = load_profile(Path(data.params))
         training = profile.section("rl", RlConfig)
-        rewards = reward_setting(training, load_chat_format(Path(data.model)))
+        rewards = reward_setting(training, load_policy_format(Path(data.model)))
         question = Question.model_validate_json(data.question)
         # A trainer that says nothing samples as the project's own RL does
         temperature = ctx.sampling.temperature
