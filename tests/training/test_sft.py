@@ -364,6 +364,36 @@ def test_all_checkpoints_are_published_for_dev_to_choose_from_and_another_choice
     assert "lowest_loss_step" not in manifest, "no row was held back"
 
 
+@pytest.mark.parametrize(("packing", "trained"), [(False, 13), (True, 16)])
+def test_rows_that_are_too_long_to_be_trained_on_are_counted_and_warned_of(
+    config: SftConfig,
+    policy_folder: Path,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    packing: bool,
+    trained: int,
+) -> None:
+    def run_swift(command: list[str], *_: object) -> None:
+        scratch = Path(flags_of(command)["output_dir"])
+        folder = scratch / "checkpoint-5"
+        folder.mkdir(parents=True)
+        write_state(folder, global_step=5)
+        (folder / "adapter_config.json").write_text('{"target_modules": []}')
+        (folder / "adapter_model.safetensors").touch()
+        lengths = "207.6\u00b12.0, min=206.0, max=210.0, size="
+        summary = {"train_dataset": f"{lengths}10", "val_dataset": f"{lengths}3"}
+        lines = [json.dumps(line, ensure_ascii=False) for line in (ENTRY, summary)]
+        (scratch / "logging.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+    monkeypatch.setattr(sft, "run_swift", run_swift)
+    config = config.model_copy(update={"packing": packing, "attention": "flash_attn"})
+    train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["rows"] == trained
+    assert ("3 of 16 rows are longer than sft.max_length = 512" in caplog.text) is not packing
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

@@ -13,6 +13,7 @@ tokens of the whole batch.
 
 import contextlib
 import importlib.metadata
+import logging
 import re
 import shutil
 import sys
@@ -56,6 +57,7 @@ from deepsearch_rl.training.sft.swift_call import SftConfig, swift_sft_command
 from deepsearch_rl.training.sft.trainer_state import (
     TRAINER_STATE,
     TrainerState,
+    fitting_rows,
     logged_metrics,
     newest_checkpoint,
     remove_not_finite,
@@ -64,6 +66,7 @@ from deepsearch_rl.training.sft.trainer_state import (
 from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
+_LOG = logging.getLogger(__name__)
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 
 
@@ -115,12 +118,31 @@ def train_adapter(
             f"swift sft left no checkpoint in {scratch}; its output is in swift.log there."
         )
 
+    if not config.packing:
+        # The log counts packs where rows are packed
+        count = _trained_rows(count, scratch, config.max_length)
     state = read_record(checkpoint / TRAINER_STATE, TrainerState)
     manifest = _manifest(config, seed, count, state, served)
     with atomic_directory(output) as partial:
         _copy_adapters(scratch, model, partial)
         write_jsonl(partial / TRAIN_LOG, state.lines)
         write_json(partial / MANIFEST, manifest)
+
+
+def _trained_rows(rows: int, scratch: Path, max_length: int) -> int:
+    """Return how many of a file's rows were not too long; warn where some were."""
+    fitting = fitting_rows(scratch)
+    if fitting is None or fitting == rows:
+        return rows
+
+    _LOG.warning(
+        "%d of %d rows are longer than sft.max_length = %d and were left out; raise it, or lower "
+        "filter.max_tokens, which counts such rows as dropped.",
+        rows - fitting,
+        rows,
+        max_length,
+    )
+    return fitting
 
 
 def _manifest(

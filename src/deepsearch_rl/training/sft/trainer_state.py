@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,9 @@ from deepsearch_rl.training.runs.finite import bad_numbers
 
 # The last file that a checkpoint gets
 TRAINER_STATE = "trainer_state.json"
+TRAINER_LOG = "logging.jsonl"
+# As in "train_dataset": "207.6±1.96, min=206.0, max=210.0, size=10"
+_DATASET_SIZE = re.compile(r'"(?:train|val)_dataset": "[^"]*\bsize=(\d+)"')
 
 
 class SftLogLine(BaseModel):
@@ -111,6 +115,22 @@ def _first_bad_step(state: TrainerState) -> str:
         if bad:
             return f"step {line.step}: {bad}"
     return ""
+
+
+def fitting_rows(scratch: Path) -> int | None:
+    """Return how many rows the trainer kept, those held back with them; None where its log does not say.
+
+    It leaves out rows that are longer than its limit, without a word, and logs at its end how many
+    were left.
+    """
+    rows: int | None = None
+    log = scratch / TRAINER_LOG
+    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else ():
+        sizes = _DATASET_SIZE.findall(line)
+        if sizes:
+            rows = sum(map(int, sizes))
+
+    return rows
 
 
 def logged_metrics(line: str) -> Mapping[str, float]:
