@@ -122,7 +122,7 @@ def _not_honoured(config: RlConfig, verl: VerlConfig) -> Iterator[str]:
     if config.shuffle_rewards:
         yield "rl.shuffle_rewards has to be false"
     if config.stop_on:
-        yield "rl.stop_on has to be empty, since alarms are read after the run"
+        yield "rl.stop_on has to be empty, since an alarm cannot end its trainer"
     if config.minibatches is None or config.groups_per_step % config.minibatches:
         yield "rl.minibatches has to divide rl.groups_per_step, since a minibatch is whole groups"
     if config.concurrency < rollouts:
