@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import json
 import os
 import tarfile
 import zipfile
@@ -116,6 +117,35 @@ def test_text_of_wide_characters_is_known_without_a_byte_order_mark(
     path.write_bytes(text.encode(encoding))
     with pytest.raises(ArtifactError, match=f"iconv -f {encoding} -t UTF-8"):
         list(read_numbered(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("psgs.tsv", "id\ttext\n0\tone\n1\ttwo\n"),
+        ("rows.json", '[{"id": "0", "text": "one"}, {"id": "1", "text": "two"}]'),
+        ("rows.jsonl", '\ufeff{"id": "0", "text": "one"}\n{"id": "1", "text": "two"}'),
+    ],
+    ids=["a table", "an array", "lines"],
+)
+def test_the_files_of_a_tar_may_have_any_layout_of_text_and_follow_each_other(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    path = tmp_path / "rows.tar.gz"
+    files = {
+        f"a/{name}": text.encode(),
+        f"a/._{name}": b"\0\x05\x16\x07",
+        f"b/{name}": text.encode(),
+    }
+    with tarfile.open(path, "w:gz") as archive:
+        for member_name, data in files.items():
+            member = tarfile.TarInfo(member_name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+    rows = list(read_numbered(path))
+    assert [json.loads(row)["text"] for _, row in rows] == ["one", "two"] * 2
+    assert [number for number, _ in rows] == sorted({number for number, _ in rows})
 
 
 @pytest.mark.parametrize(
