@@ -292,9 +292,7 @@ def search_command(
         # Typer reads a day as a point in time
         where = Filter(source=source, after=after and after.date(), before=before and before.date())
     except ValidationError as error:
-        raise ConfigError(
-            f"these filters contradict each other: {error.errors()[0]['msg']}."
-        ) from error
+        raise ConfigError(f"these filters cannot work: {error.errors()[0]['msg']}.") from error
 
     searcher = open_index(index, chunks, fields["retrieval.retriever"])
     if fields["reranker.model"]:
