@@ -108,6 +108,17 @@ def test_a_cell_that_python_cannot_hold_is_named_by_its_column(
         list(read_numbered(path))
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("id,text,text\n1,first,second\n", encoding="utf-8")
+    cells = [pa.array(["1"]), pa.array(["first"]), pa.array(["second"])]
+    parquet.write_table(
+        pa.Table.from_arrays(cells, names=["id", "text", "text"]), tmp_path / "rows.parquet"
+    )
+    for name in ("rows.csv", "rows.parquet"):
+        with pytest.raises(RecordError, match=r"line 1: field 'text': two columns have this name"):
+            list(read_numbered(tmp_path / name))
+
+
 @pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
 @pytest.mark.parametrize("text", [LINE, "id,text\n1,a\n"])
 def test_text_of_wide_characters_is_known_without_a_byte_order_mark(

@@ -26,7 +26,7 @@ from typing import IO, Any, BinaryIO
 from deepsearch_rl.core.errors import ArtifactError, RecordError
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.corpora.reading.json_array import Row, read_entries
-from deepsearch_rl.corpora.reading.remedies import refuse_unread
+from deepsearch_rl.corpora.reading.remedies import refuse_unread, require_different_columns
 
 BOM = b"\xef\xbb\xbf"
 
@@ -281,6 +281,7 @@ def _rows_of_columns(path: Path, layout: str) -> Iterator[Row]:
     number = 0
     try:
         for batch in _column_batches(path, layout):
+            require_different_columns(batch.schema.names, path)
             for row in _cells(batch, path, number + 1):
                 number += 1
                 text = json.dumps(row, default=_as_json, ensure_ascii=False)
@@ -357,6 +358,7 @@ def _rows_of_table(stream: BinaryIO, path: Path, delimiter: str) -> Iterator[Row
                 "put a line with the names of the columns before the others",
             )
 
+        require_different_columns(columns, path)
         for cells in reader:
             if not cells:
                 continue
