@@ -128,6 +128,24 @@ def test_settings_that_do_not_fit_are_named(
         retrieve("build", "--corpus", corpus, "--out", tmp_path / "index", *options)
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("build --corpus c --out o --nprobe 48", "--nprobe does nothing with --vectors flat"),
+        ("build --corpus c --out o --m 8 --vectors ivf_flat", "--m does nothing with --vectors"),
+        ("build --corpus c --out o --query-prefix q", "--query-prefix does nothing with tfidf_svd"),
+        ("build --corpus c --out o --encoder e --dimension 8", "--dimension does nothing with an"),
+        ("build --corpus c --out o --params params.yaml --k1 1.2", "--k1 does nothing beside"),
+        ("search --index i words --rerank-depth 9", "--rerank-depth does nothing without a cross"),
+        ("serve --index i --rerank-tokens 64", "--rerank-tokens does nothing without a cross"),
+        ("serve --online web.yaml --retriever dense", "--retriever does nothing with --online"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(command: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=option):
+        retrieve(*command.split())
+
+
 @pytest.mark.parametrize("command", ["build", "eval", "frontier"])
 @pytest.mark.parametrize("seed", ["-1", str(2**31)])
 def test_a_seed_that_no_library_takes_is_refused_at_once(command: str, seed: str) -> None:

@@ -164,6 +164,26 @@ def test_a_name_that_is_not_utf8_is_named_with_what_to_do(tmp_path: Path) -> Non
     )
 
 
+def test_links_to_folders_are_followed_and_those_that_lead_nowhere_or_back_are_named(
+    tmp_path: Path,
+) -> None:
+    documents = tmp_path / "documents"
+    (documents / "letters").mkdir(parents=True)
+    (documents / "letters" / "home").symlink_to("..")
+    (documents / "letters" / "lost.txt").symlink_to("gone.txt")
+    elsewhere = tmp_path / "elsewhere" / "sub"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "note.txt").write_text("A note.", encoding="utf-8")
+    (documents / "archive").symlink_to(elsewhere.parent)
+
+    folder = DocumentFolder(documents)
+    assert [document.id for document in folder] == ["archive/sub/note.txt"]
+    assert folder.unreadable == {
+        "letters/home": "it is a link to a folder that it lies in",
+        "letters/lost.txt": "it is a link to something that is not there",
+    }
+
+
 @pytest.mark.parametrize("suffix", READERS)
 def test_a_file_that_the_system_cannot_read_is_named_with_its_reason(
     tmp_path: Path, suffix: str

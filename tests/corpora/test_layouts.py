@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import json
 import os
 import tarfile
 import zipfile
@@ -107,6 +108,17 @@ def test_a_cell_that_python_cannot_hold_is_named_by_its_column(
         list(read_numbered(path))
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("id,text,text\n1,first,second\n", encoding="utf-8")
+    cells = [pa.array(["1"]), pa.array(["first"]), pa.array(["second"])]
+    parquet.write_table(
+        pa.Table.from_arrays(cells, names=["id", "text", "text"]), tmp_path / "rows.parquet"
+    )
+    for name in ("rows.csv", "rows.parquet"):
+        with pytest.raises(RecordError, match=r"line 1: field 'text': two columns have this name"):
+            list(read_numbered(tmp_path / name))
+
+
 @pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
 @pytest.mark.parametrize("text", [LINE, "id,text\n1,a\n"])
 def test_text_of_wide_characters_is_known_without_a_byte_order_mark(
@@ -116,6 +128,35 @@ def test_text_of_wide_characters_is_known_without_a_byte_order_mark(
     path.write_bytes(text.encode(encoding))
     with pytest.raises(ArtifactError, match=f"iconv -f {encoding} -t UTF-8"):
         list(read_numbered(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("psgs.tsv", "id\ttext\n0\tone\n1\ttwo\n"),
+        ("rows.json", '[{"id": "0", "text": "one"}, {"id": "1", "text": "two"}]'),
+        ("rows.jsonl", '\ufeff{"id": "0", "text": "one"}\n{"id": "1", "text": "two"}'),
+    ],
+    ids=["a table", "an array", "lines"],
+)
+def test_the_files_of_a_tar_may_have_any_layout_of_text_and_follow_each_other(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    path = tmp_path / "rows.tar.gz"
+    files = {
+        f"a/{name}": text.encode(),
+        f"a/._{name}": b"\0\x05\x16\x07",
+        f"b/{name}": text.encode(),
+    }
+    with tarfile.open(path, "w:gz") as archive:
+        for member_name, data in files.items():
+            member = tarfile.TarInfo(member_name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+    rows = list(read_numbered(path))
+    assert [json.loads(row)["text"] for _, row in rows] == ["one", "two"] * 2
+    assert [number for number, _ in rows] == sorted({number for number, _ in rows})
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,19 @@ def test_a_folder_that_holds_something_else_is_not_replaced(
     assert [path.name for path in data.rglob("*")] == ["notes.txt"]
 
 
+def test_a_file_that_somebody_put_into_an_index_is_named_and_stays(
+    chunks_path: Path, index_config: IndexConfig, tmp_path: Path
+) -> None:
+    folder = tmp_path / "index"
+    build_index(chunks_path, folder, index_config, seed=0)
+    notes = folder / "rows" / "notes.txt"
+    notes.write_text("mine")
+    with pytest.raises(ConfigError, match=r"no build wrote \(rows/notes\.txt\)"):
+        build_index(chunks_path, folder, index_config, seed=1)
+    assert notes.read_text() == "mine"
+    assert read_manifest(folder).seed == 0
+
+
 def test_an_empty_folder_and_an_index_are_replaced_also_behind_a_link(
     chunks_path: Path, index_config: IndexConfig, tmp_path: Path
 ) -> None:

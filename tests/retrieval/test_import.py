@@ -144,6 +144,22 @@ def test_vectors_in_npy_are_searched_exactly(
         assert [hit.score for hit in hits] == pytest.approx(best.tolist(), abs=1e-3)
 
 
+def test_the_file_behind_a_link_is_imported_as_a_hubs_cache_has_them(
+    folder: Path, config: IndexConfig, vectors_ND: Any, tmp_path: Path
+) -> None:
+    blob = tmp_path / "hub" / "blobs" / "4f2a"
+    link = tmp_path / "hub" / "snapshots" / "vectors.npy"
+    blob.parent.mkdir(parents=True)
+    link.parent.mkdir()
+    with blob.open("wb") as file:
+        np.save(file, vectors_ND)
+    link.symlink_to("../blobs/4f2a")
+    index = imported(link, folder, config, tmp_path / "index")
+    [hits] = open_index(index).find_hits([f"a\n{text_of(7)}"], 1)
+    assert [hit.chunk.id for hit in hits] == ["p7"]
+    assert not (index / "dense" / "vectors.npy").is_symlink()
+
+
 def test_what_does_not_belong_together_is_refused(
     folder: Path, config: IndexConfig, vectors_ND: Any, tmp_path: Path
 ) -> None:

@@ -152,8 +152,10 @@ def test_weights_in_the_older_format_are_loaded(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="holds no reranker"):
+    with pytest.raises(ArtifactError, match=r"there is no folder .*nothing"):
         CrossEncoder(config(tmp_path / "nothing"))
+    with pytest.raises(ArtifactError, match="holds no reranker"):
+        CrossEncoder(config(tmp_path))
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 256])

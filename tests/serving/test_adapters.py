@@ -130,3 +130,18 @@ def test_damaged_weights_of_an_adapter_are_named(adapter: Path, content: bytes) 
     (adapter / "adapter_model.safetensors").write_bytes(content)
     with pytest.raises(ArtifactError, match=r"adapter_model\.safetensors is damaged"):
         read_adapter(adapter)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"peft_type": "IA3"}, "of kind 'IA3' without a rank `r`.*merged into its base"),
+        ({"r": 0}, "adapter_config.json, field 'r'"),
+        (["r"], "adapter_config.json"),
+    ],
+    ids=["another kind", "no rank", "no object"],
+)
+def test_a_config_of_no_lora_is_named(tmp_path: Path, config: object, words: str) -> None:
+    write_json(tmp_path / CONFIG, config)
+    with pytest.raises(ArtifactError, match=words):
+        read_adapter(tmp_path)

@@ -1,5 +1,6 @@
 import json
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
-from deepsearch_rl.serving.engine import Engine
+from deepsearch_rl.serving.engine import Engine, Generation
 
 QUESTION = [{"role": "user", "content": "Who directed Silent Harbor?"}]
 
@@ -247,6 +248,35 @@ def test_a_stream_that_its_client_leaves_stops_computing(
         result.add_done_callback(lambda _: ended.set())
     assert ended.wait(20)
     assert result.cancelled()
+    assert complete(endpoint).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "question"),
+    [
+        ("chat/completions", {"messages": QUESTION}),
+        ("completions", {"prompt": [1, 2, 3], "max_tokens": 6}),
+    ],
+)
+def test_an_answer_that_its_client_does_not_wait_for_is_cancelled(
+    engine: Engine,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    question: dict[str, object],
+) -> None:
+    # An answer that never ends by itself
+    result: Future[Generation] = Future()
+    ended = threading.Event()
+    result.add_done_callback(lambda _: ended.set())
+    monkeypatch.setattr(engine, "generate", lambda *_: result)
+    url = f"{endpoint.base_url}/{path}"
+    body = {"model": "policy", **question}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(url, json=body, timeout=httpx.Timeout(20, read=0.2))
+    assert ended.wait(20)
+    assert result.cancelled()
+    monkeypatch.undo()
     assert complete(endpoint).status_code == 200
 
 

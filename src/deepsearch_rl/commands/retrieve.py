@@ -62,6 +62,7 @@ _ENCODER_FIELDS = (
 @app.command("build")
 @field_options("encoder", options.BUILD_FIELDS)
 def build_command(
+    context: typer.Context,
     corpus: options.Corpus,
     out: options.Out,
     params: options.Params = None,
@@ -98,8 +99,13 @@ def build_command(
 
     weights = named_numbers("--field", field or (), "NAME=WEIGHT, e.g. title=2")
     if params:
+        reason = "beside --params, whose file has this setting; change it there"
+        options.require_effect(context, options.SETTINGS, reason)
         settings = Profile(params, read_values(params))
     else:
+        options.require_effect_on_build(
+            context, vectors, _PRESET.value("vectors")[vectors], encoder != _ENCODER["name"]
+        )
         settings = _build_settings(
             encoder, dimension, vectors, fields, half, weights, engine=engine, dtype=dtype
         )
@@ -259,6 +265,7 @@ def _build_settings(
 @app.command("search")
 @field_options("retrieve", options.SEARCH_FIELDS)
 def search_command(
+    context: typer.Context,
     index: options.Index,
     query: options.Query,
     top_k: options.TopK = 5,
@@ -280,13 +287,12 @@ def search_command(
     from deepsearch_rl.retrieval.search.searcher import open_index  # noqa: PLC0415
     from deepsearch_rl.search_server import rerank  # noqa: PLC0415 - loads FAISS
 
+    options.require_reranker(context, fields["reranker.model"])
     try:
         # Typer reads a day as a point in time
         where = Filter(source=source, after=after and after.date(), before=before and before.date())
     except ValidationError as error:
-        raise ConfigError(
-            f"these filters contradict each other: {error.errors()[0]['msg']}."
-        ) from error
+        raise ConfigError(f"these filters cannot work: {error.errors()[0]['msg']}.") from error
 
     searcher = open_index(index, chunks, fields["retrieval.retriever"])
     if fields["reranker.model"]:
@@ -311,6 +317,7 @@ def search_command(
 @app.command("serve")
 @field_options("retrieve", options.SERVE_FIELDS)
 def serve_command(
+    context: typer.Context,
     index: Annotated[Path | None, Option(help="Folder that `retrieve build` wrote.")] = None,
     chunks: options.Chunks = None,
     *,
@@ -341,6 +348,10 @@ def serve_command(
             "say what to serve: --index with an index folder, or --online with a search endpoint."
         )
 
+    if index is None:
+        reason = "with --online, which searches no index; leave it out"
+        options.require_effect(context, ["retriever", "chunks", "threads"], reason)
+    options.require_reranker(context, fields["reranker.model"])
     settings = _PRESET.with_overrides(fields)
 
     if fields["reranker.model"]:

@@ -1,6 +1,7 @@
 """``deepsearch retrieve eval`` and ``frontier``: how good an index's retrievers are, which vector index to build."""
 
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -179,8 +180,11 @@ def frontier_command(
     frontier.require_room(path, out)
     kind_names = list(map(str.strip, kinds.split(",")))
     settings = frontier.sweeps(file.rows, file.dimension, kind_names, nlist)
-    sample = frontier.prepare_queries(file, queries, sample_queries, out / "queries.npy", seed)
-    points = frontier.measure_frontier(path, sample, settings, batch, out, seed)
+    # In a folder of its own: a file of queries in ``out`` is the user's
+    with tempfile.TemporaryDirectory(dir=out, prefix=".queries-") as folder:
+        prepared = Path(folder, "queries.npy")
+        sample = frontier.prepare_queries(file, queries, sample_queries, prepared, seed)
+        points = frontier.measure_frontier(path, sample, settings, batch, out, seed)
     best = frontier.recommend(points, budget_mb, target)
     frontier.write_points(points, out / "frontier.csv")
     typer.echo("\n".join(frontier.described(point) for point in frontier.pareto(points)))

@@ -1,5 +1,6 @@
 """The options of ``deepsearch retrieve build``, ``search`` and ``serve``; many are fields of a preset."""
 
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -7,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 from typer import Option
 
-from deepsearch_rl.commands.defaults import FieldOption
+from deepsearch_rl.commands.defaults import FieldOption, is_given
 from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.retrieval.names import Device, IndexHalf, RetrieverName, VectorsKind
@@ -210,6 +211,8 @@ BUILD_FIELDS = {
         "index.bm25.b", float, "BM25: how strongly long passages are discounted.", min=0, max=1
     ),
 }
+# What --params takes from its file
+SETTINGS = ("encoder", "engine", "dtype", "dimension", "vectors", "half", "field", *BUILD_FIELDS)
 
 
 def require_fitting_engine(
@@ -224,3 +227,38 @@ def require_fitting_engine(
         raise ConfigError(
             "--dtype is of an encoder in torch; an export has a type of its own (`retrieve quantize` writes int8)."
         )
+
+
+def require_effect(context: typer.Context, names: Iterable[str], reason: str) -> None:
+    """Raise ConfigError where one of these options stands on the command line, which would do nothing for a reason."""
+    for name in names:
+        if is_given(context, name):
+            raise ConfigError(f"--{name.replace('_', '-')} does nothing {reason}.")
+
+
+def require_effect_on_build(
+    context: typer.Context, kind: str, settings_of_kind: Collection[str], has_weights: bool
+) -> None:
+    """Raise ConfigError where an option of ``build`` is of another kind of vector index or encoder than these."""
+    of_vectors = [name for name in _named("vectors.") if name not in settings_of_kind]
+    require_effect(
+        context, of_vectors, f"with --vectors {kind}; leave it out, or choose another kind"
+    )
+    if has_weights:
+        reason = "with an encoder that has weights: these decide it; leave it out"
+        require_effect(context, ["dimension"], reason)
+    else:
+        reason = "with tfidf_svd; name an encoder with weights by --encoder"
+        require_effect(context, _named("index.encoder."), reason)
+
+
+def _named(prefix: str) -> list[str]:
+    """Return the options of ``build`` for fields below a prefix."""
+    return [name for name, option in BUILD_FIELDS.items() if option.field.startswith(prefix)]
+
+
+def require_reranker(context: typer.Context, reranker: Path | None) -> None:
+    """Raise ConfigError where an option is about a reranker and none is named."""
+    if reranker is None:
+        names = [name for name in SERVE_FIELDS if name.startswith("rerank_")]
+        require_effect(context, names, "without a cross-encoder; name its folder by --reranker")

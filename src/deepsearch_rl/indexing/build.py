@@ -43,6 +43,8 @@ from deepsearch_rl.retrieval.vectors.config import FaissConfig, VectorsConfig
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 from deepsearch_rl.retrieval.vectors.gpu import require_device
 
+# Files that an error names
+NAMED = 3
 LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
 # The effort of searches in an imported FAISS index where nothing names another
 AS_THE_FILE_SAYS = FaissConfig(kind="faiss", nprobe=None, ef_search=None)
@@ -190,10 +192,34 @@ def _require_replaceable(index_dir: Path, chunks_path: Path, work: Path) -> None
             f"remove this one."
         )
 
+    if others := _files_of_others(index_dir):
+        raise ConfigError(
+            f"{index_dir} holds files that no build wrote ({', '.join(others[:NAMED])}), and is replaced as a "
+            "whole; move them, or name another folder."
+        )
+
     if work.is_relative_to(index_dir) or work.is_file():
         raise ConfigError(
             f"the work folder {work} is a file, or lies in the index folder, which is replaced."
         )
+
+
+def _files_of_others(index_dir: Path) -> list[str]:
+    """Return the files in an index's folder that its manifest does not name; hidden ones are left out."""
+    try:
+        built = manifest.read_manifest(index_dir)
+    except ArtifactError:
+        # No index yet, or one of an earlier format, whose files are not known
+        return []
+
+    known = {manifest.FILE, *built.sizes_bytes}
+    others: list[str] = []
+    for path in sorted(index_dir.rglob("*")):
+        name = path.relative_to(index_dir).as_posix()
+        if name not in known and path.is_file() and not path.name.startswith("."):
+            others.append(name)
+
+    return others
 
 
 def _write_vectors(

@@ -7,21 +7,44 @@ stays the one that models were trained with.
 """
 
 from datetime import date
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError
 
 from deepsearch_rl import __version__
 from deepsearch_rl.conversation.passages import format_passages
 from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.records import is_missing
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.search_server.batching import SearchQueue
 from deepsearch_rl.search_server.requests import MAX_QUERY_CHARS
 
 SERVER_NAME = "retrieval_server"
+
+
+def _none_where_missing(value: object) -> object:
+    """Return None for an empty text, which many models write for an argument that they do not need."""
+    return None if is_missing(value) else value
+
+
+_Source: TypeAlias = Annotated[
+    str | None,
+    BeforeValidator(_none_where_missing),
+    Field(description="Name of the source, exactly."),
+]
+_After: TypeAlias = Annotated[
+    date | None,
+    BeforeValidator(_none_where_missing),
+    Field(description="Published on this day or later."),
+]
+_Before: TypeAlias = Annotated[
+    date | None,
+    BeforeValidator(_none_where_missing),
+    Field(description="Published on this day or earlier."),
+]
 
 
 def make_mcp_server(queue: SearchQueue, filters: bool) -> MCPServer:
@@ -37,11 +60,9 @@ def make_mcp_server(queue: SearchQueue, filters: bool) -> MCPServer:
 
     async def retrieve_filtered(
         query: str,
-        source: Annotated[str | None, Field(description="Name of the source, exactly.")] = None,
-        after: Annotated[date | None, Field(description="Published on this day or later.")] = None,
-        before: Annotated[
-            date | None, Field(description="Published on this day or earlier.")
-        ] = None,
+        source: _Source = None,
+        after: _After = None,
+        before: _Before = None,
     ) -> CallToolResult:
         """Search the passages of one source, or of a range of days."""
         try:

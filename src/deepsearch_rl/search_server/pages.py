@@ -11,6 +11,7 @@ from pydantic_core import to_json
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import missing, parse_record
 from deepsearch_rl.core.records import OpenRecord, RequiredText, Text
+from deepsearch_rl.corpora.reading.layouts import BOM, LINES, layout_of
 
 NO_PAGE = b"null"
 
@@ -30,17 +31,26 @@ def normalise_url(url: str) -> str:
 class PageFile:
     """A pages file, read once to check it; safe to use from several threads.
 
-    Where two lines have one URL, the last is its page. Raises ArtifactError where there is no such
-    file, RecordError where a line is no page.
+    Where two lines have one URL, the last is its page; a byte order mark is skipped. Raises
+    ArtifactError where there is no such file or it is not plain JSON Lines, RecordError where a line
+    is no page.
     """
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise ArtifactError(missing(path))
+        layout = layout_of(path)
+        if layout != LINES:
+            raise ArtifactError(
+                f"{path} is {layout}, and pages are read by their position in plain JSON Lines; unpack it, or write "
+                "one page a line."
+            )
 
         self._places: dict[str, tuple[int, int]] = {}
         self._file = path.open("rb")
         offset = 0
+        if self._file.peek(len(BOM)).startswith(BOM):
+            offset = self._file.seek(len(BOM))
         for number, line in enumerate(self._file, 1):
             if line.strip():
                 page = parse_record(Page, line, path, number)

@@ -52,6 +52,12 @@ class CrossEncoder:
 
         require_device(config.device, f"the reranker {config.model}", "device")
         folder = config.model
+        # The library would take it for the name of a hub's repository, and blame the network
+        if not folder.is_dir():
+            raise ArtifactError(
+                f"there is no folder {folder}, so it holds no reranker; check the path (--reranker, "
+                "retrieval.reranker.model)."
+            )
         dtype = {"dtype": getattr(torch, config.dtype)}
 
         try:

@@ -9,10 +9,12 @@ starts. Prompts and templates are the base's.
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
-from deepsearch_rl.core.files import file_digests, read_json, sha256_json
+from deepsearch_rl.core.files import file_digests, read_record, sha256_json
+from deepsearch_rl.core.records import ForeignRecord, Text
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -22,6 +24,16 @@ PREFIX = "base_model.model."
 
 # What vLLM takes as --max-lora-rank (``MaxLoRARanks`` in its config/lora.py)
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+class AdapterConfig(ForeignRecord):
+    """What is read of PEFT's ``adapter_config.json``."""
+
+    base_model_name_or_path: Text = ""
+    peft_type: Text = ""
+    # Adapters of other kinds than LoRA have none
+    r: int | None = Field(default=None, ge=1)
+    rank_pattern: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +63,29 @@ def served_rank(rank: int, name: str) -> int:
 def read_adapter(folder: Path) -> Adapter | None:
     """Return the adapter of a folder that holds one, None for any other folder.
 
-    Raises ArtifactError where its weights or its base are missing, or the weights are those of
-    another model.
+    Raises ArtifactError where it is no LoRA, its weights or its base are missing, or the weights
+    are those of another model.
     """
     if not (folder / CONFIG).is_file():
         return None
-    config = read_json(folder / CONFIG)
-    base = Path(config.get("base_model_name_or_path") or "")
+    config = read_record(folder / CONFIG, AdapterConfig)
+    if config.r is None:
+        raise ArtifactError(
+            f"{folder} holds an adapter of kind {config.peft_type!r} without a rank `r` in {CONFIG}, and only LoRA "
+            "adapters are served; name a folder with the adapter merged into its base."
+        )
+    base = Path(config.base_model_name_or_path)
 
     for path in (folder / WEIGHTS, base / "config.json"):
         if not path.is_file():
             raise ArtifactError(
-                f"{folder} holds an adapter of the base {str(base)!r} (base_model_name_or_path in "
+                f"{folder} holds an adapter of the base {config.base_model_name_or_path!r} (base_model_name_or_path in "
                 f"{CONFIG}), and {path} does not exist; run the stage that makes it, or correct "
                 "the base's folder."
             )
 
     # PEFT may give single matrices a rank of their own.
-    ranks = [config["r"], *(config.get("rank_pattern") or {}).values()]
+    ranks = [config.r, *(config.rank_pattern or {}).values()]
     adapter = Adapter(folder, base, max(ranks))
     _require_fit(adapter)
     return adapter

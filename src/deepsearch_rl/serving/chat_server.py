@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import StreamingResponse
 from transformers import AutoModelForCausalLM
 
@@ -41,7 +41,7 @@ from deepsearch_rl.serving.chat_request import (
 )
 from deepsearch_rl.serving.chat_stream import start_stream
 from deepsearch_rl.serving.engine import Engine, Generation, Watch
-from deepsearch_rl.serving.error_replies import add_error_replies
+from deepsearch_rl.serving.error_replies import ClientLeftError, add_error_replies
 
 
 def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], str]) -> FastAPI:
@@ -68,17 +68,19 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
         return _model_card(name)
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def complete(request: ChatCompletionRequest) -> dict[str, Any] | StreamingResponse:
+    async def complete(
+        request: ChatCompletionRequest, connection: Request
+    ) -> dict[str, Any] | StreamingResponse:
         """Answer a conversation: 404 for another model name, 400 for what is not supported or does not fit."""
         _check_name(request.model)
         answer = _prepare(request, chat_format, engine.context_tokens)
         if request.stream:
             return StreamingResponse(start_stream(engine, answer), media_type="text/event-stream")
 
-        return completion(answer, await _generate(answer))
+        return completion(answer, await _generate(answer, connection))
 
     @app.post("/v1/completions")
-    async def continue_tokens(request: CompletionRequest) -> dict[str, Any]:
+    async def continue_tokens(request: CompletionRequest, connection: Request) -> dict[str, Any]:
         """Continue token ids: 404 for another model name, 400 for what is not supported or does not fit."""
         _check_name(request.model)
         request.check(len(chat_format.tokenizer))
@@ -90,13 +92,13 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
         )
         sampling = sampling_of(request, request.max_tokens)
         answer = make_answer(request, request.prompt, sampling, text)
-        return text_completion(answer, await _generate(answer))
+        return text_completion(answer, await _generate(answer, connection))
 
-    async def _generate(answer: ChatAnswer) -> Generation:
+    async def _generate(answer: ChatAnswer, connection: Request) -> Generation:
         # Without stop strings nothing has to be decoded while tokens come
         watch = _stop_watch(answer.text) if answer.request.stop else None
         future = engine.generate(answer.prompt, answer.sampling, watch)
-        return await asyncio.wrap_future(future)
+        return await _unless_client_leaves(asyncio.wrap_future(future), connection)
 
     def _check_name(name: str) -> None:
         if name != served_name():
@@ -130,6 +132,26 @@ def _prepare(
         may_call=request.may_call,
     )
     return make_answer(request, prompt, sampling_of(request, max_tokens), text)
+
+
+async def _unless_client_leaves(
+    generation: "asyncio.Future[Generation]", connection: Request
+) -> Generation:
+    """Return what is generated; cancel it and raise ClientLeftError where its client goes away before."""
+    leaving = asyncio.create_task(_client_leaves(connection))
+    try:
+        await asyncio.wait((generation, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not generation.done():
+            raise ClientLeftError
+        return generation.result()
+    finally:
+        leaving.cancel()
+        generation.cancel()
+
+
+async def _client_leaves(connection: Request) -> None:
+    while (await connection.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _stop_watch(text: AnswerText) -> Watch:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 from deepsearch_rl.conversation.chat_format import ConversationError
 from deepsearch_rl.core.errors import DeepsearchError
@@ -18,6 +18,13 @@ from deepsearch_rl.serving.engine import (
 )
 
 _LOG = logging.getLogger(__name__)
+
+# Nobody reads it; nginx logs it for a client that has left
+CLIENT_LEFT = 499
+
+
+class ClientLeftError(Exception):
+    """The client of a request has gone away before its answer."""
 
 
 def error_body(problem: str, kind: str, field: str | None = None) -> dict[str, Any]:
@@ -52,6 +59,10 @@ def add_error_replies(app: FastAPI) -> None:
     @app.exception_handler(ContextOverflowError)
     async def unanswerable(_request: Request, error: ValueError) -> JSONResponse:
         return refuse(str(error))
+
+    @app.exception_handler(ClientLeftError)
+    async def left(_request: Request, _error: ClientLeftError) -> Response:
+        return Response(status_code=CLIENT_LEFT)
 
     @app.exception_handler(404)
     @app.exception_handler(405)

@@ -183,7 +183,9 @@ def test_a_folder_trained_for_another_measure_than_cosine_logs_a_warning(
 
 
 def test_a_missing_or_malformed_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="no encoder folder"):
+    with pytest.raises(
+        ArtifactError, match=r"no encoder folder .* correct `model` in the index's manifest"
+    ):
         read_folder(tmp_path / "none")
     (tmp_path / "modules.json").write_text('[{"type": 3}]')
     with pytest.raises(ArtifactError, match=r"modules\.json, field"):

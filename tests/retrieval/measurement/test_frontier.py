@@ -148,6 +148,23 @@ def test_a_mistyped_vectors_file_is_named_and_no_folder_made(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_of_queries_in_the_folder_of_the_table_stays(
+    vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise ConfigError("measured")
+
+    monkeypatch.setattr("deepsearch_rl.measurement.frontier.measure_frontier", stop)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "queries.npy").write_bytes(b"mine")
+    options = ["--vectors", str(vectors), "--out", str(out)]
+    with pytest.raises(ConfigError, match="measured"):
+        CliRunner().invoke(app, ["retrieve", "frontier", *options], catch_exceptions=False)
+    assert [path.name for path in out.iterdir()] == ["queries.npy"]
+    assert (out / "queries.npy").read_bytes() == b"mine"
+
+
 @pytest.mark.slow
 def test_the_command_writes_a_table_and_recommends_a_setting(vectors: Path, tmp_path: Path) -> None:
     options = [

@@ -87,6 +87,19 @@ def test_results_become_hits_in_the_endpoints_order(
     assert parse_qs(urlsplit(endpoint.asked[0][0]).query) == {"q": ["comet & co?"], "n": ["5"]}
 
 
+def test_half_of_a_character_at_the_end_of_an_excerpt_costs_no_answer(
+    endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
+) -> None:
+    excerpt = "A \\ud83d \U0001f600 of \ud83d"
+    result = {**RESULTS[0], "snippet": excerpt}
+    endpoint.replies = [as_json({"web": {"items": [result, RESULTS[1]]}})]
+    [hits] = searching().find_hits(["comet"], 5)
+    assert [hit.chunk.text for hit in hits] == [
+        "A \\ud83d \U0001f600 of ?",
+        "An orbiter.\nLaunched 2004.",
+    ]
+
+
 def test_scores_decide_the_order_where_there_are_any(
     searching: Callable[..., OnlineSearcher],
 ) -> None:

@@ -73,10 +73,12 @@ async def test_a_filtered_search_finds_only_what_the_filter_allows_and_says_wher
     assert result.structured_content["result"][0]["metadata"]["doc_id"] == "a/3/The Verge"
 
 
-async def test_a_filtered_search_without_filters_is_a_search() -> None:
-    assert (await called("retrieve_filtered", {"query": "a"})).structured_content["result"][0][
-        "chunk_id"
-    ] == "a/3/"
+@pytest.mark.parametrize("filters", [{}, {"source": "", "after": "", "before": None}])
+async def test_a_filtered_search_without_filters_is_a_search(
+    filters: dict[str, str | None],
+) -> None:
+    result = await called("retrieve_filtered", {"query": "a", **filters})
+    assert result.structured_content["result"][0]["chunk_id"] == "a/3/"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A pages file that stays on disk."""
 
+import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,3 +38,15 @@ def test_a_page_is_found_by_its_url_wherever_it_stands_in_the_file(tmp_path: Pat
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"pages\.jsonl"):
         PageFile(tmp_path / "pages.jsonl")
+
+
+def test_a_byte_order_mark_is_skipped_and_another_layout_named(tmp_path: Path) -> None:
+    pages = [{"url": "http://w/a", "contents": "A"}, {"url": "http://w/b", "contents": "B"}]
+    text = "".join(json.dumps(page) + "\n" for page in pages)
+    (tmp_path / "marked.jsonl").write_text(text, encoding="utf-8-sig")
+    known = PageFile(tmp_path / "marked.jsonl")
+    assert [json.loads(known.find(page["url"])) for page in pages] == pages
+
+    (tmp_path / "packed.jsonl").write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(ArtifactError, match=r"packed\.jsonl is gzipped"):
+        PageFile(tmp_path / "packed.jsonl")

@@ -17,8 +17,8 @@ _LOG = logging.getLogger(__name__)
 class DocumentFolder:
     """The documents of a folder, read while they are iterated, in the order of their paths.
 
-    Hidden files and folders are left out. ``unreadable`` holds the path and the reason of every
-    file that the last iteration could not read.
+    Hidden files and folders are left out, and links to folders are followed. ``unreadable`` holds
+    the path and the reason of every file or folder that the last iteration could not read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,15 +36,14 @@ class DocumentFolder:
         count = 0
         for path in self._files():
             name = path.relative_to(self._folder).as_posix()
-            in_utf8 = os.fsencode(name).decode("utf-8", "backslashreplace")
-            if in_utf8 != name:
-                self.unreadable[in_utf8] = "its name is not UTF-8; rename it"
+            if os.fsencode(name).decode("utf-8", "backslashreplace") != name:
+                self._note(path, "its name is not UTF-8; rename it")
                 continue
 
             try:
                 title, text = read_text(path)
             except UnreadableError as error:
-                self.unreadable[name] = str(error)
+                self._note(path, str(error))
                 continue
 
             yield Document(id=name, contents=f"{title}\n{text}", metadata={"source": name})
@@ -62,16 +61,39 @@ class DocumentFolder:
             )
 
         files: list[Path] = []
-        for path in sorted(self._folder.rglob("*")):
-            parts = path.relative_to(self._folder).parts
+        for folder, folders, names in os.walk(
+            self._folder, onerror=self._note_folder, followlinks=True
+        ):
+            here = Path(folder)
             # Folders of git, and what editors and systems leave behind
-            is_hidden = any(part.startswith(".") for part in parts)
-            if path.is_file() and not is_hidden:
-                files.append(path)
+            inner = [name for name in folders if not name.startswith(".")]
+            folders[:] = [name for name in inner if not self._leads_back(here / name)]
+            for name in names:
+                path = here / name
+                if name.startswith("."):
+                    continue
+                if path.is_file():
+                    files.append(path)
+                elif path.is_symlink():
+                    self._note(path, "it is a link to something that is not there")
 
-        if not files:
+        if not files and not self.unreadable:
             raise ArtifactError(f"{self._folder} holds no file; put your documents there.")
-        return files
+        return sorted(files)
+
+    def _leads_back(self, folder: Path) -> bool:
+        """Return whether a folder is a link to one of those that it lies in; it is noted as unreadable."""
+        if not folder.is_symlink() or not folder.parent.resolve().is_relative_to(folder.resolve()):
+            return False
+        self._note(folder, "it is a link to a folder that it lies in")
+        return True
+
+    def _note_folder(self, error: OSError) -> None:
+        self._note(Path(error.filename), f"the folder cannot be read: {error.strerror}")
+
+    def _note(self, path: Path, reason: str) -> None:
+        name = os.fsencode(path.relative_to(self._folder).as_posix())
+        self.unreadable[name.decode("utf-8", "backslashreplace")] = reason
 
     def _problem(self) -> str:
         problems = [f"{name}: {reason}" for name, reason in self.unreadable.items()]

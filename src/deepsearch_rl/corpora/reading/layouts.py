@@ -20,13 +20,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime, time
-from pathlib import Path
-from typing import Any, BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO
 
 from deepsearch_rl.core.errors import ArtifactError, RecordError
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.corpora.reading.json_array import Row, read_entries
-from deepsearch_rl.corpora.reading.remedies import refuse_unread
+from deepsearch_rl.corpora.reading.remedies import refuse_unread, require_different_columns
 
 BOM = b"\xef\xbb\xbf"
 
@@ -35,6 +35,9 @@ HEAD_BYTES = 512
 
 # Asking a file where it stands takes longer than reading a short row.
 ROWS_PER_REPORT = 4096
+
+# Bytes of a tar's file that are read at once
+STREAM_BYTES = 1 << 18
 
 # Rows of a Parquet file that are held at a time
 TABLE_ROWS = 1024
@@ -162,7 +165,7 @@ def _rows(stream: Any, path: Path, name: str, is_outermost: bool = True) -> Iter
 
     # The magic number of a tar's first block
     if head[257:262] == b"ustar":
-        yield from _lines_of_tar(stream, path)
+        yield from _rows_of_tar(stream, path)
         return
 
     refuse_unread(head.removeprefix(BOM), path)
@@ -175,12 +178,8 @@ def _rows(stream: Any, path: Path, name: str, is_outermost: bool = True) -> Iter
         yield from _rows_of_zip(stream, path)
     elif layout in (PARQUET, ARROW):
         yield from _rows_of_columns(path, layout)
-    elif layout == ARRAY:
-        yield from read_entries(stream, path)
-    elif layout == TABLE:
-        yield from _rows_of_table(stream, path, _delimiter(head.removeprefix(BOM).lstrip(), name))
     else:
-        yield from _lines(stream)
+        yield from _rows_of_text(stream, path, name, head)
 
 
 def _lines(stream: Iterable[bytes]) -> Iterator[Row]:
@@ -190,24 +189,61 @@ def _lines(stream: Iterable[bytes]) -> Iterator[Row]:
             yield number, text
 
 
-def _lines_of_tar(stream: BinaryIO, path: Path) -> Iterator[Row]:
-    """Yield the lines of a tar's files, counted through."""
+def _rows_of_tar(stream: BinaryIO, path: Path) -> Iterator[Row]:
+    """Yield the rows of a tar's files, counted through."""
+    before = 0
     with tarfile.open(fileobj=stream, mode="r|") as archive:
-        yield from _lines(_member_lines(archive, path))
+        for member in archive:
+            # None for a folder or a link
+            content = archive.extractfile(member)
+            # What a Mac knows of a file beside its bytes
+            if content is None or PurePosixPath(member.name).name.startswith("._"):
+                continue
+
+            number = 0
+            file = io.BufferedReader(_OneWay(content), STREAM_BYTES)
+            for number, row in _rows_of_member(file, path, member.name):
+                yield before + number, row
+            before += number
 
 
-def _member_lines(archive: tarfile.TarFile, path: Path) -> Iterator[bytes]:
-    for member in archive:
-        # None for a folder or a link
-        file: Any = archive.extractfile(member)
-        if file is None:
-            continue
-        head = bytes(file.peek(HEAD_BYTES)[:HEAD_BYTES])
-        refuse_unread(head.removeprefix(BOM), path)
-        layout = _layout(head, member.name)
-        if layout in _MAGIC.values():
-            raise ArtifactError(f"{path} holds {layout} in another archive; unpack it first.")
-        yield from file
+class _OneWay(io.RawIOBase):
+    """A file of a tar that is read as a stream.
+
+    A reader of text asks whether it can seek, and tarfile's own file fails at that.
+    """
+
+    def __init__(self, content: IO[bytes]) -> None:
+        self._content = content
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read bytes into a buffer and return their number."""
+        block = self._content.read(len(buffer))
+        buffer[: len(block)] = block
+        return len(block)
+
+
+def _rows_of_member(file: Any, path: Path, name: str) -> Iterator[Row]:
+    head = bytes(file.peek(HEAD_BYTES)[:HEAD_BYTES])
+    refuse_unread(head.removeprefix(BOM), path)
+    layout = _layout(head, name)
+    if layout in _MAGIC.values():
+        raise ArtifactError(f"{path} holds {layout} in another archive; unpack it first.")
+    return _rows_of_text(file, path, name, head)
+
+
+def _rows_of_text(stream: Any, path: Path, name: str, head: bytes) -> Iterator[Row]:
+    """Return the rows of a stream of text that begins with ``head``."""
+    layout = _layout(head, name)
+    if layout == ARRAY:
+        return read_entries(stream, path)
+    if layout == TABLE:
+        return _rows_of_table(stream, path, _delimiter(head.removeprefix(BOM).lstrip(), name))
+    return _lines(stream)
 
 
 def _rows_of_zip(stream: BinaryIO, path: Path) -> Iterator[Row]:
@@ -245,6 +281,7 @@ def _rows_of_columns(path: Path, layout: str) -> Iterator[Row]:
     number = 0
     try:
         for batch in _column_batches(path, layout):
+            require_different_columns(batch.schema.names, path)
             for row in _cells(batch, path, number + 1):
                 number += 1
                 text = json.dumps(row, default=_as_json, ensure_ascii=False)
@@ -321,6 +358,7 @@ def _rows_of_table(stream: BinaryIO, path: Path, delimiter: str) -> Iterator[Row
                 "put a line with the names of the columns before the others",
             )
 
+        require_different_columns(columns, path)
         for cells in reader:
             if not cells:
                 continue

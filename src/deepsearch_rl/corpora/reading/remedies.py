@@ -1,6 +1,7 @@
 """What makes a file of documents or questions readable: said of the file, or with the error about one of its rows."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,15 @@ def refuse_unread(head: bytes, path: Path) -> None:
     for magic, (what, remedy) in _FILES.items():
         if head.startswith(magic):
             raise ArtifactError(f"{path} {what}; {remedy}.")
+
+
+def require_different_columns(names: Sequence[str], path: Path) -> None:
+    """Raise RecordError where two columns of a table have one name: a row would keep the last one's cell alone."""
+    for place, name in enumerate(names):
+        # pandas writes its index as a column without a name
+        if name and name in names[:place]:
+            problem = "two columns have this name; rename one of them, or leave it out"
+            raise RecordError(path, 1, name, problem)
 
 
 def with_remedy(error: RecordError, line: bytes) -> RecordError:

@@ -213,8 +213,9 @@ def _find(config: ModelFolderConfig, weights: str) -> Path:
     if config.revision is None:
         if not Path(config.model).is_dir():
             raise ArtifactError(
-                f"there is no encoder folder {config.model}; for a repository of a hub give its commit too: "
-                "--revision, or index.encoder.revision in params."
+                f"there is no encoder folder {config.model}; where an index was moved without it, correct `model` in "
+                "the index's manifest.json. For a repository of a hub give its commit too: --revision, or "
+                "index.encoder.revision in params."
             )
 
         return Path(config.model)

@@ -157,7 +157,9 @@ def link_or_copy(source: Path, target: Path) -> None:
     """Replace ``target`` by a hard link to ``source``; by a copy on another disk, or where links do not exist."""
     target.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        target.hardlink_to(source)
+        # Of the file itself: a hub's cache has symbolic links, and a hard link to one of these may
+        # lead nowhere from another folder
+        target.hardlink_to(source.resolve())
         return
 
     shutil.copyfile(source, target)

@@ -36,6 +36,7 @@ from deepsearch_rl.core.retries import (
     retry_after_s,
     wait_for_capacity,
 )
+from deepsearch_rl.search_server.online.json_answer import parse_answer
 
 _LOG = logging.getLogger(__name__)
 
@@ -344,7 +345,7 @@ class SearchEndpoint:
             raise self._failure(response, text, start)
 
         try:
-            return orjson.loads(text)
+            return parse_answer(text)
         except orjson.JSONDecodeError as error:
             kind = "an HTML page" if start.startswith("<") else "something that is not JSON"
             raise self.error(f"it answered with {kind}: {start!r}.") from error
