@@ -13,7 +13,7 @@ from deepsearch_rl.cli import app
 from deepsearch_rl.commands.summary import StageRun, wall_s
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.core.files import write_json
-from deepsearch_rl.core.profile import Profile, find_profile
+from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from deepsearch_rl.planning import slopes as slopes_module
 from deepsearch_rl.planning.plan import Plan, make_plan, require_hours
 from deepsearch_rl.planning.scale import verl_scales
@@ -352,7 +352,7 @@ def test_a_profile_without_a_field_or_split_is_named() -> None:
         make_plan(profile("tiny", evaluate__split="vall"), {})
 
 
-@pytest.mark.parametrize("name", ["tiny", "smoke", "multihoprag"])
+@pytest.mark.parametrize("name", profile_names(ROOT))
 def test_profiles_fit_their_own_hours(name: str) -> None:
     require_hours(make_plan(profile(name), {}), profile(name))
 
