@@ -59,7 +59,9 @@ def test_every_missing_requirement_is_named_with_the_way_to_get_it(
     monkeypatch.delenv("DEEPSEARCH_TEST_KEY", raising=False)
     missing = tuple(missing_on_machine(GPU_PROFILE, LAPTOP))
     torch = Package("torch", "", "==2.13.0", fits=False)
-    text = render(DoctorReport(LAPTOP, {"base": (), "train": (torch,)}, {"gpu": missing}))
+    parts = {"base": (), "train": (torch,)}
+    commands = {"gpu": "dvc repro profiles/gpu/dvc.yaml"}
+    text = render(DoctorReport(LAPTOP, parts, {"gpu": missing}, commands))
     for line in (
         "train        torch missing (needs ==2.13.0)",
         "- memory: 8 of 64 GiB",
@@ -254,14 +256,23 @@ def test_a_lock_that_cannot_be_read_is_named_and_a_profile_without_results_has_n
 
 
 def test_the_report_names_results_of_other_versions_with_what_makes_them_again() -> None:
-    report = DoctorReport(
-        LAPTOP, {"base": ()}, {"smoke": ()}, {"smoke": ["sft: torch 2.12.0 (locked: 2.13.0)"]}
-    )
+    commands = {"smoke": "dvc repro profiles/smoke/dvc.yaml"}
+    outdated = {"smoke": ["sft: torch 2.12.0 (locked: 2.13.0)"]}
+    report = DoctorReport(LAPTOP, {"base": ()}, {"smoke": ()}, commands, outdated)
     assert render(report).endswith(
         "  smoke        ready: dvc repro profiles/smoke/dvc.yaml\n"
         "    made with other versions of packages; `dvc repro profiles/smoke/dvc.yaml` makes them again:\n"
         "    - sft: torch 2.12.0 (locked: 2.13.0)"
     )
+
+
+def test_a_profile_that_is_ready_has_the_command_that_runs_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_MODEL", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "https://api.example.com/v1")
+    lines = run_doctor(root, monkeypatch).output.splitlines()
+    assert "  multihoprag  ready: make multihoprag" in lines
 
 
 def test_what_differs_on_a_ray_cluster_is_named(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from deepsearch_rl.core.processes import free_port
 from deepsearch_rl.core.profile import Profile, dvc_file, find_profile, profile_names
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.planning.plan import make_plan
+from deepsearch_rl.planning.whole_run import run_command
 from deepsearch_rl.project.dvc_lock import repair_dvc_locks
 from deepsearch_rl.project.locked import UV_LOCK
 from deepsearch_rl.project.state import notices, project_problems
@@ -90,12 +91,14 @@ class Machine:
 class DoctorReport:
     """The machine, the packages of each part, and what each profile of the project is missing (no project: empty).
 
-    ``outdated`` names for each profile the results that were made with other versions of packages.
+    ``commands`` run the profiles. ``outdated`` names for each profile the results that were made
+    with other versions of packages.
     """
 
     machine: Machine
     parts: Parts
     missing: Mapping[str, tuple[MissingRequirement, ...]]
+    commands: Mapping[str, str]
     outdated: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -152,14 +155,17 @@ def inspect(root: Path) -> DoctorReport:
         busy_ports=tuple(port for port in PORTS if free_port(port) != port),
     )
     missing: dict[str, tuple[MissingRequirement, ...]] = {}
+    commands: dict[str, str] = {}
     outdated: dict[str, list[str]] = {}
     # Outside a project there are no profiles
     if (root / dvc_file("tiny")).is_file():
         for name in profile_names(root):
             missing[name] = tuple(_missing_for_profile(root, name, machine, parts))
-            outdated[name] = results_of_other_versions(root, find_profile(root, name))
+            profile = find_profile(root, name)
+            commands[name] = run_command(profile)
+            outdated[name] = results_of_other_versions(root, profile)
 
-    return DoctorReport(machine, parts, missing, outdated)
+    return DoctorReport(machine, parts, missing, commands, outdated)
 
 
 def _system_java() -> str:
@@ -350,16 +356,15 @@ def render(report: DoctorReport) -> str:
     ]
 
     for name, missing in report.missing.items():
-        state = "is missing:" if missing else f"ready: dvc repro {dvc_file(name)}"
+        command = report.commands[name]
+        state = "is missing:" if missing else f"ready: {command}"
         lines.append(f"  {name:<{NAME_WIDTH}}{state}")
         for requirement in missing:
             lines.append(f"    - {requirement.what}\n      {requirement.fix}")
 
         outdated = report.outdated.get(name)
         if outdated:
-            lines.append(
-                f"    made with other versions of packages; `dvc repro {dvc_file(name)}` makes them again:"
-            )
+            lines.append(f"    made with other versions of packages; `{command}` makes them again:")
             lines += [f"    - {sentence}" for sentence in outdated]
 
     return "\n".join(lines)
