@@ -20,6 +20,7 @@ from deepsearch_rl.commands.doctor import (
 from deepsearch_rl.commands.package_parts import Package, with_locked_versions
 from deepsearch_rl.commands.profile_inputs import missing_inputs
 from deepsearch_rl.commands.result_versions import results_of_other_versions
+from deepsearch_rl.commands.verl_inputs import missing_gpus
 from deepsearch_rl.core.profile import Profile, find_profile
 from tests.conftest import ROOT
 
@@ -68,7 +69,7 @@ def test_every_missing_requirement_is_named_with_the_way_to_get_it(
         "- disk: 50 of 200 GiB free",
         "- a GPU with 40 GiB (this machine has: none)",
         "- Java 21",
-        "uv sync --inexact --extra pyserini",
+        "make environment EXTRAS='--extra pyserini'",
         "export DEEPSEARCH_TEST_KEY=...",
     ):
         assert line in text
@@ -288,10 +289,23 @@ def test_what_differs_on_a_ray_cluster_is_named(tmp_path: Path) -> None:
 
     python.unlink()
     missing = [requirement.what for requirement in missing_in_environments(tmp_path, profile)]
-    assert "interpreter python" in missing
+    assert "veRL's interpreter python (rl.backend.verl.python)" in missing
 
     alone = find_profile(ROOT, "search_r1")
     assert not any("Ray" in found.what for found in missing_in_environments(tmp_path, alone))
+
+
+def test_the_environment_and_the_gpus_of_verl_are_asked_for_without_a_cluster_too(
+    tmp_path: Path,
+) -> None:
+    profile = find_profile(ROOT, "search_r1")
+    missing = {item.what: item.fix for item in missing_in_environments(tmp_path, profile)}
+    interpreter = "veRL's interpreter .venvs/verl/bin/python (rl.backend.verl.python)"
+    assert missing[interpreter] == "make verl-environment"
+
+    assert [item.what for item in missing_gpus(profile, 1)] == ["8 GPUs (this machine has: 1)"]
+    assert not list(missing_gpus(profile, 8))
+    assert not list(missing_gpus(find_profile(ROOT, "gpu"), 1))
 
 
 def missing_in_a_copy(profile: Profile, root: Path) -> list[str]:
