@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.core.errors import DeepsearchError, look_up
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError, look_up
 from deepsearch_rl.core.profile import find_profile
+from deepsearch_rl.planning.whole_run import BASE_MODEL, blocked_stage, run_command
 from scripts.imports import ROOT
 from scripts.preflight.phases import Preflight, SkippedError
 from scripts.preflight.project import Project, cut_copy, open_copy
@@ -55,7 +56,8 @@ def print_phases(profile: str) -> None:
 def preflight(profile: str, only: str | None, jobs: int, is_kept: bool) -> list[PhaseOutcome]:
     """Run the phases of a profile, or ``only`` one and those that it needs; return how they ended.
 
-    Raise UnknownNameError where there is no such profile or phase.
+    Raise UnknownNameError where there is no such profile or phase, ConfigError where the profile
+    trains no model.
     """
     os.chdir(ROOT)
     folder = folder_of(profile)
@@ -80,7 +82,14 @@ def _copy(profile: str) -> Path:
 
 
 def _phases(profile: str) -> list[Phase]:
-    return Preflight(Project(ROOT, find_profile(ROOT, profile), _copy(profile))).phases()
+    """Return the phases of a profile; raise ConfigError for one that has no training path."""
+    settings = find_profile(ROOT, profile)
+    if blocked_stage(settings) == BASE_MODEL:
+        raise ConfigError(
+            f"the profile {profile} trains no model, so it has no training path to try. "
+            f"`{run_command(settings)}` runs it, and `deepsearch doctor` says what it needs."
+        )
+    return Preflight(Project(ROOT, settings, _copy(profile))).phases()
 
 
 def main() -> None:

@@ -8,6 +8,8 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import Profile, dvc_file
 from deepsearch_rl.trajectories.synthesis.scripted_config import SCRIPTED
 
+# The first stage of training
+BASE_MODEL = "prepare_model"
 # The last stage of the graph: it needs all that a profile's table needs, and nothing else
 LAST = "track"
 # Profiles that the Makefile has a target for, which also asks a new OPENAI_MODEL again
@@ -19,11 +21,11 @@ API_MODEL = "api"
 def blocked_stage(profile: Profile) -> str | None:
     """Return the first stage of the graph that cannot run with the profile's params; None where all can."""
     # A project with another graph has other sections
-    if not {"prepare_model", "synthesize"} <= profile.values.keys():
+    if not {BASE_MODEL, "synthesize"} <= profile.values.keys():
         return None
-    base = profile.value("prepare_model")
+    base = profile.value(BASE_MODEL)
     if not base.get(base["source"]):
-        return "prepare_model"
+        return BASE_MODEL
 
     teacher = profile.value("synthesize")
     if teacher["teacher"].rstrip("/") == SCRIPTED and not teacher["scripted"]:
@@ -38,7 +40,7 @@ def run_command(profile: Profile) -> str:
     if blocked is None:
         return f"dvc repro {graph}"
 
-    if blocked == "prepare_model" and API_MODEL in profile.value("models"):
+    if blocked == BASE_MODEL and API_MODEL in profile.value("models"):
         if profile.name in TARGETS:
             return f"make {profile.name}"
         return f"make api-stages PROFILE={profile.name}"
@@ -51,7 +53,7 @@ def require_target(profile: Profile, targets: tuple[str, ...]) -> None:
     if targets or blocked is None:
         return
 
-    reason = "trains no model" if blocked == "prepare_model" else "has no teacher"
+    reason = "trains no model" if blocked == BASE_MODEL else "has no teacher"
     raise ConfigError(
         f"the profile {profile.name} {reason}: a run of its whole graph would stop at the stage "
         f"{blocked}. Use `{run_command(profile)}`; a flow run takes `{LAST}` as its target."
