@@ -39,6 +39,9 @@ HEADER = (
 )
 
 
+TEACHERS_PROTOCOL = "function_calling"
+
+
 def folder_of(profile: str) -> Path:
     """Return the folder of a profile's preflight, relative to the project."""
     return Path("work", profile, "preflight")
@@ -57,7 +60,7 @@ def preflight(profile: str, only: str | None, jobs: int, is_kept: bool) -> list[
     """Run the phases of a profile, or ``only`` one and those that it needs; return how they ended.
 
     Raise UnknownNameError where there is no such profile or phase, ConfigError where the profile
-    trains no model.
+    trains no model, or one that searches in tags.
     """
     os.chdir(ROOT)
     folder = folder_of(profile)
@@ -82,12 +85,18 @@ def _copy(profile: str) -> Path:
 
 
 def _phases(profile: str) -> list[Phase]:
-    """Return the phases of a profile; raise ConfigError for one that has no training path."""
+    """Return the phases of a profile; raise ConfigError for one whose training path cannot be tried."""
     settings = find_profile(ROOT, profile)
     if blocked_stage(settings) == BASE_MODEL:
         raise ConfigError(
             f"the profile {profile} trains no model, so it has no training path to try. "
             f"`{run_command(settings)}` runs it, and `deepsearch doctor` says what it needs."
+        )
+    protocol = settings.value("agent.protocol")
+    if protocol != TEACHERS_PROTOCOL:
+        raise ConfigError(
+            f"the profile {profile} has agent.protocol: {protocol}. The scripted teacher, from whom the preflight's "
+            f"small model learns, knows {TEACHERS_PROTOCOL} alone. `deepsearch doctor` says what the profile needs."
         )
     return Preflight(Project(ROOT, settings, _copy(profile))).phases()
 

@@ -7,11 +7,15 @@ from scripts.imports import ROOT
 
 
 @pytest.mark.parametrize("options", [[], ["--list"]])
-def test_a_profile_without_training_is_refused_before_anything_runs(
-    options: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("profile", "reason"),
+    [("own", "trains no model.*`make own`"), ("search_r1", "agent.protocol: search_tags")],
+)
+def test_a_profile_whose_training_cannot_be_tried_is_refused_before_anything_runs(
+    profile: str, reason: str, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    result = CliRunner().invoke(app, ["preflight", "own", *options])
+    result = CliRunner().invoke(app, ["preflight", profile, *options])
     assert isinstance(result.exception, ConfigError)
-    assert "trains no model" in str(result.exception)
-    assert "`make own`" in str(result.exception)
+    with pytest.raises(ConfigError, match=reason):
+        raise result.exception
