@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from deepsearch_rl.commands.defaults import PROMPT_HELP
 from deepsearch_rl.commands.targets import writable_file
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError
@@ -56,7 +57,7 @@ def convert_command(
     prompt: Annotated[
         str | None,
         Option(
-            help="A file of prompts.",
+            help=PROMPT_HELP,
             show_default="verl: multihoprag_nothink; else search_tags",
         ),
     ] = None,
