@@ -277,7 +277,17 @@ def test_a_half_of_an_index_that_is_not_built_takes_no_disk_and_no_encoding() ->
     assert (without_encoder.amounts["encode_passage_s"], without_encoder.gpu_gib) == (0, 0.0)
 
 
-def test_a_price_that_nobody_stated_is_not_known() -> None:
+def test_the_price_is_that_of_the_model_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_MODEL", "qwen3-30b-a3b-instruct-2507")
+    plan = make_plan(profile("own"), {})
+    assert {work.api for work in plan.stages} == {"", "qwen3-30b-a3b-instruct-2507"}
+    assert all(plan.cost(work) for work in plan.stages if work.api)
+
+
+def test_a_price_that_nobody_stated_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_MODEL", raising=False)
     output = CliRunner().invoke(app, ["plan", "multihoprag"]).output
     assert "Price of $OPENAI_MODEL: not known." in output
 

@@ -1,7 +1,9 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from deepsearch_rl.cli import app
 from deepsearch_rl.commands.summary import read_table
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.profile import Profile, find_profile
@@ -50,6 +52,14 @@ def test_a_whole_run_that_would_stop_is_refused_with_the_command_that_does_not(
         require_target(profile, ())
     require_target(profile, ("track",))
     require_target(find_profile(ROOT, "tiny"), ())
+
+
+def test_a_profile_that_trains_no_model_has_no_runs_to_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(app, ["rl", "runs", "own"])
+    assert str(result.exception) == "work/own has no run of RL: the profile own trains no model."
 
 
 def test_a_missing_table_is_made_by_the_command_of_its_profile(tmp_path: Path) -> None:
