@@ -62,6 +62,12 @@ def test_a_profile_that_trains_no_model_has_no_runs_to_list(
     assert str(result.exception) == "work/own has no run of RL: the profile own trains no model."
 
 
+def test_a_profile_without_a_curve_is_no_empty_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(app, ["live", "own", "--to", "sqlite:///unused.db"])
+    assert result.output == "own: no training run has left a curve in work/own.\n"
+
+
 def test_a_missing_table_is_made_by_the_command_of_its_profile(tmp_path: Path) -> None:
     folder = tmp_path / "profiles" / "own"
     folder.mkdir(parents=True)
