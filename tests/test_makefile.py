@@ -19,3 +19,11 @@ def test_evaluating_an_apis_model_again_takes_the_answers_that_there_are(tmp_pat
     forced = [line for line in run.stdout.splitlines() if "--force" in line]
     graph = "profiles/mine/dvc.yaml"
     assert forced == [f"resume=1 flows/dvc repro --force --single-item {graph}:evaluate@api"]
+
+
+def test_rejection_sampling_of_a_profile_that_trains_no_model_ends_before_dvc_starts() -> None:
+    command = ["make", "--silent", "rft-rounds", "PROFILE=own", "ROUNDS=0"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: the profile own trains no model")
+    assert "Running stage" not in run.stdout + run.stderr

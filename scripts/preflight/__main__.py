@@ -14,7 +14,7 @@ from pathlib import Path
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError, look_up
 from deepsearch_rl.core.profile import find_profile
-from deepsearch_rl.planning.whole_run import BASE_MODEL, blocked_stage, run_command
+from deepsearch_rl.planning.whole_run import require_base_model
 from scripts.imports import ROOT
 from scripts.preflight.phases import Preflight, SkippedError
 from scripts.preflight.project import Project, cut_copy, open_copy
@@ -87,11 +87,7 @@ def _copy(profile: str) -> Path:
 def _phases(profile: str) -> list[Phase]:
     """Return the phases of a profile; raise ConfigError for one whose training path cannot be tried."""
     settings = find_profile(ROOT, profile)
-    if blocked_stage(settings) == BASE_MODEL:
-        raise ConfigError(
-            f"the profile {profile} trains no model, so it has no training path to try. "
-            f"`{run_command(settings)}` runs it, and `deepsearch doctor` says what it needs."
-        )
+    require_base_model(settings)
     protocol = settings.value("agent.protocol")
     if protocol != TEACHERS_PROTOCOL:
         raise ConfigError(

@@ -47,6 +47,15 @@ def run_command(profile: Profile) -> str:
     return f"dvc repro {graph}:{LAST}"
 
 
+def require_base_model(profile: Profile) -> None:
+    """Raise ConfigError, with the command that runs the profile, where it trains no model."""
+    if blocked_stage(profile) == BASE_MODEL:
+        raise ConfigError(
+            f"the profile {profile.name} trains no model, so it has no training path. "
+            f"`{run_command(profile)}` runs it, and `deepsearch doctor` says what it needs."
+        )
+
+
 def require_target(profile: Profile, targets: tuple[str, ...]) -> None:
     """Raise ConfigError, with the command to run, where a run of the whole graph would stop on its way."""
     blocked = blocked_stage(profile)
