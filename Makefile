@@ -54,7 +54,7 @@ TURN = $(BIN)/python -m flows.in_turn
 
 # DVC does not see who OPENAI_MODEL names: evaluating is forced. It takes the answers that it has from the scratch folder,
 # where they are kept for every model behind an endpoint.
-own multihoprag optimize-prompt: export DEEPSEARCH_RESUME = 1
+own multihoprag api-stages optimize-prompt: export DEEPSEARCH_RESUME = 1
 own: documents-of-own environment  ##run questions of your own documents, and an API's model on them; DOCUMENTS=FOLDER, OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
 	@$(if $(DOCUMENTS),$(TURN) own "make $@" scripts/take_documents "$(DOCUMENTS)" own)
 	@$(TURN) own "make $@" $(MAKE) --no-print-directory api-stages PROFILE=own
@@ -90,6 +90,7 @@ rft: environment  ##run ROUNDS (2) of rejection sampling: SFT on the model's own
 
 rft-rounds:
 	@$(BIN)/python -m deepsearch_rl.project.state
+	@$(BIN)/python -m flows.trains $(PROFILE)
 	@from=models/$(PROFILE)/base; for round in $$(seq $(or $(ROUNDS),2)); do \
 	  $(BIN)/python flows/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.teacher=$$from || exit 1; \
 	  from=models/$(PROFILE)/rft/$$round; mkdir -p $$from && rm -r $$from && cp -r models/$(PROFILE)/sft $$from || exit 1; \

@@ -15,7 +15,8 @@ from dvc.repo.graph import build_graph
 from dvc.stage import PipelineStage
 
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
-from deepsearch_rl.core.profile import dvc_file, require_profile
+from deepsearch_rl.core.profile import dvc_file, find_profile, require_profile
+from deepsearch_rl.planning.whole_run import require_target
 from deepsearch_rl.project.dvc_lock import LOCK_FILES, blocking_pids, wait_for_users
 from flows.locks import say_waiting
 
@@ -64,6 +65,21 @@ def read_graph(root: Path, profile: str, say: Callable[[str], object] = _LOG.war
         except LockError as error:
             on_wait = functools.partial(say_waiting, say, "works on files of the graph")
             wait_for_users(root / LOCK_FILES[0], blocking_pids(str(error)), on_wait)
+
+
+def read_targets(
+    root: Path,
+    profile: str,
+    targets: tuple[str, ...],
+    say: Callable[[str], object] = _LOG.warning,
+) -> Graph:
+    """Read what the targets of a profile need (:func:`select`).
+
+    Raises as :func:`read_graph` and :func:`select`, and ConfigError where there are no targets and
+    the profile's whole graph cannot run.
+    """
+    require_target(find_profile(root, profile), targets)
+    return select(read_graph(root, profile, say), targets)
 
 
 def _read_graph(root: Path, dvc_yaml: str) -> Graph:

@@ -23,7 +23,7 @@ from deepsearch_rl.core.profile import require_profile
 from deepsearch_rl.project.state import require_sound_project
 from flows.command_line import one_paragraph_errors
 from flows.dvc_calls import find_foreign_run
-from flows.graph import Stage, read_graph, select
+from flows.graph import Stage, read_targets
 from flows.locks import run_held
 from flows.reports import send_reports
 from flows.schedule import WORKERS, Start, expected_seconds, run_graph
@@ -52,7 +52,7 @@ def is_unchanged(profile: str, targets: tuple[str, ...], name: str) -> bool:
     ``name`` is that of the run for those who wait for it. Raises as :func:`repro`.
     """
     with _held(profile, name) as (root, locks):
-        graph = select(read_graph(root, profile, _say), targets)
+        graph = read_targets(root, profile, targets, _say)
         if any(stage.changed for stage in graph.values()):
             return False
 
@@ -89,7 +89,7 @@ def _repro(
 ) -> dict[str, str]:
     for sentence in require_sound_project(root):
         _say(sentence)
-    graph = select(read_graph(root, profile, _say), targets)
+    graph = read_targets(root, profile, targets, _say)
 
     with ThreadPoolExecutor(jobs) as pool, ProcessGuard() as guard:
         # No remote, as with `dvc repro`, which asks none.

@@ -45,7 +45,7 @@ from flows.checkout import (
 )
 from flows.command_line import one_paragraph_errors
 from flows.dvc_calls import find_foreign_run
-from flows.graph import Stage, has_remote, read_graph, select
+from flows.graph import Stage, has_remote, read_targets
 from flows.locks import run_held
 from flows.recovery import close_dead_run
 from flows.reports import send_reports
@@ -220,7 +220,7 @@ def _reproduce(
 ) -> dict[str, str]:
     for sentence in require_sound_project(root):
         get_run_logger().warning("%s", sentence)
-    graph = select(read_graph(root, profile, get_run_logger().warning), targets)
+    graph = read_targets(root, profile, targets, get_run_logger().warning)
 
     with ProcessGuard() as guard:
         experiment = str(flow_run.parameters.get("experiment") or "")

@@ -154,6 +154,14 @@ def test_examples_of_a_help_text_stand_line_by_line(
         assert example.strip() in lines
 
 
+@pytest.mark.parametrize("command", ["ask", "evaluate", "trajectories convert"])
+def test_the_option_prompt_says_that_it_takes_names_and_paths(command: str) -> None:
+    text = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+    assert "the name of one in src/deepsearch_rl/prompts, or the path of a text file" in " ".join(
+        text.replace("│", " ").split()
+    )
+
+
 def test_in_another_clone_of_the_project_the_command_says_whose_sources_it_has(
     root: Path, tmp_path: Path
 ) -> None:

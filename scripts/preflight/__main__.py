@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.core.errors import DeepsearchError, look_up
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError, look_up
 from deepsearch_rl.core.profile import find_profile
+from deepsearch_rl.planning.whole_run import require_base_model
 from scripts.imports import ROOT
 from scripts.preflight.phases import Preflight, SkippedError
 from scripts.preflight.project import Project, cut_copy, open_copy
@@ -38,6 +39,9 @@ HEADER = (
 )
 
 
+TEACHERS_PROTOCOL = "function_calling"
+
+
 def folder_of(profile: str) -> Path:
     """Return the folder of a profile's preflight, relative to the project."""
     return Path("work", profile, "preflight")
@@ -55,7 +59,8 @@ def print_phases(profile: str) -> None:
 def preflight(profile: str, only: str | None, jobs: int, is_kept: bool) -> list[PhaseOutcome]:
     """Run the phases of a profile, or ``only`` one and those that it needs; return how they ended.
 
-    Raise UnknownNameError where there is no such profile or phase.
+    Raise UnknownNameError where there is no such profile or phase, ConfigError where the profile
+    trains no model, or one that searches in tags.
     """
     os.chdir(ROOT)
     folder = folder_of(profile)
@@ -80,7 +85,16 @@ def _copy(profile: str) -> Path:
 
 
 def _phases(profile: str) -> list[Phase]:
-    return Preflight(Project(ROOT, find_profile(ROOT, profile), _copy(profile))).phases()
+    """Return the phases of a profile; raise ConfigError for one whose training path cannot be tried."""
+    settings = find_profile(ROOT, profile)
+    require_base_model(settings)
+    protocol = settings.value("agent.protocol")
+    if protocol != TEACHERS_PROTOCOL:
+        raise ConfigError(
+            f"the profile {profile} has agent.protocol: {protocol}. The scripted teacher, from whom the preflight's "
+            f"small model learns, knows {TEACHERS_PROTOCOL} alone. `deepsearch doctor` says what the profile needs."
+        )
+    return Preflight(Project(ROOT, settings, _copy(profile))).phases()
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from deepsearch_rl.commands.doctor import (
 from deepsearch_rl.commands.package_parts import Package, with_locked_versions
 from deepsearch_rl.commands.profile_inputs import missing_inputs
 from deepsearch_rl.commands.result_versions import results_of_other_versions
+from deepsearch_rl.commands.verl_inputs import missing_gpus
 from deepsearch_rl.core.profile import Profile, find_profile
 from tests.conftest import ROOT
 
@@ -59,14 +60,16 @@ def test_every_missing_requirement_is_named_with_the_way_to_get_it(
     monkeypatch.delenv("DEEPSEARCH_TEST_KEY", raising=False)
     missing = tuple(missing_on_machine(GPU_PROFILE, LAPTOP))
     torch = Package("torch", "", "==2.13.0", fits=False)
-    text = render(DoctorReport(LAPTOP, {"base": (), "train": (torch,)}, {"gpu": missing}))
+    parts = {"base": (), "train": (torch,)}
+    commands = {"gpu": "dvc repro profiles/gpu/dvc.yaml"}
+    text = render(DoctorReport(LAPTOP, parts, {"gpu": missing}, commands))
     for line in (
         "train        torch missing (needs ==2.13.0)",
         "- memory: 8 of 64 GiB",
         "- disk: 50 of 200 GiB free",
         "- a GPU with 40 GiB (this machine has: none)",
         "- Java 21",
-        "uv sync --inexact --extra pyserini",
+        "make environment EXTRAS='--extra pyserini'",
         "export DEEPSEARCH_TEST_KEY=...",
     ):
         assert line in text
@@ -254,14 +257,23 @@ def test_a_lock_that_cannot_be_read_is_named_and_a_profile_without_results_has_n
 
 
 def test_the_report_names_results_of_other_versions_with_what_makes_them_again() -> None:
-    report = DoctorReport(
-        LAPTOP, {"base": ()}, {"smoke": ()}, {"smoke": ["sft: torch 2.12.0 (locked: 2.13.0)"]}
-    )
+    commands = {"smoke": "dvc repro profiles/smoke/dvc.yaml"}
+    outdated = {"smoke": ["sft: torch 2.12.0 (locked: 2.13.0)"]}
+    report = DoctorReport(LAPTOP, {"base": ()}, {"smoke": ()}, commands, outdated)
     assert render(report).endswith(
         "  smoke        ready: dvc repro profiles/smoke/dvc.yaml\n"
         "    made with other versions of packages; `dvc repro profiles/smoke/dvc.yaml` makes them again:\n"
         "    - sft: torch 2.12.0 (locked: 2.13.0)"
     )
+
+
+def test_a_profile_that_is_ready_has_the_command_that_runs_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_MODEL", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "https://api.example.com/v1")
+    lines = run_doctor(root, monkeypatch).output.splitlines()
+    assert "  multihoprag  ready: make multihoprag" in lines
 
 
 def test_what_differs_on_a_ray_cluster_is_named(tmp_path: Path) -> None:
@@ -277,10 +289,23 @@ def test_what_differs_on_a_ray_cluster_is_named(tmp_path: Path) -> None:
 
     python.unlink()
     missing = [requirement.what for requirement in missing_in_environments(tmp_path, profile)]
-    assert "interpreter python" in missing
+    assert "veRL's interpreter python (rl.backend.verl.python)" in missing
 
     alone = find_profile(ROOT, "search_r1")
     assert not any("Ray" in found.what for found in missing_in_environments(tmp_path, alone))
+
+
+def test_the_environment_and_the_gpus_of_verl_are_asked_for_without_a_cluster_too(
+    tmp_path: Path,
+) -> None:
+    profile = find_profile(ROOT, "search_r1")
+    missing = {item.what: item.fix for item in missing_in_environments(tmp_path, profile)}
+    interpreter = "veRL's interpreter .venvs/verl/bin/python (rl.backend.verl.python)"
+    assert missing[interpreter] == "make verl-environment"
+
+    assert [item.what for item in missing_gpus(profile, 1)] == ["8 GPUs (this machine has: 1)"]
+    assert not list(missing_gpus(profile, 8))
+    assert not list(missing_gpus(find_profile(ROOT, "gpu"), 1))
 
 
 def missing_in_a_copy(profile: Profile, root: Path) -> list[str]:

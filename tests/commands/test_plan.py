@@ -13,7 +13,7 @@ from deepsearch_rl.cli import app
 from deepsearch_rl.commands.summary import StageRun, wall_s
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.core.files import write_json
-from deepsearch_rl.core.profile import Profile, find_profile
+from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from deepsearch_rl.planning import slopes as slopes_module
 from deepsearch_rl.planning.plan import Plan, make_plan, require_hours
 from deepsearch_rl.planning.scale import verl_scales
@@ -277,7 +277,17 @@ def test_a_half_of_an_index_that_is_not_built_takes_no_disk_and_no_encoding() ->
     assert (without_encoder.amounts["encode_passage_s"], without_encoder.gpu_gib) == (0, 0.0)
 
 
-def test_a_price_that_nobody_stated_is_not_known() -> None:
+def test_the_price_is_that_of_the_model_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_MODEL", "qwen3-30b-a3b-instruct-2507")
+    plan = make_plan(profile("own"), {})
+    assert {work.api for work in plan.stages} == {"", "qwen3-30b-a3b-instruct-2507"}
+    assert all(plan.cost(work) for work in plan.stages if work.api)
+
+
+def test_a_price_that_nobody_stated_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_MODEL", raising=False)
     output = CliRunner().invoke(app, ["plan", "multihoprag"]).output
     assert "Price of $OPENAI_MODEL: not known." in output
 
@@ -352,7 +362,7 @@ def test_a_profile_without_a_field_or_split_is_named() -> None:
         make_plan(profile("tiny", evaluate__split="vall"), {})
 
 
-@pytest.mark.parametrize("name", ["tiny", "smoke", "multihoprag"])
+@pytest.mark.parametrize("name", profile_names(ROOT))
 def test_profiles_fit_their_own_hours(name: str) -> None:
     require_hours(make_plan(profile(name), {}), profile(name))
 

@@ -71,6 +71,26 @@ def test_a_kind_that_dvc_does_not_have_is_named_with_those_that_it_has(project: 
     assert (project / ".dvc" / "config").read_text() == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["file"], "file is a file; name a folder"),
+        (["file/below"], "file is a file"),
+        (["storage", "--endpoint", "http://127.0.0.1:9000"], "--endpoint is for an S3 store"),
+        (["gs://bucket/x", "--endpoint", "http://127.0.0.1:9000"], "--endpoint is for an S3 store"),
+    ],
+)
+def test_an_address_that_cannot_be_used_leaves_the_settings_as_they_are(
+    arguments: list[str], problem: str, project: Path
+) -> None:
+    (project / "file").touch()
+    before = (project / ".dvc" / "config").read_text()
+    error = set_remote(*arguments)
+    assert isinstance(error, ConfigError)
+    assert problem in str(error)
+    assert (project / ".dvc" / "config").read_text() == before
+
+
 def test_a_missing_plugin_is_named_with_the_command_that_installs_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,13 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
 from deepsearch_rl.core.stage_entry import TIMINGS
-from flows.graph import Stage, longest_path_s, read_graph, select
+from flows.graph import Stage, longest_path_s, read_graph, read_targets, select
 from flows.schedule import Start, expected_seconds, run_graph
+from tests.conftest import ROOT
 from tests.flows.conftest import MakeProject
 
 STAGES = {
@@ -55,6 +57,17 @@ def test_unknown_profiles_and_stages_are_refused_with_the_nearest_names(
         read_graph(root, "tini")
     with pytest.raises(UnknownNameError, match="Did you mean 'last'"):
         select(read_graph(root, "tiny"), ("lost",))
+
+
+def test_a_whole_graph_that_would_stop_on_its_way_is_refused_before_dvc_reads_it(
+    make_project: MakeProject,
+) -> None:
+    root = make_project(STAGES)
+    params = yaml.safe_load((ROOT / "profiles/multihoprag/params.yaml").read_text())
+    (root / "params.yaml").write_text(yaml.safe_dump({**params, "profile": "tiny"}))
+    with pytest.raises(ConfigError, match="trains no model"):
+        read_targets(root, "tiny", ())
+    assert set(read_targets(root, "tiny", ("alone",))) == {"alone"}
 
 
 def test_a_graph_that_dvc_refuses_is_a_config_error(make_project: MakeProject) -> None:

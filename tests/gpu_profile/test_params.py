@@ -257,6 +257,18 @@ def test_the_options_in_the_thinking_profiles_readme_fit_the_stages(tmp_path: Pa
         )
 
 
+def test_the_gpu_profiles_readme_names_the_interpreter_of_every_stage() -> None:
+    graph = yaml.safe_load((PROFILES["gpu"].parent / "dvc.yaml").read_text())["stages"]
+    families: dict[str, set[str]] = {}
+    for stage, entry in graph.items():
+        [family] = re.findall(r"\$\{python\.(\w+)\}", entry.get("do", entry)["cmd"])
+        families.setdefault(family, set()).add(stage)
+
+    readme = (PROFILES["gpu"].parent / "README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([a-z_, ]+) \|", readme, re.MULTILINE)
+    assert {family: set(stages.split(", ")) for family, stages in rows} == families
+
+
 def test_the_search_r1_profile_keeps_the_published_settings_and_verl_honours_them() -> None:
     """The figures are those of the paper and of its repository's train_grpo.sh."""
     params = load_profile(PROFILES["search_r1"])

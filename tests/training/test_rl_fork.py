@@ -277,7 +277,7 @@ def test_without_a_run_of_rl_the_commands_say_what_makes_one(
     (tmp_path / "params.yaml").write_bytes((root / "params.yaml").read_bytes())
     for command in (["rl", "runs"], ["rl", "fork", "sft", "10"]):
         error = CliRunner().invoke(app, command).exception
-        assert str(error) == "work/tiny has no run of RL yet; `make repro` makes one."
+        assert str(error) == "work/tiny has no run of RL yet; `dvc repro dvc.yaml` makes one."
 
 
 def test_the_commands_list_runs_and_say_how_a_fork_is_trained(project: Path) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 from typer import Option
 
-from deepsearch_rl.commands.defaults import RequestOption, request_values, with_options
+from deepsearch_rl.commands.defaults import PROMPT_HELP, RequestOption, request_values, with_options
 from deepsearch_rl.conversation.agent_config import prompt_option
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.profile import Profile, find_profile
@@ -84,6 +84,10 @@ _Dataset: TypeAlias = Annotated[
 _RetrievalUrl: TypeAlias = Annotated[
     str | None, Option(help="A running server in place of the profile's index.")
 ]
+_Prompt: TypeAlias = Annotated[
+    str | None,
+    Option(help=PROMPT_HELP, show_default="the profile's; search_tags with that protocol"),
+]
 _Protocol: TypeAlias = Annotated[
     str | None, Option(help="function_calling, or search_tags for Search-R1's models.")
 ]
@@ -95,7 +99,7 @@ def ask_command(
     model: _Model = None,
     dataset: _Dataset = None,
     retrieval_url: _RetrievalUrl = None,
-    prompt: Annotated[str | None, Option(help="Another prompt of prompts.")] = None,
+    prompt: _Prompt = None,
     protocol: _Protocol = None,
     top_k: Annotated[int | None, Option(min=1, help="Passages per search.")] = None,
     temperature: Annotated[float, Option(min=0, max=2, help="Of sampling.")] = 0.0,

@@ -16,8 +16,8 @@ Name = Annotated[
 def datasets_command(name: Name = None) -> None:
     """List the readable data sets, or show one: source, licence, a row, and the params that fetch it.
 
-    A question set is named as `deepsearch evaluate --dataset` and the `format` of a
-    params.yaml name it.
+    A question set has the name that `deepsearch evaluate --dataset` and `format` in a profile.yaml
+    take.
 
         deepsearch datasets
         deepsearch datasets popqa
@@ -43,6 +43,6 @@ def datasets_command(name: Name = None) -> None:
         f"hub:      {card.repository} at {revision}\n"
         f"files:    {', '.join(card.files)}\n"
         f"a row:    {json.dumps(card.sample, ensure_ascii=False)}\n\n"
-        f"In a profile's params.yaml, `download.hub.repositories` fetches the files, and {reading} "
-        "(profiles/gpu/params.yaml shows both)."
+        f"In a profile.yaml, `download.hub.repositories` fetches the files, and {reading} "
+        "(profiles/gpu/profile.yaml shows both)."
     )

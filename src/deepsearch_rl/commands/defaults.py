@@ -17,6 +17,10 @@ from deepsearch_rl.presets import load_preset
 # Values by the dotted names of their fields, such as ``"retrieval.top_k"``
 Fields: TypeAlias = dict[str, Any]
 
+PROMPT_HELP = (
+    "System prompt: the name of one in src/deepsearch_rl/prompts, or the path of a text file, with a slash or the "
+    "ending .txt."
+)
 
 RequestOption: TypeAlias = Annotated[
     list[str] | None,

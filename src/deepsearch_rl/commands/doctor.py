@@ -33,11 +33,13 @@ from deepsearch_rl.commands.package_parts import (
 )
 from deepsearch_rl.commands.profile_inputs import MissingRequirement, missing_inputs
 from deepsearch_rl.commands.result_versions import results_of_other_versions
+from deepsearch_rl.commands.verl_inputs import missing_for_verl, missing_gpus
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.processes import free_port
 from deepsearch_rl.core.profile import Profile, dvc_file, find_profile, profile_names
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.planning.plan import make_plan
+from deepsearch_rl.planning.whole_run import run_command
 from deepsearch_rl.project.dvc_lock import repair_dvc_locks
 from deepsearch_rl.project.locked import UV_LOCK
 from deepsearch_rl.project.state import notices, project_problems
@@ -48,8 +50,6 @@ from deepsearch_rl.training.sft.attention import ATTENTION_FIX, attention_proble
 GIB = 2**30
 PORTS = {4200: "Prefect", 5000: "MLflow"}
 LUCENE_JAVA = 21
-CLUSTER_TIMEOUT_S = 60.0
-SOURCES = Path(__file__).resolve().parents[2]
 VARIABLES = ("OPENAI_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_URI")
 PROGRAM_TIMEOUT_S = 20.0
 NAME_WIDTH = 13
@@ -90,12 +90,14 @@ class Machine:
 class DoctorReport:
     """The machine, the packages of each part, and what each profile of the project is missing (no project: empty).
 
-    ``outdated`` names for each profile the results that were made with other versions of packages.
+    ``commands`` run the profiles. ``outdated`` names for each profile the results that were made
+    with other versions of packages.
     """
 
     machine: Machine
     parts: Parts
     missing: Mapping[str, tuple[MissingRequirement, ...]]
+    commands: Mapping[str, str]
     outdated: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -152,14 +154,17 @@ def inspect(root: Path) -> DoctorReport:
         busy_ports=tuple(port for port in PORTS if free_port(port) != port),
     )
     missing: dict[str, tuple[MissingRequirement, ...]] = {}
+    commands: dict[str, str] = {}
     outdated: dict[str, list[str]] = {}
     # Outside a project there are no profiles
     if (root / dvc_file("tiny")).is_file():
         for name in profile_names(root):
             missing[name] = tuple(_missing_for_profile(root, name, machine, parts))
-            outdated[name] = results_of_other_versions(root, find_profile(root, name))
+            profile = find_profile(root, name)
+            commands[name] = run_command(profile)
+            outdated[name] = results_of_other_versions(root, profile)
 
-    return DoctorReport(machine, parts, missing, outdated)
+    return DoctorReport(machine, parts, missing, commands, outdated)
 
 
 def _system_java() -> str:
@@ -206,6 +211,7 @@ def _missing_for_profile(
     yield from missing_in_environments(root, profile)
     needs = profile.section("requires", Requirements)
     yield from missing_on_machine(needs, machine)
+    yield from missing_gpus(profile, len(machine.gpus_gib))
 
     if needs.gpu_memory_gib and needs.max_hours:
         hours = make_plan(profile, {}).hours
@@ -242,47 +248,13 @@ def missing_in_environments(root: Path, profile: Profile) -> Iterator[MissingReq
     if uses_art_vllm and not any(runtimes.glob("*/install.json")):
         yield MissingRequirement(f"ART's vLLM, below {runtimes}", "make art-vllm")
 
-    yield from _missing_in_cluster(root, profile.section("rl", RlConfig))
+    yield from missing_for_verl(root, profile.section("rl", RlConfig))
 
     serve = root / python["serve"]
     has_real_prompts = profile.value("ifeval")["prompts"] == "real"
     if has_real_prompts and serve.exists() and not _has_sentence_model(serve):
         model = "NLTK's sentence model for IFEval's official prompts, in python.serve"
         yield MissingRequirement(model, f"{serve.relative_to(root)} -m scripts.sentence_model")
-
-
-def _missing_in_cluster(root: Path, config: RlConfig) -> Iterator[MissingRequirement]:
-    """Yield what the nodes of the Ray cluster that section ``rl`` names have otherwise than its head."""
-    verl = config.backend.verl
-    if verl is None or verl.address is None:
-        return
-    interpreter = root / verl.python
-    if not interpreter.exists():
-        yield MissingRequirement(f"interpreter {verl.python}", "make verl-environment")
-        return
-
-    command = [str(interpreter), "-m", "deepsearch_rl.training.backends.verl.cluster"]
-    command += [verl.address, str(verl.nodes), str(verl.gpus_per_node)]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "RAY_USAGE_STATS_ENABLED": "0"}
-    try:
-        result = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=CLUSTER_TIMEOUT_S,
-            check=False,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired:
-        what = f"an answer of the Ray cluster {verl.address} within {CLUSTER_TIMEOUT_S:g} s"
-        yield MissingRequirement(what, "`ray status` on its head says how it is")
-        return
-
-    problems = result.stdout.splitlines()
-    if result.returncode and not problems:
-        problems = result.stderr.strip().splitlines()[-1:]
-    for problem in problems:
-        yield MissingRequirement(f"Ray cluster {verl.address}: {problem}", "docs/training.md")
 
 
 def _has_vectors_on_gpu(index: Mapping[str, Any]) -> bool:
@@ -315,7 +287,9 @@ def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[Missin
 
     major = re.search(r"\d+", machine.java)
     if needs.java and (major is None or int(major[0]) < LUCENE_JAVA):
-        yield MissingRequirement(f"Java {LUCENE_JAVA}", "uv sync --inexact --extra pyserini")
+        yield MissingRequirement(
+            f"Java {LUCENE_JAVA}", "make environment EXTRAS='--extra pyserini'"
+        )
     for key in needs.keys:
         if not os.environ.get(key):
             yield MissingRequirement(f"environment variable {key}", f"export {key}=...")
@@ -350,16 +324,15 @@ def render(report: DoctorReport) -> str:
     ]
 
     for name, missing in report.missing.items():
-        state = "is missing:" if missing else f"ready: dvc repro {dvc_file(name)}"
+        command = report.commands[name]
+        state = "is missing:" if missing else f"ready: {command}"
         lines.append(f"  {name:<{NAME_WIDTH}}{state}")
         for requirement in missing:
             lines.append(f"    - {requirement.what}\n      {requirement.fix}")
 
         outdated = report.outdated.get(name)
         if outdated:
-            lines.append(
-                f"    made with other versions of packages; `dvc repro {dvc_file(name)}` makes them again:"
-            )
+            lines.append(f"    made with other versions of packages; `{command}` makes them again:")
             lines += [f"    - {sentence}" for sentence in outdated]
 
     return "\n".join(lines)

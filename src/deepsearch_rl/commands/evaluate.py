@@ -9,6 +9,7 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.defaults import (
+    PROMPT_HELP,
     FieldOption,
     Fields,
     RequestOption,
@@ -131,7 +132,7 @@ _AsJson: TypeAlias = Annotated[
 _Prompt: TypeAlias = Annotated[
     str | None,
     Option(
-        help="Name of a system prompt in prompts.",
+        help=PROMPT_HELP,
         show_default=f"{_PRESET.value('agent')['prompt']}; search_tags with that protocol",
     ),
 ]

@@ -72,8 +72,11 @@ def live_command(
         return
 
     figures.write_events()
+    sent = figures.send()
+    if not sent:
+        typer.echo(f"{profile}: no training run has left a curve in {settings.work}.")
 
-    for name, lines in figures.send().items():
+    for name, lines in sent.items():
         outcome = f"{lines} lines sent to" if lines else "already at"
         typer.echo(f"{profile} {name}: {outcome} {public_uri(uri)}")
 

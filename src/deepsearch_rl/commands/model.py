@@ -49,7 +49,7 @@ def convert_command(
         bool, Option("--rounded", help="verl-fsdp: bfloat16, as veRL's merger writes by itself.")
     ] = False,
 ) -> None:
-    """Turn a checkpoint of veRL or RLinf into a model folder that `evaluate`, `serve` and `ask` read.
+    """Turn a checkpoint of veRL or RLinf into a model folder that `evaluate`, `ask` and the stages read.
 
     The owner's own converter runs in its environment; then the folder gets the start model's
     tokenizer, chat template and settings. Nothing is left where a step fails.

@@ -24,8 +24,9 @@ def preflight_command(
 ) -> None:
     """Try a profile's training path on a small model: what works, and what to do before it costs hours.
 
-    The results are also in work/PROFILE/preflight/. The exit status is 1 where a
-    phase failed. docs/gpu.md says what each phase tries.
+    A profile that trains no model, or one that searches in tags, is refused. The results are also
+    in work/PROFILE/preflight/. The exit status is 1 where a phase failed. docs/gpu.md says what
+    each phase tries.
 
         deepsearch preflight gpu --list
         deepsearch preflight gpu --only serve

@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from deepsearch_rl.commands.child_programs import run_program
 from deepsearch_rl.commands.package_parts import installed_version
+from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.core.errors import CommandError, ConfigError, UnavailableError, look_up
 from deepsearch_rl.core.redaction import split_address
 
@@ -51,10 +52,10 @@ def set_command(
         bool, Option("--local", help="For this clone alone: in .dvc/config.local.")
     ] = False,
 ) -> None:
-    """Set DVC's default remote, and write a small file there as a check; `dvc remote list` shows it.
+    """Set DVC's default remote, and check that it can be written; `dvc remote list` shows it.
 
-    Commit .dvc/config, so that every clone has it. Keys belong into .env, or into `dvc remote
-    modify --local storage`.
+    To a store or host a small file is written. Commit .dvc/config, so that every clone has it. Keys
+    belong into .env, or into `dvc remote modify --local storage`.
 
         deepsearch remote set s3://bucket/deepsearch --endpoint http://store:9000
     """
@@ -70,6 +71,11 @@ def set_command(
         raise UnavailableError(
             f"{kind}:// needs the package dvc-{kind}, which is not installed; run `{command}`."
         )
+
+    if endpoint and kind != "s3":
+        raise ConfigError(f"--endpoint is for an S3 store, and {url} is none; leave it out.")
+    if not kind:
+        writable_folder(Path(url))
 
     # By DVC's own commands, which know the form of the file
     level = ["--local"] if local else []

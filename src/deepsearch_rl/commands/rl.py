@@ -13,6 +13,7 @@ from deepsearch_rl.commands.rl_compare import compare_command
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile, require_profile
+from deepsearch_rl.planning.whole_run import BASE_MODEL, blocked_stage, run_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -97,8 +98,10 @@ def _require_runs(work: Path, profile: str) -> dict[str, Path]:
 
     runs = find_runs(work)
     if not runs:
-        option = "" if profile == "tiny" else f" PROFILE={profile}"
-        raise ArtifactError(f"{work} has no run of RL yet; `make repro{option}` makes one.")
+        settings = find_profile(Path(), profile)
+        if blocked_stage(settings) == BASE_MODEL:
+            raise ArtifactError(f"{work} has no run of RL: the profile {profile} trains no model.")
+        raise ArtifactError(f"{work} has no run of RL yet; `{run_command(settings)}` makes one.")
     return runs
 
 

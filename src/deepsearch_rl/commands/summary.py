@@ -12,9 +12,10 @@ from typer import Option
 from deepsearch_rl.commands.profile_argument import ProfileName
 from deepsearch_rl.core.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.core.files import read_jsonl
-from deepsearch_rl.core.profile import dvc_file, require_profile
+from deepsearch_rl.core.profile import dvc_file, find_profile, require_profile
 from deepsearch_rl.core.records import ForeignRecord
 from deepsearch_rl.core.stage_entry import TIMINGS
+from deepsearch_rl.planning.whole_run import run_command
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.outbox import outbox_folder, waiting_reports
 
@@ -91,9 +92,8 @@ def read_table(root: Path, profile: str) -> str:
     table = root / "reports" / profile / "f1_table.md"
 
     if not table.is_file():
-        raise ArtifactError(
-            f"{table} does not exist yet; `dvc repro {dvc_file(profile)}` makes it."
-        )
+        command = run_command(find_profile(root, profile))
+        raise ArtifactError(f"{table} does not exist yet; `{command}` makes it.")
 
     return table.read_text(encoding="utf-8").rstrip()
 

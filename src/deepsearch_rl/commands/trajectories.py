@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from deepsearch_rl.commands.defaults import is_given
+from deepsearch_rl.commands.defaults import PROMPT_HELP, is_given
 from deepsearch_rl.commands.targets import writable_file
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError
@@ -65,7 +65,7 @@ def convert_command(
     prompt: Annotated[
         str | None,
         Option(
-            help="search-r1, verl, rlinf: a prompt by its name, or the path of a text file.",
+            help=f"search-r1, verl, rlinf: {PROMPT_HELP[0].lower()}{PROMPT_HELP[1:]}",
             show_default="verl: multihoprag_nothink; else search_tags",
         ),
     ] = None,

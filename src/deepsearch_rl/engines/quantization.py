@@ -165,8 +165,8 @@ def _libraries() -> tuple[Any, Any]:
         from onnxruntime import quantization  # noqa: PLC0415 - and it imports onnx
     except ImportError as error:
         raise UnavailableError(
-            "quantizing needs the packages onnx and onnxruntime: install the extra, `uv sync --extra onnx` or "
-            "`pip install 'deepsearch-rl[onnx]'`."
+            "quantizing needs the packages onnx and onnxruntime: `pip install 'deepsearch-rl[onnx]'`, or in the "
+            "project `make environment EXTRAS='--extra onnx'`."
         ) from error
 
     return onnx, quantization

@@ -1,5 +1,6 @@
 """The work of the stages in which a model answers: on this machine, or behind the server of an API."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ def answers(
     """Return the work of so many rollouts or prompts, by a model on this machine or by that of an API's server."""
     # A server on this machine takes its time and no money
     if server and not is_loopback(urlsplit(server["base_url"]).hostname or ""):
-        return _asks(sizes, stage, server["model"], count, is_ifeval)
+        return _asks(sizes, stage, model_name(server["model"]), count, is_ifeval)
     slope = "ifeval_prompt_s" if is_ifeval else rollout_slope(sizes.vllm)
     work = {"serve_start_s": 1, slope: count * sizes.size}
     # vLLM takes its share of a GPU at once
@@ -65,6 +66,11 @@ def endpoint_of(folder: str) -> Mapping[str, str] | None:
     """Return the address of a model behind a server, None for a folder with weights."""
     file = Path(folder, "endpoint.json")
     return read_json(file) if file.is_file() else None
+
+
+def model_name(value: str) -> str:
+    """Return the model that an endpoint names, what the variable of ``$NAME`` holds; ``$NAME`` where it is not set."""
+    return (os.environ.get(value[1:]) if value.startswith("$") else value) or value
 
 
 def rollout_slope(server: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from deepsearch_rl.planning.answer_work import model_name
 from deepsearch_rl.planning.sizes import GIB, Sizes, StageWork
 from deepsearch_rl.retrieval.names import IndexHalf
 
@@ -19,7 +20,7 @@ def question_writing(sizes: Sizes) -> Iterator[StageWork]:
         calls = tokens / sizes.slope("question_call_tokens") / writer["concurrency"]
         # Passages are read again for every answer, and replies are short
         split = (tokens * (1 - WRITTEN_SHARE), tokens * WRITTEN_SHARE)
-        model = writer["endpoint"]["model"]
+        model = model_name(writer["endpoint"]["model"])
         stage = f"make_questions@{name}"
         yield sizes.stage(stage, {"api_call_s": calls}, api=model, tokens=split)
 

