@@ -8,6 +8,7 @@ continues.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.conversation.trained_with import require_trained_with
@@ -44,6 +45,7 @@ class DevRollouts:
     """How dev questions are answered, and how many of them."""
 
     plan: DevQuestions
+    interpolation: float
     setting: RolloutSetting
     serving: ServingConfig
 
@@ -70,7 +72,9 @@ def choose_on_dev(
 
     with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
         for step, adapter in adapters.items():
-            scores[step] = _dev_f1(rollouts, questions, url, step, adapter, scratch)
+            with TemporaryDirectory(dir=scratch) as folder:
+                copy_adapter(adapter, Path(folder), rollouts.interpolation)
+                scores[step] = _dev_f1(rollouts, questions, url, step, Path(folder), scratch)
             record_step({"step": step, DEV_F1: scores[step]})
 
     best = max(scores, key=lambda step: (scores[step], -step))
@@ -84,7 +88,7 @@ def choose_on_dev(
         steps.append(TrainingStep.model_validate(lines[step]))
 
     with atomic_directory(output) as partial:
-        copy_adapter(adapters[best], partial)
+        copy_adapter(adapters[best], partial, rollouts.interpolation)
         write_jsonl(partial / TRAIN_LOG, steps)
         manifest = {**read_json(checkpoints / MANIFEST), "best_step": best, "dev_f1": scores}
         write_json(partial / MANIFEST, manifest)
