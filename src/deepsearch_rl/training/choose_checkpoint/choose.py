@@ -24,7 +24,6 @@ from deepsearch_rl.training.runs.model_folder import (
     TRAIN_LOG,
 )
 
-
 # Settings of PEFT under which an adapter does more than add alpha / rank (or its root) times a
 # product
 _NOT_PROPORTIONAL = ("use_dora", "modules_to_save", "bias", "lora_bias", "trainable_token_indices")

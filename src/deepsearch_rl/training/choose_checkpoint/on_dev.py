@@ -5,6 +5,8 @@ with the same seeds. Rollouts are logged in the stage's scratch folder, so that 
 continues.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,9 +74,8 @@ def choose_on_dev(
 
     with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
         for step, adapter in adapters.items():
-            with TemporaryDirectory(dir=scratch) as folder:
-                copy_adapter(adapter, Path(folder), rollouts.interpolation)
-                scores[step] = _dev_f1(rollouts, questions, url, step, Path(folder), scratch)
+            with _interpolated(adapter, rollouts.interpolation, scratch) as model:
+                scores[step] = _dev_f1(rollouts, questions, url, step, model, scratch)
             record_step({"step": step, DEV_F1: scores[step]})
 
     best = max(scores, key=lambda step: (scores[step], -step))
@@ -94,6 +95,19 @@ def choose_on_dev(
         write_json(partial / MANIFEST, manifest)
 
     return scores
+
+
+@contextmanager
+def _interpolated(adapter: Path, interpolation: float, scratch: Path) -> Iterator[Path]:
+    """Yield the folder of an adapter as it will go on: itself, or a scaled copy that ends with the block."""
+    if interpolation == 1:
+        yield adapter
+        return
+
+    scratch.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=scratch) as folder:
+        copy_adapter(adapter, Path(folder), interpolation)
+        yield Path(folder)
 
 
 def _dev_f1(
