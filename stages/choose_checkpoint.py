@@ -19,7 +19,9 @@ def main(profile: Profile, scratch: Scratch) -> None:
         return
 
     models = profile.models
-    choose_without_rollouts(config.by, models / "sft_checkpoints", models / "sft_adapter")
+    choose_without_rollouts(
+        config.by, config.interpolation, models / "sft_checkpoints", models / "sft_adapter"
+    )
 
 
 def _choose_on_dev(profile: Profile, config: ChooseCheckpointConfig, scratch: Scratch) -> None:
@@ -28,7 +30,8 @@ def _choose_on_dev(profile: Profile, config: ChooseCheckpointConfig, scratch: Sc
     from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415
 
     serving = profile.section("serving", ServingConfig)
-    rollouts = DevRollouts(config.dev, RolloutSetting.of(profile, config.dev.dataset), serving)
+    setting = RolloutSetting.of(profile, config.dev.dataset)
+    rollouts = DevRollouts(config.dev, config.interpolation, setting, serving)
     models = profile.models
     with recorded_curve(scratch.curve):
         choose_on_dev(rollouts, models / "sft_checkpoints", models / "sft_adapter", scratch.path)

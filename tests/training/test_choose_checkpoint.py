@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,11 @@ from deepsearch_rl.core.records import Question
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.tracking.curves import read_runs
 from deepsearch_rl.training.choose_checkpoint import on_dev
-from deepsearch_rl.training.choose_checkpoint.choose import DevQuestions, choose_without_rollouts
+from deepsearch_rl.training.choose_checkpoint.choose import (
+    DevQuestions,
+    choose_without_rollouts,
+    copy_adapter,
+)
 from deepsearch_rl.training.choose_checkpoint.on_dev import DevRollouts, choose_on_dev
 from deepsearch_rl.training.runs.curves import TrainingStep, curve_path, recorded_curve
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
@@ -51,7 +56,7 @@ def rollouts(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> D
         seed=0,
     )
     plan = DevQuestions(dataset="towns", questions=4, samples=1, temperature=0.7)
-    return DevRollouts(plan, setting, ServingConfig.model_validate(CPU))
+    return DevRollouts(plan, 1.0, setting, ServingConfig.model_validate(CPU))
 
 
 @pytest.fixture
@@ -149,10 +154,12 @@ def test_a_choice_that_was_cut_off_asks_only_what_is_missing_and_the_earliest_of
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("interpolation", [1.0, 0.5])
 def test_real_adapters_are_served_one_after_the_other_and_score(
-    rollouts: DevRollouts, trained: Path, tmp_path: Path
+    rollouts: DevRollouts, trained: Path, tmp_path: Path, interpolation: float
 ) -> None:
     shutil.rmtree(trained / "5")
+    rollouts = replace(rollouts, interpolation=interpolation)
     scores = choose_on_dev(rollouts, trained, tmp_path / "out", tmp_path / "work")
     assert list(scores) == [2, 4]
     assert all(0 <= score <= 1 for score in scores.values())
@@ -168,7 +175,7 @@ def test_the_last_checkpoint_or_the_one_with_the_lowest_loss_goes_on(
 ) -> None:
     write_json(trained / "manifest.json", {"steps": 5, "lowest_loss_step": lowest})
     out = tmp_path / "sft_adapter"
-    assert choose_without_rollouts(by, trained, out) == step
+    assert choose_without_rollouts(by, 1.0, trained, out) == step
     assert sha256_file(out / WEIGHTS) == sha256_file(trained / str(step) / WEIGHTS)
     assert read_json(out / "manifest.json")["best_step"] == step
     assert sha256_file(out / "train_log.jsonl") == sha256_file(trained / "train_log.jsonl")
@@ -178,8 +185,46 @@ def test_a_loss_that_was_not_measured_and_a_checkpoint_that_is_gone_are_errors(
     trained: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"by is 'loss', .* set sft\.eval_share above 0"):
-        choose_without_rollouts("loss", trained, tmp_path / "out")
+        choose_without_rollouts("loss", 1.0, trained, tmp_path / "out")
     write_json(trained / "manifest.json", {"steps": 5, "lowest_loss_step": 3})
     with pytest.raises(ArtifactError, match="does not hold step 3, which had the lowest loss"):
-        choose_without_rollouts("loss", trained, tmp_path / "out")
+        choose_without_rollouts("loss", 1.0, trained, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_interpolated_adapter_lies_its_share_of_the_way_from_the_base(
+    trained: Path, tmp_path: Path, policy_folder: Path
+) -> None:
+    def merged(adapter: Path) -> dict[str, torch.Tensor]:
+        model = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
+        return peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().state_dict()
+
+    adapter = trained / "5"
+    settings = read_json(adapter / "adapter_config.json")
+    settings["alpha_pattern"] = {"layers.0.self_attn.q_proj": 3.0}
+    write_json(adapter / "adapter_config.json", settings)
+    out = tmp_path / "sft_adapter"
+    assert choose_without_rollouts("last", 0.25, trained, out) == 5
+
+    base = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32).state_dict()
+    whole, part = merged(adapter), merged(out)
+    changed = [name for name in base if not torch.equal(base[name], whole[name])]
+    assert len(changed) > 1
+    for name, weights in base.items():
+        torch.testing.assert_close(part[name], weights + 0.25 * (whole[name] - weights))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "lora_only"}]
+)
+def test_an_adapter_that_alpha_does_not_scale_is_not_interpolated(
+    trained: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    adapter = trained / "5"
+    path = adapter / "adapter_config.json"
+    write_json(path, read_json(path) | settings)
+    (name,) = settings
+    with pytest.raises(ConfigError, match=rf"has {name}, .* set choose_checkpoint.interpolation"):
+        copy_adapter(adapter, tmp_path, 0.5)
+    copy_adapter(adapter, tmp_path, 1.0)
+    assert read_json(tmp_path / "adapter_config.json") == read_json(path)

@@ -24,6 +24,10 @@ from deepsearch_rl.training.runs.model_folder import (
     TRAIN_LOG,
 )
 
+# Settings of PEFT under which an adapter does more than add alpha / rank (or its root) times a
+# product
+_NOT_PROPORTIONAL = ("use_dora", "modules_to_save", "bias", "lora_bias", "trainable_token_indices")
+
 
 class DevQuestions(Record):
     """Section ``choose_checkpoint.dev``: the rollouts that checkpoints are compared by."""
@@ -41,6 +45,11 @@ class ChooseCheckpointConfig(Record):
         description="the last one; lowest loss on the rows held back; best F1 of rollouts on dev"
     )
     dev: DevQuestions = Field(description="for dev")
+    interpolation: float = Field(
+        gt=0,
+        le=1,
+        description="share of the way from the base to the fine-tuned weights; below 1 less is forgotten",
+    )
 
 
 def read_checkpoints(folder: Path) -> dict[int, Path]:
@@ -56,14 +65,16 @@ def read_checkpoints(folder: Path) -> dict[int, Path]:
     return dict(sorted(checkpoints.items()))
 
 
-def choose_without_rollouts(by: Literal["last", "loss"], checkpoints: Path, output: Path) -> int:
+def choose_without_rollouts(
+    by: Literal["last", "loss"], interpolation: float, checkpoints: Path, output: Path
+) -> int:
     """Write the last adapter of a folder, or the one with the lowest loss, to ``output``; return its step.
 
     Where training ended before its first evaluation, the lowest loss is that of the last one.
 
     Raises:
         ArtifactError: there is no checkpoint, or the one with the lowest loss is gone.
-        ConfigError: no loss was measured.
+        ConfigError: no loss was measured; and as :func:`copy_adapter`.
     """
     adapters = read_checkpoints(checkpoints)
     best = max(adapters)
@@ -83,14 +94,37 @@ def choose_without_rollouts(by: Literal["last", "loss"], checkpoints: Path, outp
         )
 
     with atomic_directory(output) as partial:
-        copy_adapter(adapters[best], partial)
+        copy_adapter(adapters[best], partial, interpolation)
         shutil.copyfile(checkpoints / TRAIN_LOG, partial / TRAIN_LOG)
         write_json(partial / MANIFEST, {**manifest, "best_step": best})
 
     return best
 
 
-def copy_adapter(adapter: Path, folder: Path) -> None:
-    """Copy the files of an adapter into a folder."""
+def copy_adapter(adapter: Path, folder: Path, interpolation: float) -> None:
+    """Copy a LoRA adapter into a folder, with its change of the base scaled by ``interpolation``, in (0, 1].
+
+    The scaled adapter is the model that lies this share of the way from the base to the fine-tuned
+    weights. What fine-tuning taught survives it, and less of what the base could do is forgotten
+    (WiSE-FT, arXiv 2109.01903).
+
+    Raises ConfigError for an adapter whose change is not proportional to its alpha.
+    """
     for name in ADAPTER_FILES:
         shutil.copyfile(adapter / name, folder / name)
+    if interpolation == 1:
+        return
+
+    path = folder / ADAPTER_FILES[0]
+    settings = read_json(path)
+    for name in _NOT_PROPORTIONAL:
+        if settings.get(name) not in (None, False, [], "none"):
+            raise ConfigError(
+                f"{adapter} has {name}, which cannot be scaled with the adapter: set "
+                "choose_checkpoint.interpolation to 1."
+            )
+
+    settings["lora_alpha"] *= interpolation
+    alphas: dict[str, float] = settings.get("alpha_pattern") or {}
+    settings["alpha_pattern"] = {name: alpha * interpolation for name, alpha in alphas.items()}
+    write_json(path, settings)

@@ -5,9 +5,12 @@ with the same seeds. Rollouts are logged in the stage's scratch folder, so that 
 continues.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.conversation.trained_with import require_trained_with
@@ -44,6 +47,7 @@ class DevRollouts:
     """How dev questions are answered, and how many of them."""
 
     plan: DevQuestions
+    interpolation: float
     setting: RolloutSetting
     serving: ServingConfig
 
@@ -70,7 +74,8 @@ def choose_on_dev(
 
     with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
         for step, adapter in adapters.items():
-            scores[step] = _dev_f1(rollouts, questions, url, step, adapter, scratch)
+            with _interpolated(adapter, rollouts.interpolation, scratch) as model:
+                scores[step] = _dev_f1(rollouts, questions, url, step, model, scratch)
             record_step({"step": step, DEV_F1: scores[step]})
 
     best = max(scores, key=lambda step: (scores[step], -step))
@@ -84,12 +89,25 @@ def choose_on_dev(
         steps.append(TrainingStep.model_validate(lines[step]))
 
     with atomic_directory(output) as partial:
-        copy_adapter(adapters[best], partial)
+        copy_adapter(adapters[best], partial, rollouts.interpolation)
         write_jsonl(partial / TRAIN_LOG, steps)
         manifest = {**read_json(checkpoints / MANIFEST), "best_step": best, "dev_f1": scores}
         write_json(partial / MANIFEST, manifest)
 
     return scores
+
+
+@contextmanager
+def _interpolated(adapter: Path, interpolation: float, scratch: Path) -> Iterator[Path]:
+    """Yield the folder of an adapter as it will go on: itself, or a scaled copy that ends with the block."""
+    if interpolation == 1:
+        yield adapter
+        return
+
+    scratch.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=scratch) as folder:
+        copy_adapter(adapter, Path(folder), interpolation)
+        yield Path(folder)
 
 
 def _dev_f1(
