@@ -197,7 +197,8 @@ def test_an_interpolated_adapter_lies_its_share_of_the_way_from_the_base(
 ) -> None:
     def merged(adapter: Path) -> dict[str, torch.Tensor]:
         model = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
-        return peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().state_dict()
+        adapted: Any = peft.PeftModel.from_pretrained(model, str(adapter))
+        return adapted.merge_and_unload().state_dict()
 
     adapter = trained / "5"
     settings = read_json(adapter / "adapter_config.json")
