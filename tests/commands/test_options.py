@@ -351,8 +351,12 @@ EXPLAIN = Command(
 CONVERT = Command(
     "trajectories convert rows.jsonl out.jsonl --to trl",
     "deepsearch_rl.trajectories.exchange.export_rows",
+    {"--to": ("verl", "2", "verl")},
+)
+CONVERT_QUESTIONS = Command(
+    "trajectories convert rows.jsonl out.jsonl --to verl",
+    "deepsearch_rl.trajectories.exchange.export_rows",
     {
-        "--to": ("verl", "2", "verl"),
         "--dataset": ("musique", "3", "musique"),
         "--split": ("dev", "4", "dev"),
         "--prompt": ("tiny", "5", "tiny"),
@@ -477,6 +481,7 @@ COMMANDS = (
     PREFLIGHT,
     EXPLAIN,
     CONVERT,
+    CONVERT_QUESTIONS,
     IMPORT,
     STATS,
     TRACK,
