@@ -344,16 +344,15 @@ def serve_command(
     from deepsearch_rl.search_server.workers import serve_workers  # noqa: PLC0415
 
     if (index is None) == (fields["retrieval.online"] is None):
-        raise ConfigError(
-            "say what to serve: --index with an index folder, or --online with a search endpoint."
-        )
+        what = "--index with an index folder, or --online with a search endpoint"
+        raise ConfigError(f"say what to serve: {what}.")
 
     if index is None:
         reason = "with --online, which searches no index; leave it out"
         options.require_effect(context, ["retriever", "chunks", "threads"], reason)
     options.require_reranker(context, fields["reranker.model"])
-    settings = _PRESET.with_overrides(fields)
 
+    settings = _PRESET.with_overrides(fields)
     if fields["reranker.model"]:
         settings = settings.with_overrides(
             {"retrieval.reranker": settings.section("reranker", RerankerConfig)}
@@ -374,10 +373,9 @@ def serve_command(
     launch.log_to_stderr()
     if workers > 1:
         serve_workers(config)
-        return
-
-    with launch.open_listener(config) as listener:
-        launch.serve(config, listener)
+    else:
+        with launch.open_listener(config) as listener:
+            launch.serve(config, listener)
 
 
 app.command("convert")(convert_command)

@@ -83,15 +83,7 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
     async def continue_tokens(request: CompletionRequest, connection: Request) -> dict[str, Any]:
         """Continue token ids: 404 for another model name, 400 for what is not supported or does not fit."""
         _check_name(request.model)
-        request.check(len(chat_format.tokenizer))
-        text = AnswerText(
-            chat_format.tokenizer,
-            stops=request.stop or (),
-            keep_stop=bool(request.include_stop_str_in_output),
-            may_call=False,
-        )
-        sampling = sampling_of(request, request.max_tokens)
-        answer = make_answer(request, request.prompt, sampling, text)
+        answer = _prepare_continuation(request, chat_format)
         return text_completion(answer, await _generate(answer, connection))
 
     async def _generate(answer: ChatAnswer, connection: Request) -> Generation:
@@ -109,6 +101,18 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
 
 def _model_card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "deepsearch-rl"}
+
+
+def _prepare_continuation(request: CompletionRequest, chat_format: ChatFormat) -> ChatAnswer:
+    """Return the answer to begin; raise HTTPException 400 for what is not supported."""
+    request.check(len(chat_format.tokenizer))
+    text = AnswerText(
+        chat_format.tokenizer,
+        stops=request.stop or (),
+        keep_stop=bool(request.include_stop_str_in_output),
+        may_call=False,
+    )
+    return make_answer(request, request.prompt, sampling_of(request, request.max_tokens), text)
 
 
 def _prepare(

@@ -334,8 +334,7 @@ class SearchEndpoint:
                 about_query=not isinstance(error, httpx.ConnectError),
             ) from error
 
-        # An endpoint may repeat the key, in a link for example. It goes first: a part of it would
-        # not be recognised.
+        # An endpoint may repeat the key. It goes first: a part of it would not be recognised
         return self._parsed(response, redact(body.decode(errors="replace"), [self._key]))
 
     def _parsed(self, response: httpx.Response, text: str) -> JsonValue:
