@@ -20,12 +20,17 @@ PARAMS = Path(__file__).resolve().parents[2] / "params.yaml"
 ANYTHING = Question(id="q", question="Who?", golden_answers=("A",))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_command_ends_with_one_paragraph_that_names_the_missing_params(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def _train_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a file of questions, in which the command is called."""
     monkeypatch.chdir(tmp_path)
     write_jsonl(Path("train.jsonl"), [ANYTHING])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_command_ends_with_one_paragraph_that_names_the_missing_params(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "missing.yaml" in message_of(name, monkeypatch, *OPTIONS[name])
 
 
@@ -33,8 +38,6 @@ def test_a_command_ends_with_one_paragraph_that_names_the_missing_params(
 def test_a_model_folder_that_is_missing_or_has_no_tokenizer_is_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_jsonl(Path("train.jsonl"), [ANYTHING])
     given = [*OPTIONS[name], "--params", str(PARAMS)]
     message = message_of(name, monkeypatch, *given, "--model", "models/stf")
     assert "there is no model folder models/stf" in message.replace(f"{tmp_path}/", "")
@@ -46,9 +49,8 @@ def test_a_model_folder_that_is_missing_or_has_no_tokenizer_is_named(
 
 @pytest.mark.parametrize("name", ["rlinf_rows", "verl_rows"])
 def test_files_of_one_name_in_two_folders_are_refused_before_one_replaces_the_other(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     paths: list[str] = []
     for folder in ("one", "two"):
         write_jsonl(Path(folder, "train.jsonl"), [ANYTHING])
@@ -63,10 +65,8 @@ def test_files_of_one_name_in_two_folders_are_refused_before_one_replaces_the_ot
     [("rlinf_rows", ["--output_dir", "."]), ("ms_swift_rows", ["--output", "train.jsonl"])],
 )
 def test_questions_are_not_replaced_by_their_rows(
-    name: str, target: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, target: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_jsonl(Path("train.jsonl"), [ANYTHING])
     message = message_of(name, monkeypatch, *OPTIONS[name], *target)
     assert "train.jsonl holds questions" in message
 

@@ -85,6 +85,15 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def first_given(context: typer.Context, names: Iterable[str]) -> str | None:
+    """Return the first of these options on the command line, as it is written there; None where there is none."""
+    for name in names:
+        if is_given(context, name):
+            return f"--{name.replace('_', '-')}"
+
+    return None
+
+
 def given_fields(context: typer.Context, options: Mapping[str, FieldOption]) -> set[str]:
     """Return the fields of the options that stand on the command line."""
     return {option.field for name, option in options.items() if is_given(context, name)}

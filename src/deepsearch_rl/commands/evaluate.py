@@ -14,8 +14,8 @@ from deepsearch_rl.commands.defaults import (
     Fields,
     RequestOption,
     field_options,
+    first_given,
     given_fields,
-    is_given,
     request_values,
     with_options,
 )
@@ -202,11 +202,10 @@ def evaluate_command(
 
 def _require_no_set(context: typer.Context) -> None:
     """Raise ConfigError where an option names a question set beside --world-seed."""
-    for option in ("dataset", "data"):
-        if is_given(context, option):
-            raise ConfigError(
-                f"--world-seed makes its question sets, so --{option} does not go with it; leave one of them out."
-            )
+    if option := first_given(context, ("dataset", "data")):
+        raise ConfigError(
+            f"--world-seed makes its question sets, so {option} does not go with it; leave one of them out."
+        )
 
 
 def _model_folder(
@@ -220,12 +219,11 @@ def _model_folder(
     if not model or not Path(model).is_dir():
         return _endpoint_folder(model, base_url, key_variable, request)
 
-    for option in ("base_url", "key_variable", "request"):
-        if is_given(context, option):
-            raise ConfigError(
-                f"--{option.replace('_', '-')} is for a model behind an endpoint, and --model is a folder; leave it "
-                "out. The endpoint of a folder without weights stands in its endpoint.json."
-            )
+    if option := first_given(context, ("base_url", "key_variable", "request")):
+        raise ConfigError(
+            f"{option} is for a model behind an endpoint, and --model is a folder; leave it out. The endpoint of a "
+            "folder without weights stands in its endpoint.json."
+        )
 
     return Path(model)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 from typer import Option
 
-from deepsearch_rl.commands.defaults import FieldOption, is_given
+from deepsearch_rl.commands.defaults import FieldOption, first_given
 from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.retrieval.names import Device, IndexHalf, RetrieverName, VectorsKind
@@ -231,9 +231,8 @@ def require_fitting_engine(
 
 def require_effect(context: typer.Context, names: Iterable[str], reason: str) -> None:
     """Raise ConfigError where one of these options stands on the command line, which would do nothing for a reason."""
-    for name in names:
-        if is_given(context, name):
-            raise ConfigError(f"--{name.replace('_', '-')} does nothing {reason}.")
+    if option := first_given(context, names):
+        raise ConfigError(f"{option} does nothing {reason}.")
 
 
 def require_effect_on_build(

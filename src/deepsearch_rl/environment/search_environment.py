@@ -31,14 +31,13 @@ from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, Transcript
 from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
-from deepsearch_rl.conversation.tool_template import require_tool_template
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.training.rl.policy_text import policy_text
 from deepsearch_rl.training.rl.rl_config import RlConfig
-from deepsearch_rl.training.rl.tag_template import require_tag_template
+from deepsearch_rl.training.rl.start_template import require_template
 from deepsearch_rl.training.rl.tokens import TokenRecord, end_ids
 
 
@@ -145,8 +144,7 @@ async def open_environment(
     agent = profile.section("agent", AgentConfig)
     training = profile.section("rl", RlConfig)
     chat_format = load_policy_format(model)
-    require_tool_template(chat_format, agent, model)
-    require_tag_template(chat_format, agent, model)
+    require_template(chat_format, agent, model)
     rewards = reward_setting(training, chat_format)
 
     async with open_session(retrieval_url, agent.call_timeout_s) as session:

@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import fmean
 
 from deepsearch_rl.conversation.chat_format import load_chat_format
-from deepsearch_rl.conversation.tool_template import require_tool_template
 from deepsearch_rl.conversation.trained_with import TRAINED_WITH, served_with
 from deepsearch_rl.core.files import (
     AppendLog,
@@ -45,6 +44,7 @@ from deepsearch_rl.training.rl.question_order import batch
 from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.rl.rl_trainer import RlTask, RlTrainer, Rollout, RolloutSampling
 from deepsearch_rl.training.rl.run_log import TRAIN_LOG, RunLog, best_line
+from deepsearch_rl.training.rl.start_template import require_template
 from deepsearch_rl.training.rl.step_rollouts import (
     Groups,
     progress_note,
@@ -52,7 +52,6 @@ from deepsearch_rl.training.rl.step_rollouts import (
     rollout_metrics,
     trainable,
 )
-from deepsearch_rl.training.rl.tag_template import require_tag_template
 from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
 from deepsearch_rl.training.runs.curves import TrainingStep, standard_error
 from deepsearch_rl.training.runs.finite import NotFiniteError
@@ -77,8 +76,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
     served = served_with(task.start, task.agent.prompt_digests())
     require_task(task, config, served)
     chat_format = load_chat_format(task.start)
-    require_tool_template(chat_format, task.agent, task.start)
-    require_tag_template(chat_format, task.agent, task.start)
+    require_template(chat_format, task.agent, task.start)
     policy = policy_text(chat_format, config.think_length)
     require_thoughts_sent_back(task, opens_thought=policy.opens_thought)
 

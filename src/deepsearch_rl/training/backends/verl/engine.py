@@ -27,7 +27,6 @@ from pathlib import Path
 import yaml
 
 from deepsearch_rl.conversation.chat_format import load_chat_format
-from deepsearch_rl.conversation.tool_template import require_tool_template
 from deepsearch_rl.conversation.trained_with import TRAINED_WITH, served_with
 from deepsearch_rl.core.errors import (
     ArtifactError,
@@ -60,7 +59,7 @@ from deepsearch_rl.training.rl.question_order import batch
 from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.rl.rl_trainer import RlTask
 from deepsearch_rl.training.rl.run_log import TRAIN_LOG, RunLog, best_line
-from deepsearch_rl.training.rl.tag_template import require_tag_template
+from deepsearch_rl.training.rl.start_template import require_template
 from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
 from deepsearch_rl.training.runs.curves import TrainingStep
 from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES
@@ -97,9 +96,7 @@ def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
     require_honoured(config)
     served = served_with(task.start, task.agent.prompt_digests())
     require_task(task, config, served)
-    chat_format = load_chat_format(task.start)
-    require_tool_template(chat_format, task.agent, task.start)
-    require_tag_template(chat_format, task.agent, task.start)
+    require_template(load_chat_format(task.start), task.agent, task.start)
     require_thoughts_sent_back(task, opens_thought=prompt_opens_thought(task.start))
 
     begin("start", 0)

@@ -1,24 +1,32 @@
-"""Whether a chat template keeps a text in Search-R1's tags, one message that grows, as it was written.
+"""Whether the start model's chat template can show what the agent does in its protocol.
 
-Templates of models that think, as those of Qwen3, take a message apart at its thoughts and write it
-anew. A server cannot continue such a message: it refuses every turn after the first search.
+For tool calls :mod:`deepsearch_rl.conversation.tool_template` says it. A text in Search-R1's tags is
+one message that grows, and has to stay as it was written. Templates of models that think, as those
+of Qwen3, take a message apart at its thoughts and write it anew. A server cannot continue such a
+message: it refuses every turn after the first search.
 """
 
 from pathlib import Path
 
 from deepsearch_rl.conversation.agent_config import SEARCH_TAGS, AgentConfig
 from deepsearch_rl.conversation.chat_format import OPEN_THINK, ChatFormat, ConversationError
+from deepsearch_rl.conversation.tool_template import require_tool_template
 from deepsearch_rl.core.errors import ConfigError
 
 _THOUGHT = "<think>one</think>\n"
 _SEARCH = "<search>two</search>\n\n<information>three</information>\n\n"
 
 
-def require_tag_template(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
-    """Raise ConfigError where the model's template does not keep a text in tags, with a thought if the prompt asks."""
-    if agent.protocol != SEARCH_TAGS:
-        return
+def require_template(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
+    """Raise ConfigError where the model's template cannot show the agent's tool calls, or does not keep its tags."""
+    if agent.protocol == SEARCH_TAGS:
+        _require_tags_kept(chat_format, agent, folder)
+    else:
+        require_tool_template(chat_format, agent, folder)
 
+
+def _require_tags_kept(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
+    """Raise ConfigError where a text in tags does not stay as it is, with a thought if the prompt asks for one."""
     text = _THOUGHT + _SEARCH if OPEN_THINK in agent.load_instruction() else _SEARCH
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
     try:
