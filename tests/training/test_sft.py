@@ -34,6 +34,7 @@ from deepsearch_rl.training.runs.curves import curve_path, recorded_curve
 from deepsearch_rl.training.runs.finite import NotFiniteError, not_finite_metrics
 from deepsearch_rl.training.runs.model_folder import ADAPTER_FILES, LOWEST_LOSS, require_files
 from deepsearch_rl.training.sft import train as sft
+from deepsearch_rl.training.sft.row_lengths import require_fitting_row
 from deepsearch_rl.training.sft.swift_call import SftConfig, swift_sft_command
 from deepsearch_rl.training.sft.train import (
     canonical_adapter_config,
@@ -137,6 +138,27 @@ def test_rows_of_several_prompts_and_a_base_of_another_prompt_are_refused(
     with pytest.raises(ConfigError, match=r"train\.jsonl have 2 different system prompts"):
         train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
     assert not (tmp_path / "work").exists()
+
+
+def test_rows_that_are_all_too_long_are_refused_before_the_trainer_starts(
+    config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path
+) -> None:
+    config = config.model_copy(update={"max_length": 20})
+    with pytest.raises(
+        ConfigError,
+        match=r"every row in .*train\.jsonl is longer than sft\.max_length = 20, .* [1-9]\d+ tokens",
+    ):
+        train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
+    assert not (tmp_path / "work").exists()
+
+
+def test_one_row_that_fits_is_enough_to_train_on(policy_folder: Path, rows: Path) -> None:
+    lines = rows.read_text().splitlines()
+    rows.write_text("\n".join([lines[0].replace("Who directed", "Who directed " * 500), lines[1]]))
+    require_fitting_row(rows, policy_folder, 512)
+    rows.write_text(lines[0].replace("Who directed", "Who directed " * 500))
+    with pytest.raises(ConfigError, match="longer than"):
+        require_fitting_row(rows, policy_folder, 512)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

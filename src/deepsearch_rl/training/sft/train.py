@@ -13,7 +13,6 @@ tokens of the whole batch.
 
 import contextlib
 import importlib.metadata
-import logging
 import re
 import shutil
 import sys
@@ -53,11 +52,11 @@ from deepsearch_rl.training.sft.attention import (
     ATTENTION_FIX,
     attention_problem,
 )
+from deepsearch_rl.training.sft.row_lengths import require_fitting_row, trained_rows
 from deepsearch_rl.training.sft.swift_call import SftConfig, swift_sft_command
 from deepsearch_rl.training.sft.trainer_state import (
     TRAINER_STATE,
     TrainerState,
-    fitting_rows,
     logged_metrics,
     newest_checkpoint,
     remove_not_finite,
@@ -66,7 +65,6 @@ from deepsearch_rl.training.sft.trainer_state import (
 from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
-_LOG = logging.getLogger(__name__)
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 
 
@@ -82,8 +80,8 @@ def train_adapter(
         UnavailableError: params name a GPU and there is none.
         ArtifactError: there is no model, there are no rows to train on, or the trainer's state does
             not fit.
-        ConfigError: the model was trained with another prompt or tool than the rows hold, or rows
-            hold several.
+        ConfigError: the model was trained with another prompt or tool than the rows hold, rows
+            hold several, or all of them are too long.
         RecordError: a line is not a row; names file, line and field.
         CommandError: ``swift sft`` failed.
         NotFiniteError: the loss or the gradient became NaN or infinite; checkpoints from there on
@@ -103,6 +101,7 @@ def train_adapter(
     state = checkpoint and read_record(checkpoint / TRAINER_STATE, TrainerState)
 
     if state is None or state.global_step < state.max_steps:
+        require_fitting_row(rows, model, config.max_length)
         command = swift_sft_command(config, model, rows, scratch, seed, checkpoint)
         with contextlib.ExitStack() as stack:
             done = state.global_step if state else 0
@@ -120,29 +119,13 @@ def train_adapter(
 
     if not config.packing:
         # The log counts packs where rows are packed
-        count = _trained_rows(count, scratch, config.max_length)
+        count = trained_rows(count, scratch, config.max_length)
     state = read_record(checkpoint / TRAINER_STATE, TrainerState)
     manifest = _manifest(config, seed, count, state, served)
     with atomic_directory(output) as partial:
         _copy_adapters(scratch, model, partial)
         write_jsonl(partial / TRAIN_LOG, state.lines)
         write_json(partial / MANIFEST, manifest)
-
-
-def _trained_rows(rows: int, scratch: Path, max_length: int) -> int:
-    """Return how many of a file's rows were not too long; warn where some were."""
-    fitting = fitting_rows(scratch)
-    if fitting is None or fitting == rows:
-        return rows
-
-    _LOG.warning(
-        "%d of %d rows are longer than sft.max_length = %d and were left out; raise it, or lower "
-        "filter.max_tokens, which counts such rows as dropped.",
-        rows - fitting,
-        rows,
-        max_length,
-    )
-    return fitting
 
 
 def _manifest(
