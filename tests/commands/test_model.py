@@ -94,17 +94,41 @@ def test_an_option_of_another_owner_is_named(
         conversion_commands(conversion, tmp_path / "out", tmp_path / "between")
 
 
+def start_model(folder: Path) -> Path:
+    """Make a folder that looks like a model."""
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def failing_conversion(folder: Path) -> Conversion:
+    """Return a conversion whose converter ends with an error."""
+    python = folder / "python"
+    python.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no such tensor')\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return Conversion(Kind.VERL_FSDP, checkpoint(folder, Kind.VERL_FSDP), str(python))
+
+
+def test_a_folder_with_files_is_not_replaced_and_an_empty_one_is(tmp_path: Path) -> None:
+    start = start_model(tmp_path / "start")
+    conversion = failing_conversion(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(CommandError):
+        convert(conversion, start, out)
+
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="out exists already; remove it, or name another folder"):
+        convert(conversion, start, out)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
 def test_a_converter_that_fails_leaves_no_folder_and_its_last_lines_are_shown(
     tmp_path: Path,
 ) -> None:
-    start = tmp_path / "start"
-    start.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (start / name).write_text("{}")
-    python = tmp_path / "python"
-    python.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no such tensor')\n")
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    conversion = Conversion(Kind.VERL_FSDP, checkpoint(tmp_path, Kind.VERL_FSDP), str(python))
+    start = start_model(tmp_path / "start")
+    conversion = failing_conversion(tmp_path)
     with pytest.raises(CommandError, match="no such tensor"):
         convert(conversion, start, tmp_path / "out")
     assert not (tmp_path / "out").exists()

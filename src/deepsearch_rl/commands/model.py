@@ -13,6 +13,7 @@ from deepsearch_rl.commands.model_converters import Conversion, Kind, conversion
 from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.core.errors import ArtifactError, CommandError
 from deepsearch_rl.core.files import atomic_directory
+from deepsearch_rl.core.outputs import require_new_folder
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
 from deepsearch_rl.training.runs.model_folder import complete_folder
 
@@ -31,7 +32,12 @@ def convert_command(
     checkpoint: Annotated[
         Path, typer.Argument(help="Folder of the policy's shards: `global_step_N/actor`.")
     ],
-    out: Annotated[Path, typer.Argument(help="Model folder to write.", callback=writable_folder)],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            help="Model folder to write; it must not exist, or be empty.", callback=writable_folder
+        ),
+    ],
     kind: Annotated[Kind, Option("--from", help="Whose checkpoint it is.")],
     start: Annotated[
         Path, Option(help="Folder of the start model: its tokenizer, template and settings.")
@@ -74,9 +80,10 @@ def convert(conversion: Conversion, start: Path, out: Path) -> None:
 
     Raises:
         ArtifactError: the checkpoint has no shards, or the folder is not whole afterwards.
-        ConfigError: the converter needs an option that is missing.
+        ConfigError: the converter needs an option that is missing, or ``out`` holds files.
         CommandError: the converter failed, with its last lines.
     """
+    require_new_folder(out)
     for name in ("config.json", "tokenizer.json"):
         if not (start / name).is_file():
             raise ArtifactError(

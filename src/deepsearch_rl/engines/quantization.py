@@ -21,6 +21,7 @@ from deepsearch_rl.core.errors import (
     full_disk_named,
 )
 from deepsearch_rl.core.files import atomic_directory
+from deepsearch_rl.core.outputs import require_new_folder
 from deepsearch_rl.engines.encoders.onnx.export import find_export
 from deepsearch_rl.retrieval.encoding.encoder import first_line
 from deepsearch_rl.retrieval.encoding.model_folder import DESCRIPTIONS
@@ -83,8 +84,7 @@ def _require_export(folder: Path) -> Path:
 
 
 def _require_new(folder: Path, out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists already; remove it, or name another folder.")
+    require_new_folder(out)
     if out.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{out} lies in {folder}, the folder that is read; name another one.")
 
