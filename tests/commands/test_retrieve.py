@@ -139,9 +139,21 @@ def test_settings_that_do_not_fit_are_named(
         ("search --index i words --rerank-depth 9", "--rerank-depth does nothing without a cross"),
         ("serve --index i --rerank-tokens 64", "--rerank-tokens does nothing without a cross"),
         ("serve --online web.yaml --retriever dense", "--retriever does nothing with --online"),
+        ("import lucene --corpus c --out o --encoder e", "--encoder does nothing with a Lucene"),
+        ("import lucene --corpus c --out o --pooling cls", "--pooling does nothing with a Lucene"),
+        ("import lucene --corpus c --out o --nprobe 3", "--nprobe does nothing with a Lucene"),
+        ("import v.npy --corpus c --out o --encoder e --k1 1", "--k1 does nothing with vectors"),
+        ("import e5.index --corpus c --out o --heap-mb 99", "--heap-mb does nothing with vectors"),
+        ("import v.npy --corpus c --out o --ef-search 9", "--ef-search does nothing with a .npy"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(command: str, option: str) -> None:
+def test_an_option_that_would_do_nothing_is_refused(
+    command: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    segments = tmp_path / "lucene" / "segments_1"
+    segments.parent.mkdir()
+    segments.touch()
     with pytest.raises(ConfigError, match=option):
         retrieve(*command.split())
 

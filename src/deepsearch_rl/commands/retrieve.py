@@ -153,6 +153,7 @@ _EfSearch: TypeAlias = Annotated[
 @app.command("import")
 @field_options("encoder", {name: options.BUILD_FIELDS[name] for name in _ENCODER_FIELDS})
 def import_command(
+    context: typer.Context,
     source: Annotated[
         Path, typer.Argument(help="A .npy or FAISS file, or the folder of a Lucene index.")
     ],
@@ -189,7 +190,9 @@ def import_command(
     from deepsearch_rl.retrieval.search.bm25_configs import LuceneConfig  # noqa: PLC0415
     from deepsearch_rl.retrieval.vectors.config import FaissConfig  # noqa: PLC0415
 
-    if encoder is None and not is_lucene(source):
+    from_lucene = is_lucene(source)
+    options.require_effect_on_import(context, source, from_lucene)
+    if encoder is None and not from_lucene:
         raise ConfigError("say which encoder the vectors are of: --encoder FOLDER.")
 
     settings = _PRESET

@@ -251,6 +251,21 @@ def require_effect_on_build(
         require_effect(context, _named("index.encoder."), reason)
 
 
+def require_effect_on_import(context: typer.Context, source: Path, is_lucene: bool) -> None:
+    """Raise ConfigError where an option of ``import`` is of another kind of index than ``source``."""
+    if is_lucene:
+        names = ["encoder", "engine", "dtype", "nprobe", "ef_search", *_named("index.encoder.")]
+        reason = "with a Lucene index, which has no vectors; leave it out"
+        require_effect(context, names, reason)
+        return
+
+    of_lucene = ["k1", "b", "heap_mb"]
+    require_effect(context, of_lucene, "with vectors: it is for a Lucene index; leave it out")
+    if source.suffix == ".npy":
+        reason = "with a .npy file, all of whose vectors are compared; leave it out"
+        require_effect(context, ["nprobe", "ef_search"], reason)
+
+
 def _named(prefix: str) -> list[str]:
     """Return the options of ``build`` for fields below a prefix."""
     return [name for name, option in BUILD_FIELDS.items() if option.field.startswith(prefix)]
