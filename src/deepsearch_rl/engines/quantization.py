@@ -21,6 +21,7 @@ from deepsearch_rl.core.errors import (
     full_disk_named,
 )
 from deepsearch_rl.core.files import atomic_directory
+from deepsearch_rl.core.installed import install_hint
 from deepsearch_rl.core.outputs import require_new_folder
 from deepsearch_rl.engines.encoders.onnx.export import find_export
 from deepsearch_rl.retrieval.encoding.encoder import first_line
@@ -165,8 +166,7 @@ def _libraries() -> tuple[Any, Any]:
         from onnxruntime import quantization  # noqa: PLC0415 - and it imports onnx
     except ImportError as error:
         raise UnavailableError(
-            "quantizing needs the packages onnx and onnxruntime: `pip install 'deepsearch-rl[onnx]'`, or in the "
-            "project `make environment EXTRAS='--extra onnx'`."
+            f"quantizing needs the packages onnx and onnxruntime: {install_hint('onnx')}."
         ) from error
 
     return onnx, quantization

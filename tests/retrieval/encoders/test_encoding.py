@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.errors import ArtifactError, UnavailableError
 from deepsearch_rl.retrieval.encoding import encoding
 from deepsearch_rl.retrieval.encoding.configs import TfidfSvdConfig
 from deepsearch_rl.retrieval.encoding.encoding import (
@@ -54,6 +54,18 @@ def blocks_encoded(learnt: Path, monkeypatch: pytest.MonkeyPatch, **changes: obj
         )
         encode(learnt, **changes)
     return len(written)
+
+
+def test_without_ray_both_ways_to_install_it_are_named(
+    learnt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0, "object_store_mb": 80}
+    values = CONFIG.model_dump() | {"engine": "ray", "ray": {"address": None, **workers}}
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        UnavailableError, match=r"deepsearch-rl\[ray\]'.* `make environment EXTRAS='--extra ray'`"
+    ):
+        encode(learnt, config=EncodingConfig.model_validate(values))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

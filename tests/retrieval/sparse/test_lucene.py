@@ -140,5 +140,5 @@ def test_on_real_passages_it_agrees_with_the_built_in_index(
 
 def test_without_pyserini_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyserini", None)
-    with pytest.raises(UnavailableError, match="extra `pyserini`"):
+    with pytest.raises(UnavailableError, match="EXTRAS='--extra pyserini'"):
         start_jvm(256)

