@@ -207,5 +207,7 @@ def test_without_targets_the_profile_stops_before_it_trains(
 ) -> None:
     params = load_profile(ROOT / "profiles/multihoprag/params.yaml")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"no section prepare_model\.hub"):
+    with pytest.raises(
+        ConfigError, match=r"no section prepare_model\.hub, .* README\.md .* `make own`"
+    ):
         prepare_model.main(params, new_scratch(tmp_path))
