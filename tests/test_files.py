@@ -88,6 +88,23 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_full_disk_under_a_directory_is_named_and_keeps_what_was_there(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with atomic_directory(target) as partial:
+        (partial / "weights").write_text("1")
+
+    def fill() -> None:
+        with atomic_directory(target) as partial:
+            (partial / "weights").symlink_to("/dev/full")
+            # Its error names no file
+            (partial / "weights").write_text("2")
+
+    with pytest.raises(ArtifactError, match=re.escape(f"the disk is full ({target})")):
+        fill()
+    assert (target / "weights").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_leftovers_of_a_killed_writer_are_cleared_away(tmp_path: Path) -> None:
     for leftover in (".model.partial", ".model.earlier"):
         (tmp_path / leftover / "deep").mkdir(parents=True)

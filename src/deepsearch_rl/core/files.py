@@ -235,7 +235,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     Where ``path`` leads through a link, the folder behind it is replaced. What was there before
     stands aside for a moment; where a kill comes between, it is put back when ``path`` is next
     made. Raises ConfigError if ``path`` is the working directory or holds it, or if another process
-    or thread is making it.
+    or thread is making it; ArtifactError with ``path`` where its disk is full.
     """
     path = path.resolve()
     if Path.cwd().is_relative_to(path):
@@ -250,7 +250,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         if earlier.exists() and not path.exists():
             earlier.rename(path)
 
-    with only_writer(partial):
+    with full_disk_named(path), only_writer(partial):
         # What a killed process has left
         put_back()
         shutil.rmtree(partial, ignore_errors=True)

@@ -14,12 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.core.errors import (
-    ArtifactError,
-    ConfigError,
-    UnavailableError,
-    full_disk_named,
-)
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.core.files import atomic_directory
 from deepsearch_rl.core.installed import install_hint
 from deepsearch_rl.core.outputs import require_new_folder
@@ -58,7 +53,7 @@ def quantize_export(folder: Path, out: Path, seven_bits: bool = False) -> Path:
     _require_new(folder, out)
     _require_linear_layers(folder / export)
 
-    with full_disk_named(out), atomic_directory(out) as partial:
+    with atomic_directory(out) as partial:
         for path in _copied_files(folder):
             target = partial / path.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Self
 import faiss
 from pydantic import Field, model_validator
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, full_disk_named, look_up
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.core.files import atomic_directory, only_writer, sha256_file
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.indexing.importing import imported_config, write_imported
@@ -159,7 +159,7 @@ def build_index(
     work = (work or index_dir.with_name(f".{index_dir.name}.work")).resolve()
     _require_replaceable(index_dir, chunks_path, work)
 
-    with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
+    with only_writer(index_dir), only_writer(work):
         with atomic_directory(index_dir) as folder:
             encoder = with_threads(config.encoder, threads)
             working = config.model_copy(update={"encoder": encoder})
