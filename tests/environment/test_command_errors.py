@@ -68,7 +68,7 @@ def test_questions_are_not_replaced_by_their_rows(
     name: str, target: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = message_of(name, monkeypatch, *OPTIONS[name], *target)
-    assert "train.jsonl holds questions" in message
+    assert "train.jsonl is the source itself" in message
 
 
 def message_of(name: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> str:

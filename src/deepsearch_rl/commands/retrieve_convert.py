@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from deepsearch_rl.commands.targets import writable_file
-from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import distinct, write_jsonl
+from deepsearch_rl.core.outputs import require_another_file
 from deepsearch_rl.core.records import Document
 from deepsearch_rl.corpora.reading.flashrag import numbered_documents
 
@@ -27,8 +28,7 @@ def convert_command(
 
         deepsearch retrieve convert psgs_w100.tsv.gz corpus.jsonl
     """
-    if out.exists() and out.samefile(source):
-        raise ConfigError(f"{out} is the source itself; name another file to write.")
+    require_another_file(out, [source])
     documents = distinct(lambda: numbered_documents(source), source)
     count = write_jsonl(out, _require_one(documents, source))
     typer.echo(f"{count} documents in {out}")

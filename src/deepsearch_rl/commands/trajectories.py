@@ -13,6 +13,7 @@ from deepsearch_rl.commands.targets import writable_file
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_jsonl
+from deepsearch_rl.core.outputs import require_another_file
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.corpora.reading.flashrag import read_questions
 from deepsearch_rl.evaluation.standalone.predictions import first_line
@@ -87,8 +88,7 @@ def convert_command(
     from deepsearch_rl.trajectories.exchange import FORMATS, export_rows  # noqa: PLC0415 - pandera
     from deepsearch_rl.trajectories.statistics.results import import_results  # noqa: PLC0415
 
-    if out.exists() and out.samefile(source):
-        raise ConfigError(f"{out} is the source itself; name another file to write.")
+    require_another_file(out, [source])
     # An unknown format has an error of its own
     if to in FORMATS:
         _require_used_options(context, to)

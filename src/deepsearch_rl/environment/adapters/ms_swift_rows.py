@@ -15,9 +15,9 @@ from typing import Any, Final
 from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
+from deepsearch_rl.core.outputs import require_another_file
 from deepsearch_rl.core.records import Question, Record
 from deepsearch_rl.environment.adapters.command_errors import exit_on_error
-from deepsearch_rl.environment.adapters.row_files import require_another_file
 from deepsearch_rl.environment.blocking import shared_environment
 
 COLUMN: Final = "deepsearch"

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.outputs import require_another_file
 
 
 def row_files(questions: Sequence[Path], folder: Path, suffix: str) -> list[Path]:
     """Return the file of each file's rows, which has its name and this suffix.
 
-    Raise ConfigError where two would be one, as those of two sets' ``train.jsonl``, and as
-    :func:`require_another_file`.
+    Raise ConfigError where two would be one, as those of two sets' ``train.jsonl``, or one is a
+    file of questions.
     """
     sources: dict[Path, Path] = {}
     for source in questions:
@@ -24,14 +25,3 @@ def row_files(questions: Sequence[Path], folder: Path, suffix: str) -> list[Path
         sources[rows] = source
 
     return list(sources)
-
-
-def require_another_file(rows: Path, questions: Sequence[Path]) -> None:
-    """Raise ConfigError where a file to write is one of the files of questions."""
-    if not rows.exists():
-        return
-    for source in questions:
-        if source.exists() and rows.samefile(source):
-            raise ConfigError(
-                f"{rows} holds questions, and rows would replace them: write elsewhere."
-            )
