@@ -75,6 +75,10 @@ def test_verifiers_records_the_agents_own_rollout(
     assert {name: line["metrics"][name] for name in figures} == figures
 
 
+def test_the_tokenizer_is_loaded_once_for_all_rollouts(lines: dict[str, dict[str, Any]]) -> None:
+    assert lines["all"]["tokenizers_loaded"] == 1
+
+
 def test_its_evaluation_command_runs_against_an_endpoint(
     chat_format: ChatFormat, policy_folder: Path, retrieval_url: str, tmp_path: Path
 ) -> None:

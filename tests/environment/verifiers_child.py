@@ -1,6 +1,6 @@
 """Runs in a process that has verifiers: the scripts through its environment, against the real model server.
 
-python -m tests.environment.verifiers_child FOLDER URL     # writes a JSON line for each script
+python -m tests.environment.verifiers_child FOLDER URL     # writes a JSON line for each script, and one of all
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import Any, cast
 from deepsearch_rl.conversation.chat_format import load_chat_format
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.processes import LOOPBACK
+from deepsearch_rl.environment import search_environment
 from deepsearch_rl.environment.adapters.verifiers import RESULT, load_environment
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
@@ -72,10 +73,19 @@ def run_script(script: Script, folder: Path, url: str, work: Path) -> dict[str, 
 
 def main(folder: Path, url: str) -> None:
     os.environ["SCRIPTED_KEY"] = "none"
+    loads: list[Path] = []
+
+    def load_and_count(model: Path) -> Any:
+        loads.append(model)
+        return load_chat_format(model)
+
+    search_environment.load_chat_format = load_and_count
     for number, script in enumerate(SCRIPTS):
         work = folder / "verifiers" / str(number)
         work.mkdir(parents=True, exist_ok=True)
         print(json.dumps(run_script(script, folder, url, work)), flush=True)
+
+    print(json.dumps({"name": "all", "tokenizers_loaded": len(loads)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ loop here is :class:`~deepsearch_rl.agent.rollout.SearchAgent`: prompts, limits,
 and stop reasons are those of every rollout. The sampling temperature is that of ``--sampling``.
 """
 
+import functools
 import importlib
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ PLUGIN = "deepsearch_search"
 sys.modules[PLUGIN] = sys.modules[__name__]
 # The field of a trace's ``info`` with the parts of the reward, the figures and the trajectory
 RESULT = "deepsearch"
+# Loaded once: all rollouts of a run have one model
+_policy_format = functools.cache(load_policy_format)
 
 
 class SearchData(vf.TaskData):
@@ -106,7 +109,7 @@ class SearchHarness(vf.Harness[vf.HarnessConfig]):
         data = trace.task.data
         profile = load_profile(Path(data.params))
         training = profile.section("rl", RlConfig)
-        rewards = reward_setting(training, load_policy_format(Path(data.model)))
+        rewards = reward_setting(training, _policy_format(Path(data.model)))
         question = Question.model_validate_json(data.question)
         # A trainer that says nothing samples as the project's own RL does
         temperature = ctx.sampling.temperature
