@@ -18,6 +18,8 @@ from deepsearch_rl.core.records import (
     ToolCall,
     Trajectory,
 )
+from deepsearch_rl.retrieval.ranking.gold import Gold, gold_evidence
+from deepsearch_rl.training.rewards import rewards
 from deepsearch_rl.training.rewards.rewards import (
     ANSWER_REWARDS,
     REWARDS,
@@ -186,6 +188,20 @@ def test_a_refusal_is_justified_until_all_gold_evidence_was_shown() -> None:
     assert refused(facts[0]["fact"], facts[1]["fact"], evidence_list=facts) == 0.0
     assert refused("text") == 0.0
     assert score("justified_refusal", shown("text"), evidence_list=facts) == 0.0
+
+
+def test_a_refusal_reads_the_gold_evidence_of_its_question_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    questions: list[Question] = []
+
+    def read_and_note(question: Question) -> Gold | None:
+        questions.append(question)
+        return gold_evidence(question)
+
+    monkeypatch.setattr(rewards, "gold_evidence", read_and_note)
+    assert refused("text", evidence_list=[{"fact": "Ada was born in London."}]) == 1.0
+    assert len(questions) == 1
 
 
 def test_a_refusal_is_justified_where_the_question_has_no_answer() -> None:

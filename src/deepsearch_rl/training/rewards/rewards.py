@@ -30,7 +30,7 @@ from deepsearch_rl.core.answers import is_refusal, normalise, score
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.own_code import is_own, load_own
 from deepsearch_rl.core.records import Message, Question, Record, StopReason, Trajectory
-from deepsearch_rl.retrieval.ranking.gold import gold_evidence
+from deepsearch_rl.retrieval.ranking.gold import Gold, gold_evidence
 from deepsearch_rl.trajectories.filters.filters import evidence_shown
 
 _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
@@ -195,8 +195,11 @@ def exact_match(trajectory: Trajectory, question: Question, _policy: PolicyText)
 def evidence_recall(trajectory: Trajectory, question: Question, _policy: PolicyText) -> float:
     """Share of the question's gold facts, titles or documents that searches showed; 0 where the gold is not known."""
     gold = gold_evidence(question)
-    if gold is None:
-        return 0.0
+    return 0.0 if gold is None else _recall_of(gold, trajectory)
+
+
+def _recall_of(gold: Gold, trajectory: Trajectory) -> float:
+    """Return the share of the gold evidence that searches showed."""
     if gold.kind != "documents":
         return evidence_shown(trajectory, gold) or 0.0
 
@@ -209,7 +212,7 @@ def evidence_recall(trajectory: Trajectory, question: Question, _policy: PolicyT
 
 
 @answer_reward
-def justified_refusal(trajectory: Trajectory, question: Question, policy: PolicyText) -> float:
+def justified_refusal(trajectory: Trajectory, question: Question, _policy: PolicyText) -> float:
     """1 for the answer that there is not enough information, where that is so.
 
     It is where the question has no answer, and where the searches did not show all of its gold
@@ -221,8 +224,8 @@ def justified_refusal(trajectory: Trajectory, question: Question, policy: Policy
 
     if any(map(is_refusal, question.golden_answers)):
         return 1.0
-    is_known = gold_evidence(question) is not None
-    return float(is_known and evidence_recall(trajectory, question, policy) < 1)
+    gold = gold_evidence(question)
+    return float(gold is not None and _recall_of(gold, trajectory) < 1)
 
 
 @answer_reward
