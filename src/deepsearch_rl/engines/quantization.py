@@ -9,6 +9,7 @@ No stage loads this module.
 
 import contextlib
 import logging
+import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,19 @@ QUANTIZED = {
     "QuantizeLinear",
 }
 
+# What Linux calls the instructions that add products of int8 in 32 bits
+VNNI_FLAGS = {"avx512_vnni", "avx_vnni"}
+CPUINFO = Path("/proc/cpuinfo")
+
+_LOG = logging.getLogger(__name__)
+
+
+def adds_in_16_bits(cpuinfo: Path = CPUINFO) -> bool:
+    """Return whether this processor is an x86 without VNNI, on which products of int8 overflow."""
+    if platform.machine() != "x86_64" or not cpuinfo.is_file():
+        return False
+    return VNNI_FLAGS.isdisjoint(cpuinfo.read_text(encoding="utf-8").split())
+
 
 def quantize_export(folder: Path, out: Path, seven_bits: bool = False) -> Path:
     """Write the encoder of ``folder`` to the new folder ``out`` with int8 weights; return the new model's path.
@@ -52,6 +66,11 @@ def quantize_export(folder: Path, out: Path, seven_bits: bool = False) -> Path:
     export = _require_export(folder)
     _require_new(folder, out)
     _require_linear_layers(folder / export)
+    if not seven_bits and adds_in_16_bits():
+        _LOG.warning(
+            "this processor has no VNNI: int8 products overflow here, and vectors lose more than elsewhere. "
+            "Use --seven-bits if the folder is used on it."
+        )
 
     with atomic_directory(out) as partial:
         for path in _copied_files(folder):

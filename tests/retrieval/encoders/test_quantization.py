@@ -1,5 +1,6 @@
 """An export in int8 beside the float32 export that it was made from."""
 
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from deepsearch_rl.commands.retrieve import app
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, DeepsearchError, UnavailableError
 from deepsearch_rl.engines.encoders.onnx.export import OnnxEncoder
-from deepsearch_rl.engines.quantization import quantize_export
+from deepsearch_rl.engines.quantization import adds_in_16_bits, quantize_export
 from tests.retrieval.encoders.folders import onnx_config, write, write_bert, write_onnx
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
@@ -41,6 +42,7 @@ def quantized(folder: Path) -> Path:
     return out
 
 
+@pytest.mark.skipif(adds_in_16_bits(), reason="products of 8 bits overflow without VNNI")
 @pytest.mark.parametrize("kind", ["query", "passage"])
 def test_vectors_in_int8_are_near_those_in_float32(
     folder: Path, quantized: Path, kind: str
@@ -67,10 +69,26 @@ def test_the_weights_of_linear_layers_are_int8_with_a_scale_for_each_output(
         assert scale.shape == (array.shape[1],)
 
 
-def test_seven_bits_leave_one_unused(folder: Path, tmp_path: Path) -> None:
+def test_seven_bits_leave_one_unused_and_are_near_float32_on_every_processor(
+    folder: Path, tmp_path: Path
+) -> None:
     quantize_export(folder, tmp_path / "out", seven_bits=True)
     weights = weights_of(tmp_path / "out")
     assert max(np.abs(array).max() for array in weights.values()) <= 64
+
+    exact_ND = OnnxEncoder(onnx_config(folder)).encode(TEXTS, "query")
+    rounded_ND = OnnxEncoder(onnx_config(tmp_path / "out")).encode(TEXTS, "query")
+    assert np.delete((exact_ND * rounded_ND).sum(axis=1), 2).min() > LEAST_COSINE
+
+
+def test_a_processor_without_vnni_is_told_by_its_flags(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("flags\t\t: fpu avx avx2 fma\n")
+    is_x86 = platform.machine() == "x86_64"
+    assert adds_in_16_bits(cpuinfo) == is_x86
+    cpuinfo.write_text("flags\t\t: fpu avx2 avx512_vnni\n")
+    assert not adds_in_16_bits(cpuinfo)
+    assert not adds_in_16_bits(tmp_path / "none")
 
 
 def weights_of(root: Path) -> dict[str, np.ndarray]:
