@@ -25,7 +25,7 @@ def quantize_command(
         bool,
         Option(
             "--seven-bits",
-            help="For processors without VNNI (before 2019): weights of 7 bits, which cannot overflow there.",
+            help="For x86 processors without VNNI: weights of 7 bits, which cannot overflow there.",
         ),
     ] = False,
 ) -> None:

@@ -48,6 +48,7 @@ def adds_in_16_bits(cpuinfo: Path = CPUINFO) -> bool:
     """Return whether this processor is an x86 without VNNI, on which products of int8 overflow."""
     if platform.machine() != "x86_64" or not cpuinfo.is_file():
         return False
+
     return VNNI_FLAGS.isdisjoint(cpuinfo.read_text(encoding="utf-8").split())
 
 
@@ -55,7 +56,8 @@ def quantize_export(folder: Path, out: Path, seven_bits: bool = False) -> Path:
     """Write the encoder of ``folder`` to the new folder ``out`` with int8 weights; return the new model's path.
 
     ``seven_bits`` leaves a bit of the weights unused: processors without VNNI add products in 16
-    bits, which overflow otherwise. The folder appears whole or not at all.
+    bits, which overflow otherwise. A warning says so where this processor is one. The folder appears
+    whole or not at all.
 
     Raises:
         ArtifactError: there is no export or no tokenizer, the export cannot be read, is quantized
@@ -68,8 +70,8 @@ def quantize_export(folder: Path, out: Path, seven_bits: bool = False) -> Path:
     _require_linear_layers(folder / export)
     if not seven_bits and adds_in_16_bits():
         _LOG.warning(
-            "this processor has no VNNI: int8 products overflow here, and vectors lose more than elsewhere. "
-            "Use --seven-bits if the folder is used on it."
+            "this processor has no VNNI, so products of 8 bits overflow: vectors differ more from float32 than on "
+            "other processors. Weights of 7 bits (--seven-bits) do not overflow."
         )
 
     with atomic_directory(out) as partial:

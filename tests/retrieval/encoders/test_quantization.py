@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.commands.retrieve import app
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, DeepsearchError, UnavailableError
+from deepsearch_rl.engines import quantization as quantization_module
 from deepsearch_rl.engines.encoders.onnx.export import OnnxEncoder
 from deepsearch_rl.engines.quantization import adds_in_16_bits, quantize_export
+from deepsearch_rl.retrieval.encoding.encoder import Kind, Vectors
 from tests.retrieval.encoders.folders import onnx_config, write, write_bert, write_onnx
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
@@ -42,16 +44,25 @@ def quantized(folder: Path) -> Path:
     return out
 
 
+def vectors_of(folder: Path, other: Path, kind: Kind) -> tuple[Vectors, Vectors]:
+    """Return the vectors of the texts by two exports."""
+    exact, rounded = (OnnxEncoder(onnx_config(root)) for root in (folder, other))
+    return exact.encode(TEXTS, kind), rounded.encode(TEXTS, kind)
+
+
+def least_cosine(exact_ND: Vectors, rounded_ND: Vectors) -> float:
+    """Return the least cosine of two vectors of a text; a blank text has none."""
+    return float(np.delete((exact_ND * rounded_ND).sum(axis=1), TEXTS.index("")).min())
+
+
 @pytest.mark.skipif(adds_in_16_bits(), reason="products of 8 bits overflow without VNNI")
 @pytest.mark.parametrize("kind", ["query", "passage"])
 def test_vectors_in_int8_are_near_those_in_float32(
-    folder: Path, quantized: Path, kind: str
+    folder: Path, quantized: Path, kind: Kind
 ) -> None:
-    exact_ND = OnnxEncoder(onnx_config(folder)).encode(TEXTS, kind)
-    rounded_ND = OnnxEncoder(onnx_config(quantized)).encode(TEXTS, kind)
-    cosines_N = (exact_ND * rounded_ND).sum(axis=1)
+    exact_ND, rounded_ND = vectors_of(folder, quantized, kind)
     assert np.linalg.norm(rounded_ND, axis=1) == pytest.approx([1, 1, 0, 1, 1], abs=1e-5)
-    assert np.delete(cosines_N, 2).min() > LEAST_COSINE
+    assert least_cosine(exact_ND, rounded_ND) > LEAST_COSINE
     assert np.abs(exact_ND - rounded_ND).max() > 1e-5, "nothing was rounded"
 
 
@@ -76,9 +87,7 @@ def test_seven_bits_leave_one_unused_and_are_near_float32_on_every_processor(
     weights = weights_of(tmp_path / "out")
     assert max(np.abs(array).max() for array in weights.values()) <= 64
 
-    exact_ND = OnnxEncoder(onnx_config(folder)).encode(TEXTS, "query")
-    rounded_ND = OnnxEncoder(onnx_config(tmp_path / "out")).encode(TEXTS, "query")
-    assert np.delete((exact_ND * rounded_ND).sum(axis=1), 2).min() > LEAST_COSINE
+    assert least_cosine(*vectors_of(folder, tmp_path / "out", "query")) > LEAST_COSINE
 
 
 def test_a_processor_without_vnni_is_told_by_its_flags(tmp_path: Path) -> None:
@@ -89,6 +98,21 @@ def test_a_processor_without_vnni_is_told_by_its_flags(tmp_path: Path) -> None:
     cpuinfo.write_text("flags\t\t: fpu avx2 avx512_vnni\n")
     assert not adds_in_16_bits(cpuinfo)
     assert not adds_in_16_bits(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("overflows", "seven_bits"), [(True, False), (True, True), (False, False)])
+def test_eight_bits_on_a_processor_without_vnni_give_a_warning(
+    folder: Path,
+    tmp_path: Path,
+    overflows: bool,
+    seven_bits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(quantization_module, "adds_in_16_bits", lambda: overflows)
+    quantize_export(folder, tmp_path / "out", seven_bits)
+    is_warned = any("--seven-bits" in message for message in caplog.messages)
+    assert is_warned == (overflows and not seven_bits)
 
 
 def weights_of(root: Path) -> dict[str, np.ndarray]:
