@@ -4,7 +4,8 @@ POOL    ?= cpu
 PYTHON  ?= $(shell for python in python3.11 python3.12 python3; do $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 
 BIN   := .venv/bin
-UV    := $(if $(wildcard .venvs/uv/bin/uv),.venvs/uv/bin/uv,uv)
+# Looked for when a recipe runs: `environment` installs it
+UV     = $(shell test -x .venvs/uv/bin/uv && echo .venvs/uv/bin/uv || echo uv)
 GRAPH := $(if $(filter tiny,$(PROFILE)),dvc.yaml,profiles/$(PROFILE)/dvc.yaml)
 PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 

@@ -12,7 +12,7 @@ def main(profile: Profile) -> None:
     config = profile.section("filter", FilterConfig)
     agent = profile.section("agent", AgentConfig)
     questions = profile.data / "questions"
-    datasets = {folder.name: folder for folder in questions.glob("*")} or {
+    datasets = {folder.name: folder for folder in questions.glob("*") if folder.is_dir()} or {
         config.dataset: questions / config.dataset
     }
     build_training_set(

@@ -12,13 +12,11 @@ import pytest
 from pydantic import BaseModel
 
 from deepsearch_rl.commands.doctor import Requirements
-from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.core.files import read_distinct, read_jsonl, read_record
 from deepsearch_rl.core.frames import check_frame
 from deepsearch_rl.core.profile import find_profile, load_profile
 from deepsearch_rl.core.records import Document, FilterReport, Question, RetrievalReport, Trajectory
-from deepsearch_rl.core.stage_entry import TIMINGS
 from deepsearch_rl.corpora.download import flashrag_sets, graphrag_bench
 from deepsearch_rl.corpora.download.catalogue import QUESTION_FORMATS
 from deepsearch_rl.corpora.reading import flashrag
@@ -192,12 +190,6 @@ LINES = {
         {"step": 0, "f1": 0.5},
         {"step": {"step": -1}, "f1": {"f1": "high"}},
         "train_log.jsonl",
-    ),
-    "stage times": Lines(
-        lambda path: latest_runs(path.parents[1], "tiny"),
-        {"profile": "tiny", "stage": "rl@sft", "seconds": 1.0, "peak_mb": 9},
-        {"seconds": {"seconds": -1.0}, "peak_mb": {"peak_mb": "much"}},
-        str(TIMINGS),
     ),
     "pages": Lines(
         PageFile,

@@ -220,17 +220,26 @@ def test_a_download_from_a_folder_writes_every_file_or_names_what_is_missing(
                 ),
             )
         },
+        files={"prompts.jsonl": Path("p/input.jsonl")},
     )
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/input.jsonl").write_bytes(b'{"key": 1}\r\n')
     config = DownloadConfig(source="folder", folder=folder)
     out = tmp_path / "out"
     assert download(config, 0, out / "corpora", out / "questions") == {"wiki": 1, "musique/val": 1}
     assert [
         question.id for question in read_jsonl(out / "questions/musique/val.jsonl", Question)
     ] == ["dev_0"]
+    assert (out / "questions/prompts.jsonl").read_bytes() == b'{"key": 1}\r\n'
     (tmp_path / "c.jsonl").write_text("\n")
     with pytest.raises(ArtifactError, match="holds no record"):
         download(config, 0, tmp_path / "empty", tmp_path / "empty")
-    assert list((tmp_path / "empty").iterdir()) == []
+    assert [path.name for path in (tmp_path / "empty").iterdir()] == ["prompts.jsonl"]
     (tmp_path / "c.jsonl").unlink()
     with pytest.raises(ArtifactError, match=r"c\.jsonl does not exist"):
+        download(config, 0, out / "corpora", out / "questions")
+    (tmp_path / "p/input.jsonl").unlink()
+    with pytest.raises(
+        ArtifactError, match=r"input\.jsonl does not exist; download\.folder\.files"
+    ):
         download(config, 0, out / "corpora", out / "questions")

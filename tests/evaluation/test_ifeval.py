@@ -28,7 +28,13 @@ from deepsearch_rl.evaluation.ifeval.ifeval import (
 from tests.evaluation.chat import KEY, says, serve_chat
 
 CONFIG = IfevalConfig(
-    prompts="generated", count=40, path=None, max_tokens=64, concurrency=8, timeout_s=20, retries=1
+    prompts="generated",
+    count=40,
+    path=Path("src/deepsearch_rl/evaluation/ifeval"),
+    max_tokens=64,
+    concurrency=8,
+    timeout_s=20,
+    retries=1,
 )
 RESPONSE = "the river city is called stoke\n\nlater it grew"
 
@@ -58,6 +64,11 @@ def expected(response: str) -> tuple[float, float]:
         followed.append(checks)
     single = [check for checks in followed for check in checks]
     return sum(map(all, followed)) / len(followed), sum(single) / len(single)
+
+
+def test_the_official_prompts_are_a_file_and_not_the_code_of_the_generated_ones() -> None:
+    with pytest.raises(ConfigError, match=r"ifeval\.path must name the JSON Lines file"):
+        load_prompts(CONFIG.model_copy(update={"prompts": "real"}))
 
 
 @pytest.mark.slow

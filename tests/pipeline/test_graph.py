@@ -69,6 +69,53 @@ def test_the_folders_of_a_stage_hold_all_that_it_can_load_and_none_holds_nothing
         assert not idle, f"{stage.name} loads nothing of them: take them from its deps in dvc.yaml"
 
 
+# Who loads each kind of a user's own code, and stages that import that module for something else
+OWN_CODE = {
+    "reader": ("corpora/download/download.py", set[str]()),
+    # The audit of made questions searches by BM25 alone
+    "encoder": ("engines/encoders/own/encoder.py", {"make_questions"}),
+    "retriever": ("retrieval/search/own_retriever.py", {"make_questions", "index"}),
+    # Rewards and the report ask that module what evidence was shown
+    "filter": ("trajectories/filters/filters.py", {"rl", "optimize_prompt", "report"}),
+    "reward": ("training/rewards/rewards.py", set[str]()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OWN_CODE)
+def test_a_stage_that_loads_a_users_own_code_has_its_file_as_a_dep(kind: str) -> None:
+    module, exceptions = OWN_CODE[kind]
+    loader = ROOT / "src" / "deepsearch_rl" / module
+    graph = yaml.safe_load((ROOT / DVC_YAML).read_text(encoding="utf-8"))["stages"]
+    loading = {
+        family for family in graph if loader in closure(ROOT / "stages" / f"{family}.py")
+    } - exceptions
+    declaring = {
+        family
+        for family, entry in graph.items()
+        if f"${{own.{kind}}}" in entry.get("do", entry)["deps"]
+    }
+    assert loading == declaring
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", profile_names(ROOT))
+def test_what_download_fetches_reaches_other_stages_through_its_outs_alone(name: str) -> None:
+    values = load_profile((ROOT / dvc_file(name)).with_name(PARAMS)).values
+    # No clone has what lies in the work folder: DVC neither restores nor waits for it
+    sections = {
+        section for section, value in values.items() if f"work/{name}/sources" in yaml.dump(value)
+    }
+    assert sections <= {"download"}
+    stages = read_stages(name)
+    outs = {out.def_path for stage in stages for out in stage.outs}
+    for stage in stages:
+        if stage.name.startswith("ifeval@"):
+            path = Path(values["ifeval"]["path"])
+            assert path.as_posix() in {dep.def_path for dep in stage.deps}
+            assert (ROOT / path).is_dir() or outs & set(map(str, path.parents))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", profile_names(ROOT))
 def test_a_stage_depends_on_the_prompts_that_it_reads(name: str) -> None:

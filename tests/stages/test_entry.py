@@ -65,6 +65,29 @@ def test_a_finished_stage_notes_its_time_and_memory(
     assert noted.peak_mb > 10
 
 
+def test_a_full_disk_under_the_times_fails_no_stage_and_no_later_run(
+    params_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs: list[Profile] = []
+
+    def main(profile: Profile) -> None:
+        runs.append(profile)
+
+    timings = params_file.parent / entry.TIMINGS
+    timings.parent.mkdir()
+    timings.symlink_to("/dev/full")
+    assert run_stage(monkeypatch, main, str(params_file)) == 0
+    assert "the time of example is not noted in work/timings.jsonl: No space left" in caplog.text
+
+    # What a full disk cuts off in the middle stays, and the next line begins behind it
+    timings.unlink()
+    timings.write_text('{"profile": "tiny", "sta', encoding="utf-8")
+    assert latest_runs(params_file.parent, "tiny") == []
+    assert run_stage(monkeypatch, main, str(params_file)) == 0
+    assert [noted.stage for noted in latest_runs(params_file.parent, "tiny")] == ["example"]
+    assert len(runs) == 2
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [(EndpointError("gone"), entry.OUTSIDE_STATUS), (ConfigError("set KEY"), "error: set KEY")],

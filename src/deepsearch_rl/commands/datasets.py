@@ -32,7 +32,7 @@ def datasets_command(name: Name = None) -> None:
     reading = f"`download.folder` reads them with `format: {name}`"
     # Prompts, not questions: the stage of that name reads them
     if name == "ifeval":
-        reading = "`ifeval.path` names the one to read, with `ifeval.prompts: real`"
+        reading = "`download.folder.files` copies the one that `ifeval.path` names, with `ifeval.prompts: real`"
     revision = (
         card.revision or "<a commit of your choice: none was seen when the loader was written>"
     )

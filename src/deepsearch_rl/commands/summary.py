@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import Field
+from pydantic import Field, ValidationError
 from typer import Option
 
 from deepsearch_rl.commands.profile_argument import ProfileName
 from deepsearch_rl.core.errors import ArtifactError, DeepsearchError
-from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import dvc_file, find_profile, require_profile
 from deepsearch_rl.core.records import ForeignRecord
 from deepsearch_rl.core.stage_entry import TIMINGS
@@ -99,12 +98,20 @@ def read_table(root: Path, profile: str) -> str:
 
 
 def latest_runs(root: Path, profile: str) -> list[StageRun]:
-    """Return the last run of every stage of a profile, in the order in which the stages last ran."""
+    """Return the last run of every stage of a profile, in the order in which the stages last ran.
+
+    A line that is no run is passed over: a full disk cuts lines off, and a lost measurement is no
+    reason to refuse a run.
+    """
     if not (root / TIMINGS).is_file():
         return []
     latest: dict[str, StageRun] = {}
 
-    for run in read_jsonl(root / TIMINGS, StageRun):
+    for line in (root / TIMINGS).read_bytes().splitlines():
+        try:
+            run = StageRun.model_validate_json(line)
+        except ValidationError:
+            continue
         if run.profile == profile:
             # Removed first, so that the stage moves to the end
             latest.pop(run.stage, None)

@@ -23,6 +23,7 @@ params and data of its start. :class:`StageChangedError` refuses every other end
 import argparse
 import inspect
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -31,7 +32,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from deepsearch_rl.core.errors import (
     ConfigError,
@@ -45,6 +46,8 @@ from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.scratch import open_scratch
 from deepsearch_rl.core.stage_state import read_state
 from deepsearch_rl.core.unchanged import unchanged
+
+_LOG = logging.getLogger(__name__)
 
 # The folder of the project whose sources run
 ROOT = Path(__file__).resolve().parents[3]
@@ -146,6 +149,7 @@ def _require_hours(profile: Profile) -> None:
 
 
 def _record_run(profile: str, stage: str, seconds: float) -> None:
+    """Note what a run took; a warning says where that cannot be written, since the stage itself has ended well."""
     own_peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     childrens_peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     timing = {
@@ -156,6 +160,20 @@ def _record_run(profile: str, stage: str, seconds: float) -> None:
         # Of the stage's own process and of its largest child together
         "peak_mb": round((own_peak_kib + childrens_peak_kib) / 1024),
     }
-    TIMINGS.parent.mkdir(exist_ok=True)
-    with TIMINGS.open("a", encoding="utf-8") as timings:
-        timings.write(json.dumps(timing) + "\n")
+    line = f"{json.dumps(timing)}\n".encode()
+    try:
+        TIMINGS.parent.mkdir(exist_ok=True)
+        with TIMINGS.open("ab+") as timings:
+            if _is_cut_off(timings):
+                line = b"\n" + line
+            timings.write(line)
+    except OSError as error:
+        _LOG.warning("the time of %s is not noted in %s: %s", stage, TIMINGS, error.strerror)
+
+
+def _is_cut_off(file: BinaryIO) -> bool:
+    """Say whether a file does not end with its last line, which a full disk or a kill left unfinished."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"

@@ -1,11 +1,13 @@
 """Documents and questions of a named source, written as records.
 
 Whatever the source, the result is the same: ``corpora/<corpus>.jsonl`` of Document records and
-``questions/<dataset>/<split>.jsonl`` of Question records.
+``questions/<dataset>/<split>.jsonl`` of Question records. What is no question set, such as IFEval's
+prompts, can lie beside these as it came.
 """
 
 import itertools
 import random
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -13,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
-from deepsearch_rl.core.files import at_least_one, write_json, write_jsonl
+from deepsearch_rl.core.files import at_least_one, atomic_file, write_json, write_jsonl
 from deepsearch_rl.core.own_code import is_own, load_own
 from deepsearch_rl.core.records import Document, Question, Record
 from deepsearch_rl.corpora.documents.folder import DocumentFolder
@@ -58,6 +60,10 @@ class FolderConfig(Record):
     questions: dict[str, tuple[QuestionSource, ...]] = Field(
         description="question set -> the sources of its splits"
     )
+    files: dict[str, Path] = Field(
+        default={},
+        description="name below the question sets -> file below the root that is copied there as it is",
+    )
 
 
 class DownloadConfig(Record):
@@ -98,6 +104,10 @@ def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) 
         folder = _section(config.folder, "folder", config.source)
     if config.source == "hub":
         fetch(_section(config.hub, "hub", config.source), folder.root)
+    # First, since a corpus can take an hour
+    for name, path in folder.files.items():
+        _copy(folder.root / path, questions / name)
+
     return _write(corpora, open_corpora(folder)) | _write(
         questions, _by_split(read_question_sets(folder))
     )
@@ -144,6 +154,14 @@ def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> di
             write_json(folder / f"{name}.unreadable.json", records.unreadable)
 
     return counts
+
+
+def _copy(source: Path, path: Path) -> None:
+    """Copy a file that no format reads; raise ArtifactError where it is missing."""
+    if not source.is_file():
+        raise ArtifactError(f"{source} does not exist; download.folder.files names it.")
+    with atomic_file(path) as partial:
+        shutil.copyfile(source, partial)
 
 
 def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:

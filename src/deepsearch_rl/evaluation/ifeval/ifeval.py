@@ -67,8 +67,9 @@ class IfevalConfig(Record):
     count: int = Field(
         ge=1, le=100, description="generated prompts; at least 23 to use every instruction once"
     )
-    path: Path | None = Field(
-        description="the official prompts as JSON Lines (541; key, prompt, instruction_id_list, kwargs), for real"
+    path: Path = Field(
+        description="real: the official prompts as JSON Lines (541; key, prompt, instruction_id_list, kwargs); "
+        "generated: their code. DVC compares it"
     )
     max_tokens: int = Field(ge=1, description="length limit of a response")
     concurrency: int = Field(ge=1, description="requests at once")
@@ -204,10 +205,10 @@ def read_prompts(path: Path) -> list[IfevalPrompt]:
 
 
 def load_prompts(config: IfevalConfig) -> list[IfevalPrompt]:
-    """Return the prompts that ``config`` names; :class:`ConfigError` if they are ``real`` and there is no path."""
+    """Return the prompts that ``config`` names; :class:`ConfigError` if they are ``real`` and its path is a folder."""
     if config.prompts == "generated":
         return generated_prompts(config.count)
-    if config.path is None:
+    if config.path.is_dir():
         raise ConfigError(
             "ifeval.path must name the JSON Lines file of the official prompts when ifeval.prompts is real."
         )
