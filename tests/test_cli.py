@@ -155,8 +155,11 @@ def test_examples_of_a_help_text_stand_line_by_line(
 
 
 @pytest.mark.parametrize("command", ["ask", "evaluate", "trajectories convert"])
-def test_the_option_prompt_says_that_it_takes_names_and_paths(command: str) -> None:
-    text = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+def test_the_option_prompt_says_that_it_takes_names_and_paths(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
+    text = RUNNER.invoke(app, [*command.split(), "--help"]).output
     assert "the name of one in src/deepsearch_rl/prompts, or the path of a text file" in " ".join(
         text.replace("│", " ").split()
     )

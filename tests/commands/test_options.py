@@ -649,14 +649,18 @@ def leaf_commands() -> dict[tuple[str, ...], Any]:
 
 
 @pytest.mark.parametrize("path", [" ".join(path) for path in [(), *leaf_commands()]])
-def test_no_help_text_loses_a_name_in_angle_brackets(path: str) -> None:
-    shown = CliRunner().invoke(app, [*path.split(), "--help"], env={"COLUMNS": "200"}).stdout
+def test_no_help_text_loses_a_name_in_angle_brackets(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
+    shown = CliRunner().invoke(app, [*path.split(), "--help"]).stdout
     # Markdown takes <profile> outside of backticks as a tag and shows nothing: data//evaluate
     assert not re.findall(r"(?<!:)//", shown)
 
 
-def test_the_help_of_evaluate_names_the_sets_that_it_takes() -> None:
-    shown = CliRunner().invoke(app, ["evaluate", "--help"], env={"COLUMNS": "400"}).stdout
+def test_the_help_of_evaluate_names_the_sets_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
+    shown = CliRunner().invoke(app, ["evaluate", "--help"]).stdout
     [sets] = re.findall(r"Question set: (.*) or (\w+)\.", " ".join(shown.split()))
     names = re.findall(r"\w+", " ".join(sets))
     others = {"which", "is", "fetched", "or", "with", "data"}
