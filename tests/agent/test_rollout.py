@@ -231,6 +231,21 @@ def test_a_model_server_that_hangs_until_the_deadline_has_failed(chat_server, an
     assert "not finished after 0.3 s" in (trajectory.error or "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("query", "stop_reason"),
+    [("slow", StopReason.TOOL_ERROR), ("quick", StopReason.MODEL_ERROR)],
+)
+def test_waiting_for_the_model_servers_limits_is_no_time_in_which_the_model_wrote(
+    chat_server, answer, monkeypatch, query, stop_reason
+):
+    monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.7)
+    chat_server.script.append(response({"error": {"message": "full"}}, 429))
+    chat_server.says("", query, tokens=(100, 60))
+    chat_server.hangs()
+    assert answer(timeout_s=0.6).stop_reason is stop_reason
+
+
 def writes_for(seconds: float, body: str) -> Callable[[Any], None]:
     """Send a reply after some seconds, as a model that writes for so long."""
 
