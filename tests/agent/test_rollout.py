@@ -271,6 +271,16 @@ def test_a_turn_that_takes_longer_than_its_tokens_can_is_a_server_that_hangs(cha
 
 
 @pytest.mark.slow
+def test_a_turn_that_was_asked_for_again_in_less_room_is_the_models_no_longer_than_that_takes(
+    chat_server, answer
+):
+    chat_server.script.append(writes_for(0.1, completion("", "one", tokens=(100, 4))))
+    chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
+    chat_server.hangs()
+    assert answer(timeout_s=0.6, answer_tokens=4).stop_reason is StopReason.MODEL_ERROR
+
+
+@pytest.mark.slow
 def test_a_turn_that_can_still_be_written_at_the_deadline_is_the_models(chat_server, answer):
     chat_server.script.append(writes_for(0.1, completion("", "one", tokens=(100, 2))))
     chat_server.hangs()
@@ -420,6 +430,16 @@ def test_a_first_prompt_without_room_for_a_whole_turn_is_asked_for_a_shorter_one
     chat_server.says(ANSWER)
     assert answer(max_tokens=700).stop_reason is StopReason.ANSWERED
     assert [request["max_tokens"] for request in chat_server.requests] == [700, 16]
+
+
+def test_a_turn_that_was_asked_for_again_in_less_room_is_cut_by_the_limit_that_it_was_given(
+    chat_server, answer
+):
+    chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
+    chat_server.says("Mary Mo", tokens=(100, 16), finish_reason="length")
+    trajectory = answer(max_tokens=700)
+    assert trajectory.stop_reason is StopReason.TOKEN_BUDGET
+    assert trajectory.error == "cut after 16 tokens"
 
 
 def test_an_endpoint_that_counts_nothing_is_held_to_guesses_and_judges_itself(chat_server, answer):
