@@ -1,8 +1,11 @@
 """Let the teacher answer the training questions."""
 
+from pathlib import Path
+
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.endpoints.remote import read_remote
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig, synthesize
@@ -11,14 +14,15 @@ from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig, sy
 def main(profile: Profile, scratch: Scratch) -> None:
     """Write ``data/<profile>/trajectories/teacher.jsonl``.
 
-    Where a server failed some answers, the others are kept, and a repeated run asks for those
-    alone.
+    The answers are kept where they cost money, so that a run of the same state need not ask for
+    them again, and where a server failed some, so that it asks for those alone.
     """
     config = profile.section("synthesize", SynthesizeConfig)
     serving = profile.section("serving", ServingConfig)
     setting = RolloutSetting.of(profile, config.dataset)
     out = profile.data / "trajectories" / "teacher.jsonl"
-    if synthesize(config, setting, serving, out, scratch.path).server_failures:
+    artifact = synthesize(config, setting, serving, out, scratch.path)
+    if read_remote(Path(config.teacher)) or artifact.server_failures:
         scratch.keep()
 
 

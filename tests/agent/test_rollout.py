@@ -231,6 +231,21 @@ def test_a_model_server_that_hangs_until_the_deadline_has_failed(chat_server, an
     assert "not finished after 0.3 s" in (trajectory.error or "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("query", "stop_reason"),
+    [("slow", StopReason.TOOL_ERROR), ("quick", StopReason.MODEL_ERROR)],
+)
+def test_waiting_for_the_model_servers_limits_is_no_time_in_which_the_model_wrote(
+    chat_server, answer, monkeypatch, query, stop_reason
+):
+    monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.7)
+    chat_server.script.append(response({"error": {"message": "full"}}, 429))
+    chat_server.says("", query, tokens=(100, 60))
+    chat_server.hangs()
+    assert answer(timeout_s=0.6).stop_reason is stop_reason
+
+
 def writes_for(seconds: float, body: str) -> Callable[[Any], None]:
     """Send a reply after some seconds, as a model that writes for so long."""
 
@@ -253,6 +268,16 @@ def test_a_turn_that_takes_longer_than_its_tokens_can_is_a_server_that_hangs(cha
     chat_server.script.append(writes_for(0.02, completion("", "one", tokens=(100, 60))))
     chat_server.hangs()
     assert answer(timeout_s=0.6).stop_reason is StopReason.MODEL_ERROR
+
+
+@pytest.mark.slow
+def test_a_turn_that_was_asked_for_again_in_less_room_is_the_models_no_longer_than_that_takes(
+    chat_server, answer
+):
+    chat_server.script.append(writes_for(0.1, completion("", "one", tokens=(100, 4))))
+    chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
+    chat_server.hangs()
+    assert answer(timeout_s=0.6, answer_tokens=4).stop_reason is StopReason.MODEL_ERROR
 
 
 @pytest.mark.slow
@@ -405,6 +430,16 @@ def test_a_first_prompt_without_room_for_a_whole_turn_is_asked_for_a_shorter_one
     chat_server.says(ANSWER)
     assert answer(max_tokens=700).stop_reason is StopReason.ANSWERED
     assert [request["max_tokens"] for request in chat_server.requests] == [700, 16]
+
+
+def test_a_turn_that_was_asked_for_again_in_less_room_is_cut_by_the_limit_that_it_was_given(
+    chat_server, answer
+):
+    chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
+    chat_server.says("Mary Mo", tokens=(100, 16), finish_reason="length")
+    trajectory = answer(max_tokens=700)
+    assert trajectory.stop_reason is StopReason.TOKEN_BUDGET
+    assert trajectory.error == "cut after 16 tokens"
 
 
 def test_an_endpoint_that_counts_nothing_is_held_to_guesses_and_judges_itself(chat_server, answer):

@@ -1,5 +1,6 @@
 """Search-R1's tag protocol through the same rollout function as native calls."""
 
+import math
 from functools import partial
 
 import pytest
@@ -124,6 +125,23 @@ def test_passages_that_were_read_stay_recorded_when_room_runs_out_after_a_correc
     trajectory = answer()
     assert trajectory.stop_reason is StopReason.TOKEN_BUDGET
     assert trajectory.retrievals[0].chunk_ids == ("one-0", "one-1")
+
+
+def test_the_room_after_a_prompt_that_was_too_long_is_that_of_the_prompt_without_passages(
+    chat_server, answer
+):
+    chat_server.says("<search>one</search>", tokens=(100, 10))
+    chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
+    chat_server.says("Hm.", tokens=(300, 1))
+    chat_server.says("<answer>Stoke</answer>")
+    answer(context_tokens=380)
+    _, _, asked_again, last = chat_server.requests
+    shorter, longer = (
+        60 + sum(len(message["content"]) for message in request["messages"])
+        for request in (asked_again, last)
+    )
+    added = math.ceil((longer - shorter) * 300 / shorter)
+    assert 16 < last["max_tokens"] == 380 - 300 - added < 64
 
 
 def test_invalid_turns_to_the_last_end_in_the_turn_budget(chat_server, answer):

@@ -200,6 +200,11 @@ def test_the_folder_of_evaluated_models_needs_no_option_and_shows_what_training_
     assert alone.answers == len(rollouts)
 
 
+def test_what_a_killed_evaluation_left_beside_the_models_is_no_model(graph: Path) -> None:
+    shutil.copytree(graph / "evaluate" / "sft", graph / "evaluate" / ".sft.earlier")
+    assert [each.model for each in explain(graph / "evaluate").runs] == ["base", "sft"]
+
+
 def test_the_reports_stage_finds_what_the_command_finds_and_less_without_the_index(
     graph: Path,
 ) -> None:

@@ -564,6 +564,7 @@ def test_a_429_without_a_wait_is_waited_for_by_minutes_and_costs_a_question_no_t
         chat_server.script.append(response(full, 429))
     chat_server.says("yes")
     waits_s: list[float] = []
+    pauses_s: list[float] = []
 
     async def within_a_deadline() -> list[Completion]:
         async with asyncio.timeout(60) as deadline:
@@ -575,7 +576,7 @@ def test_a_429_without_a_wait_is_waited_for_by_minutes_and_costs_a_question_no_t
             # Of this module alone: servers in other threads sleep too
             own_asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
             monkeypatch.setattr(pacing, "asyncio", own_asyncio)
-            with pausable(deadline):
+            with pausable(deadline, pauses_s.append):
                 return await answer_of(Endpoint(chat_server.url, "m"))
 
     [completion] = asyncio.run(within_a_deadline())
@@ -583,6 +584,8 @@ def test_a_429_without_a_wait_is_waited_for_by_minutes_and_costs_a_question_no_t
     assert [
         longest / 2 <= wait_s <= longest for wait_s, longest in zip(waits_s, (2, 4, 8), strict=True)
     ] == [True] * 3
+    assert len(pauses_s) >= 3
+    assert sum(pauses_s) < 2  # nobody has slept
 
 
 def test_the_waits_of_a_full_server_end_with_its_error(

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import UnknownNameError
+from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.training.runs.followed import RUNNER, followed
+from deepsearch_rl.trajectories.collecting.collect import TrajectoryFile
 from stages import filter as filter_stage
-from stages import optimize_prompt
+from stages import optimize_prompt, synthesize
 from tests.conftest import ROOT
 from tests.settings import new_scratch
 
@@ -33,6 +35,28 @@ def test_the_answers_that_a_search_for_a_prompt_paid_for_are_kept(
     scratch = new_scratch(tmp_path)
     optimize_prompt.main(find_profile(ROOT, "multihoprag"), "api", scratch)
     assert scratch.is_kept
+
+
+@pytest.mark.parametrize(
+    ("teacher", "server_failures", "is_kept"),
+    [("api", 0, True), ("script", 0, False), ("script", 1, True)],
+)
+def test_the_teachers_answers_are_kept_where_they_cost_money_or_a_server_failed_some(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    teacher: str,
+    server_failures: int,
+    is_kept: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    remote = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_variable": "TEACHER_KEY"}
+    write_json(tmp_path / "api" / "endpoint.json", remote)
+    written = TrajectoryFile(tmp_path / "teacher.jsonl", count=9, server_failures=server_failures)
+    monkeypatch.setattr(synthesize, "synthesize", lambda *_: written)
+    scratch = new_scratch(tmp_path)
+    profile = find_profile(ROOT, "smoke").with_overrides({"synthesize.teacher": teacher})
+    synthesize.main(profile, scratch)
+    assert scratch.is_kept == is_kept
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from deepsearch_rl.conversation.prompts import MADE_PROMPT
 from deepsearch_rl.core.errors import ConfigError, EndpointError
-from deepsearch_rl.core.files import AppendLog, read_json, write_json, write_jsonl
+from deepsearch_rl.core.files import AppendLog, read_json, read_jsonl, write_json, write_jsonl
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, Question
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.serving.launch import ServingConfig
@@ -23,6 +23,7 @@ from deepsearch_rl.training.prompt_search.prompt_search import (
     optimize_prompt,
 )
 from deepsearch_rl.training.prompt_search.reflector import Reflection, Reflector
+from deepsearch_rl.training.runs.curves import CurveLine, recorded_curve
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.search_servers import serve_index_here
@@ -226,7 +227,7 @@ def test_a_reflection_model_that_fails_ends_the_search_and_its_answers_are_kept(
         ("search_tags", "Write <search> query </search>.", "Answer."),
     ],
 )
-def test_a_proposed_prompt_of_the_other_protocol_scores_0_and_is_not_tried(
+def test_a_proposed_prompt_of_the_other_protocol_is_not_tried(
     task: PromptTask, tmp_path: Path, protocol: str, start: str, proposed: str
 ) -> None:
     Path("start.txt").write_text(start)
@@ -254,6 +255,21 @@ def test_a_penalty_does_not_make_a_wrong_answer_perfect(task: PromptTask, tmp_pa
         assert settings.full_reward == 1.0
         optimize_prompt(task, settings, tmp_path / "work", tmp_path / "out")
     assert read_json(tmp_path / "out" / MANIFEST)["reflections"] > 0
+
+
+def test_a_prompt_that_was_not_tried_is_no_better_than_one_whose_rewards_are_negative(
+    task: PromptTask, tmp_path: Path
+) -> None:
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        return says("<answer> a town</answer>" if "tools" in body else f"```\n{'x' * 501}\n```")
+
+    with serve_chat(reply) as chat, recorded_curve(tmp_path / "curve.jsonl"):
+        settings = config(chat, task, rollouts=12, rewards={"f1": 1.0, "answer_format": -0.5})
+        candidates = optimize_prompt(task, settings, tmp_path / "work", tmp_path / "out")
+    assert read_json(tmp_path / "out" / MANIFEST)["reflections"] > 0
+    assert [(each.prompt, each.dev_reward) for each in candidates] == [("Answer.", -0.5)]
+    first = next(read_jsonl(tmp_path / "curve.jsonl", CurveLine))
+    assert first.metrics["best_dev_reward"] == -0.5
 
 
 def test_a_start_that_is_longer_than_a_prompt_may_be_is_refused(

@@ -22,9 +22,11 @@ from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.rl.rl_trainer import RlTrainer
+from deepsearch_rl.training.rl.run_log import TRAIN_LOG
 from deepsearch_rl.training.rl.watchdog import WatchdogConfig, watch
-from deepsearch_rl.training.rl_process.fork import fork, run_name, run_of
+from deepsearch_rl.training.rl_process.fork import find_runs, fork, run_name, run_of
 from deepsearch_rl.training.rl_process.worker import RlRun
+from deepsearch_rl.training.runs.curves import TrainingStep
 from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 from tests.training.rl.killed_loop import QUESTIONS, Killed, task
 from tests.training.rl.killed_loop import train as train_killed
@@ -229,6 +231,13 @@ def test_a_fork_that_could_not_be_trained_is_refused(
     source, target = train(make_run("rl-base-1", 6)), make_run(name, steps, **changes)
     with pytest.raises(error, match=message):
         fork(run_name(source.scratch), source.scratch, step, target)
+
+
+def test_a_fork_that_a_kill_left_unfinished_is_no_run(tmp_path: Path) -> None:
+    line = TrainingStep.model_validate({"step": 0})
+    for name in ("0123456789ab", ".abcdef012345.partial"):
+        write_jsonl(tmp_path / "scratch" / "rl@sft" / name / TRAIN_LOG, [line])
+    assert [*find_runs(tmp_path)] == ["sft-0123456789ab"]
 
 
 def test_a_fork_takes_the_place_of_a_run_that_logged_no_step(make_run: MakeRun) -> None:

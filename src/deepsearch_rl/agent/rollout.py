@@ -123,7 +123,7 @@ async def run_rollout(
 
     try:
         async with limit:
-            with pausable(limit):
+            with pausable(limit, transcript.generation.leave_out):
                 await Runner.run(
                     agent,
                     question.question,

@@ -79,13 +79,18 @@ class RolloutSteps:
 
         None where there is nothing left to leave out.
         """
+        transcript = self.transcript
         answer_tokens = self.config.answer_tokens
-        if self.transcript.unanswered:
+        if transcript.unanswered:
             self._tell_to_answer(drop_passages=True)
         elif max_tokens <= answer_tokens:
             return None
 
-        return min(max_tokens, answer_tokens)
+        # The turn that comes answers this prompt, and not the one that was refused
+        self._max_tokens = min(max_tokens, answer_tokens)
+        self._characters = self.protocol.characters(transcript.messages)
+        transcript.generation.begin(self._max_tokens)
+        return self._max_tokens
 
     def ending(self) -> StopReason:
         """Return how a rollout ended whose last turn was carried out and asks for no search."""

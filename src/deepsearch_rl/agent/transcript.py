@@ -88,6 +88,11 @@ class GenerationTime:
         self.tokens += tokens
         self._began = None
 
+    def leave_out(self, seconds: float) -> None:
+        """Of the turn that was asked for, so many seconds were a wait for the server's limits."""
+        if self._began is not None:
+            self._began += seconds
+
     @property
     def is_pending(self) -> bool:
         """Whether a turn was asked for and has not come."""

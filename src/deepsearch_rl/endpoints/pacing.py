@@ -22,13 +22,15 @@ from deepsearch_rl.endpoints.request_options import RequestOptions
 ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger(__name__)
 _CHARACTERS_PER_TOKEN = 4
-_deadline: ContextVar[asyncio.Timeout | None] = ContextVar("deadline", default=None)
+# Called with the seconds of a wait that has ended
+OnPause = Callable[[float], None]
+_deadline: ContextVar[tuple[asyncio.Timeout, OnPause] | None] = ContextVar("deadline", default=None)
 
 
 @contextlib.contextmanager
-def pausable(deadline: asyncio.Timeout) -> Iterator[None]:
-    """Have the waits in the block stop a deadline, which has begun."""
-    token = _deadline.set(deadline)
+def pausable(deadline: asyncio.Timeout, on_pause: OnPause) -> Iterator[None]:
+    """Have the waits in the block stop a deadline, which has begun; ``on_pause`` gets the seconds of each."""
+    token = _deadline.set((deadline, on_pause))
     try:
         yield
     finally:
@@ -37,21 +39,28 @@ def pausable(deadline: asyncio.Timeout) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _paused_deadline() -> Iterator[None]:
-    deadline = _deadline.get()
-    end = None if deadline is None or deadline.expired() else deadline.when()
-    if deadline is None or end is None:
+    pair = _deadline.get()
+    if pair is None:
+        yield
+        return
+
+    deadline, on_pause = pair
+    end = None if deadline.expired() else deadline.when()
+    if end is None:
         yield
         return
 
     loop = asyncio.get_running_loop()
     # The provider's limit is no fault of the rollout, whose time it would take
-    left_s = end - loop.time()
+    began = loop.time()
     deadline.reschedule(None)
 
     try:
         yield
     finally:
-        deadline.reschedule(loop.time() + left_s)
+        waited_s = loop.time() - began
+        deadline.reschedule(end + waited_s)
+        on_pause(waited_s)
 
 
 async def call_in_turn(

@@ -289,6 +289,18 @@ def test_a_scratch_folder_of_another_start_is_refused_and_a_damaged_checkpoint_i
 
 
 @pytest.mark.slow
+def test_what_a_kill_left_of_a_checkpoint_that_was_saved_stops_no_start_and_is_removed(
+    task: RlTask, config: RlConfig, tmp_path: Path
+) -> None:
+    folder = task.scratch / "deepsearch-rl" / "models" / "policy" / "checkpoints"
+    (folder / ".0003.partial").mkdir(parents=True)
+    (folder / ".0003.partial" / "optimizer.pt").touch()
+    (folder / "..0003.partial.lock").write_text("1\n")
+    train(task, config.model_copy(update={"steps": {"base": 0}}), tmp_path / "adapter")
+    assert [path.name for path in folder.iterdir()] == ["0000"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("refills", [0, 1])
 def test_groups_of_equal_rewards_leave_the_policy_as_it_is_and_the_run_continues(
     task: RlTask, config: RlConfig, tmp_path: Path, refills: int

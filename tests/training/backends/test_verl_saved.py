@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import CommandError, ConfigError, LostProcessError
-from deepsearch_rl.training.backends.verl.engine import trainer_error
+from deepsearch_rl.training.backends.verl.engine import _best_saved, trainer_error
 from deepsearch_rl.training.backends.verl.saved import TRACKER, go_back_to_whole, step_folder
+from deepsearch_rl.training.runs.curves import TrainingStep
 from tests.training.backends.verl_settings import verl_config
 
 CONFIG = verl_config(verl={"gpus_per_node": 2})
@@ -58,8 +59,26 @@ def test_a_half_written_checkpoint_is_said_and_the_one_before_is_taken(
 
     go_back_to_whole(tmp_path, CONFIG)
     assert (tmp_path / TRACKER).read_text() == "2"
+    assert not (tmp_path / step_folder(4)).exists(), "it is trained again, and never published"
     assert f"actor/{part}_world_size_2_rank_1.pt missing or empty" in caplog.text
     assert "goes on from step 2" in caplog.text
+
+
+def test_a_broken_checkpoint_before_a_whole_one_is_removed_so_that_it_is_never_the_best(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (save(tmp_path, 2) / "model_world_size_2_rank_0.pt").unlink()
+    save(tmp_path, 4)
+    lines = [
+        TrainingStep.model_validate({"step": step, "dev_f1": 1 / (step + 1)}) for step in (2, 4)
+    ]
+    assert _best_saved(lines, tmp_path).step == 2
+
+    go_back_to_whole(tmp_path, CONFIG)
+    assert _best_saved(lines, tmp_path).step == 4
+    assert (tmp_path / TRACKER).read_text() == "4"
+    assert f"{tmp_path / step_folder(2)} is not whole" in caplog.text
+    assert "goes on from" not in caplog.text
 
 
 def test_without_a_whole_checkpoint_training_begins_anew(
@@ -99,7 +118,9 @@ def test_a_lost_worker_is_told_from_an_error_that_would_come_again(
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+    (save(tmp_path, 1) / "model_world_size_2_rank_0.pt").unlink()
     save(tmp_path, 2, processes=4)
     with pytest.raises(ConfigError, match=r"saved by 4 processes, .* gpus_per_node = 2"):
         go_back_to_whole(tmp_path, CONFIG)
     assert (tmp_path / TRACKER).read_text() == "2"
+    assert (tmp_path / step_folder(1)).is_dir(), "nothing is removed"

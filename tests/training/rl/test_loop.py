@@ -416,11 +416,21 @@ def test_a_step_whose_rollouts_all_failed_stops_the_run_with_the_first_error(
     ):
         train(steps=1, ends=dict.fromkeys(range(4), StopReason.MODEL_ERROR))
     assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 1
-    with pytest.raises(EndpointError, match=r"every rollout .* ended with tool_error"):
+
+
+def test_a_dev_score_whose_rollouts_all_failed_stops_the_run_and_the_step_is_made_again(
+    train: Train, task: RlTask
+) -> None:
+    train(steps=0)
+    with pytest.raises(EndpointError) as caught:
         train(steps=1, ends={-1: StopReason.TOOL_ERROR})
-    assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 1, (
-        "a server's failure is no dev score"
+    assert str(caught.value) == (
+        "2 of the 2 rollouts of a dev score were failed by a server (2 tool_error); the first one "
+        "ended with tool_error: 401 Unauthorized. That leaves too few to choose a checkpoint by. "
+        "Check the servers and run the command again, which goes on after the last logged step."
     )
+    assert len(logged(task.scratch)) == 1, "a server's failure is no dev score"
+    assert "update from 8" in train(steps=1).calls
 
 
 def test_more_steps_than_the_epochs_allow_are_refused(

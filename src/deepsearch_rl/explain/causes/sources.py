@@ -123,7 +123,8 @@ def _of_folder(folder: Path) -> Iterator[Source]:
                 yield _of_row(folder, evaluation, row)
         return
 
-    models = sorted(path.parent for path in folder.glob(f"*/{ROWS}"))
+    # A name with a dot is what a killed evaluation has left
+    models = sorted(path.parent for path in folder.glob(f"[!.]*/{ROWS}"))
     if not models:
         raise ArtifactError(
             f"{folder} holds no {ROWS}, and no folder in it does: name a file of trajectories or "

@@ -11,6 +11,7 @@ what the log holds is not asked again.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,13 +89,18 @@ class OptimizePromptConfig(Record):
     rewards: dict[str, FiniteFloat] = Field(
         min_length=1, description="weights of ANSWER_REWARDS, or of own ones, as in rl.rewards"
     )
-    max_characters: int = Field(ge=1, description="of a prompt; a longer one scores 0")
+    max_characters: int = Field(ge=1, description="of a prompt; a longer one is not tried")
     reflection: Reflection | None
 
     @property
     def full_reward(self) -> float:
         """The most that a rollout can earn: a weight below 0 is a penalty, which the best one avoids."""
         return sum(max(weight, 0.0) for weight in self.rewards.values())
+
+    @property
+    def least_reward(self) -> float:
+        """The least that a rollout can earn: all penalties, and nothing else."""
+        return sum(min(weight, 0.0) for weight in self.rewards.values())
 
     @field_validator("rewards")
     @classmethod
@@ -191,7 +197,7 @@ def _start_prompt(name: str, max_characters: int) -> str:
     if len(text) > max_characters:
         raise ConfigError(
             f"the prompt to begin with, {name}, has {len(text)} characters, and "
-            f"optimize_prompt.max_characters is {max_characters}, so that it would score 0 untried. "
+            f"optimize_prompt.max_characters is {max_characters}, so that it would not be tried. "
             "Raise max_characters, or begin with a shorter prompt."
         )
     return text
@@ -285,12 +291,13 @@ class _Rollouts:
     def evaluate(
         self, batch: Sequence[Question], candidate: Mapping[str, str], capture_traces: bool = False
     ) -> EvaluationBatch[Trajectory, None]:
-        """Answer a batch of questions with a prompt; one that cannot be tried scores 0 and asks nothing."""
+        """Answer a batch of questions with a prompt; one that cannot be tried asks nothing and scores the least."""
         prompt = candidate[COMPONENT].strip()
         outputs: list[None] = [None] * len(batch)
         agent = self._agent(prompt)
         if agent is None:
-            return EvaluationBatch(outputs=outputs, scores=[0.0] * len(batch), trajectories=[])
+            scores = [self.config.least_reward] * len(batch)
+            return EvaluationBatch(outputs=outputs, scores=scores, trajectories=[])
 
         by_id = {trajectory.question_id: trajectory for trajectory in self._answers(agent, batch)}
         trajectories: list[Trajectory] = []
@@ -380,7 +387,7 @@ class _Progress:
     """GEPA's logger and callback: its own lines are for ``--debug``, every kept prompt is a point of the live curve."""
 
     def __init__(self) -> None:
-        self._best = 0.0
+        self._best = -math.inf
 
     def log(self, message: str) -> None:
         """Pass a line on."""

@@ -10,7 +10,7 @@ from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.training.rl.health import gate_warning
 from deepsearch_rl.training.rl.rl_config import RlConfig
 from deepsearch_rl.training.rl.rl_trainer import RlTask, RlTrainer, RolloutSampling
-from deepsearch_rl.training.rl.step_rollouts import roll_out_seed, trainable
+from deepsearch_rl.training.rl.step_rollouts import reasons_text, roll_out_seed, sort_out
 from deepsearch_rl.training.runs.curves import standard_error
 from deepsearch_rl.training.runs.dev_f1 import f1_by_question, mean_f1
 
@@ -59,16 +59,15 @@ class DevScores:
         Raises EndpointError if they are less than :data:`MIN_DEV_SHARE`.
         """
         rollouts_QG = await self.trainer.roll_out(questions, sampling)
-        usable_QG = trainable(rollouts_QG)
-        usable = sum(map(len, usable_QG))
+        usable_QG, failed = sort_out(rollouts_QG)
         total = sum(map(len, rollouts_QG))
 
         # Checkpoints are compared by this score: it must not be of a few questions
-        if usable < MIN_DEV_SHARE * total:
+        if total - len(failed) < MIN_DEV_SHARE * total:
             raise EndpointError(
-                f"{total - usable} of the {total} rollouts of a dev score were failed by a server, "
-                "and the others are too few to choose a checkpoint by. Check the servers and run "
-                "the command again, which goes on from the last step."
+                f"{len(failed)} of the {total} rollouts of a dev score were failed by a server "
+                f"{reasons_text(failed)}. That leaves too few to choose a checkpoint by. Check the "
+                "servers and run the command again, which goes on after the last logged step."
             )
 
         trajectories_QG: list[list[Trajectory]] = []

@@ -36,30 +36,38 @@ def trainable(rollouts_QG: Groups) -> Groups:
     Those that the engine cannot train on (:attr:`Rollout.left_out`) are left out, too. Raises
     EndpointError if nothing is left: a server that fails everything must not use up steps.
     """
+    usable_QG, left_out = sort_out(rollouts_QG)
+    if not usable_QG:
+        raise _nothing_to_train_on(left_out)
+    return usable_QG
+
+
+def sort_out(rollouts_QG: Groups) -> tuple[Groups, list[Rollout]]:
+    """Return the rollouts that :func:`trainable` keeps, without empty groups, and those that it leaves out."""
     usable_QG: Groups = []
-    reasons: Counter[str] = Counter()
+    left_out: list[Rollout] = []
     for group in rollouts_QG:
         usable_G: list[Rollout] = []
         for rollout in group:
-            reason = _why_left_out(rollout)
-            if reason:
-                reasons[reason] += 1
-            else:
-                usable_G.append(rollout)
+            (left_out if _why_left_out(rollout) else usable_G).append(rollout)
 
         if usable_G:
             usable_QG.append(usable_G)
 
-    if not usable_QG:
-        raise _nothing_to_train_on(rollouts_QG[0][0], reasons)
-    return usable_QG
+    return usable_QG, left_out
 
 
-def _nothing_to_train_on(first: Rollout, reasons: Counter[str]) -> EndpointError:
+def reasons_text(left_out: Sequence[Rollout]) -> str:
+    """Return how many rollouts were left out for each reason, and the error of the first, for a message."""
+    reasons = Counter(map(_why_left_out, left_out))
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    first = left_out[0]
+    return f"({counts}); the first one ended with {_why_left_out(first)}: {first.trajectory.error}"
 
+
+def _nothing_to_train_on(left_out: Sequence[Rollout]) -> EndpointError:
     # A server's failure is named before the engine's reasons: as long as it lasts, they cannot be judged
-    if reasons.keys() & SERVER_FAILURES:
+    if any(_why_left_out(rollout) in SERVER_FAILURES for rollout in left_out):
         remedy = "check the server that this names"
     else:
         remedy = (
@@ -68,9 +76,8 @@ def _nothing_to_train_on(first: Rollout, reasons: Counter[str]) -> EndpointError
         )
 
     return EndpointError(
-        f"every rollout of the step failed ({counts}); the first one ended with {_why_left_out(first)}: "
-        f"{first.trajectory.error}. Nothing of "
-        f"the step was kept; {remedy} and run the command again, which goes on from the last step."
+        f"every rollout of the step failed {reasons_text(left_out)}. Nothing of the step was kept; "
+        f"{remedy} and run the command again, which goes on from the last step."
     )
 
 

@@ -52,7 +52,9 @@ def find_runs(work: Path) -> dict[str, Path]:
         folders[folder.name] = folder
     # After the finished ones: of a state that was trained again, the scratch folder is the newer
     for folder in unfinished(work, "rl@*"):
-        folders[run_name(folder)] = folder
+        # One with a dot is a fork that a kill left unfinished
+        if not folder.name.startswith("."):
+            folders[run_name(folder)] = folder
 
     last_step_at: dict[str, float] = {}
     for name, folder in folders.items():

@@ -249,10 +249,14 @@ class ArtTrainer:
         shutil.copytree(self._checkpoint(step), folder, dirs_exist_ok=True, ignore=ignored)
 
     def keep_only(self, steps: set[int]) -> None:
-        """Delete all other folders of checkpoints."""
+        """Delete all other folders of checkpoints, and what a killed save has left beside them."""
         wanted_folders = set(map(self._checkpoint, steps))
-        for checkpoint in set(self._folder.glob("checkpoints/*")) - wanted_folders:
-            shutil.rmtree(checkpoint)
+        for path in set(self._folder.glob("checkpoints/*")) - wanted_folders:
+            # A killed save leaves a lock, which is a file
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     async def close(self) -> None:
         """Stop the backend's services."""

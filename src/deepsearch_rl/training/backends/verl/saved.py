@@ -4,6 +4,7 @@ veRL goes on from the step that its tracker file names, whatever the folder hold
 """
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,45 +26,54 @@ def step_folder(step: int) -> str:
 def go_back_to_whole(checkpoints: Path, config: RlConfig) -> None:
     """Have veRL go on from the newest whole checkpoint; without one it begins at the start model.
 
-    Raise ConfigError where they were saved by another number of processes, whose shards veRL cannot
-    load.
+    Those that are not whole are removed, so that none is taken for the best one. Raise ConfigError
+    where they were saved by another number of processes, whose shards veRL cannot load.
     """
+    steps = _whole_steps(checkpoints, config)
     tracker = checkpoints / TRACKER
     if not tracker.is_file():
         return
+
+    named = _named_step(tracker)
+    # veRL writes the file in place: a kill can leave it empty
+    newest = max((step for step in steps if named is None or step <= named), default=None)
+    if newest is None:
+        _LOG.warning("%s has no whole checkpoint, so that training begins anew", checkpoints)
+        tracker.unlink()
+    elif newest != named:
+        _point_to(tracker, newest)
+
+
+def _whole_steps(checkpoints: Path, config: RlConfig) -> list[int]:
+    """Return the steps whose checkpoint is whole; say and remove the others."""
     verl = config.backend.verl
     assert verl is not None
     processes = verl.nodes * verl.gpus_per_node
     models = ("actor", "critic") if verl.critic else ("actor",)
-    named = _named_step(tracker)
-    # veRL writes the file in place: a kill can leave it empty
-    newest = _highest_step(checkpoints) if named is None else named
 
-    for step in range(newest, 0, -1):
-        folder = checkpoints / step_folder(step)
-        if not folder.is_dir():
-            continue
-        problem = _problem(folder, models, processes)
+    problems: dict[int, str | None] = {}
+    for folder in sorted(checkpoints.glob(f"{PREFIX}*")):
+        step = folder.name.removeprefix(PREFIX)
+        if step.isdecimal() and folder.is_dir():
+            problems[int(step)] = _problem(folder, models, processes)
+
+    # Only now: shards of another number of processes are refused before anything is removed
+    whole: list[int] = []
+    for step, problem in problems.items():
         if problem is None:
-            if step != named:
-                _point_to(tracker, step)
-            return
-        _LOG.warning("%s is not whole (%s missing or empty)", folder, problem)
+            whole.append(step)
+            continue
+        folder = checkpoints / step_folder(step)
+        _LOG.warning("%s is not whole (%s missing or empty) and is removed", folder, problem)
+        shutil.rmtree(folder)
 
-    _LOG.warning("%s has no whole checkpoint, so that training begins anew", checkpoints)
-    tracker.unlink()
+    return whole
 
 
 def _named_step(tracker: Path) -> int | None:
     """Return the step that a tracker file names; None if it names none."""
     text = tracker.read_text(encoding="utf-8", errors="replace").strip()
     return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _highest_step(checkpoints: Path) -> int:
-    """Return the last step that has a folder, or 0."""
-    steps = [folder.name.removeprefix(PREFIX) for folder in checkpoints.glob(f"{PREFIX}*")]
-    return max((int(step) for step in steps if step.isdigit()), default=0)
 
 
 def _problem(folder: Path, models: Sequence[str], processes: int) -> str | None:
