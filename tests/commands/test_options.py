@@ -80,7 +80,6 @@ EVALUATE = Command(
         "--context-tokens": ("2048", "0.setting.serving.vllm.max_model_len", 2048),
         "--timeout-s": ("40", "0.setting.agent.call_timeout_s", 10),
         "--concurrency": ("3", "0.setting.agent.concurrency", 3),
-        "--backend": ("vllm", "0.setting.serving.backend", "vllm"),
         "--name": ("mine", "0.name", "mine"),
         "--draws": ("200", "0.setting.evaluate.draws", 200),
         "--seed": ("7", "0.setting.seed", 7),
@@ -100,6 +99,14 @@ EVALUATE_WORLD = Command(
         "--concurrency": ("3", "0.setting.agent.concurrency", 3),
         "--name": ("mine", "0.name", "mine"),
         "--out": ("results", "2", Path("results")),
+    },
+)
+EVALUATE_WEIGHTS = Command(
+    "evaluate --model other --dataset musique --data set",
+    EVALUATE.function,
+    {
+        "--model": ("set", "0.model", Path("set")),
+        "--backend": ("vllm", "0.setting.serving.backend", "vllm"),
     },
 )
 BUILD = Command(
@@ -458,6 +465,7 @@ COMMANDS = (
     CONVERT_MODEL,
     EVALUATE,
     EVALUATE_WORLD,
+    EVALUATE_WEIGHTS,
     BUILD,
     IMPORT_INDEX,
     IMPORT_LUCENE,
@@ -620,7 +628,9 @@ def test_an_option_arrives_where_it_is_used(
 def test_a_model_folder_is_served_by_vllm_with_the_settings_of_the_preset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    request, *_ = arguments_of(EVALUATE, "--backend vllm --context-tokens 4096", monkeypatch)
+    request, *_ = arguments_of(
+        EVALUATE_WEIGHTS, "--backend vllm --context-tokens 4096", monkeypatch
+    )
     call = vllm_serve_command(Path("weights"), request.setting.serving.vllm, 8000)
     assert call[call.index("--max-model-len") + 1] == "4096"
     assert call[call.index("--dtype") + 1] == "bfloat16"
