@@ -618,12 +618,33 @@ def test_two_questions_of_one_id_are_refused_before_anything_is_asked(
         )
 
 
-def test_the_gold_passage_control_needs_known_evidence() -> None:
-    unknown = [Question(id="q", question="Where?", golden_answers=("Stoke",))]
+@pytest.mark.parametrize(
+    ("metadata", "is_planned"),
+    [
+        ({}, False),
+        ({"supporting_titles": ["Ada Holt"]}, False),
+        ({"supporting_doc_ids": []}, False),
+        ({"supporting_doc_ids": ["d0"]}, True),
+        ({"evidence_list": []}, True),
+        ({"evidence_list": [{"doc_id": "d0", "fact": "A fact."}]}, True),
+    ],
+)
+def test_the_gold_passage_control_needs_facts_or_documents_and_says_so(
+    metadata: dict[str, Any], is_planned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = QuestionMetadata.model_validate(metadata)
+    questions = [Question(id="q", question="Where?", golden_answers=("Stoke",), metadata=known)]
     plan = SetPlan(questions=None, samples=3, greedy=0, controls=1)
     evaluate = setting({"musique": plan}).evaluate
-    conditions = [run.condition for run in plan_runs("musique", unknown, evaluate, "")]
-    assert conditions == ["search", "no_search"]
+    conditions = [run.condition for run in plan_runs("musique", questions, evaluate, "")]
+    assert conditions == ["search", "no_search", *(["gold_passage"] if is_planned else [])]
+    assert ("musique: there is no control with gold passages" in caplog.text) != is_planned
+
+    caplog.clear()
+    uncontrolled = plan.model_copy(update={"controls": 0})
+    evaluate = setting({"musique": uncontrolled}).evaluate
+    assert [run.condition for run in plan_runs("musique", questions, evaluate, "")] == ["search"]
+    assert not caplog.text
 
 
 @pytest.mark.slow

@@ -116,7 +116,11 @@ _Greedy: TypeAlias = Annotated[
     int, Option(help="The first N once more at temperature 0, as a row of their own.", min=0)
 ]
 _Controls: TypeAlias = Annotated[
-    int, Option(help="The first N without search, and with gold passages.", min=0)
+    int,
+    Option(
+        help="The first N without search, and with gold passages, where questions have facts or ids of documents.",
+        min=0,
+    ),
 ]
 _Out: TypeAlias = Annotated[
     Path | None,
