@@ -32,6 +32,7 @@ from deepsearch_rl.evaluation.scoring.score import (
 from deepsearch_rl.evaluation.tables.holm import holm
 from deepsearch_rl.evaluation.tables.tables import Figures
 from deepsearch_rl.tracking.bundle import BUNDLE, FILES, PARAMS, QUESTION_F1, TABLE, ReportBundle
+from deepsearch_rl.tracking.local_store import database_file
 from deepsearch_rl.tracking.store import connected, public_uri
 from deepsearch_rl.tracking.upload import DIGEST_TAG, PARENT_TAG, REPORT
 
@@ -251,6 +252,11 @@ def _fetch_from_mlflow(name: str, source: ReportSource, folder: Path) -> Tracked
         # MLflow's filters have no escape for a quote
         query = f"attributes.run_name = '{_QUOTE.sub('', name)}'"
 
+    database = database_file(source.store)
+    if database is not None and not database.is_file():
+        # To connect would make the store
+        raise _none_has(name, "no report", source.store)
+
     with connected(source.store, source.timeout_s) as client:
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         # The runs of a report's models have its digest as well
@@ -259,15 +265,20 @@ def _fetch_from_mlflow(name: str, source: ReportSource, folder: Path) -> Tracked
 
         if len(reports) != 1:
             problem = f"{len(reports)} reports" if reports else "no report"
-            raise ArtifactError(
-                f"{name!r} is no git revision here, and {problem} at {public_uri(source.store)} has that name, "
-                "run id or digest. Take it from MLflow's table of runs, or name a revision, an experiment or "
-                "`workspace`."
-            )
+            raise _none_has(name, problem, source.store)
 
         client.download_artifacts(reports[0].info.run_id, REPORT, str(folder))
 
     return _read_report(folder / REPORT)
+
+
+def _none_has(name: str, problem: str, store: str) -> ArtifactError:
+    """Return the error about a name that stands for nothing; ``problem`` is how many reports of the store have it."""
+    return ArtifactError(
+        f"{name!r} is no file and no git revision here, and {problem} at {public_uri(store)} has that name, "
+        "run id or digest. Name a file of predictions; or a revision, an experiment or `workspace`; or take a run "
+        "from MLflow's table of runs."
+    )
 
 
 def _read_report(folder: Path) -> TrackedF1:

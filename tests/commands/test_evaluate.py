@@ -19,7 +19,7 @@ from deepsearch_rl.core.errors import (
     EndpointError,
     UnknownNameError,
 )
-from deepsearch_rl.core.files import read_json, read_jsonl
+from deepsearch_rl.core.files import read_json, read_jsonl, write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluation.models import evaluate_model
@@ -325,7 +325,7 @@ def test_an_option_brings_what_follows_from_it_into_a_world_as_well() -> None:
     assert world_setting("--max-searches", "12").value("agent.max_turns") == 14
     assert world_setting("--timeout-s", "30").value("agent.call_timeout_s") == 7.5
     assert world_setting("--max-tokens", "16").value("agent.answer_tokens") == 4
-    wider = world_setting("--context-tokens", "4096", "--backend", "vllm").value("serving")
+    wider = world_setting("--context-tokens", "4096").value("serving")
     assert (wider["cpu"]["context_tokens"], wider["vllm"]["max_model_len"]) == (4096, 4096)
     assert world_setting("--protocol", "search_tags").value("agent.prompt") == "search_tags"
 
@@ -346,6 +346,18 @@ def test_an_option_of_an_endpoint_is_refused_beside_a_folder(option: str, folder
     command = ["evaluate", "--model", str(folder), option, value, "--data", str(folder)]
     message = failure(CliRunner().invoke(app, [*command, "--dataset", "musique"]), ConfigError)
     assert message.startswith(f"{option} is for a model behind an endpoint")
+
+
+@pytest.mark.parametrize("world", [(), ("--world-seed", "3")])
+def test_a_server_of_weights_is_refused_beside_an_endpoint(
+    world: tuple[str, ...], folder: Path
+) -> None:
+    write_json(folder / "api" / "endpoint.json", {})
+    address = ("--base-url", "http://127.0.0.1:9/v1")
+    for model in (("org/gpt-x", *address), (str(folder / "api"),)):
+        command = ["evaluate", "--backend", "vllm", *world, "--model", *model]
+        message = failure(CliRunner().invoke(app, command), ConfigError)
+        assert message.startswith("--backend serves the weights of a folder")
 
 
 def test_random_passages_without_controls_are_refused(folder: Path) -> None:

@@ -80,7 +80,6 @@ EVALUATE = Command(
         "--context-tokens": ("2048", "0.setting.serving.vllm.max_model_len", 2048),
         "--timeout-s": ("40", "0.setting.agent.call_timeout_s", 10),
         "--concurrency": ("3", "0.setting.agent.concurrency", 3),
-        "--backend": ("vllm", "0.setting.serving.backend", "vllm"),
         "--name": ("mine", "0.name", "mine"),
         "--draws": ("200", "0.setting.evaluate.draws", 200),
         "--seed": ("7", "0.setting.seed", 7),
@@ -100,6 +99,14 @@ EVALUATE_WORLD = Command(
         "--concurrency": ("3", "0.setting.agent.concurrency", 3),
         "--name": ("mine", "0.name", "mine"),
         "--out": ("results", "2", Path("results")),
+    },
+)
+EVALUATE_WEIGHTS = Command(
+    "evaluate --model other --dataset musique --data set",
+    EVALUATE.function,
+    {
+        "--model": ("set", "0.model", Path("set")),
+        "--backend": ("vllm", "0.setting.serving.backend", "vllm"),
     },
 )
 BUILD = Command(
@@ -137,7 +144,7 @@ BUILD = Command(
         "--field": ("title=2 --field body=1", "2.bm25.fields", {"title": 2.0, "body": 1.0}),
         "--questions": ("questions.jsonl", "5.0.id", "q"),
         "--work": ("work", "4", Path("work")),
-        "--threads": ("3", "7", 3),
+        "--threads": ("3 --encoder e", "7", 3),
         "--seed": ("7", "3", 7),
     },
 )
@@ -256,8 +263,8 @@ EVAL = Command(
         "--retriever": ("bm25 --retriever rrf", "3", ["bm25", "rrf"]),
         "--stored-weights": ("", "5", None),
         "--cross-validate": ("", "5.folds", 5),
-        "--folds": ("3", "5.folds", 3),
-        "--ridge": ("0.5", "5.ridge", 0.5),
+        "--folds": ("3 --retriever hybrid", "5.folds", 3),
+        "--ridge": ("0.5 --retriever hybrid", "5.ridge", 0.5),
         "--cutoffs": ("1,20", "4", [1, 20]),
         "--chunks": ("chunks.jsonl", "0.chunks", Path("chunks.jsonl")),
         "--seed": ("7", "6", 7),
@@ -458,6 +465,7 @@ COMMANDS = (
     CONVERT_MODEL,
     EVALUATE,
     EVALUATE_WORLD,
+    EVALUATE_WEIGHTS,
     BUILD,
     IMPORT_INDEX,
     IMPORT_LUCENE,
@@ -620,7 +628,9 @@ def test_an_option_arrives_where_it_is_used(
 def test_a_model_folder_is_served_by_vllm_with_the_settings_of_the_preset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    request, *_ = arguments_of(EVALUATE, "--backend vllm --context-tokens 4096", monkeypatch)
+    request, *_ = arguments_of(
+        EVALUATE_WEIGHTS, "--backend vllm --context-tokens 4096", monkeypatch
+    )
     call = vllm_serve_command(Path("weights"), request.setting.serving.vllm, 8000)
     assert call[call.index("--max-model-len") + 1] == "4096"
     assert call[call.index("--dtype") + 1] == "bfloat16"

@@ -3,8 +3,10 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
@@ -136,6 +138,63 @@ def test_settings_that_do_not_fit_are_named(
         ("build --corpus c --out o --query-prefix q", "--query-prefix does nothing with tfidf_svd"),
         ("build --corpus c --out o --encoder e --dimension 8", "--dimension does nothing with an"),
         ("build --corpus c --out o --params params.yaml --k1 1.2", "--k1 does nothing beside"),
+        ("build --corpus c --out o --threads 2", "--threads does nothing with tfidf_svd"),
+        ("build --corpus c --out o --corpus-name w", "--corpus-name does nothing without --params"),
+        ("build --corpus c --out o --only bm25 --encoder e", "--encoder does nothing with --only"),
+        ("build --corpus c --out o --only bm25 --engine onnx", "--engine does nothing with --only"),
+        (
+            "build --corpus c --out o --only bm25 --dtype float16",
+            "--dtype does nothing with --only",
+        ),
+        ("build --corpus c --out o --only bm25 --dimension 8", "--dimension does nothing with --o"),
+        (
+            "build --corpus c --out o --only bm25 --pooling cls",
+            "--pooling does nothing with --only",
+        ),
+        (
+            "build --corpus c --out o --only bm25 --vectors hnsw",
+            "--vectors does nothing with --onl",
+        ),
+        (
+            "build --corpus c --out o --only bm25 --nprobe 3",
+            "--nprobe does nothing with --only bm25",
+        ),
+        ("build --corpus c --out o --only bm25 --half", "--half does nothing with --only bm25"),
+        ("build --corpus c --out o --only bm25 --work w", "--work does nothing with --only bm25"),
+        (
+            "build --corpus c --out o --only bm25 --threads 2",
+            "--threads does nothing with --only b",
+        ),
+        ("build --corpus c --out o --only dense --k1 1.2", "--k1 does nothing with --only dense"),
+        (
+            "build --corpus c --out o --only dense --field title=2",
+            "--field does nothing with --only",
+        ),
+        (
+            "build --corpus c --out o --only bm25 --questions q",
+            "--questions does nothing for bm25 a",
+        ),
+        (
+            "build --corpus c --out o --only dense --questions q",
+            "--questions does nothing for dense",
+        ),
+        (
+            "eval --index i --questions q --stored-weights --folds 7",
+            "--folds does nothing with --s",
+        ),
+        (
+            "eval --index i --questions q --stored-weights --ridge 1",
+            "--ridge does nothing with --s",
+        ),
+        ("eval --index i --questions q --retriever bm25 --folds 2", "--folds does nothing without"),
+        (
+            "frontier --out o --vectors v --queries q --sample-queries 5",
+            "--sample-queries does not",
+        ),
+        (
+            "frontier --out o --vectors v --kinds flat,hnsw --nlist 5",
+            "--nlist does nothing without",
+        ),
         ("search --index i words --rerank-depth 9", "--rerank-depth does nothing without a cross"),
         ("serve --index i --rerank-tokens 64", "--rerank-tokens does nothing without a cross"),
         ("serve --online web.yaml --retriever dense", "--retriever does nothing with --online"),
@@ -156,6 +215,46 @@ def test_an_option_that_would_do_nothing_is_refused(
     segments.touch()
     with pytest.raises(ConfigError, match=option):
         retrieve(*command.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"encoder": None}, "for bm25 alone: the hybrid"),
+        ({"fusion": {"learning": None}}, "where index.fusion.learning of --params is null"),
+    ],
+)
+def test_questions_of_an_index_that_learns_nothing_are_refused(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    fusion = params["index"]["fusion"] | changes.get("fusion", {})
+    params["index"] |= changes | {"fusion": fusion}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    given = ("--params", tmp_path / "params.yaml", "--questions", "q.jsonl")
+    with pytest.raises(ConfigError, match=f"--questions does nothing {reason}"):
+        retrieve("build", "--corpus", "c.jsonl", "--out", tmp_path / "index", *given)
+
+
+def test_folds_of_an_index_of_one_half_are_refused(corpus: Path, tmp_path: Path) -> None:
+    retrieve("build", "--corpus", corpus, "--out", tmp_path / "index", "--only", "bm25")
+    with pytest.raises(ConfigError, match="--folds does nothing for an index of one half"):
+        retrieve("eval", "--index", tmp_path / "index", "--questions", "q.jsonl", "--folds", 2)
+
+
+def test_too_few_questions_to_learn_from_are_said(corpus: Path, tmp_path: Path) -> None:
+    question = {"id": "q", "question": "Which lander?", "golden_answers": ["Philae"]}
+    (tmp_path / "q.jsonl").write_text(json.dumps(question | {"supporting_doc_ids": ["0"]}))
+    built = retrieve(
+        "build",
+        "--corpus",
+        corpus,
+        "--out",
+        tmp_path / "index",
+        "--questions",
+        tmp_path / "q.jsonl",
+    )
+    assert "learnt nothing: there are too few questions with gold evidence" in built
 
 
 @pytest.mark.parametrize("command", ["build", "eval", "frontier"])

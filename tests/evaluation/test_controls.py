@@ -57,6 +57,17 @@ def test_gold_passages_are_the_chunks_that_hold_the_facts_in_the_order_of_the_ev
     assert gold(ask(evidence=())) == ()
 
 
+def test_without_facts_gold_passages_are_the_chunks_of_the_gold_documents_in_their_order() -> None:
+    documents = QuestionMetadata(supporting_doc_ids=("d2", "d1", "d2", "d9"))
+    question = ask().model_copy(update={"metadata": documents})
+    gold = GoldPassages(CHUNKS, [question])
+    assert [chunk.id for chunk in gold(question)] == ["d2-0", "d2-1", "d1-0", "d1-1"]
+    # Facts say more: the same passages as without the documents
+    both = ask().metadata.model_copy(update={"supporting_doc_ids": ("d2",)})
+    with_facts = ask().model_copy(update={"metadata": both})
+    assert GoldPassages(CHUNKS, [with_facts])(with_facts) == GoldPassages(CHUNKS, [ask()])(ask())
+
+
 def test_random_passages_hold_no_gold_fact_and_repeat_with_the_seed() -> None:
     facts = (Evidence(doc_id="d1", fact="She works for Fusion Works."),)
     question = ask(facts)

@@ -6,7 +6,7 @@ from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import ValidationError
@@ -28,7 +28,10 @@ from deepsearch_rl.evaluation.models.plan import (
     plan_runs,
     settings_of,
 )
+from deepsearch_rl.evaluation.models.set_evaluation import ServedModel, SetEvaluation
 from deepsearch_rl.indexing.build import build_index
+from deepsearch_rl.retrieval.ranking.ranking import FusionWeights, RankingName
+from deepsearch_rl.retrieval.search.manifest import read_manifest, write_manifest
 from deepsearch_rl.retrieval.search.quality import DatasetConfig
 from deepsearch_rl.search_server.launch import RetrievalConfig
 from deepsearch_rl.search_server.rerank import RerankerConfig
@@ -177,6 +180,39 @@ def test_a_retriever_of_a_set_that_does_not_exist_is_refused() -> None:
     retrieval = RETRIEVAL.model_copy(update={"dataset_retrievers": {"musik": "dense"}})
     with pytest.raises(UnknownNameError, match=r"'musik'\. Did you mean 'musique'"):
         retrieval.for_dataset("multihoprag", ("multihoprag", "musique"))
+
+
+@pytest.mark.parametrize(
+    ("learned", "unlearned", "label"),
+    [
+        ("learned", "bm25", "hybrid_learned"),
+        ("bm25", "reciprocal_ranks", "bm25"),
+        ("dense", "reciprocal_ranks", "dense"),
+        (None, "reciprocal_ranks", "hybrid_rrf"),
+        (None, "bm25", "bm25"),
+        (None, "dense", "dense"),
+    ],
+)
+def test_a_hybrid_is_called_after_what_ranks(
+    data: Path,
+    tmp_path: Path,
+    learned: RankingName | None,
+    unlearned: Literal["bm25", "dense", "reciprocal_ranks"],
+    label: str,
+) -> None:
+    built = read_manifest(data / "index" / "world")
+    weights = learned and FusionWeights(ranking=learned, weights={}, questions=9, held_out={})
+    fusion = built.config.fusion.model_copy(update={"unlearned": unlearned})
+    config = built.config.model_copy(update={"fusion": fusion})
+    manifest = built.model_copy(update={"config": config, "fusion_weights": weights})
+    (tmp_path / "index" / "world").mkdir(parents=True)
+    write_manifest(tmp_path / "index" / "world", manifest)
+
+    hybrid = RETRIEVAL.model_copy(update={"retriever": "hybrid"})
+    model = ServedModel("api", tmp_path, "api", "api", ())
+    plan = replace(setting(SETS), retrieval=hybrid)
+    evaluation = SetEvaluation(model, plan, "musique", (), tmp_path, tmp_path, tmp_path)
+    assert evaluation.retriever == label
 
 
 @pytest.mark.slow
@@ -582,12 +618,33 @@ def test_two_questions_of_one_id_are_refused_before_anything_is_asked(
         )
 
 
-def test_the_gold_passage_control_needs_known_evidence() -> None:
-    unknown = [Question(id="q", question="Where?", golden_answers=("Stoke",))]
+@pytest.mark.parametrize(
+    ("metadata", "is_planned"),
+    [
+        ({}, False),
+        ({"supporting_titles": ["Ada Holt"]}, False),
+        ({"supporting_doc_ids": []}, False),
+        ({"supporting_doc_ids": ["d0"]}, True),
+        ({"evidence_list": []}, True),
+        ({"evidence_list": [{"doc_id": "d0", "fact": "A fact."}]}, True),
+    ],
+)
+def test_the_gold_passage_control_needs_facts_or_documents_and_says_so(
+    metadata: dict[str, Any], is_planned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = QuestionMetadata.model_validate(metadata)
+    questions = [Question(id="q", question="Where?", golden_answers=("Stoke",), metadata=known)]
     plan = SetPlan(questions=None, samples=3, greedy=0, controls=1)
     evaluate = setting({"musique": plan}).evaluate
-    conditions = [run.condition for run in plan_runs("musique", unknown, evaluate, "")]
-    assert conditions == ["search", "no_search"]
+    conditions = [run.condition for run in plan_runs("musique", questions, evaluate, "")]
+    assert conditions == ["search", "no_search", *(["gold_passage"] if is_planned else [])]
+    assert ("musique: there is no control with gold passages" in caplog.text) != is_planned
+
+    caplog.clear()
+    uncontrolled = plan.model_copy(update={"controls": 0})
+    evaluate = setting({"musique": uncontrolled}).evaluate
+    assert [run.condition for run in plan_runs("musique", questions, evaluate, "")] == ["search"]
+    assert not caplog.text
 
 
 @pytest.mark.slow

@@ -86,6 +86,56 @@ def test_gold_documents_by_id_need_the_corpus_and_titles_or_the_answer_stand_in_
         assert cause(write(tmp_path / "run.jsonl", row)) is Cause.NOT_USED
 
 
+@pytest.mark.parametrize(
+    "titles", [{"supporting_titles": ["Ada Stone"]}, {}], ids=["titles", "answer"]
+)
+@pytest.mark.parametrize(
+    "passage", [PASSAGE, {"id": "7", "contents": PASSAGE}], ids=["text", "other id"]
+)
+def test_texts_of_unknown_documents_are_judged_the_same_with_and_without_the_corpus(
+    tmp_path: Path, passage: Any, titles: dict[str, list[str]]
+) -> None:
+    metadata = {"supporting_doc_ids": ["d2"]} | titles
+    retrievals = [{"query": "q", "passages": [passage]}]
+    row = BASE | {"pred": "Rome", "retrievals": retrievals, "metadata": metadata}
+    path = write(tmp_path / "run.jsonl", row)
+    # Other passages have the run's ids
+    corpus = Corpus([make_chunk(OTHER, "7", "d1"), make_chunk(PASSAGE, "2", "d2")])
+    assert cause(path, corpus) is cause(path) is Cause.NOT_USED
+
+
+def test_a_text_with_an_id_of_the_corpus_is_of_the_document_there(tmp_path: Path) -> None:
+    chunks = [make_chunk(PASSAGE, "d1-0", "d1"), make_chunk(OTHER, "d2-0", "d2")]
+
+    def judged(*names: str) -> Cause | None:
+        contents = {"d1-0": PASSAGE, "d2-0": "Almanac\nThe market"}
+        passages = [{"id": name, "contents": contents[name]} for name in names]
+        row = BASE | {"pred": "Rome", "retrievals": [{"query": "q", "passages": passages}]}
+        row |= {"metadata": {"supporting_doc_ids": ["d2"]}}
+        return cause(write(tmp_path / "run.jsonl", row), Corpus(chunks))
+
+    assert judged("d1-0", "d2-0") is Cause.NOT_USED
+    # The answer would be found in it
+    assert judged("d1-0") is Cause.NOT_FOUND
+
+
+def test_texts_that_belong_to_no_search_are_not_those_of_a_search_that_found_nothing(
+    tmp_path: Path,
+) -> None:
+    question = make_question("q1", supporting_doc_ids=["d2"])
+    searches = [("a", []), ("b", [("c1", OTHER)]), ("c", [("c2", PASSAGE)])]
+    rollout = make_rollout(question, "Rome", searches)
+    cut = rollout.messages[4].model_copy(update={"content": "No room left. Answer now."})
+    messages = (*rollout.messages[:4], cut, *rollout.messages[5:])
+    write_jsonl(tmp_path / "run.jsonl", [rollout.model_copy(update={"messages": messages})])
+    run = read_run(tmp_path / "run.jsonl")
+    [answer] = run.answers
+    assert [len(search.passages) for search in answer.searches or ()] == [0, 1, 0]
+    chunks = [make_chunk(OTHER, "c1", "d1"), make_chunk(PASSAGE, "c2", "d2")]
+    [judged] = judge_run(run, {"q1": question}, Corpus(chunks), top_k=1).answers
+    assert [len(items) for items in judged.by_search or ()] == [0, 0, 1]
+
+
 def test_trajectories_without_a_corpus_are_judged_by_the_passages_that_they_show(
     tmp_path: Path,
 ) -> None:

@@ -195,6 +195,21 @@ def test_a_source_that_is_none_is_named(folder: Path, config: IndexConfig, tmp_p
         imported(tmp_path / "text.index", folder, without, tmp_path / "out")
 
 
+def test_vectors_of_an_encoder_that_only_a_build_makes_are_refused(
+    folder: Path, config: IndexConfig, vectors_ND: Any, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "vectors.npy", vectors_ND)
+    source = ("import", tmp_path / "vectors.npy", "--corpus", folder / "corpus.jsonl")
+    call = ["retrieve", *source, "--out", tmp_path / "out", "--encoder", "tfidf_svd"]
+    message = r"of another encoder than tfidf_svd, which `retrieve build` learns"
+    with pytest.raises(ConfigError, match=message):
+        CliRunner().invoke(app, list(map(str, call)), catch_exceptions=False)
+    learnt = config.model_copy(update={"encoder": INDEX.encoder})
+    with pytest.raises(ConfigError, match=message):
+        imported(tmp_path / "vectors.npy", folder, learnt, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_graph_imports_the_index_of_a_corpus_that_params_name(
     folder: Path, config: IndexConfig, vectors_ND: Any, tmp_path: Path
 ) -> None:

@@ -119,7 +119,8 @@ def test_what_is_not_there_is_named(
     project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     unknown = compare(project, monkeypatch, "first", "nonsense")
-    assert "'nonsense' is no git revision here, and no report" in str(unknown.exception)
+    problem = "'nonsense' is no file and no git revision here, and no report at "
+    assert problem in str(unknown.exception)
     clone = tmp_path / "clone"  # without DVC's cache
     command(tmp_path, "git", "clone", "-q", str(project), str(clone))
     missing = compare(clone, monkeypatch, "HEAD", "HEAD")
@@ -127,6 +128,17 @@ def test_what_is_not_there_is_named(
         missing.exception
     )
     assert "dvc push" in str(missing.exception)
+
+
+def test_where_nothing_was_tracked_names_are_looked_for_and_nothing_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "params.yaml").write_text("profile: tiny\n")
+    for folder in ((), ("--store", f"sqlite:///{tmp_path / 'other' / 'mlflow.db'}")):
+        unknown = compare(tmp_path, monkeypatch, "typo_one", "typo_two", *folder)
+        problem = "'typo_one' is no file and no git revision here, and no report at "
+        assert problem in str(unknown.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
 
 
 def test_a_report_that_was_not_tracked_since_is_refused(

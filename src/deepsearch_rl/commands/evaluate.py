@@ -63,7 +63,7 @@ _FIELDS = {
     "timeout_s": FieldOption("agent.timeout_s", float, "Seconds per question.", min=0.1),
     "concurrency": FieldOption("agent.concurrency", int, "Questions answered at once.", min=1),
     "backend": FieldOption(
-        "serving.backend", ServingBackend, "What serves a model folder; vllm needs a GPU."
+        "serving.backend", ServingBackend, "What serves a folder of weights; vllm needs a GPU."
     ),
     "random_passages": FieldOption(
         "evaluate.random_passages",
@@ -116,7 +116,11 @@ _Greedy: TypeAlias = Annotated[
     int, Option(help="The first N once more at temperature 0, as a row of their own.", min=0)
 ]
 _Controls: TypeAlias = Annotated[
-    int, Option(help="The first N without search, and with gold passages.", min=0)
+    int,
+    Option(
+        help="The first N without search, and with gold passages, where questions have facts or ids of documents.",
+        min=0,
+    ),
 ]
 _Out: TypeAlias = Annotated[
     Path | None,
@@ -213,10 +217,18 @@ def _model_folder(
 ) -> Path:
     """Return the folder of weights, or one that is made for the endpoint.
 
-    Raise ConfigError as :func:`_endpoint_folder`, and where an option describes an endpoint beside
-    a model's folder.
+    Raise ConfigError as :func:`_require_name` and :func:`_endpoint_folder`, and where an option
+    describes an endpoint beside a model's folder, or a server of weights beside an endpoint.
     """
-    if not model or not Path(model).is_dir():
+    is_folder = bool(model) and Path(model).is_dir()
+    if not is_folder:
+        _require_name(model)
+    has_weights = is_folder and not Path(model, "endpoint.json").is_file()
+    if not has_weights and (option := first_given(context, ("backend",))):
+        raise ConfigError(
+            f"{option} serves the weights of a folder, and --model is behind an endpoint; leave it out."
+        )
+    if not is_folder:
         return _endpoint_folder(model, base_url, key_variable, request)
 
     if option := first_given(context, ("base_url", "key_variable", "request")):
@@ -318,13 +330,8 @@ def _evaluate(
     typer.echo(f"rollouts and rows.json: {place}", err=as_json)
 
 
-def _endpoint_folder(model: str, base_url: str, key_variable: str, request: list[str]) -> Path:
-    """Return a folder that is made for a model behind an endpoint; raise ConfigError for a path or a key."""
-    from pydantic import ValidationError  # noqa: PLC0415
-
-    from deepsearch_rl.core.files import first_problem, sha256_json, write_json  # noqa: PLC0415
-    from deepsearch_rl.endpoints.remote import FILE, RemoteConfig  # noqa: PLC0415
-
+def _require_name(model: str) -> None:
+    """Raise ConfigError where the name of a model behind an endpoint reads as a path."""
     # An empty name has no parts
     first_part = Path(model).parts[:1]
     begins_as_here = any(Path(part).exists() for part in first_part)
@@ -333,6 +340,14 @@ def _endpoint_folder(model: str, base_url: str, key_variable: str, request: list
             f"--model {model} reads as a path, and there is no such folder; correct it. A name is taken for a model of "
             "the endpoint only where no file or folder here is called as the name begins."
         )
+
+
+def _endpoint_folder(model: str, base_url: str, key_variable: str, request: list[str]) -> Path:
+    """Return a folder that is made for a model behind an endpoint; raise ConfigError for a key."""
+    from pydantic import ValidationError  # noqa: PLC0415
+
+    from deepsearch_rl.core.files import first_problem, sha256_json, write_json  # noqa: PLC0415
+    from deepsearch_rl.endpoints.remote import FILE, RemoteConfig  # noqa: PLC0415
 
     if "@" in base_url:
         raise ConfigError(

@@ -98,6 +98,7 @@ def build_command(
     from deepsearch_rl.indexing.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
     weights = named_numbers("--field", field or (), "NAME=WEIGHT, e.g. title=2")
+    options.require_effect_of_half(context, only)
     if params:
         reason = "beside --params, whose file has this setting; change it there"
         options.require_effect(context, options.SETTINGS, reason)
@@ -113,8 +114,11 @@ def build_command(
     if only:
         settings = settings.with_overrides({"index.corpus_only": {corpus_name: only}})
 
-    known = list(read_questions(questions)) if questions else []
     config = settings.section("index", IndexSection).of(corpus_name)
+    if questions:
+        options.require_learning(config)
+
+    known = list(read_questions(questions)) if questions else []
     index = build_index(corpus, out, config, seed, work, known, None, threads)
     _print_build(out, index, bool(questions))
 

@@ -2,12 +2,15 @@
 
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from typer import Option
 
+from deepsearch_rl.commands.defaults import first_given
+from deepsearch_rl.commands.retrieve_options import require_effect
 from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
@@ -38,16 +41,17 @@ _CrossValidate: TypeAlias = Annotated[
 
 
 def eval_command(
+    context: typer.Context,
     index: Annotated[Path, Option("--index", help="Folder that `retrieve build` wrote.")],
     questions: _Questions,
     retriever: _Retrievers = None,
     cross_validate: _CrossValidate = True,
     folds: Annotated[
-        int, Option(help="Parts that the questions are dealt into.", min=2)
+        int, Option(help="Of the hybrid: parts that the questions are dealt into.", min=2)
     ] = _LEARNING["folds"],
-    ridge: Annotated[float, Option(help="Penalty on squared weights.", min=1e-9)] = _LEARNING[
-        "ridge"
-    ],
+    ridge: Annotated[
+        float, Option(help="Of the hybrid: penalty on squared weights.", min=1e-9)
+    ] = _LEARNING["ridge"],
     cutoffs: Annotated[str, Option(help="The k of hits@k and evidence recall@k.")] = "4,10",
     chunks: Annotated[
         Path | None, Option(help="The passage file, if it was moved since the build.")
@@ -77,6 +81,7 @@ def eval_command(
             f"--cutoffs {cutoffs!r} should be numbers from 1 to 999999 with commas between, e.g. 4,10."
         )
 
+    _require_learning(context, index, retriever or (), cross_validate)
     rows = list(read_questions(questions))
     learning = None
 
@@ -95,6 +100,25 @@ def eval_command(
         typer.echo(comparison.model_dump_json(indent=2))
     else:
         _print(comparison, "cross-validated" if cross_validate else "as stored")
+
+
+def _require_learning(
+    context: typer.Context, index: Path, retrievers: Sequence[str], cross_validate: bool
+) -> None:
+    """Raise ConfigError where an option says how the hybrid learns, and none does."""
+    from deepsearch_rl.retrieval.search.manifest import read_manifest  # noqa: PLC0415 - loads pydantic
+
+    names = ("folds", "ridge")
+    if first_given(context, names) is None:
+        return
+    if not cross_validate:
+        require_effect(context, names, "with --stored-weights, which learns nothing; leave it out")
+    if retrievers and "hybrid" not in retrievers:
+        reason = "without the hybrid, which alone learns; leave it out, or add --retriever hybrid"
+        require_effect(context, names, reason)
+    if not retrievers and len(read_manifest(index).config.halves) < 2:
+        reason = "for an index of one half, which has no hybrid that could learn; leave it out"
+        require_effect(context, names, reason)
 
 
 def _print(comparison: "RetrieverComparison", weights: str) -> None:
@@ -144,6 +168,7 @@ _Target: TypeAlias = Annotated[
 
 
 def frontier_command(
+    context: typer.Context,
     out: Annotated[Path, Option(help="Folder for frontier.csv.", callback=writable_folder)],
     vectors: Annotated[
         Path | None, Option(help="Vectors to index, an N x D .npy file of unit rows.")
@@ -173,12 +198,18 @@ def frontier_command(
     from deepsearch_rl.measurement import frontier  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.vectors.flat import open_vector_file  # noqa: PLC0415
 
+    kind_names = list(map(str.strip, kinds.split(",")))
+    if queries is not None:
+        reason = "beside --queries, all of which are searched for; leave one of them out"
+        require_effect(context, ["sample_queries"], reason)
+    if not any(name.startswith("ivf") for name in kind_names):
+        require_effect(context, ["nlist"], "without a kind ivf in --kinds; leave it out")
+
     budget_mb = megabytes_of(memory_budget)
     path = vectors_of(vectors, index)
     file = open_vector_file(path)
     out.mkdir(parents=True, exist_ok=True)
     frontier.require_room(path, out)
-    kind_names = list(map(str.strip, kinds.split(",")))
     settings = frontier.sweeps(file.rows, file.dimension, kind_names, nlist)
     # In a folder of its own: a file of queries in ``out`` is the user's
     with tempfile.TemporaryDirectory(dir=out, prefix=".queries-") as folder:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 from typer import Option
@@ -12,6 +12,9 @@ from deepsearch_rl.commands.defaults import FieldOption, first_given
 from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.retrieval.names import Device, IndexHalf, RetrieverName, VectorsKind
+
+if TYPE_CHECKING:
+    from deepsearch_rl.retrieval.search.manifest import IndexConfig
 
 # Who computes an encoder with weights: sentence-transformers on torch, or onnxruntime an export
 EncoderEngine: TypeAlias = Literal["transformers", "onnx"]
@@ -72,7 +75,8 @@ FieldWeights: TypeAlias = Annotated[
     ),
 ]
 Questions: TypeAlias = Annotated[
-    Path | None, Option(help="Questions with gold evidence: the hybrid learns from them.")
+    Path | None,
+    Option(help="Questions with gold evidence: the hybrid of both halves learns from them."),
 ]
 Work: TypeAlias = Annotated[
     Path | None,
@@ -235,10 +239,46 @@ def require_effect(context: typer.Context, names: Iterable[str], reason: str) ->
         raise ConfigError(f"{option} does nothing {reason}.")
 
 
+def require_effect_of_half(context: typer.Context, only: IndexHalf | None) -> None:
+    """Raise ConfigError where an option of ``build`` is of a half that is not built."""
+    if only == "bm25":
+        of_vectors = ("vectors", "half", "work", *_named("vectors."))
+        of_encoder = (
+            "encoder",
+            "engine",
+            "dtype",
+            "dimension",
+            "threads",
+            *_named("index.encoder."),
+        )
+        reason = "with --only bm25, which makes no vectors; leave it out"
+        require_effect(context, (*of_encoder, *of_vectors), reason)
+    elif only == "dense":
+        of_bm25 = ("field", *_named("index.bm25."))
+        require_effect(context, of_bm25, "with --only dense, which has no BM25; leave it out")
+
+
+def require_learning(index: "IndexConfig") -> None:
+    """Raise ConfigError for ``--questions`` where an index learns nothing from questions."""
+    halves = index.halves
+    if len(halves) < 2:
+        reason = f"for {''.join(halves)} alone: the hybrid learns from them, and is of both halves"
+    elif index.fusion.learning is None:
+        reason = "where index.fusion.learning of --params is null"
+    else:
+        return
+    raise ConfigError(f"--questions does nothing {reason}; leave it out.")
+
+
 def require_effect_on_build(
     context: typer.Context, kind: str, settings_of_kind: Collection[str], has_weights: bool
 ) -> None:
-    """Raise ConfigError where an option of ``build`` is of another kind of vector index or encoder than these."""
+    """Raise ConfigError where an option of ``build`` is of another kind of vector index or encoder than these.
+
+    They are those of no ``--params``, so that none names a corpus in there either.
+    """
+    reason = "without --params, whose file may have settings of its own for a corpus; leave it out"
+    require_effect(context, ["corpus_name"], reason)
     of_vectors = [name for name in _named("vectors.") if name not in settings_of_kind]
     require_effect(
         context, of_vectors, f"with --vectors {kind}; leave it out, or choose another kind"
@@ -248,7 +288,7 @@ def require_effect_on_build(
         require_effect(context, ["dimension"], reason)
     else:
         reason = "with tfidf_svd; name an encoder with weights by --encoder"
-        require_effect(context, _named("index.encoder."), reason)
+        require_effect(context, ["threads", *_named("index.encoder.")], reason)
 
 
 def require_effect_on_import(context: typer.Context, source: Path, is_lucene: bool) -> None:

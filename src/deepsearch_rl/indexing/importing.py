@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.records import Chunk
+from deepsearch_rl.retrieval.encoding.configs import TfidfSvdConfig
 from deepsearch_rl.retrieval.encoding.encoder import Encoder
 from deepsearch_rl.retrieval.encoding.encoding import open_encoder
 from deepsearch_rl.retrieval.search import manifest
@@ -66,6 +67,11 @@ def imported_config(source: Path, config: IndexConfig, effort: FaissConfig) -> I
         raise ConfigError(
             f"{source} holds vectors, and queries need the encoder that they are of: name it (--encoder, "
             "index.encoder)."
+        )
+    if isinstance(config.encoder, TfidfSvdConfig):
+        raise ConfigError(
+            f"{source} holds vectors of another encoder than tfidf_svd, which `retrieve build` learns from a corpus "
+            "and keeps in its index: name the encoder that they are of (--encoder, index.encoder)."
         )
     vectors = FlatConfig(kind="flat") if source.suffix == ".npy" else effort
     return config.model_copy(update={"bm25": None, "vectors": vectors})

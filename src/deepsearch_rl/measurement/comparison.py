@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from deepsearch_rl.core.errors import ArtifactError, look_up
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.core.records import Chunk, Question, Record
 from deepsearch_rl.indexing import learning as hybrid
 from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder
@@ -28,7 +28,6 @@ from deepsearch_rl.retrieval.search.searcher import (
     Searcher,
     open_finder,
     open_retriever,
-    retrievers_of,
 )
 
 # What is compared, in the order of the tables, each with its name for :func:`open_retriever`
@@ -87,7 +86,8 @@ def compare_retrievers(
 ) -> RetrieverComparison:
     """Score retrievers of an index, out of ``COMPARED``, over the questions whose gold evidence is known.
 
-    No ``retrievers`` means all that the index has the halves for. ``searcher`` is any opened
+    No ``retrievers`` means all that the index has the halves for; the hybrid is one of both halves,
+    also where its name stands for one of them in an index of that half. ``searcher`` is any opened
     retriever of the index, for its chunks. ``learning`` says how the hybrid learns in every fold;
     None scores the ranking that the index stores. ``seed`` draws the folds and the ``draws``
     resamples. Raise ArtifactError for too little gold evidence, UnknownNameError for a retriever
@@ -95,22 +95,14 @@ def compare_retrievers(
     """
     chunks = searcher.chunks
     examples = with_gold(questions)
-
-    # A fold without a question could not be scored.
-    if len(examples) < (learning.folds if learning else 1):
-        raise ArtifactError(
-            f"{len(examples)} of {len(questions)} questions have gold evidence (metadata.evidence_list, "
-            "supporting_doc_ids or supporting_titles), which is too few to compare retrievers by."
-        )
-
     built = manifest.read_manifest(index_dir)
-    available = retrievers_of(built, COMPARED.values())
-    names = retrievers or [name for name, ranking in COMPARED.items() if ranking in available]
+    names = _names(retrievers, built, index_dir)
 
+    _require_examples(len(examples), len(questions), learning if "hybrid" in names else None)
     scores: dict[str, Scores] = {}
     for name in names:
         ranking = look_up("retriever", name, COMPARED)
-        if name == "hybrid" and learning is not None and len(built.config.halves) > 1:
+        if name == "hybrid" and learning is not None:
             rows = _score_held_out(index_dir, chunks, examples, cutoffs, learning, seed)
         else:
             retriever = open_retriever(index_dir, built.config, built.fusion_weights, ranking)
@@ -132,6 +124,38 @@ def compare_retrievers(
         scores=intervals_of,
         hybrid_minus_better_half=intervals(_hybrid_minus_better_half(scores), seed, draws),
     )
+
+
+def _names(
+    retrievers: Sequence[str], built: manifest.IndexManifest, index_dir: Path
+) -> Sequence[str]:
+    """Return what is compared; raise ConfigError for a hybrid of an index that has one half."""
+    halves = built.config.halves
+    if len(halves) > 1:
+        return retrievers or list(COMPARED)
+    if "hybrid" in retrievers:
+        half = "".join(halves)
+        raise ConfigError(
+            f"the index in {index_dir} has the half {half} alone, and a hybrid is of both: compare "
+            f"--retriever {half}, or build the index with both halves."
+        )
+    return retrievers or halves
+
+
+def _require_examples(examples: int, questions: int, learning: LearningConfig | None) -> None:
+    """Raise ArtifactError where too few questions have gold evidence, with ``learning`` for its folds."""
+    found = (
+        f"{examples} of {questions} questions have gold evidence (metadata.evidence_list, "
+        "supporting_doc_ids or supporting_titles)"
+    )
+    if examples == 0:
+        raise ArtifactError(f"{found}, so that there is nothing to compare retrievers by.")
+    # A fold without a question could not be scored
+    if learning is not None and examples < learning.folds:
+        raise ArtifactError(
+            f"{found}, too few for a hybrid that learns from {learning.folds} folds of them: take fewer "
+            "(--folds), or compare bm25 and dense alone (--retriever bm25 --retriever dense)."
+        )
 
 
 def _score_held_out(

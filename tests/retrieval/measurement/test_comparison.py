@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -10,16 +11,19 @@ from deepsearch_rl.cli import app
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Question
+from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.measurement.comparison import (
     COMPARED,
     RetrieverComparison,
     compare_retrievers,
     intervals,
 )
+from deepsearch_rl.retrieval.names import IndexHalf
 from deepsearch_rl.retrieval.ranking.ranking import LearningConfig
 from deepsearch_rl.retrieval.search.own_retriever import RETRIEVERS
 from deepsearch_rl.retrieval.search.searcher import open_index
 from tests.retrieval.conftest import PASSAGES
+from tests.settings import INDEX
 
 LEARNING = LearningConfig(split="train", questions=100, ridge=0.001, folds=2)
 TITLES = {
@@ -43,7 +47,10 @@ QUESTIONS = [
 
 
 def compare(
-    index_dir: Path, questions=QUESTIONS, retrievers=COMPARED, learning=LEARNING
+    index_dir: Path,
+    questions: Sequence[Question] = QUESTIONS,
+    retrievers: Sequence[str] = tuple(COMPARED),
+    learning: LearningConfig | None = LEARNING,
 ) -> RetrieverComparison:
     return compare_retrievers(
         open_index(index_dir), index_dir, questions, retrievers, (1,), learning, seed=0, draws=50
@@ -87,6 +94,33 @@ def test_too_few_questions_with_gold_evidence_are_refused(index_dir: Path) -> No
     unknown = QUESTIONS[0].model_copy(update={"metadata": QUESTIONS[0].metadata.model_validate({})})
     with pytest.raises(ArtifactError, match="0 of 1 questions have gold evidence"):
         compare(index_dir, [unknown])
+
+
+def test_questions_too_few_for_the_folds_of_the_hybrid_are_enough_without_it(
+    index_dir: Path,
+) -> None:
+    learning = LEARNING.model_copy(update={"folds": 5})
+    few = QUESTIONS[:3]
+    compared = compare(index_dir, few, ("bm25", "dense", "rrf"), learning)
+    assert compared.questions == 3
+    with pytest.raises(ArtifactError, match=r"3 of 3 .* too few for a hybrid .* 5 folds"):
+        compare(index_dir, few, (), learning)
+    assert "hybrid" in compare(index_dir, few, (), None).scores
+
+
+@pytest.mark.parametrize("half", ["bm25", "dense"])
+@pytest.mark.parametrize("learning", [LEARNING, None], ids=["cross-validated", "stored"])
+def test_an_index_of_one_half_has_no_hybrid(
+    tmp_path: Path, chunks_path: Path, half: IndexHalf, learning: LearningConfig | None
+) -> None:
+    # Searched under the name hybrid, it is the half that is there
+    fusion = INDEX.fusion.model_copy(update={"unlearned": half})
+    other = {"bm25": "encoder", "dense": "bm25"}[half]
+    config = INDEX.model_copy(update={"fusion": fusion, other: None})
+    build_index(chunks_path, tmp_path / "index", config, seed=0)
+    assert list(compare(tmp_path / "index", QUESTIONS[:1], (), learning).scores) == [half]
+    with pytest.raises(ConfigError, match=rf"has the half {half} alone.*--retriever {half}"):
+        compare(tmp_path / "index", QUESTIONS, (half, "hybrid"), learning)
 
 
 @pytest.mark.parametrize("cutoffs", ["4,ten", "4,,10", "\N{SUPERSCRIPT TWO}", "0", ""])

@@ -5,7 +5,8 @@ Right answers come from the model's weights or from guessing.
 
 **Gold passages**: the agent's conversation with another search. Before its first turn the model
 sees a call that it did not write, ``retrieve`` with the question as its query, and as its result
-the chunks that hold the gold facts, in the order of the question's evidence. The tool stays
+the chunks that hold the gold facts, in the order of the question's evidence, or where it has no
+facts, the chunks of its gold documents. The tool stays
 offered, so that the prompt is the one of training; every further search returns the same passages.
 Wrong answers are not the retriever's fault. The inserted turn is not counted.
 
@@ -109,7 +110,7 @@ class ControlAgent:
 
 
 class GoldPassages:
-    """Finds the chunks that hold a question's gold facts.
+    """Finds the chunks that hold a question's gold facts, or without facts, those of its gold documents.
 
     A fact belongs to the chunk of its document that contains it (ignoring white space). A fact that
     no chunk contains, because a chunk's end cut it or the source words it differently, belongs to
@@ -121,6 +122,8 @@ class GoldPassages:
         ids: set[str] = set()
         titles: set[str] = set()
         for question in questions:
+            if not question.metadata.evidence_list:
+                ids.update(question.metadata.supporting_doc_ids or ())
             for fact in question.metadata.evidence_list or ():
                 if fact.doc_id is not None:
                     ids.add(fact.doc_id)
@@ -151,6 +154,11 @@ class GoldPassages:
             # In the order of the evidence; of chunks with two facts the first place counts
             for chunk in with_fact or chunks:
                 passages.setdefault(chunk.id, chunk)
+
+        if not question.metadata.evidence_list:
+            for name in question.metadata.supporting_doc_ids or ():
+                for chunk in self._by_document.get(name, []):
+                    passages.setdefault(chunk.id, chunk)
 
         return tuple(passages.values())
 

@@ -1,5 +1,6 @@
 """Plan of an evaluation: question sets, conditions, temperatures, variants, and how many questions of each."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
@@ -10,12 +11,14 @@ from deepsearch_rl.conversation.agent_config import AgentConfig
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.records import NonEmpty, Question, Record
+from deepsearch_rl.core.records import NonEmpty, Question, QuestionMetadata, Record
 from deepsearch_rl.corpora.chunking.chunking import ChunkConfig
 from deepsearch_rl.evaluation.scoring.f1_row import Condition
 from deepsearch_rl.retrieval.search.quality import DatasetConfig
 from deepsearch_rl.search_server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import ServingConfig
+
+_LOG = logging.getLogger(__name__)
 
 
 def _not_reserved(name: str) -> str:
@@ -186,7 +189,10 @@ class PlannedRun(NamedTuple):
 def plan_runs(
     dataset: str, questions: Sequence[Question], evaluate: EvaluateConfig, variant: str
 ) -> Iterator[PlannedRun]:
-    """Yield the runs over one set, without the gold-passage control where no question's evidence is known."""
+    """Yield the runs over one set, without the gold-passage control where no question has facts or document ids.
+
+    Titles alone stand for whole articles, and name no passages.
+    """
     plan = evaluate.sets[dataset]
     temperature = evaluate.temperature
     planned = tuple(questions[: plan.questions])
@@ -198,5 +204,14 @@ def plan_runs(
         yield PlannedRun(dataset, "no_search", temperature, 1, controlled, variant)
     if controlled and evaluate.random_passages:
         yield PlannedRun(dataset, "random_passage", temperature, 1, controlled, variant)
-    if any(question.metadata.evidence_list is not None for question in controlled):
+    if any(_names_passages(question.metadata) for question in controlled):
         yield PlannedRun(dataset, "gold_passage", temperature, 1, controlled, variant)
+    elif controlled:
+        _LOG.warning(
+            "%s: there is no control with gold passages, because no question has evidence_list or supporting_doc_ids",
+            dataset,
+        )
+
+
+def _names_passages(metadata: QuestionMetadata) -> bool:
+    return metadata.evidence_list is not None or bool(metadata.supporting_doc_ids)

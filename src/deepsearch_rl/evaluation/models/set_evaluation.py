@@ -25,9 +25,13 @@ from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, Ro
 from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 from deepsearch_rl.retrieval.search.manifest import ROWS_FOLDER, read_manifest
 from deepsearch_rl.retrieval.search.rows import ChunkStore
+from deepsearch_rl.retrieval.search.searcher import ranking_of
 from deepsearch_rl.search_server.config import RetrievalConfig
 from deepsearch_rl.serving.adapters import tokenizer_folder
 from deepsearch_rl.trajectories.collecting.collect import Agent, BulkRun, MakeAgent, TrajectoryFile
+
+# The names in tables of both halves together; a hybrid that is one half is called as that half is
+_HYBRIDS = {"learned": "hybrid_learned", "reciprocal_ranks": "hybrid_rrf"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,21 @@ class SetEvaluation:
     def retrieval(self) -> RetrievalConfig:
         """How it is searched."""
         return self.setting.retrieval.for_dataset(self.dataset, self.setting.datasets)
+
+    @cached_property
+    def retriever(self) -> str:
+        """How passages are found, as tables name it: what ranks, also under the name ``hybrid``, and a reranker."""
+        retrieval = self.retrieval
+        name: str = retrieval.retriever
+
+        if retrieval.online is not None:
+            name = "online"
+        elif name == "hybrid":
+            built = read_manifest(self.data / "index" / self.corpus)
+            ranking = ranking_of(built.config, built.fusion_weights, name)
+            name = _HYBRIDS.get(ranking, ranking)
+
+        return f"{name}+rerank" if retrieval.reranker is not None else name
 
     @cached_property
     def planned(self) -> tuple[PlannedRun, ...]:
@@ -155,19 +174,6 @@ class SetEvaluation:
         chunks = ChunkStore(self.data / "chunks" / f"{self.corpus}.jsonl", rows)
         return RandomPassages(chunks, self.setting.retrieval.top_k, self.setting.seed)
 
-    def _retriever(self) -> str:
-        """Return how passages are found: the retriever, how its two halves are fused, and a reranker."""
-        retrieval = self.retrieval
-        name: str = retrieval.retriever
-
-        if retrieval.online is not None:
-            name = "online"
-        elif name == "hybrid":
-            weights = read_manifest(self.data / "index" / self.corpus).fusion_weights
-            name = "hybrid_rrf" if weights is None else "hybrid_learned"
-
-        return f"{name}+rerank" if retrieval.reranker is not None else name
-
     def _trained_with_other(self) -> tuple[PromptPart, ...] | None:
         """Return which texts the model was trained with in another form than this setting's; None if not known."""
         folder = self.model.folder
@@ -188,7 +194,7 @@ class SetEvaluation:
             prompt=self.setting.agent.prompt_title,
             top_k=self.setting.retrieval.top_k,
             chunk_size=self.setting.chunk.size_of(self.corpus),
-            retriever=self._retriever(),
+            retriever=self.retriever,
             temperature=run.temperature,
             temperature_sent=self.model.endpoints[0].options.temperature == "send",
             samples=run.samples,

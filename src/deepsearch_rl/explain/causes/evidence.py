@@ -46,8 +46,8 @@ def evidence_of(question: Question, ids_known: bool = True) -> Gold | AnswerEvid
     """Return what a question needs; None where nothing can say it.
 
     Gold titles take the place of gold documents where a question has more of them, because ids name
-    only what some corpus has; and without ``ids_known``, where the documents of passages are
-    unknown. Without titles the answer stands in for these.
+    only what some corpus has; and without ``ids_known``, where it is unknown of which documents the
+    passages are that a run shows. Without titles the answer stands in for these.
     """
     if is_unanswerable(question):
         return None

@@ -17,8 +17,8 @@ from deepsearch_rl.explain.causes.evidence import (
     gold_titles,
     is_unanswerable,
 )
-from deepsearch_rl.explain.causes.runs import Answer, Run, Search
-from deepsearch_rl.retrieval.ranking.gold import Gold
+from deepsearch_rl.explain.causes.runs import NAMELESS, Answer, Run, Search
+from deepsearch_rl.retrieval.ranking.gold import Gold, without_space
 
 if TYPE_CHECKING:
     from deepsearch_rl.retrieval.search.searcher import SearchesChunks
@@ -88,7 +88,7 @@ class JudgedAnswer:
 class Corpus:
     """Where a run's passages come from; ``searcher`` is None where there is no index."""
 
-    chunks: Iterable[Chunk]
+    chunks: Sequence[Chunk]
     searcher: "SearchesChunks | None" = None
     # How many there are, known after they were read
     passages: int = 0
@@ -116,9 +116,10 @@ def judge_run(
     the run answers another question, or shows a passage that the corpus does not have.
     """
     run_questions = _questions_of(run, questions)
+    ids_known = corpus is not None and _documents_known(run, run_questions, corpus.chunks)
     evidence: dict[str, Gold | AnswerEvidence] = {}
     for name, question in run_questions.items():
-        gold = evidence_of(question, ids_known=corpus is not None)
+        gold = evidence_of(question, ids_known)
         if gold is not None:
             evidence[name] = gold
 
@@ -128,7 +129,10 @@ def judge_run(
         for question in run_questions.values():
             documents += gold_documents(question)
 
-        scan = scan_corpus(corpus.chunks, evidence, run.shown_ids(), documents)
+        wanted = run.shown_ids()
+        if ids_known:
+            wanted |= run.texts_alone().keys()
+        scan = scan_corpus(corpus.chunks, evidence, wanted, documents)
         corpus.passages = scan.passages
         _require_passages(run, scan)
 
@@ -173,6 +177,28 @@ def _questions_of(run: Run, questions: Mapping[str, Question]) -> dict[str, Ques
         )
 
     return run_questions
+
+
+def _documents_known(run: Run, questions: Mapping[str, Question], chunks: Iterable[Chunk]) -> bool:
+    """Return whether questions name documents of a corpus, and it is known of which the passages of a run are.
+
+    A text alone is of none. One with an id is of the document of the corpus's passage with that id,
+    if this holds it: the ids of another corpus may be the same numbers.
+    """
+    if not any(question.metadata.supporting_doc_ids for question in questions.values()):
+        return False
+
+    texts = run.texts_alone()
+    if NAMELESS in texts:
+        return False
+    for chunk in chunks if texts else ():
+        text = texts.pop(chunk.id, None)
+        if text is not None and without_space(text) not in without_space(chunk.contents):
+            return False
+        if not texts:
+            break
+
+    return not texts
 
 
 def _require_passages(run: Run, scan: CorpusScan) -> None:
@@ -298,6 +324,15 @@ def _judge(answer: Answer, facts: QuestionFacts, scan: CorpusScan | None) -> Jud
 
 def _passages(search: Search, scan: CorpusScan | None) -> Iterable[Chunk]:
     """Return the passages of a search as the corpus has them, or else as the run shows them."""
-    if scan is None or not search.chunk_ids:
+    if scan is None:
         return search.passages
-    return [scan.chunks_by_id[name] for name in search.chunk_ids]
+    if search.chunk_ids:
+        return [scan.chunks_by_id[name] for name in search.chunk_ids]
+
+    # A run's own text counts, and the document that the corpus knows it to be of
+    passages: list[Chunk] = []
+    for passage in search.passages:
+        same = scan.chunks_by_id.get(passage.id)
+        metadata = same.metadata if same else passage.metadata
+        passages.append(passage.model_copy(update={"metadata": metadata}))
+    return passages

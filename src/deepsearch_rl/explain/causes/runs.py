@@ -24,6 +24,8 @@ from deepsearch_rl.trajectories.statistics.statistics import has_turns
 _NUMBERED = re.compile(r"(?:^|\n\n)\[\d+\] ")
 # The same under search_tags
 _TAGGED = re.compile(r"(?:^|\n)(?:<information>)?Doc \d+\(Title: ")
+# The id of a passage of which a run shows the text alone
+NAMELESS = "shown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,15 @@ class Run:
             for search in answer.searches or ():
                 ids.update(search.chunk_ids)
         return ids
+
+    def texts_alone(self) -> dict[str, str]:
+        """Return the passages that searches show without naming those of a corpus, by the run's own ids for them."""
+        texts: dict[str, str] = {}
+        for answer in self.answers:
+            for search in answer.searches or ():
+                for passage in search.passages if not search.chunk_ids else ():
+                    texts[passage.id] = passage.contents
+        return texts
 
 
 def read_rollouts(path: Path) -> Run:
@@ -183,11 +194,14 @@ def _searches(rollout: Trajectory) -> tuple[Search, ...] | None:
 
         return tuple(searches)
 
-    # The texts cannot be told apart by search, so that the first one gets them all
+    # The texts cannot be told apart by search, so that the first one that found some gets them all
     unassigned = tuple(itertools.chain.from_iterable(listed))
     for retrieval in rollout.retrievals:
-        searches.append(Search(retrieval.query, retrieval.chunk_ids, unassigned))
-        unassigned = ()
+        takes_all = bool(retrieval.chunk_ids) or not successful
+        passages = unassigned if takes_all else ()
+        searches.append(Search(retrieval.query, retrieval.chunk_ids, passages))
+        if takes_all:
+            unassigned = ()
 
     return tuple(searches)
 
@@ -216,7 +230,7 @@ def _under_title(part: str) -> str:
     return part
 
 
-def text_passage(contents: str, name: str = "shown") -> Chunk:
+def text_passage(contents: str, name: str = NAMELESS) -> Chunk:
     """Return a passage of which a run shows the text alone, with its title on the first line."""
     text = contents if contents.strip() else "-"
     return Chunk(

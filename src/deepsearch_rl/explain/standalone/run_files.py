@@ -34,6 +34,7 @@ from deepsearch_rl.corpora.reading.flashrag import numbered_rows
 from deepsearch_rl.evaluation.standalone.predictions import Prediction, first_line
 from deepsearch_rl.explain.causes.causes import FAILED
 from deepsearch_rl.explain.causes.runs import (
+    NAMELESS,
     Answer,
     Row,
     Run,
@@ -177,5 +178,5 @@ def _texts(passages: Sequence[PassageRow]) -> tuple[Chunk, ...]:
     chunks: list[Chunk] = []
     for passage in passages:
         contents = passage.contents or f"{passage.title}\n{passage.text}"
-        chunks.append(text_passage(contents, passage.id or "shown"))
+        chunks.append(text_passage(contents, passage.id or NAMELESS))
     return tuple(chunks)

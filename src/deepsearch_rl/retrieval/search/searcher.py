@@ -144,7 +144,7 @@ def open_retriever(
         ArtifactError: a file is missing or damaged.
         ConfigError: the index was built without a half that this retriever needs.
     """
-    name = _ranking(config, weights, name)
+    name = ranking_of(config, weights, name)
     for half in _halves_of(name):
         if half not in config.halves:
             present = config.halves[0]
@@ -180,15 +180,18 @@ def retrievers_of(built: IndexManifest, names: Iterable[str]) -> list[str]:
     """Return those of ``names``, as :func:`open_retriever` takes them, whose halves an index has."""
     available: list[str] = []
     for name in names:
-        needed = _halves_of(_ranking(built.config, built.fusion_weights, name))
+        needed = _halves_of(ranking_of(built.config, built.fusion_weights, name))
         if set(needed) <= set(built.config.halves):
             available.append(name)
 
     return available
 
 
-def _ranking(config: IndexConfig, weights: FusionWeights | None, name: str) -> str:
-    """Return what the name ``hybrid`` stands for in an index, and every other name as it is."""
+def ranking_of(config: IndexConfig, weights: FusionWeights | None, name: str) -> str:
+    """Return what ranks under a retriever's name, which of ``hybrid`` depends on the index; others are their own.
+
+    It is ``learned``, ``reciprocal_ranks``, ``bm25`` or ``dense`` for the hybrid.
+    """
     if name != "hybrid":
         return name
     return weights.ranking if weights else config.fusion.unlearned
