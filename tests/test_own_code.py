@@ -330,8 +330,11 @@ def test_a_file_outside_of_the_project_is_refused_by_a_stage(path: str) -> None:
         ("reader", {"download"}),
         ("filter", {"filter"}),
         ("reward", {"rl@sft"}),
-        ("retriever", {"synthesize", "choose_checkpoint", "rl@sft", "evaluate@sft"}),
-        ("encoder", {"index", "synthesize", "choose_checkpoint", "rl@sft", "evaluate@sft"}),
+        ("retriever", {"synthesize", "choose_checkpoint", "rl@sft", "evaluate@sft", "report"}),
+        (
+            "encoder",
+            {"index", "synthesize", "choose_checkpoint", "rl@sft", "evaluate@sft", "report"},
+        ),
     ],
 )
 def test_a_file_is_code_of_exactly_the_stages_that_can_load_its_kind(
