@@ -11,7 +11,6 @@ what the log holds is not asked again.
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -387,7 +386,7 @@ class _Progress:
     """GEPA's logger and callback: its own lines are for ``--debug``, every kept prompt is a point of the live curve."""
 
     def __init__(self) -> None:
-        self._best = -math.inf
+        self._best = float("-inf")
 
     def log(self, message: str) -> None:
         """Pass a line on."""
