@@ -112,13 +112,14 @@ def _require_learning(
     if first_given(context, names) is None:
         return
     if not cross_validate:
-        require_effect(context, names, "with --stored-weights, which learns nothing; leave it out")
-    if retrievers and "hybrid" not in retrievers:
+        reason = "with --stored-weights, which learns nothing; leave it out"
+    elif retrievers and "hybrid" not in retrievers:
         reason = "without the hybrid, which alone learns; leave it out, or add --retriever hybrid"
-        require_effect(context, names, reason)
-    if not retrievers and len(read_manifest(index).config.halves) < 2:
+    elif not retrievers and len(read_manifest(index).config.halves) < 2:
         reason = "for an index of one half, which has no hybrid that could learn; leave it out"
-        require_effect(context, names, reason)
+    else:
+        return
+    require_effect(context, names, reason)
 
 
 def _print(comparison: "RetrieverComparison", weights: str) -> None:
