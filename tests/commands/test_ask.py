@@ -1,4 +1,6 @@
+import io
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,11 @@ from tests.agent.search_server import serve_search
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 
 ROOT = Path(__file__).parents[2]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -62,6 +69,21 @@ def test_queries_passages_and_the_answer_are_shown_in_the_order_in_which_they_co
         ["answer", "Mary", "Moss"],
     ]
     assert found.output.splitlines()[3] == "1 searches, 1 passages, 2 turns, 18 + 2 tokens"
+
+
+@pytest.mark.usefixtures("chat")
+def test_a_terminal_also_shows_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    with serve_search(lambda _: None) as port:
+        url = f"http://127.0.0.1:{port}"
+        with pytest.raises(SystemExit):
+            app(["ask", "Who directed it?", "--retrieval-url", url], standalone_mode=False)
+
+    shown = terminal.getvalue()
+    assert f"loading model and {url}" in shown[: shown.index("its director")]
+    assert "waiting for the search" in shown[: shown.index("[1]")]
+    assert "waiting for the model" in shown[shown.index("[1]") : shown.index("Mary Moss")]
 
 
 def test_options_change_the_agent_of_the_profile(chat: ChatEndpoint) -> None:

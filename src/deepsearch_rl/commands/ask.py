@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
 import typer
 from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
 from rich.text import Text
 from typer import Option
 
@@ -132,16 +134,19 @@ def ask_command(
     # As evaluate has it, so that an answer here is one of the table's
     settings = settings.with_values(settings.value("model_settings").get(name, {}))
     dataset = dataset or next(iter(settings.value("datasets")))
-    observer = (lambda _: None) if as_json else _show
     extra = _request_options(request, folder)
-    trajectory = ask(
-        question, settings, folder, dataset, temperature, retrieval_url, observer, extra
-    )
+
+    def answer(observer: Callable[[Message], None]) -> Trajectory:
+        return ask(question, settings, folder, dataset, temperature, retrieval_url, observer, extra)
 
     if as_json:
+        trajectory = answer(lambda _: None)
         typer.echo(trajectory.model_dump_json(indent=2, exclude_none=True))
     else:
-        _show_end(trajectory)
+        source = retrieval_url or f"the index of {dataset}"
+        with _Display(f"loading {folder} and {source}") as display:
+            trajectory = answer(display.show)
+        display.show_end(trajectory)
 
     sys.exit(1 if trajectory.failed else 0)
 
@@ -165,41 +170,61 @@ def _find_model(settings: Profile, model: str | None) -> tuple[str, Path]:
     return name, Path(name) if is_other_folder else look_up("model", name, models)
 
 
-def _show(message: Message) -> None:
-    """Show what the model thought, asked for, was shown or answered; not the prompt and the question."""
-    if message.role == "assistant":
-        thought = " ".join((message.reasoning or "", _TAGGED.sub("", message.content))).strip()
-        if thought:
-            _line("thinks", thought, "italic dim")
-        for call in message.tool_calls:
-            _line("searches", str((call.parsed or {}).get("query", call.arguments)), "bold cyan")
-    elif message.role == "tool":
-        for passage in filter(str.strip, _PASSAGES.split(message.content)):
-            title, _, body = re.sub(r"</?information>", "", passage).strip().partition("\n")
-            text = f"{title}{': ' if body else ''}{body}"
-            _line("", textwrap.shorten(text, PASSAGE_CHARACTERS, placeholder=" ..."), "")
+class _Display:
+    """Shows a rollout on standard output and, on a terminal, a line below it that says what is waited for."""
 
-
-def _show_end(trajectory: Trajectory) -> None:
-    """Show the answer, or why there is none, and what it took."""
-    if trajectory.failed:
-        _line(
-            "no answer", f"{trajectory.stop_reason}: {trajectory.error or 'no answer tag'}", "red"
+    def __init__(self, waits_for: str) -> None:
+        self._console = Console(highlight=False)
+        self._spinner = Spinner("dots", Text(waits_for, "dim"))
+        self._live = Live(
+            self._spinner, console=self._console, refresh_per_second=10, transient=True
         )
-    else:
-        _line("answer", trajectory.answer or "(blank)", "bold green")
 
-    counts = f"{trajectory.prompt_tokens} + {trajectory.completion_tokens} tokens"
-    tokens = counts if trajectory.usage else "tokens not counted"
-    # A passage that several searches found counts once
-    chunk_ids: set[str] = set()
-    for retrieval in trajectory.retrievals:
-        chunk_ids.update(retrieval.chunk_ids)
-    took = f"{len(trajectory.retrievals)} searches, {len(chunk_ids)} passages, {trajectory.rounds} turns, {tokens}"
-    Console(highlight=False).print(Text(took, "dim"))
+    def __enter__(self) -> Self:
+        self._live.start(refresh=True)
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
 
-def _line(label: str, text: str, style: str) -> None:
-    Console(highlight=False).print(
-        Text(f"{label:>9}  ", "dim"), Text(text, style), sep="", soft_wrap=True
-    )
+    def show(self, message: Message) -> None:
+        """Show what the model thought, asked for, was shown or answered; not the prompt and the question."""
+        awaited = "the search" if message.tool_calls else "the model"
+        self._spinner.update(text=Text(f"waiting for {awaited}", "dim"))
+        self._live.refresh()
+        if message.role == "assistant":
+            thought = " ".join((message.reasoning or "", _TAGGED.sub("", message.content))).strip()
+            if thought:
+                self._line("thinks", thought, "italic dim")
+            for call in message.tool_calls:
+                query = str((call.parsed or {}).get("query", call.arguments))
+                self._line("searches", query, "bold cyan")
+        elif message.role == "tool":
+            for passage in filter(str.strip, _PASSAGES.split(message.content)):
+                title, _, body = re.sub(r"</?information>", "", passage).strip().partition("\n")
+                text = f"{title}{': ' if body else ''}{body}"
+                self._line("", textwrap.shorten(text, PASSAGE_CHARACTERS, placeholder=" ..."), "")
+
+    def show_end(self, trajectory: Trajectory) -> None:
+        """Show the answer, or why there is none, and what it took."""
+        if trajectory.failed:
+            reason = f"{trajectory.stop_reason}: {trajectory.error or 'no answer tag'}"
+            self._line("no answer", reason, "red")
+        else:
+            self._line("answer", trajectory.answer or "(blank)", "bold green")
+
+        counts = f"{trajectory.prompt_tokens} + {trajectory.completion_tokens} tokens"
+        tokens = counts if trajectory.usage else "tokens not counted"
+        # A passage that several searches found counts once
+        chunk_ids: set[str] = set()
+        for retrieval in trajectory.retrievals:
+            chunk_ids.update(retrieval.chunk_ids)
+        took = (
+            f"{len(trajectory.retrievals)} searches, {len(chunk_ids)} passages, "
+            f"{trajectory.rounds} turns, {tokens}"
+        )
+        self._console.print(Text(took, "dim"))
+
+    def _line(self, label: str, text: str, style: str) -> None:
+        label_text = Text(f"{label:>9}  ", "dim")
+        self._console.print(label_text, Text(text, style), sep="", soft_wrap=True)
