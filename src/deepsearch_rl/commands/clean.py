@@ -42,7 +42,7 @@ def clean_command(
         bool, Option("--all", help="Also what the next run of a stage would resume from.")
     ] = False,
     runs: Annotated[
-        bool, Option("--runs", help="Also finished RL runs, but the newest from each start.")
+        bool, Option("--runs", help="Also finished RL runs, other than the newest from each start.")
     ] = False,
     yes: Annotated[
         bool, Option("--yes", help="Remove it; without this option it is only listed.")

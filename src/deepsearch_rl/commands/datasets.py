@@ -16,7 +16,7 @@ Name = Annotated[
 def datasets_command(name: Name = None) -> None:
     """List the readable data sets, or show one: source, licence, a row, and the params that fetch it.
 
-    A question set has the name that `deepsearch evaluate --dataset` and `format` in a profile.yaml
+    The name of a question set is what `deepsearch evaluate --dataset` and `format` in a profile.yaml
     take.
 
         deepsearch datasets

@@ -180,8 +180,8 @@ def evaluate_command(
         deepsearch evaluate --model models/tiny/sft --dataset musique --data FOLDER --context-tokens 2048
         deepsearch evaluate --model models/tiny/sft --world-seed 90210 --greedy 400
 
-    The last line repeats the figures of a model of the tiny profile on names, facts and questions
-    that nothing was trained or tuned on.
+    The last line scores a model of the tiny profile on names, facts and questions that nothing was
+    trained or tuned on.
     """
     if fields["evaluate.random_passages"] and not controls:
         raise ConfigError(

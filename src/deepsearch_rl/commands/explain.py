@@ -44,7 +44,7 @@ _Index: TypeAlias = Annotated[
 ]
 _Corpus: TypeAlias = Annotated[
     Path | None,
-    Option(help="Or its passages, JSON Lines; BM25 is built over them for the time being."),
+    Option(help="Or its passages, JSON Lines; this command then builds BM25 over them."),
 ]
 _Chunks: TypeAlias = Annotated[
     Path | None, Option(help="With --index: its passage file, if it was moved since the build.")
@@ -95,13 +95,13 @@ def explain_command(
 ) -> None:
     """Show where runs lose points, cause by cause, what could be reached, and how a published row differs.
 
-    Every answer that lost points lost them to one cause, and with F1 they add up to 1. A run of a
-    finished graph or of `deepsearch evaluate` needs nothing else: questions, index and setting are
-    found beside it. A prediction is a row of `deepsearch score` with what was retrieved, `"retrievals": [{"query",
-    "passages": [text]}]`, or `"chunk_ids"` in place of the passages; FlashRAG's `output` is read
-    too. Without gold evidence the answer's string stands in. Without an index or a corpus, what the
-    corpus lacks and why something was not found stays unknown. docs/evaluation.md defines every
-    cause.
+    Every answer that lost points has one cause; F1 and the points lost to all causes add up to 1. A
+    run of a finished graph or of `deepsearch evaluate` needs nothing else: questions, index and
+    setting are found beside it. A prediction is a row of `deepsearch score` with what was
+    retrieved, `"retrievals": [{"query", "passages": [text]}]`, or `"chunk_ids"` in place of the
+    passages; FlashRAG's `output` is read too. Without gold evidence the answer's string stands in.
+    Without an index or a corpus, what the corpus lacks and why something was not found stays
+    unknown. docs/evaluation.md defines every cause.
 
         deepsearch explain data/tiny/evaluate --dataset multihoprag --page explain.html
         deepsearch explain data/tiny/evaluate/sft

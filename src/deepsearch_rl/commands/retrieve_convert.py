@@ -22,9 +22,9 @@ def convert_command(
 ) -> None:
     """Write passages of another layout as JSON Lines, which an index is built over.
 
-    Read are JSON Lines, a JSON array, CSV and TSV with a header, Parquet and Arrow, plain or
-    compressed by gzip, bzip2, xz or zip, with the keys or columns `id` (or BEIR's `_id`),
-    `contents`, `title` and `text`.
+    Read are JSON Lines, a JSON array, CSV and TSV with a header, plain or in gzip, bzip2 or xz, in
+    a tar, or in a zip of one file; Parquet and Arrow as they are. The keys or columns are `id` (or
+    BEIR's `_id`), `contents`, `title` and `text`.
 
         deepsearch retrieve convert psgs_w100.tsv.gz corpus.jsonl
     """

@@ -58,7 +58,9 @@ Dtype: TypeAlias = Annotated[
     ),
 ]
 Dimension: TypeAlias = Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)]
-Vectors: TypeAlias = Annotated[VectorsKind, Option(help="`retrieve frontier` helps to choose.")]
+Vectors: TypeAlias = Annotated[
+    VectorsKind, Option(help="Kind of vector index; `retrieve frontier` helps to choose.")
+]
 Only: TypeAlias = Annotated[
     IndexHalf | None,
     Option(
@@ -149,13 +151,15 @@ SERVE_FIELDS = {
         "retrieval.pages", Path | None, "JSON Lines of {url, contents, ...} for /access."
     ),
     "rerank_tokens": FieldOption(
-        "reranker.max_tokens", int, "Tokens of query and passage that it reads.", min=8
+        "reranker.max_tokens", int, "Tokens of query and passage that the reranker reads.", min=8
     ),
     "rerank_batch_tokens": FieldOption(
-        "reranker.batch_tokens", int, "Tokens of its batches, padding counted.", min=1
+        "reranker.batch_tokens", int, "Tokens of the reranker's batches, padding counted.", min=1
     ),
-    "rerank_device": FieldOption("reranker.device", str, "Where it runs: cpu or cuda."),
-    "rerank_dtype": FieldOption("reranker.dtype", str, "float32, float16 or bfloat16."),
+    "rerank_device": FieldOption("reranker.device", str, "Where the reranker runs: cpu or cuda."),
+    "rerank_dtype": FieldOption(
+        "reranker.dtype", str, "Of the reranker: float32, float16 or bfloat16."
+    ),
     "top_k": FieldOption(
         "retrieval.top_k", int, "Passages per query where a request does not say.", min=1
     ),
@@ -198,7 +202,10 @@ BUILD_FIELDS = {
     ),
     "device": FieldOption("index.encoder.device", Device, "Where the encoder runs."),
     "nlist": FieldOption(
-        "vectors.ivf_pq.nlist", int, "ivf: cells, 1 to 8 times the root of the passages.", min=1
+        "vectors.ivf_pq.nlist",
+        int,
+        "ivf: cells, 1 to 8 times the square root of the number of passages.",
+        min=1,
     ),
     "nprobe": FieldOption("vectors.ivf_pq.nprobe", int, "ivf: cells visited per query.", min=1),
     "m": FieldOption(

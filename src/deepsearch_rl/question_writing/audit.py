@@ -22,10 +22,10 @@ from deepsearch_rl.retrieval.search.searcher import SearchesChunks
 class Reason(StrEnum):
     """Why a draft is rejected, in the order of the checks."""
 
+    TOO_LONG = "too_long"
     EVIDENCE_MISSING = "evidence_missing"
     NOT_VERBATIM = "not_verbatim"
     ANSWER_NOT_IN_EVIDENCE = "answer_not_in_evidence"
-    TOO_LONG = "too_long"
     NEAR_DUPLICATE = "near_duplicate"
     NOT_FINDABLE = "not_findable"
     KNOWN_WITHOUT_PASSAGES = "known_without_passages"
