@@ -68,7 +68,9 @@ def main() -> None:
         _use_own_sources(arguments.adopt)
         return
 
-    digest, *parts = STAMP.read_text(encoding="utf-8").split() if STAMP.is_file() else [""]
+    # A full disk leaves it empty
+    stamp = STAMP.read_text(encoding="utf-8").split() if STAMP.is_file() else []
+    digest, *parts = stamp or [""]
     # Parts are only ever added, and brought up to date together: one with all of them is good for
     # everything.
     all_parts = {*parts, *arguments.extra}

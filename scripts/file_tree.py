@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from deepsearch_rl.core.files import atomic_file
 from scripts.imports import ROOT
 from scripts.markers import with_part
 
@@ -24,9 +25,9 @@ COLUMN = 33
 def main() -> None:
     """Rewrite the tree in docs/architecture.md."""
     document = ROOT / DOCUMENT
-    document.write_text(
-        with_part(document.read_text(encoding="utf-8"), NAME, tree(ROOT)), encoding="utf-8"
-    )
+    text = with_part(document.read_text(encoding="utf-8"), NAME, tree(ROOT))
+    with atomic_file(document) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def tree(root: Path) -> str:

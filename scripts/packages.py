@@ -29,6 +29,7 @@ import yaml
 from packaging.utils import canonicalize_name
 
 from deepsearch_rl.commands.package_parts import DISTRIBUTIONS
+from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.core.installed import EITHER, PackageVersions
 from deepsearch_rl.core.profile import PARAMS, read_values
 from deepsearch_rl.project.locked import Versions, locked_versions
@@ -157,8 +158,8 @@ def write_changed(texts: Mapping[Path, str], root: Path, consequence: str = "") 
     for path, text in texts.items():
         is_file = path.is_file() and not path.is_symlink()
         if not is_file or path.read_text(encoding="utf-8") != text:
-            path.unlink(missing_ok=True)
-            path.write_text(text, encoding="utf-8")
+            with atomic_file(path) as partial:
+                partial.write_text(text, encoding="utf-8")
             sys.stderr.write(f"{path.relative_to(root)}: written{consequence}\n")
 
 

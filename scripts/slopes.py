@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from deepsearch_rl.commands.summary import StageRun, last_whole_run, latest_runs, wall_s
 from deepsearch_rl.core.errors import ArtifactError, DeepsearchError
+from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.planning.plan import Plan, make_plan
 from deepsearch_rl.planning.slopes import SLOPES, Slope, calibrate
@@ -116,10 +117,9 @@ def main() -> None:
     except DeepsearchError as problem:
         sys.exit(f"error: {problem}")
 
-    SLOPES.write_text(
-        write(SLOPES.read_text(encoding="utf-8"), plan.machine, values, calibration_s),
-        encoding="utf-8",
-    )
+    text = write(SLOPES.read_text(encoding="utf-8"), plan.machine, values, calibration_s)
+    with atomic_file(SLOPES) as partial:
+        partial.write_text(text, encoding="utf-8")
     sys.stderr.write(
         f"{SLOPES.relative_to(ROOT)}: written. The plan's total was off by {error:+.0%}.\n"
     )

@@ -17,10 +17,10 @@ from deepsearch_rl.core.errors import (
     UnknownNameError,
 )
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
-from deepsearch_rl.core.own_code import load_own, own_path, require_deps
+from deepsearch_rl.core.own_code import KINDS, load_own, own_path, require_deps
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Document, Question
-from deepsearch_rl.core.stage_graph import read_stage
+from deepsearch_rl.core.stage_graph import read_stage, stage_names
 from deepsearch_rl.core.stage_state import read_state
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
@@ -39,6 +39,7 @@ from deepsearch_rl.trajectories.filters.filters import apply_predicates, find_pr
 from scripts.imports import ROOT
 from stages import download
 from tests.chunks import make_chunks
+from tests.pipeline.own_deps import families_with_own_code
 from tests.pipeline.smoke_copy import copy_of_working_tree, run
 from tests.settings import INDEX, RETRIEVAL
 from tests.trajectories.test_filters import QUESTION, trajectory
@@ -324,30 +325,16 @@ def test_a_file_outside_of_the_project_is_refused_by_a_stage(path: str) -> None:
         require_deps(changed("rl", "rewards", {f"{path}:a": 1}, reward=path))
 
 
-@pytest.mark.parametrize(
-    ("kind", "users"),
-    [
-        ("reader", {"download"}),
-        ("filter", {"filter"}),
-        ("reward", {"rl@sft"}),
-        ("retriever", {"synthesize", "choose_checkpoint", "rl@sft", "evaluate@sft", "report"}),
-        (
-            "encoder",
-            {"index", "synthesize", "choose_checkpoint", "rl@sft", "evaluate@sft", "report"},
-        ),
-    ],
-)
-def test_a_file_is_code_of_exactly_the_stages_that_can_load_its_kind(
-    own: Path, kind: str, users: set[str]
+@pytest.mark.parametrize("kind", sorted(set(KINDS.values())))
+def test_a_file_is_code_of_exactly_the_stages_that_dvc_yaml_gives_its_kind(
+    own: Path, kind: str
 ) -> None:
     path = str(own / "rewards.py")
     profile = load_profile(ROOT / "params.yaml").with_overrides({f"own.{kind}": path})
-    stages = (
-        "download", "chunk", "index", "prepare_model", "synthesize", "filter", "sft",
-        "choose_checkpoint", "merge", "rl@sft", "unsloth_merge@sft", "evaluate@sft", "ifeval@sft",
-        "report", "track",
-    )  # fmt: skip
-    assert {name for name in stages if path in read_stage(profile, name, ROOT).sources} == users
+    names = stage_names(profile, ROOT)
+    users = {name for name in names if path in read_stage(profile, name, ROOT).sources}
+    families = families_with_own_code(kind)
+    assert users == {name for name in names if name.partition("@")[0] in families} != set()
 
 
 def test_an_edit_of_the_file_is_another_state_of_its_stage(own: Path) -> None:

@@ -122,7 +122,7 @@ def test_where_there_is_no_answer_the_reason_is_shown_and_the_status_is_one(
     [
         (["--profile", "tinny"], UnknownNameError, "tiny"),
         (["--model", "apy"], UnknownNameError, "api"),
-        (["--dataset", "musiqe"], UnknownNameError, "musique"),
+        (["--dataset", "musique"], ConfigError, "--dataset does nothing with --retrieval-url"),
         (["--prompt", "tinny"], UnknownNameError, "tiny"),
         (["--prompt", ""], UnknownNameError, "tiny"),
         (["--top-k", "5"], ConfigError, "--retrieval-url"),
@@ -133,6 +133,13 @@ def test_what_cannot_be_is_named(options: list[str], error: type, words: str) ->
     found = ask(*options)
     assert isinstance(found.exception, error)
     assert words in str(found.exception)
+
+
+@pytest.mark.usefixtures("chat")
+def test_an_unknown_data_set_is_named_with_those_that_there_are() -> None:
+    found = CliRunner().invoke(app, ["ask", "Who directed it?", "--dataset", "musiqe"])
+    assert isinstance(found.exception, UnknownNameError)
+    assert "musique" in str(found.exception)
 
 
 @pytest.mark.usefixtures("chat")

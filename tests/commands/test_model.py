@@ -84,6 +84,8 @@ def test_a_folder_without_shards_or_with_half_of_a_checkpoint_is_named(
         (Kind.RLINF_MEGATRON, {}, "rlinf-megatron needs --model"),
         (Kind.VERL_FSDP, {"model": "Qwen2.5-3B"}, "rlinf-megatron needs --model"),
         (Kind.VERL_MEGATRON, {"rounds": True}, "--rounded is for verl-fsdp"),
+        (Kind.VERL_FSDP, {"tensor_parallel": 2}, "--tensor-parallel .* are for rlinf-megatron"),
+        (Kind.VERL_MEGATRON, {"pipeline_parallel": 4}, "--pipeline-parallel are for rlinf-mega"),
     ],
 )
 def test_an_option_of_another_owner_is_named(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 from deepsearch_rl import cli
 from deepsearch_rl.cli import app, load_command
 from deepsearch_rl.commands.model_converters import Kind
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.corpora.cards.card import CARDS
 from deepsearch_rl.corpora.download.catalogue import QUESTION_FORMATS
 from deepsearch_rl.retrieval.search.rows import Filter
@@ -149,7 +151,7 @@ BUILD = Command(
     },
 )
 IMPORT_INDEX = Command(
-    f"retrieve import {ROOT / 'params.yaml'} --corpus corpus.jsonl --out index --encoder e",
+    "retrieve import cells.index --corpus corpus.jsonl --out index --encoder e",
     "deepsearch_rl.indexing.build.build_index",
     {
         "--corpus": ("other.jsonl", "0", Path("other.jsonl")),
@@ -164,8 +166,12 @@ IMPORT_INDEX = Command(
         "--engine": ("onnx", "2.encoder.name", "onnx"),
         "--dtype": ("bfloat16", "2.encoder.dtype", "bfloat16"),
         "--nprobe": ("3", "2.vectors.nprobe", 3),
-        "--ef-search": ("5", "2.vectors.ef_search", 5),
     },
+)
+IMPORT_GRAPH = Command(
+    "retrieve import graph.index --corpus corpus.jsonl --out index --encoder e",
+    IMPORT_INDEX.function,
+    {"--ef-search": ("5", "2.vectors.ef_search", 5)},
 )
 IMPORT_LUCENE = Command(
     "retrieve import lucene --corpus corpus.jsonl --out index",
@@ -468,6 +474,7 @@ COMMANDS = (
     EVALUATE_WEIGHTS,
     BUILD,
     IMPORT_INDEX,
+    IMPORT_GRAPH,
     IMPORT_LUCENE,
     QUANTIZE,
     SERVE,
@@ -550,6 +557,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "index" / "dense").mkdir(parents=True)
     for name in ("vectors.npy", "more.npy", "queries.npy", "index/dense/vectors.npy"):
         np.save(tmp_path / name, np.eye(8, dtype=np.float32))
+    for name, kind in (("cells.index", "IVF1,Flat"), ("graph.index", "HNSW8,Flat")):
+        index = faiss.index_factory(8, kind, faiss.METRIC_INNER_PRODUCT)
+        faiss.write_index(index, str(tmp_path / name))
     for variable in ("OPENAI_API_KEY", "OTHER_KEY"):
         monkeypatch.setenv(variable, "sk-of-the-test")
     monkeypatch.chdir(tmp_path)
@@ -641,6 +651,22 @@ def test_every_option_of_every_command_has_a_case() -> None:
         (" ".join(name), option) for command in COMMANDS for name, option in named_options(command)
     }
     assert not set(all_options()) - cases
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("compare predictions.jsonl predictions.jsonl --profile smoke", "--profile does nothing"),
+        ("compare predictions.jsonl predictions.jsonl --timeout-s 9", "--timeout-s does nothing"),
+        ("plan tiny --sizes 3 --check", "--check does nothing with --sizes"),
+        ("plan tiny --check --json", "--json does nothing with --check"),
+        ("preflight gpu --list --only serve", "--only does nothing with --list"),
+        ("preflight gpu --list --keep", "--keep does nothing with --list"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(line: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        CliRunner().invoke(app, line.split(), catch_exceptions=False)
 
 
 def named_options(command: Command) -> Iterator[tuple[list[str], str]]:

@@ -234,6 +234,11 @@ def test_a_size_that_fits_nowhere_is_named(name: str, sizes: list[float], named:
         list(verl_scales(profile(name), {}, sizes))
 
 
+def test_rollouts_that_take_no_time_search_for_nothing() -> None:
+    [scale] = verl_scales(profile("search_r1"), {"rollout_s": 0}, [3])
+    assert (scale.rollout_hours, scale.queries_per_s) == (0, 0)
+
+
 @pytest.mark.parametrize("sizes", ["", "3,,7", "-1", "inf", "nan", "3B"])
 def test_a_size_that_is_no_number_is_named(sizes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -91,6 +91,16 @@ def test_an_address_that_cannot_be_used_leaves_the_settings_as_they_are(
     assert (project / ".dvc" / "config").read_text() == before
 
 
+def test_a_remote_of_this_clone_alone_is_not_taken_for_the_one_that_is_set(project: Path) -> None:
+    before = (project / ".dvc" / "config").read_text()
+    own = project / ".dvc" / "config.local"
+    own.write_text("['remote \"storage\"']\n    url = ../mine\n")
+    assert "`dvc remote remove --local storage`" in str(set_remote("../storage"))
+    own.write_text("[core]\n    remote = mine\n")
+    assert "for this clone alone" in str(set_remote("../storage"))
+    assert (project / ".dvc" / "config").read_text() == before
+
+
 def test_a_missing_plugin_is_named_with_the_command_that_installs_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,8 @@ def test_a_folder_without_permission_is_named(
         "model convert actor FILE --from verl-fsdp --start base --python python",
         "retrieve build --corpus corpus.jsonl --out FILE",
         "retrieve frontier --out FILE",
+        "retrieve import vectors.npy --corpus corpus.jsonl --out FILE",
+        "retrieve online brave --out FOLDER",
         "retrieve quantize model --out FILE",
     ],
 )

@@ -16,6 +16,7 @@ from deepsearch_rl.core.stage_graph import DVC_YAML, SOURCES, read_stage, stage_
 from scripts.imports import ROOT, closure, parse, unchosen
 from scripts.packages import PACKAGES_FILE, generated_packages
 from scripts.params import generated_graphs
+from tests.pipeline.own_deps import families_with_own_code
 
 LOADERS = {"section", "mapping", "value"}
 
@@ -90,12 +91,7 @@ def test_a_stage_that_loads_a_users_own_code_has_its_file_as_a_dep(kind: str) ->
     loading = {
         family for family in graph if loader in closure(ROOT / "stages" / f"{family}.py")
     } - exceptions
-    declaring = {
-        family
-        for family, entry in graph.items()
-        if f"${{own.{kind}}}" in entry.get("do", entry)["deps"]
-    }
-    assert loading == declaring
+    assert loading == families_with_own_code(kind)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from scripts.packages import (
     distribution_of,
     packages_of,
     third_party_modules,
+    write_changed,
 )
 
 LOCK = (ROOT / "uv.lock").read_text(encoding="utf-8")
@@ -168,3 +169,23 @@ def test_versions_of_a_gpu_profile_are_those_of_each_interpreters_own_file() -> 
             assert {f"{name}=={version}" for name, version in versions.items()} <= set(pins)
     assert "faiss-gpu" in recorded["index"]["index"]
     assert {"vllm", "torch"} <= recorded["evaluate"]["serve"].keys()
+
+
+def test_a_generated_file_that_cannot_be_written_is_the_one_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "packages.json"
+    path.write_text("before")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full_disk)
+        with pytest.raises(OSError, match="full"):
+            write_changed({path: "after"}, tmp_path)
+
+    assert path.read_text() == "before"
+    write_changed({path: "after"}, tmp_path)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["after"]
+
+
+def full_disk(*_: object, **__: object) -> None:
+    """Stands for a write that the disk has no room for."""
+    raise OSError("the disk is full")

@@ -239,6 +239,24 @@ def test_the_command_imports_and_the_effort_is_kept(
     assert vectors.model_dump() == {"kind": "faiss", "nprobe": 3, "ef_search": None}
 
 
+@pytest.mark.parametrize(
+    ("kind", "option", "problem"),
+    [
+        ("rotated", "--ef-search", "--ef-search does nothing with .* a FAISS IndexIVFPQ"),
+        ("hnsw", "--nprobe", "--nprobe does nothing with .* a FAISS IndexHNSWFlat"),
+        ("sq8", "--nprobe", "--nprobe does nothing with .* a FAISS IndexScalarQuantizer"),
+    ],
+)
+def test_an_effort_of_another_kind_of_index_is_refused(
+    folder: Path, vectors_ND: Any, tmp_path: Path, kind: str, option: str, problem: str
+) -> None:
+    source = written(vectors_ND, tmp_path / "e5.index", KINDS[kind])
+    arguments = ["retrieve", "import", str(source), "--corpus", str(folder / "corpus.jsonl")]
+    arguments += ["--out", str(tmp_path / "out"), "--encoder", str(folder / "encoder")]
+    with pytest.raises(ConfigError, match=problem):
+        CliRunner().invoke(app, [*arguments, option, "9"], catch_exceptions=False)
+
+
 def write_lucene(folder: Path, documents: list[tuple[str, str]]) -> None:
     """Write an index as Anserini's: a stored id and the analysed contents."""
     java = start_jvm(256)

@@ -300,7 +300,7 @@ def test_the_commands_list_runs_and_say_how_a_fork_is_trained(project: Path) -> 
     assert f"sft-{source.scratch.name}" in listed.output
     assert "1.000 (2)" in listed.output
     assert "1 2 3" in listed.output
-    changes = ["-S", "rl.steps.sft=4", "-S", "rl.learning_rate=5e-4"]
+    changes = ["-S", "rl.steps.sft= 4", "-S", "rl.learning_rate=5e-4"]
     forked = CliRunner().invoke(
         app, ["rl", "fork", "sft", "2", "--profile", "smoke", *changes], catch_exceptions=False
     )
@@ -312,7 +312,7 @@ def test_the_commands_list_runs_and_say_how_a_fork_is_trained(project: Path) -> 
         f"sft-{target.scratch.name} begins at step 2 of sft-{source.scratch.name}" in forked.output
     )
     assert (
-        "dvc exp run -S profiles/smoke/params.yaml:rl.steps.sft=4 "
+        "dvc exp run -S 'profiles/smoke/params.yaml:rl.steps.sft= 4' "
         "-S profiles/smoke/params.yaml:rl.learning_rate=5e-4 profiles/smoke/dvc.yaml:rl@sft"
         in forked.output
     )

@@ -17,7 +17,13 @@ from rich.spinner import Spinner
 from rich.text import Text
 from typer import Option
 
-from deepsearch_rl.commands.defaults import PROMPT_HELP, RequestOption, request_values, with_options
+from deepsearch_rl.commands.defaults import (
+    PROMPT_HELP,
+    RequestOption,
+    request_values,
+    require_effect,
+    with_options,
+)
 from deepsearch_rl.conversation.agent_config import prompt_option
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.profile import Profile, find_profile
@@ -96,6 +102,7 @@ _Protocol: TypeAlias = Annotated[
 
 
 def ask_command(
+    context: typer.Context,
     question: Annotated[str, typer.Argument(help="What you want to know.", show_default=False)],
     profile: Annotated[str, Option(help="Whose models, corpora and settings.")] = "tiny",
     model: _Model = None,
@@ -119,10 +126,9 @@ def ask_command(
         deepsearch ask "..." --model sft --temperature 0.7
         OPENAI_BASE_URL=https://... OPENAI_MODEL=... OPENAI_API_KEY=... deepsearch ask "..." --profile multihoprag
     """
-    if retrieval_url and top_k:
-        raise ConfigError(
-            "--top-k is decided by the server at --retrieval-url; leave one of them out."
-        )
+    if retrieval_url:
+        reason = "with --retrieval-url, whose server decides it; leave one of them out"
+        require_effect(context, ["top_k", "dataset"], reason)
 
     options = {
         "agent.prompt": prompt_option(prompt, protocol),

@@ -87,11 +87,19 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 def first_given(context: typer.Context, names: Iterable[str]) -> str | None:
     """Return the first of these options on the command line, as it is written there; None where there is none."""
+    # Of a parameter named otherwise, such as `as_json` of --json
+    spelled = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     for name in names:
         if is_given(context, name):
-            return f"--{name.replace('_', '-')}"
+            return spelled[name]
 
     return None
+
+
+def require_effect(context: typer.Context, names: Iterable[str], reason: str) -> None:
+    """Raise ConfigError where one of these options stands on the command line, which would do nothing for a reason."""
+    if option := first_given(context, names):
+        raise ConfigError(f"{option} does nothing {reason}.")
 
 
 def given_fields(context: typer.Context, options: Mapping[str, FieldOption]) -> set[str]:

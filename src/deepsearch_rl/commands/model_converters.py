@@ -54,6 +54,12 @@ def conversion_commands(conversion: Conversion, target: Path, between: Path) -> 
     _require_shards(conversion)
     if conversion.rounds and conversion.kind != Kind.VERL_FSDP:
         raise ConfigError(f"--rounded is for verl-fsdp; {conversion.kind} writes what it finds.")
+    parallel = max(conversion.tensor_parallel, conversion.pipeline_parallel)
+    if parallel > 1 and conversion.kind != Kind.RLINF_MEGATRON:
+        raise ConfigError(
+            "--tensor-parallel and --pipeline-parallel are for rlinf-megatron; a checkpoint of "
+            f"{conversion.kind} says itself how it is sharded."
+        )
     if (conversion.kind == Kind.RLINF_MEGATRON) != (conversion.model is not None):
         raise ConfigError(
             "rlinf-megatron needs --model, the name of the model in RLinf's converter (Qwen2.5-3B), and no other does."

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from deepsearch_rl.commands.defaults import named_numbers
+from deepsearch_rl.commands.defaults import named_numbers, require_effect
 from deepsearch_rl.commands.profile_argument import ProfileName
 from deepsearch_rl.commands.profile_inputs import missing_inputs
 from deepsearch_rl.commands.terminal import print_table
@@ -22,6 +22,7 @@ from deepsearch_rl.planning.sizes import StageWork
 
 
 def plan_command(
+    context: typer.Context,
     profile: ProfileName = "tiny",
     slope: Annotated[
         list[str] | None, Option(help="`name=value` in place of an assumption; may be repeated.")
@@ -51,12 +52,16 @@ def plan_command(
     settings = find_profile(Path(), profile)
     slopes = named_numbers("--slope", slope or (), "name=value, e.g. rollout_s=0.05")
     if sizes is not None:
+        reason = "with --sizes, whose models have no limit of hours; leave one of them out"
+        require_effect(context, ["check"], reason)
         show_scales(list(verl_scales(settings, slopes, _numbers(sizes))), as_json=as_json)
         return
 
     plan = make_plan(settings, slopes)
     # What it writes to stderr is a stage's error
     if check:
+        reason = "with --check, which prints nothing; leave one of them out"
+        require_effect(context, ["as_json"], reason)
         require_hours(plan, settings)
         return
 

@@ -6,10 +6,12 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.checkout import checkout_module
+from deepsearch_rl.commands.defaults import require_effect
 from deepsearch_rl.commands.profile_argument import ProfileName
 
 
 def preflight_command(
+    context: typer.Context,
     profile: ProfileName,
     is_listed: Annotated[
         bool, Option("--list", help="Show the phases and what they check, and run none.")
@@ -33,6 +35,8 @@ def preflight_command(
     """
     program = checkout_module("scripts.preflight.__main__")
     if is_listed:
+        reason = "with --list, which runs no phase; leave one of them out"
+        require_effect(context, ["only", "jobs", "is_kept"], reason)
         program.print_phases(profile)
         return
 

@@ -1,5 +1,6 @@
 """``deepsearch remote``: the store by which machines share what stages make, DVC's default remote."""
 
+import configparser
 import json
 import shutil
 import sys
@@ -77,6 +78,9 @@ def set_command(
     if not kind:
         writable_folder(Path(url))
 
+    if not local:
+        _require_no_local_remote(Path(".dvc", "config.local"))
+
     # By DVC's own commands, which know the form of the file
     level = ["--local"] if local else []
     commands = [["remote", "add", *level, "--force", "--default", NAME, url]]
@@ -93,6 +97,26 @@ def set_command(
         ) from error
 
     typer.echo(f"DVC's remote is {url}. `make flow` and workers fetch from it and push to it.")
+
+
+def _require_no_local_remote(path: Path) -> None:
+    """Raise ConfigError where this clone has a remote of its own, which wins over the one that all clones have."""
+    settings = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        settings.read(path, encoding="utf-8")
+    except configparser.Error:
+        # DVC's own commands say what is wrong with it
+        return
+
+    section = f"'remote \"{NAME}\"'"
+    name = settings.get("core", "remote", fallback=NAME)
+    if name == NAME and not settings.has_option(section, "url"):
+        return
+    fix = f"remove --local {NAME}" if name == NAME else "default --local --unset"
+    raise ConfigError(
+        f"{path} names the remote {name} for this clone alone, which DVC would go on using here: set that one "
+        f"(--local), or run `dvc remote {fix}` first."
+    )
 
 
 def _write_file() -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from typer import Option
 
 from deepsearch_rl.commands import retrieve_options as options
-from deepsearch_rl.commands.defaults import Fields, field_options, named_numbers
+from deepsearch_rl.commands.defaults import Fields, field_options, named_numbers, require_effect
 from deepsearch_rl.commands.retrieve_convert import convert_command
 from deepsearch_rl.commands.retrieve_measure import eval_command, frontier_command
 from deepsearch_rl.commands.retrieve_online import online_command
@@ -101,7 +101,7 @@ def build_command(
     options.require_effect_of_half(context, only)
     if params:
         reason = "beside --params, whose file has this setting; change it there"
-        options.require_effect(context, options.SETTINGS, reason)
+        require_effect(context, options.SETTINGS, reason)
         settings = Profile(params, read_values(params))
     else:
         options.require_effect_on_build(
@@ -162,7 +162,7 @@ def import_command(
         Path, typer.Argument(help="A .npy or FAISS file, or the folder of a Lucene index.")
     ],
     corpus: Annotated[Path, Option(help="The passages of the index, JSON Lines, in its order.")],
-    out: Annotated[Path, Option(help="Index folder to write; an index that is there is replaced.")],
+    out: options.Out,
     encoder: _ImportedEncoder = None,
     engine: options.Engine = "transformers",
     dtype: options.Dtype = None,
@@ -207,6 +207,8 @@ def import_command(
     effort = FaissConfig(kind="faiss", nprobe=nprobe, ef_search=ef_search)
     described = settings.section("index", IndexSection).of("").model_copy(update={"bm25": lucene})
     config = imported_config(source, described, effort)
+    if config.vectors.kind == "faiss":
+        options.require_effect_on_faiss(context, source)
 
     index = build_index(corpus, out, config, _PRESET.value("seed"), imported=source)
     half = f"{index.dimension}-d vectors" if index.dimension else "Lucene's BM25"
@@ -356,7 +358,7 @@ def serve_command(
 
     if index is None:
         reason = "with --online, which searches no index; leave it out"
-        options.require_effect(context, ["retriever", "chunks", "threads"], reason)
+        require_effect(context, ["retriever", "chunks", "threads"], reason)
     options.require_reranker(context, fields["reranker.model"])
 
     settings = _PRESET.with_overrides(fields)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from typer import Option
 
-from deepsearch_rl.commands.defaults import first_given
-from deepsearch_rl.commands.retrieve_options import require_effect
+from deepsearch_rl.commands.defaults import first_given, require_effect
 from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core.errors import ArtifactError, ConfigError

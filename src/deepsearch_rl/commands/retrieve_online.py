@@ -12,6 +12,7 @@ import typer
 import yaml
 from typer import Option
 
+from deepsearch_rl.commands.targets import writable_file
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import atomic_file
 
@@ -26,7 +27,7 @@ _OPTIONS = {"ENGINE_ID": "--engine", "ADDRESS": "--address"}
 
 def online_command(
     name: Annotated[str, typer.Argument(help=f"Whose search: {' | '.join(PRESETS)}.")],
-    out: Annotated[Path, Option(help="YAML file to write.")],
+    out: Annotated[Path, Option(help="YAML file to write.", callback=writable_file)],
     engine: Annotated[
         str | None, Option(help="google: the ID (`cx`) of the Programmable Search Engine.")
     ] = None,

@@ -1,6 +1,6 @@
 """The options of ``deepsearch retrieve build``, ``search`` and ``serve``; many are fields of a preset."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 from typer import Option
 
-from deepsearch_rl.commands.defaults import FieldOption, first_given
+from deepsearch_rl.commands.defaults import FieldOption, first_given, require_effect
 from deepsearch_rl.commands.targets import writable_folder
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.retrieval.names import Device, IndexHalf, RetrieverName, VectorsKind
@@ -240,12 +240,6 @@ def require_fitting_engine(
         )
 
 
-def require_effect(context: typer.Context, names: Iterable[str], reason: str) -> None:
-    """Raise ConfigError where one of these options stands on the command line, which would do nothing for a reason."""
-    if option := first_given(context, names):
-        raise ConfigError(f"{option} does nothing {reason}.")
-
-
 def require_effect_of_half(context: typer.Context, only: IndexHalf | None) -> None:
     """Raise ConfigError where an option of ``build`` is of a half that is not built."""
     if only == "bm25":
@@ -311,6 +305,17 @@ def require_effect_on_import(context: typer.Context, source: Path, is_lucene: bo
     if source.suffix == ".npy":
         reason = "with a .npy file, all of whose vectors are compared; leave it out"
         require_effect(context, ["nprobe", "ef_search"], reason)
+
+
+def require_effect_on_faiss(context: typer.Context, source: Path) -> None:
+    """Raise ConfigError where an effort of ``import`` is not that of the searches of a FAISS file's kind."""
+    if first_given(context, ["nprobe", "ef_search"]) is None:
+        return
+    from deepsearch_rl.measurement.search_effort import effort_of  # noqa: PLC0415 - loads FAISS
+
+    kind, field = effort_of(source)
+    others = [name for name in ("nprobe", "ef_search") if name != field]
+    require_effect(context, others, f"with {source}, a FAISS {kind}; leave it out")
 
 
 def _named(prefix: str) -> list[str]:

@@ -1,5 +1,6 @@
 """``deepsearch rl``: runs of the stage rl with their checkpoints, and new runs that begin at one of them."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -112,5 +113,6 @@ def _train_command(profile: str, start: str, changes: list[str]) -> str:
     if not changes:
         return f"dvc repro {stage}"
     file = "" if profile == "tiny" else f"{Path(graph).with_name(PARAMS).as_posix()}:"
-    options = [f"-S {file}{change}" for change in changes]
+    # For a shell: a value may have blanks and braces
+    options = [f"-S {shlex.quote(f'{file}{change}')}" for change in changes]
     return " ".join(["dvc exp run", *options, stage])

@@ -10,6 +10,7 @@ from pydantic import Field
 from typer import Option
 
 from deepsearch_rl.commands.checkout import checkout_module
+from deepsearch_rl.commands.defaults import require_effect
 from deepsearch_rl.commands.summary import STORE_HELP
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.core import answers
@@ -131,6 +132,7 @@ def score_command(
 
 
 def compare_command(
+    context: typer.Context,
     first: Compared,
     second: Compared,
     profile: Annotated[
@@ -180,6 +182,8 @@ def compare_command(
             "two reports."
         )
 
+    reason = "with files of predictions: it is for reports; leave it out"
+    require_effect(context, ["profile", "store", "timeout_s"], reason)
     report = report_comparison(
         score_predictions(Path(first)), score_predictions(Path(second)), seed, draws
     )

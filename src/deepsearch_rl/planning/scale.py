@@ -113,7 +113,8 @@ def _scale(profile: Profile, plan: Plan, work: StageWork, billions: float) -> Sc
     searches = min(
         plan.slopes["calls_per_rollout"].value - 1, profile.value("agent")["max_searches"]
     )
-    queries_per_s = searches * gpus / rollout_s
+    # A slope of 0 leaves rollouts out
+    queries_per_s = searches * gpus / rollout_s if rollout_s else 0.0
 
     return Scale(
         billions=billions,
