@@ -228,23 +228,14 @@ def _build_settings(
     has_weights = encoder != _ENCODER["name"]
     options.require_fitting_engine(has_weights, engine, dtype)
 
-    def of(prefix: str) -> Fields:
-        """Return the options for fields below a prefix that were given."""
-        options: Fields = {}
-        for name, value in fields.items():
-            if name.startswith(prefix) and value is not None:
-                options[name] = value
-
-        return options
-
-    # A kind has some of the options --nlist, --m and so on; the others say nothing to it
-    of_kind = dict(_PRESET.value("vectors")[vectors])
-    for name, value in of("vectors.").items():
+    # A kind of vector index has some of the settings --nlist, --m and so on, and ignores the others
+    vector_settings = dict(_PRESET.value("vectors")[vectors])
+    for name, value in _values_below("vectors.", fields).items():
         setting = name.rpartition(".")[2]
-        if setting in of_kind:
-            of_kind[setting] = value
+        if setting in vector_settings:
+            vector_settings[setting] = value
 
-    changes = {**of("index.bm25."), "index.vectors": of_kind}
+    changes = {**_values_below("index.bm25.", fields), "index.vectors": vector_settings}
     if half:
         changes["index.encoding.dtype"] = "float16"
     if weights:
@@ -259,7 +250,8 @@ def _build_settings(
     if dtype or fields["index.encoder.device"] == "cuda":
         changes["index.encoder.dtype"] = dtype or "float16"
 
-    settings = load_preset("encoder").with_overrides({**changes, **of("index.encoder.")})
+    encoder_changes = _values_below("index.encoder.", fields)
+    settings = load_preset("encoder").with_overrides({**changes, **encoder_changes})
     if engine == "transformers":
         return settings
 
@@ -267,6 +259,16 @@ def _build_settings(
     described = settings.value("index.encoder")
     exported = {name: value for name, value in described.items() if name != "dtype"}
     return settings.with_overrides({"index.encoder": {**exported, "name": engine}})
+
+
+def _values_below(prefix: str, fields: Fields) -> Fields:
+    """Return the values of the fields whose dotted name begins with a prefix, without those that are None."""
+    values: Fields = {}
+    for name, value in fields.items():
+        if name.startswith(prefix) and value is not None:
+            values[name] = value
+
+    return values
 
 
 @app.command("search")
