@@ -15,16 +15,19 @@ _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """One stage: how much of every slope its time is made of, and what else it takes."""
+    """One stage: how much of every slope its time is made of, and what else it takes.
+
+    Disk is what it adds, memory what it holds at most; of several GPUs, that of one. ``api`` is the
+    model of an API that is asked, empty where none is, and ``tokens`` those that it reads and writes.
+    """
 
     stage: str
     amounts: Mapping[str, float]
-    disk_gib: float = 0.0
-    host_gib: float = 0.0
-    gpu_gib: float = 0.0
-    # The API's model that is asked, and the tokens that it reads and writes
-    api: str = ""
-    tokens: tuple[float, float] = (0.0, 0.0)
+    disk_gib: float
+    host_gib: float
+    gpu_gib: float
+    api: str
+    tokens: tuple[float, float]
 
     def seconds(self, slopes: Mapping[str, Slope]) -> float:
         """Return the wall time."""
@@ -44,13 +47,27 @@ class Sizes:
         return self.slopes[name].value
 
     def stage(
-        self, name: str, amounts: Mapping[str, float], rollouts: int = 0, **other: Any
+        self,
+        name: str,
+        amounts: Mapping[str, float],
+        rollouts: int = 0,
+        *,
+        disk_gib: float = 0.0,
+        host_gib: float = 0.0,
+        gpu_gib: float = 0.0,
+        api: str = "",
+        tokens: tuple[float, float] = (0.0, 0.0),
     ) -> StageWork:
-        """Return the work of a stage: ``amounts``, its start, its process, and the rollouts that it keeps."""
-        disk_gib = other.pop("disk_gib", 0.0)
-        disk_gib += self.disk_gib(rollouts * self.slope("rollout_bytes"))
-        host_gib = other.pop("host_gib", 0.0) + self.slope("process_gib")
-        return StageWork(name, {"start_s": 1, **amounts}, disk_gib, host_gib, **other)
+        """Return the work of a stage: what is given, its start, its process, and the rollouts that it keeps."""
+        return StageWork(
+            name,
+            {"start_s": 1, **amounts},
+            disk_gib=disk_gib + self.disk_gib(rollouts * self.slope("rollout_bytes")),
+            host_gib=host_gib + self.slope("process_gib"),
+            gpu_gib=gpu_gib,
+            api=api,
+            tokens=tokens,
+        )
 
     def questions(self, dataset: str, split: str, at_most: int | None) -> int:
         """Return the questions of a split of a set; raise UnknownNameError where there is no such set or split."""
