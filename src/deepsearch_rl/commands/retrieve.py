@@ -204,13 +204,13 @@ def import_command(
         settings = _build_settings(encoder, 1, "flat", fields, engine=engine, dtype=dtype)
 
     lucene = LuceneConfig(engine="lucene", k1=k1, b=b, heap_mb=heap_mb)
-    effort = FaissConfig(kind="faiss", nprobe=nprobe, ef_search=ef_search)
-    described = settings.section("index", IndexSection).of("").model_copy(update={"bm25": lucene})
-    config = imported_config(source, described, effort)
+    search_effort = FaissConfig(kind="faiss", nprobe=nprobe, ef_search=ef_search)
+    own_config = settings.section("index", IndexSection).of("").model_copy(update={"bm25": lucene})
+    config = imported_config(source, own_config, search_effort)
 
     index = build_index(corpus, out, config, _PRESET.value("seed"), imported=source)
-    half = f"{index.dimension}-d vectors" if index.dimension else "Lucene's BM25"
-    typer.echo(f"{out}: {index.rows} passages, {half} of {source}")
+    kind = f"{index.dimension}-d vectors" if index.dimension else "Lucene's BM25"
+    typer.echo(f"{out}: {index.rows} passages, {kind} of {source}")
 
 
 def _build_settings(
@@ -313,8 +313,9 @@ def search_command(
     rows: list[dict[str, object]] = []
     passages: list[str] = []
     for rank, hit in enumerate(hits, 1):
-        fields_of_chunk = hit.chunk.model_dump(mode="json")
-        rows.append({"id": hit.chunk.id, "score": hit.score, **fields_of_chunk})
+        chunk = hit.chunk.model_dump(mode="json")
+        # Id and score first, where a reader looks for them
+        rows.append({"id": hit.chunk.id, "score": hit.score, **chunk})
         passages.append(f"[{rank}] {hit.score:.4f}  {hit.chunk.contents}")
 
     if as_json:

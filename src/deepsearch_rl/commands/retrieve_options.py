@@ -234,7 +234,7 @@ def require_fitting_engine(
 
 
 def require_effect(context: typer.Context, names: Iterable[str], reason: str) -> None:
-    """Raise ConfigError where one of these options stands on the command line, which would do nothing for a reason."""
+    """Raise ConfigError where one of these options stands on the command line; ``reason`` says why it does nothing."""
     if option := first_given(context, names):
         raise ConfigError(f"{option} does nothing {reason}.")
 
@@ -275,7 +275,8 @@ def require_effect_on_build(
 ) -> None:
     """Raise ConfigError where an option of ``build`` is of another kind of vector index or encoder than these.
 
-    They are those of no ``--params``, so that none names a corpus in there either.
+    For a build without ``--params``: there, ``--corpus-name`` has nothing to choose from, and is
+    refused as well.
     """
     reason = "without --params, whose file may have settings of its own for a corpus; leave it out"
     require_effect(context, ["corpus_name"], reason)
