@@ -69,18 +69,25 @@ class Sizes:
             tokens=tokens,
         )
 
-    def questions(self, dataset: str, split: str, at_most: int | None) -> int:
-        """Return the questions of a split of a set; raise UnknownNameError where there is no such set or split."""
-        download = self.profile.value("download")
-        if download["source"] == "world":
-            world = download["world"]
-            if dataset == self.profile.value("synthesize")["dataset"]:
-                count = look_up("split", split, world["questions"])
-            else:
-                count = world["out_of_domain_questions"]
-            return min(count, at_most or count)
+    def questions(self, dataset: str, split: str, limit: int | None) -> int:
+        """Return how many questions of a split of a set are used: all, or at most ``limit``.
 
-        question_sets = download["folder"]["questions"]
+        Raise UnknownNameError where there is no such set or split.
+        """
+        if self.profile.value("download")["source"] == "world":
+            count = self._generated_questions(dataset, split)
+        else:
+            count = self._read_questions(dataset, split)
+        return count if limit is None else min(count, limit)
+
+    def _generated_questions(self, dataset: str, split: str) -> int:
+        world = self.profile.value("download")["world"]
+        if dataset == self.profile.value("synthesize")["dataset"]:
+            return look_up("split", split, world["questions"])
+        return world["out_of_domain_questions"]
+
+    def _read_questions(self, dataset: str, split: str) -> int:
+        question_sets = self.profile.value("download")["folder"]["questions"]
         sources = look_up("question set of download.folder", dataset, question_sets)
         sizes: dict[str, int] = {}
         # Several files may give a split their questions
@@ -88,8 +95,7 @@ class Sizes:
             for name in source["splits"]:
                 sizes[name] = sizes.get(name, 0) + self._split_size(source, name)
 
-        count = look_up("split", split, sizes)
-        return min(count, at_most or count)
+        return look_up("split", split, sizes)
 
     def _split_size(self, source: Mapping[str, Any], split: str) -> int:
         """Return the questions that one file gives a split; of questions that are still to be made, the most."""
