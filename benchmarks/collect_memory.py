@@ -21,7 +21,7 @@ from benchmarks.data import make_trajectory, row_key
 from benchmarks.measure import parse_options, publish, restart_peak, status_kb
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.evaluation.scoring.score import build_row
-from deepsearch_rl.trajectories.collecting.collect import collect
+from deepsearch_rl.trajectories.collecting.collect import BulkRun, collect
 
 CONCURRENCY = 30
 SAMPLE = 1000
@@ -45,7 +45,11 @@ class ScriptedAgent:
 
 
 def measure(count: int) -> list[int]:
-    """Collect and score questions in this process; return the sizes of the table's row in bytes."""
+    """Collect and score questions in this process.
+
+    Return bytes in the order of the table's columns: the artifact, the growth of the peak by
+    ``collect`` and by the row, and what the trajectories would take if they were kept.
+    """
     questions: list[Question] = []
     for number in range(count):
         text = f"Number {number}?"
@@ -56,7 +60,10 @@ def measure(count: int) -> list[int]:
         out = Path(folder, "out.jsonl")
         agent = contextlib.nullcontext(ScriptedAgent())
         held_kb = restart_peak()
-        trajectories = collect(questions, 1, lambda: agent, log, CONCURRENCY, "collect", out)
+        run = BulkRun(
+            questions, samples=1, make_agents=[lambda: agent], log=log, label="collect", out=out
+        )
+        trajectories = collect(run, CONCURRENCY)
         collect_kb = status_kb("VmHWM") - held_kb
         held_kb = restart_peak()
         row = build_row(KEY, trajectories, generated=True, draws=DRAWS)

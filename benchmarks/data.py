@@ -129,10 +129,10 @@ def read_steps(folder: Path, files: Sequence[str]) -> dict[str, list[tuple[str, 
     return steps
 
 
-def wiki18_passages(data: Path = DATA, least: int = 1) -> list[str]:
-    """Return the real wiki-18 passages under ``data``, and invented ones if they are fewer than ``least``."""
+def wiki18_passages(least: int = 1) -> list[str]:
+    """Return the real wiki-18 passages, and invented ones if they are fewer than ``least``."""
     texts: list[str] = []
-    for path in sorted((data / "wiki18").glob("*.jsonl.gz")):
+    for path in sorted((DATA / "wiki18").glob("*.jsonl.gz")):
         for row in gzip_rows(path):
             texts.append(row["contents"])
 

@@ -20,7 +20,7 @@ import psutil
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE
+from deepsearch_rl.measurement.frontier import files_of
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 from deepsearch_rl.retrieval.vectors.dense import VectorIndex, open_vector_index
 
@@ -39,8 +39,7 @@ class Opening:
     @property
     def files(self) -> tuple[Path, ...]:
         """All that the index reads."""
-        names = {"flat": (VECTORS_FILE,), "ivf_pq_refine": (INDEX_FILE, VECTORS_FILE)}
-        return tuple(self.folder / name for name in names.get(self.config.kind, (INDEX_FILE,)))
+        return tuple(files_of(self.folder, self.config))
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,6 @@ BFLOAT16 = "bfloat16, torch"
 ONNX = "float32, onnxruntime"
 INT8 = "int8, onnxruntime"
 STATIC = "int8 with fixed ranges"
-PRECISIONS = (FLOAT32, BFLOAT16, ONNX, INT8, STATIC)
 
 
 @dataclass(frozen=True, slots=True)

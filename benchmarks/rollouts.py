@@ -58,11 +58,11 @@ from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.endpoints.address import NO_KEY, Endpoint
 from deepsearch_rl.search_server.launch import listen
-from deepsearch_rl.trajectories.collecting.collect import collect
+from deepsearch_rl.trajectories.collecting.collect import BulkRun, collect
 
 MODEL = "scripted"
+# Of :func:`scripted_endpoint`
 ANSWER = "Vienna"
-"""Of :func:`scripted_endpoint`."""
 OURS = "collect"
 THEIRS = "session per question"
 TARGET_RATIO = 2.5
@@ -129,10 +129,15 @@ def collect_all(
     """Run ours; return the answers."""
     agent = partial(SearchAgent, config, Endpoint(endpoint, MODEL), retrieval, TEMPERATURE, seed=0)
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log.jsonl")
-        out = Path(folder, "out.jsonl")
-        rollouts = collect(questions, 1, agent, log, config.concurrency, OURS, out)
-        return [str(rollout.answer) for rollout in rollouts]
+        run = BulkRun(
+            questions,
+            samples=1,
+            make_agents=[agent],
+            log=Path(folder, "log.jsonl"),
+            label=OURS,
+            out=Path(folder, "out.jsonl"),
+        )
+        return [str(rollout.answer) for rollout in collect(run, config.concurrency)]
 
 
 def session_per_question(

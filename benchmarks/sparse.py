@@ -179,13 +179,11 @@ def main() -> None:
     options = parse_options(
         __doc__,
         repetitions=(3, "of building and searching, engines in turn"),
-        copies=(1, "of every passage"),
         queries=(700, "at most so many of a set"),
     )
     rows: list[Sequence[object]] = []
 
     for name, chunks, queries in (_wiki18(), _multihoprag()):
-        chunks = chunks * options.copies
         queries = queries[: options.queries]
         works = {engine: partial(_run_engine, engine, chunks, queries) for engine in ENGINES}
         runs = in_turn(works, options.repetitions)

@@ -12,6 +12,7 @@ import itertools
 import random
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.data import make_trajectory, row_key
@@ -22,21 +23,29 @@ from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation,
 from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.evaluation.tables.table_files import write_table
 from deepsearch_rl.evaluation.tables.tables import build_table
+from deepsearch_rl.explain.causes.explain import explain_evaluations
 from deepsearch_rl.tracking.build_bundle import Results, build_bundle
-from deepsearch_rl.tracking.bundle import Provenance, TrackConfig
+from deepsearch_rl.tracking.bundle import LOST_POINTS, PAGE, Provenance, TrackConfig
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.store import connected
 from deepsearch_rl.tracking.upload import upload
 
 MODELS = ("base", "rl", "sft", "sft_rl")
+# Questions of each set
+QUESTIONS = {"multihoprag": 400, "a": 100, "b": 100, "c": 100}
+# Question set, answers to each question, temperature
 RUNS = (
-    ("multihoprag", 400, 3, 0.7),
-    ("multihoprag", 400, 1, 0.0),
-    *((name, 100, 1, 0.7) for name in ("a", "b", "c")),
+    ("multihoprag", 3, 0.7),
+    ("multihoprag", 1, 0.0),
+    ("a", 1, 0.7),
+    ("b", 1, 0.7),
+    ("c", 1, 0.7),
 )
-"""Question set, questions, answers to each, temperature."""
 WORDS = "the film was made in a town by an artist who left her city met"
+# Resamples of the report's intervals
+DRAWS = 100
 TIMEOUT_S = 60.0
+# What a line of the table sends: its label, `track.predictions` and `track.traces`
 CHOICES: tuple[tuple[str, int | None, float], ...] = (
     ("scores and tables alone", 0, 0.0),
     ("200 predictions of every run", 200, 0.0),
@@ -50,47 +59,68 @@ CHOICES: tuple[tuple[str, int | None, float], ...] = (
 def make_results(folder: Path, seed: int) -> Results:
     """Write a finished report into ``folder``."""
     rng = random.Random(seed)
-    evaluations = {model: folder / "evaluate" / model for model in MODELS}
+    questions = {name: _make_questions(rng, count) for name, count in QUESTIONS.items()}
+    question_files = {name: folder / "questions" / name / "val.jsonl" for name in QUESTIONS}
+    for name, file in question_files.items():
+        write_jsonl(file, questions[name])
 
+    evaluations = {model: folder / "evaluate" / model for model in MODELS}
+    inputs = {"model": "a" * 64} | {f"questions/{name}/val": "b" * 64 for name in QUESTIONS}
     for model, out in evaluations.items():
-        rows = tuple(_write_run(rng, model, out, *run) for run in RUNS)
-        inputs = {"model": "a" * 64} | {f"questions/{name}/val": "b" * 64 for name, *_ in RUNS}
+        rows: list[F1TableRow] = []
+        for dataset, samples, temperature in RUNS:
+            key = row_key(model, dataset, temperature, samples)
+            rows.append(_write_run(rng, key, questions[dataset], out))
+
         evaluation = ModelEvaluation(
-            model=model, seed=seed, settings_sha256="c" * 64, inputs=inputs, rows=rows
+            model=model, seed=seed, settings_sha256="c" * 64, inputs=inputs, rows=tuple(rows)
         )
         write_json(out / "rows.json", evaluation.model_dump(mode="json"))
 
-    write_table(build_table("tiny", evaluations, [], seed, 100), [], folder / "reports")
-    return Results(folder / "reports", evaluations, {}, folder / "questions")
+    reports = folder / "reports"
+    write_table(build_table("tiny", evaluations, [], seed, DRAWS), [], reports)
+    lost = explain_evaluations(evaluations, question_files, None, seed, DRAWS, DRAWS)
+    write_json(reports / LOST_POINTS, lost.model_dump(mode="json"))
+    (reports / PAGE).write_text("<h1>Report</h1>\n", encoding="utf-8")
+    return Results(
+        reports=reports,
+        evaluations=evaluations,
+        train_logs={},
+        questions=folder / "questions",
+        prompts=(),
+    )
+
+
+def _make_questions(rng: random.Random, count: int) -> list[Question]:
+    questions: list[Question] = []
+    for number in range(count):
+        text = _text(rng, 15)
+        questions.append(Question(id=f"q{number}", question=text, golden_answers=("town",)))
+
+    return questions
+
+
+def _text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choices(WORDS.split(), k=words))
 
 
 def _write_run(
-    rng: random.Random,
-    model: str,
-    out: Path,
-    dataset: str,
-    questions: int,
-    samples: int,
-    temperature: float,
+    rng: random.Random, key: RowKey, questions: Sequence[Question], out: Path
 ) -> F1TableRow:
-    key = row_key(model, dataset, temperature, samples)
+    """Write the rollouts of a row into ``out``, and return the row."""
     rollouts: list[Trajectory] = []
-    for number, sample in itertools.product(range(questions), range(samples)):
-        rollouts.append(_make_rollout(rng, key, number, sample))
-    row = build_row(key, rollouts, True, 100)
+    for question, sample in itertools.product(questions, range(key.samples)):
+        rollouts.append(_make_rollout(rng, key, question, sample))
+    row = build_row(key, rollouts, True, DRAWS)
     write_jsonl(out / row.rollouts_file, rollouts)
     return row
 
 
-def _make_rollout(rng: random.Random, key: RowKey, number: int, sample: int) -> Trajectory:
-    def text(words: int) -> str:
-        return " ".join(rng.choices(WORDS.split(), k=words))
-
-    question = Question(id=f"q{number}", question=text(15), golden_answers=("town",))
+def _make_rollout(rng: random.Random, key: RowKey, question: Question, sample: int) -> Trajectory:
     searches: list[tuple[str, str]] = []
     for _ in range(2):
-        query = text(5)
-        passages = [f"[{rank}] A Title\n{text(28)}" for rank in (1, 2, 3)]
+        query = _text(rng, 5)
+        passages = [f"[{rank}] A Title\n{_text(rng, 28)}" for rank in (1, 2, 3)]
         searches.append((query, "\n\n".join(passages)))
     return make_trajectory(question, sample, key, searches, rng.choice(("town", "city")))
 

@@ -56,9 +56,6 @@ SECTIONS = {
 }
 
 
-_OTHER_NAME = "Choose another name, or remove that one: `dvc exp remove %s`."
-
-
 def resolve_revision(project: Path, revision: str, warn: Callable[[str], object]) -> str:
     """Return the commit of a branch, tag or commit; of a branch the newest that the remote ``origin`` has.
 
@@ -217,33 +214,42 @@ def check_experiment_is_new(project: Path, folder: Path, profile: str, name: str
         ConfigError: an experiment of this name has other params or is of another profile, and would
             be replaced.
     """
-    path = Path(dvc_file(profile)).with_name(PARAMS).as_posix()
-    values = flatten(read_values(folder / path))
+    params = Path(dvc_file(profile)).with_name(PARAMS)
+    values = flatten(read_values(folder / params))
     experiments = _experiments(project, name)
-
     for commit, began_at in experiments:
-        # An experiment does not say of which profile it is: its changed files do
-        for changed in _git(project, "diff", "--name-only", began_at, commit).stdout.splitlines():
-            file = Path(changed)
-            if file.name in (PARAMS, "dvc.lock") and file.parent != Path(path).parent:
-                raise ConfigError(
-                    f"there is an experiment {name} of another profile ({changed} differs there). "
-                    f"{_OTHER_NAME % name}"
-                )
-
-        text = _git(project, "show", f"{commit}:{path}").stdout
-        before = flatten(yaml.load(text, yaml.CSafeLoader) or {})
-        others: list[str] = []
-        for key in sorted({*before, *values}):
-            if before.get(key) != values.get(key):
-                others.append(f"{key}={before.get(key)}")
-
-        if others:
+        difference = _other_profile(project, commit, began_at, params.parent)
+        difference = difference or _other_params(project, commit, params, values)
+        if difference:
             raise ConfigError(
-                f"there is an experiment {name} with {', '.join(others)}. {_OTHER_NAME % name}"
+                f"there is an experiment {name} {difference}. Choose another name, or remove that one: "
+                f"`dvc exp remove {name}`."
             )
 
     return not experiments
+
+
+def _other_profile(project: Path, commit: str, began_at: str, folder: Path) -> str:
+    """Return of which other profile than that of ``folder`` an experiment is, in words; empty if it is of that one."""
+    # An experiment does not say of which profile it is: its changed files do
+    for changed in _git(project, "diff", "--name-only", began_at, commit).stdout.splitlines():
+        file = Path(changed)
+        if file.name in (PARAMS, "dvc.lock") and file.parent != folder:
+            return f"of another profile ({changed} differs there)"
+
+    return ""
+
+
+def _other_params(project: Path, commit: str, params: Path, values: Mapping[str, Any]) -> str:
+    """Return which params of an experiment differ from these ``values`` by dotted name, in words; empty if none."""
+    text = _git(project, "show", f"{commit}:{params.as_posix()}").stdout
+    before = flatten(yaml.load(text, yaml.CSafeLoader) or {})
+    others: list[str] = []
+    for key in sorted({*before, *values}):
+        if before.get(key) != values.get(key):
+            others.append(f"{key}={before.get(key)}")
+
+    return f"with {', '.join(others)}" if others else ""
 
 
 def _experiments(project: Path, name: str) -> list[tuple[str, str]]:

@@ -195,21 +195,14 @@ def find_foreign_run(root: Path, profile: str) -> Holder | None:
             continue
         with suppress(psutil.Error, OSError):
             run = read_dvc_run(process.info["cmdline"], Path(process.cwd()))
-            if (
-                run is None
-                or project_of(run.folder) != root.resolve()
-                or profile not in profiles_of(run, root)
-            ):
+            if process.pid == os.getpid() or run is None:
+                continue
+            if project_of(run.folder) != root.resolve() or profile not in profiles_of(run, root):
                 continue
 
             # The project's own DVC holds the lock open, and so do its children
-            knows = any(file.path == str(lock) for file in process.open_files())
-
-            if (
-                process.pid == os.getpid()
-                or knows
-                or is_noted(lock, process.environ().get(LOCKS_VARIABLE, ""))
-            ):
+            has_lock_open = any(file.path == str(lock) for file in process.open_files())
+            if has_lock_open or is_noted(lock, process.environ().get(LOCKS_VARIABLE, "")):
                 continue
 
             return Holder(str(run), process.pid, local_time(process.create_time()))

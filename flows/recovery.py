@@ -114,10 +114,15 @@ def crashed_runs_again(pool: str, worker: str) -> Iterator[None]:
             living = living_runs() if crashed else set[str]()
 
             for run in crashed:
-                if str(run.id) not in living:
+                if str(run.id) in living:
+                    continue
+                # A run that the server refuses to start again does not keep the others waiting
+                try:
                     close_stages(client, run.id)
                     start_again(client, run)
                     done.add(run.id)
+                except (PrefectException, httpx.HTTPStatusError) as error:
+                    sys.stderr.write(f"{run.name}: {type(error).__name__}: {error}\n")
 
     with every(POLL_S, look):
         yield

@@ -22,7 +22,6 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-import yaml
 from prefect import flow, get_client, get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.blocks.core import Block
@@ -33,8 +32,9 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from deepsearch_rl.commands.defaults import changed_field
 from deepsearch_rl.commands.summary import read_table
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.core.errors import ArtifactError, EndpointError
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.project.state import require_sound_project
 from flows.checkout import (
@@ -160,8 +160,8 @@ def reproduce(
         states = _reproduce(root, project, profile, targets, force, locks)
         if experiment:
             save_experiment(project, root, profile, states, experiment)
-        # Only a killed run leaves it
-        run_file.unlink()
+        # Only a killed run leaves it, and a run that has ended well does not fail where it is gone
+        run_file.unlink(missing_ok=True)
 
     return states
 
@@ -189,15 +189,16 @@ def run_name(
     experiment: str = "",
 ) -> str:
     """Return what a run shows in lists: its profile, and what differs from a plain run of it."""
-    changes = (f"{name}={value}" for name, value in (params or {}).items())
-    return " · ".join(
-        [
-            profile,
-            *targets,
-            *changes,
-            *filter(None, [experiment, revision, "forced" if force else ""]),
-        ]
-    )
+    parts = [profile, *targets]
+    parts += [f"{name}={value}" for name, value in (params or {}).items()]
+    if experiment:
+        parts.append(experiment)
+    if revision:
+        parts.append(revision)
+    if force:
+        parts.append("forced")
+
+    return " · ".join(parts)
 
 
 def project_folder() -> Path:
@@ -248,10 +249,7 @@ def _reproduce(
         expected_s = expected_seconds(project, profile, graph.keys())
         started = run_graph(graph, start, outcome, place.config.gpu_stages, expected_s)
         states = {name: future.state for name, future in started.items()}
-        outcomes: dict[str, str | None] = {}
-        for name, state in states.items():
-            outcomes[name] = state.name if state.is_completed() else None
-
+        outcomes = {name: outcome(future) for name, future in started.items()}
         send_reports(place, profile, outcomes, get_run_logger())
 
     page = run_page(root, profile, graph, states, os.environ.get("MLFLOW_TRACKING_URI"))
@@ -357,7 +355,7 @@ def main() -> None:
                 return
 
         until_exit.enter_context(prefect_api())
-        params = dict(map(_parameter, arguments.set))
+        params = dict(map(changed_field, arguments.set))
         reproduce(
             arguments.profile,
             targets,
@@ -378,17 +376,6 @@ def _has_nothing_to_do(profile: str, targets: tuple[str, ...]) -> bool:
         )
 
     return unchanged
-
-
-def _parameter(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    try:
-        if equals:
-            return name, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value in {text!r} is not YAML: {error}") from error
-
-    raise ConfigError(f"{text!r} is not NAME=VALUE, such as rl.group_size=16.")
 
 
 if __name__ == "__main__":

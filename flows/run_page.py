@@ -44,7 +44,9 @@ def key_figures(root: Path, stage: Stage) -> str:
     if not path.is_file():
         return ""
     if path.suffix == ".jsonl":
-        record = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+        lines = path.read_text(encoding="utf-8").splitlines()
+        # A training that was stopped before its first step has none
+        record = json.loads(lines[-1]) if lines else {}
     else:
         record = read_json(path)
 

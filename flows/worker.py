@@ -50,7 +50,7 @@ After=network-online.target
 
 [Service]
 WorkingDirectory={root}
-ExecStart={make} worker POOL={pool} LIMIT={limit}
+ExecStart="{make}" worker POOL={pool} LIMIT={limit}
 Restart=on-failure
 RestartSec=10
 
@@ -202,7 +202,10 @@ def write_service(root: Path, pool: str, limit: int) -> Path:
     unit = configuration / "systemd" / "user" / f"deepsearch-worker-{pool}.service"
     unit.parent.mkdir(parents=True, exist_ok=True)
     make = shutil.which("make") or "make"
-    unit.write_text(UNIT.format(pool=pool, root=root, make=make, limit=limit), encoding="utf-8")
+    # systemd takes a % for one of its own values
+    root_text, make_text = (str(path).replace("%", "%%") for path in (root, make))
+    text = UNIT.format(pool=pool, root=root_text, make=make_text, limit=limit)
+    unit.write_text(text, encoding="utf-8")
     return unit
 
 

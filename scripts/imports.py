@@ -11,8 +11,8 @@ from deepsearch_rl.trajectories.synthesis.scripted_config import SCRIPTED
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"deepsearch_rl": ROOT / "src" / "deepsearch_rl", "stages": ROOT / "stages"}
+# A dep of dvc.yaml whose folder params choose
 _CHOICE = re.compile(r"(src/[\w/]+)/\$\{([\w.]+)\}")
-"""A dep of dvc.yaml whose folder params choose."""
 _MODULE_NAME = re.compile(r"(deepsearch_rl|stages)(\.\w+)+")
 _PROGRAM = re.compile(r"\$\{python\.(\w+)\} -m stages\.(\w+)")
 

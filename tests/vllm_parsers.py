@@ -8,6 +8,12 @@ from typing import Any
 _HERMES = re.compile(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
 
 
+def hermes_call(query: str) -> str:
+    """Return a call of the search tool as a model that was trained on Hermes' format writes it."""
+    arguments = json.dumps({"query": query}, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": "retrieve", "arguments": {arguments}}}\n</tool_call>'
+
+
 def hermes(text: str | None) -> dict[str, Any]:
     """Return a message as ``--tool-call-parser hermes`` makes it.
 

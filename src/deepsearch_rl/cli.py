@@ -117,10 +117,10 @@ def _options(
 
 
 def require_own_sources(folder: Path) -> None:
-    """Raise ConfigError where these modules are of one clone of the project, and ``folder`` is in another one.
+    """Raise ConfigError where these modules belong to one clone of the project, and ``folder`` is in another one.
 
-    So it is in a shell in which another clone's environment is active. An installed package is of
-    no clone.
+    That happens in a shell in which another clone's environment is active. An installed package
+    belongs to no clone, and works in any folder.
     """
     sources = Path(__file__).resolve().parents[2]
     for place in (folder, *folder.parents):
@@ -166,7 +166,7 @@ def _option_problem(error: ValueError) -> str | None:
 
     pydantic's own error is many lines and shows the value, which may be a key.
     """
-    # Not at the top: `--help` needs none of it, and an error without pydantic is none of its errors
+    # By its name first: `--help` waits for no pydantic, and neither does an error of another kind
     if type(error).__module__.partition(".")[0] != "pydantic_core":
         return None
     from pydantic import ValidationError  # noqa: PLC0415

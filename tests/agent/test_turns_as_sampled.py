@@ -1,6 +1,5 @@
 """A turn comes back to the model as it was sampled, through the tool call parser of vLLM and of our own server."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from deepsearch_rl.conversation.chat_format import ChatFormat, assistant_message
 from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_messages
 from deepsearch_rl.endpoints.completion import Completion
 from tests.policies import policy_folder
-from tests.vllm_parsers import hermes
+from tests.vllm_parsers import hermes, hermes_call
 
 __all__ = ["policy_folder"]
 Parser = Callable[[str], dict[str, Any]]
@@ -23,12 +22,6 @@ Parser = Callable[[str], dict[str, Any]]
 @pytest.fixture(scope="module")
 def chat_format(policy_folder: Path) -> ChatFormat:
     return load_chat_format(policy_folder)
-
-
-def call(query: str) -> str:
-    """Return a call as a trained model writes it."""
-    arguments = json.dumps({"query": query}, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": "retrieve", "arguments": {arguments}}}\n</tool_call>'
 
 
 def served_back(
@@ -61,13 +54,13 @@ def served_back(
 @pytest.mark.parametrize(
     "text",
     [
-        f"I will search.\n{call('Silent Harbor')}",
-        f"I will search.\n\n{call('Silent Harbor')}",
-        f" I will search. \n{call('Silent Harbor')}",
-        call("Silent Harbor"),
-        f"{call('one')}\n{call('two')}",
-        f"Two of them.\n{call('one')}\n{call('two')}\n{call('three')}",
-        f"Zoë, 北京, 😀.\n{call('Zoë in 北京')}",
+        f"I will search.\n{hermes_call('Silent Harbor')}",
+        f"I will search.\n\n{hermes_call('Silent Harbor')}",
+        f" I will search. \n{hermes_call('Silent Harbor')}",
+        hermes_call("Silent Harbor"),
+        f"{hermes_call('one')}\n{hermes_call('two')}",
+        f"Two of them.\n{hermes_call('one')}\n{hermes_call('two')}\n{hermes_call('three')}",
+        f"Zoë, 北京, 😀.\n{hermes_call('Zoë in 北京')}",
     ],
 )
 def test_a_turn_with_calls_comes_back_to_the_letter(
@@ -92,7 +85,7 @@ def test_any_text_before_any_calls_comes_back_to_the_letter(
 ) -> None:
     # vLLM returns no text that is white space alone
     parsers = (hermes, assistant_message) if text.strip() or not text else (assistant_message,)
-    turn = "\n".join(([text] if text else []) + [call(query) for query in queries])
+    turn = "\n".join(([text] if text else []) + [hermes_call(query) for query in queries])
     for parser in parsers:
         assert f"<|im_start|>assistant\n{turn}<|im_end|>\n" in served_back(
             turn, parser, chat_format
@@ -102,7 +95,7 @@ def test_any_text_before_any_calls_comes_back_to_the_letter(
 @settings(deadline=None, max_examples=60)
 @given(text=WORDS, queries=st.lists(WORDS, max_size=2))
 def test_both_parsers_read_a_turn_alike(text: str, queries: list[str]) -> None:
-    turn = text + "\n".join(call(query) for query in queries)
+    turn = text + "\n".join(hermes_call(query) for query in queries)
     ours = assistant_message(turn)
     theirs = hermes(turn)
     assert theirs["content"] == (ours["content"] if text.strip() or not queries else None)

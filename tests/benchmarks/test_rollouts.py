@@ -1,9 +1,27 @@
-"""The benchmark of bulk runs: what its endpoint answers, and what it calls reached."""
+"""The benchmark of bulk runs: what its endpoint answers, both of its loops, and what it calls reached."""
+
+from pathlib import Path
 
 import openai
+import pytest
 
-from benchmarks.rollouts import ANSWER, FORMATS, MODEL, OURS, THEIRS, scripted_endpoint, verdicts
+from benchmarks.rollouts import (
+    ANSWER,
+    FORMATS,
+    LOOPS,
+    MODEL,
+    OURS,
+    THEIRS,
+    scripted_endpoint,
+    verdicts,
+)
 from deepsearch_rl.core.answers import extract_answer
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import Question
+from deepsearch_rl.indexing.build import build_index
+from tests.chunks import make_chunks
+from tests.search_servers import serve_index_here
+from tests.settings import AGENT, INDEX, RETRIEVAL
 
 
 def measured(seconds: list[float], cpu_ms: float) -> list[dict[str, float]]:
@@ -40,3 +58,26 @@ def test_the_scripted_endpoint_searches_once_for_the_next_query_and_then_answers
     assert extract_answer(last.choices[0].message.content or "") == ANSWER
     assert last.usage is not None
     assert last.usage.completion_tokens > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
+def test_every_question_of_a_loop_is_answered(name: str, tmp_path: Path) -> None:
+    chunks = tmp_path / "chunks.jsonl"
+    texts = ("Vienna\nA city on the Danube.", "Philae\nA lander on a comet.")
+    write_jsonl(chunks, make_chunks(texts))
+    build_index(chunks, tmp_path / "index", INDEX.model_copy(update={"encoder": None}), seed=0)
+    # The endpoint's replies have 20 tokens, which the agent of other tests takes for cut ones
+    agent = AGENT.model_copy(update={"max_tokens": 64})
+    questions = [
+        Question(id=f"q{n}", question="Where?", golden_answers=(ANSWER,)) for n in range(3)
+    ]
+
+    with (
+        scripted_endpoint(["city"], core=None) as endpoint,
+        serve_index_here(tmp_path / "index", chunks, RETRIEVAL) as retrieval,
+    ):
+        answers = LOOPS[name](questions, endpoint, retrieval, agent)
+
+    assert len(answers) == 3
+    assert all(ANSWER in answer for answer in answers)

@@ -32,6 +32,7 @@ from deepsearch_rl.training.rewards.rewards import PolicyText, ThinkLength
 from deepsearch_rl.training.rl.policy_text import policy_text as training_policy_text
 from tests.agent.search_server import serve_search
 from tests.settings import AGENT
+from tests.vllm_parsers import hermes_call
 
 ANSWER = "It is so. <answer> Mary Moss</answer>"
 QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
@@ -40,11 +41,6 @@ BROKEN = "the index is broken"
 END = "<|im_end|>"
 REWARDS = {"f1": 2.0, "answer_format": 0.5, "short_think": 0.25}
 THINK_LENGTH = ThinkLength(min_tokens=1, full_score_tokens=100, max_tokens=600)
-
-
-def call(query: str) -> str:
-    """Return a call as a trained model writes it."""
-    return f'<tool_call>\n{{"name": "retrieve", "arguments": {{"query": "{query}"}}}}\n</tool_call>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +84,29 @@ def ended(*turns: str) -> tuple[str, ...]:
 
 CALLS = (
     Script("answered at once", ended(ANSWER)),
-    Script("one search", ended(call("Silent Harbor"), ANSWER)),
-    Script("words before a call", ended(f"I search.\n{call('Silent Harbor')}", ANSWER)),
-    Script("two calls in one turn", ended(f"{call('one')}\n{call('two')}", ANSWER)),
+    Script("one search", ended(hermes_call("Silent Harbor"), ANSWER)),
+    Script("words before a call", ended(f"I search.\n{hermes_call('Silent Harbor')}", ANSWER)),
+    Script("two calls in one turn", ended(f"{hermes_call('one')}\n{hermes_call('two')}", ANSWER)),
     Script(
         "a thought that later prompts drop",
-        ended(f"<think>\nWho?\n</think>\n\n{call('one')}", ANSWER),
+        ended(f"<think>\nWho?\n</think>\n\n{hermes_call('one')}", ANSWER),
     ),
     Script("no answer tags", ended("Mary Moss"), stop_reason="no_answer_tag"),
     Script("an empty turn", ended(""), stop_reason="no_answer_tag"),
-    Script("no searches left", ended(call("one"), call("two"), ANSWER), {"max_searches": 1}),
+    Script(
+        "no searches left",
+        ended(hermes_call("one"), hermes_call("two"), ANSWER),
+        {"max_searches": 1},
+    ),
     Script(
         "searched on",
-        ended(call("one"), call("two"), call("three")),
+        ended(hermes_call("one"), hermes_call("two"), hermes_call("three")),
         {"max_searches": 1},
         stop_reason="search_budget",
     ),
     Script(
         "no turns left",
-        ended(call("one"), call("two")),
+        ended(hermes_call("one"), hermes_call("two")),
         {"max_turns": 2},
         stop_reason="turn_budget",
     ),
@@ -122,18 +122,18 @@ CALLS = (
         ended("<tool_call>\nretrieve(one)\n</tool_call>"),
         stop_reason="tool_call_unparsable",
     ),
-    Script("a broken search", ended(call(BROKEN), ANSWER), stop_reason="tool_error"),
-    Script("told to answer", ended(call("one"), ANSWER), {"context_tokens": 275}),
+    Script("a broken search", ended(hermes_call(BROKEN), ANSWER), stop_reason="tool_error"),
+    Script("told to answer", ended(hermes_call("one"), ANSWER), {"context_tokens": 275}),
     Script(
         "searched on when told to answer",
-        ended(call("one"), call("two")),
+        ended(hermes_call("one"), hermes_call("two")),
         {"context_tokens": 275},
         stop_reason="token_budget",
     ),
-    Script("passages are dropped", ended(call("one"), ANSWER), {"context_tokens": 250}),
+    Script("passages are dropped", ended(hermes_call("one"), ANSWER), {"context_tokens": 250}),
     Script(
         "no room left",
-        ended(call("one"), ANSWER),
+        ended(hermes_call("one"), ANSWER),
         {"context_tokens": 229},
         stop_reason="token_budget",
     ),

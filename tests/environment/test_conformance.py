@@ -29,15 +29,8 @@ def environment_episode(
     chat_format: ChatFormat,
     retrieval_url: str,
     folder: Path,
-    *,
-    as_text: bool = False,
 ) -> tuple[Episode, list[list[int]], list[Message]]:
     """Return an episode after a script, the prompts on its way, and the messages that the steps returned."""
-    turns = (
-        [turn.removesuffix("<|im_end|>") for turn in script.turns]
-        if as_text
-        else script.turn_ids(chat_format)
-    )
 
     async def run() -> tuple[Episode, list[list[int]], list[Message]]:
         async with open_session(retrieval_url, 20) as session:
@@ -51,7 +44,7 @@ def environment_episode(
             episode = environment.open(QUESTION)
             prompts: list[list[int]] = []
             observed: list[Message] = []
-            for turn in turns:
+            for turn in script.turn_ids(chat_format):
                 if episode.outcome is not None:
                     break
                 prompts.append(episode.prompt_ids)

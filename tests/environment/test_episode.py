@@ -22,10 +22,10 @@ from tests.environment.scripted import (
     QUESTION,
     REWARDS,
     Script,
-    call,
     policy_text,
     retrieval,
 )
+from tests.vllm_parsers import hermes_call
 
 PARAMS = Path(__file__).resolve().parents[2] / "params.yaml"
 Opener = Callable[..., Episode]
@@ -57,9 +57,9 @@ def step(episode: Episode, *turns: Any, **options: Any) -> Episode:
 
 
 def test_turns_may_be_given_as_text(open_episode: Opener, chat_format: ChatFormat) -> None:
-    as_text = step(open_episode(), call("one"), ANSWER)
+    as_text = step(open_episode(), hermes_call("one"), ANSWER)
     encode = partial(chat_format.tokenizer.encode, add_special_tokens=False)
-    as_ids = step(open_episode(), encode(call("one") + END), encode(ANSWER + END))
+    as_ids = step(open_episode(), encode(hermes_call("one") + END), encode(ANSWER + END))
     assert as_text.row == as_ids.row
     assert as_text.outcome == as_ids.outcome
 
@@ -79,7 +79,7 @@ def test_a_call_in_other_json_stays_as_the_model_wrote_it(
 
 
 def test_a_call_in_tags_is_a_text_because_no_tool_is_offered(open_episode: Opener) -> None:
-    turn = f"{call('one')} <search>two</search>"
+    turn = f"{hermes_call('one')} <search>two</search>"
     episode = step(open_episode(protocol="search_tags"), turn)
     assert episode.messages[1].content == turn
     assert [message.tool_calls[0].parsed for message in episode.messages[1:2]] == [{"query": "two"}]
@@ -100,7 +100,7 @@ def test_tokens_behind_the_end_of_a_turn_do_not_count(
 def test_log_probabilities_of_observations_are_zero(
     open_episode: Opener, chat_format: ChatFormat
 ) -> None:
-    ids = chat_format.tokenizer.encode(call("one") + END, add_special_tokens=False)
+    ids = chat_format.tokenizer.encode(hermes_call("one") + END, add_special_tokens=False)
     episode = step(open_episode(), ids, logprobs=[-1.0] * len(ids))
     logprobs = episode.row.logprobs
     assert logprobs is not None
@@ -113,7 +113,9 @@ def test_a_dropped_thought_begins_a_new_sequence_which_a_trainer_of_one_refuses(
     open_episode: Opener,
 ) -> None:
     episode = step(
-        open_episode(history_reasoning=False), f"<think>\nWho?\n</think>\n\n{call('one')}", ANSWER
+        open_episode(history_reasoning=False),
+        f"<think>\nWho?\n</think>\n\n{hermes_call('one')}",
+        ANSWER,
     )
     assert [sum(row.mask) > 0 for row in episode.rows] == [True, True]
     with pytest.raises(ConfigError, match="history_reasoning"):
@@ -144,7 +146,7 @@ def test_an_episode_takes_no_turn_after_its_end(open_episode: Opener) -> None:
 
 
 def test_an_abandoned_episode_is_a_failed_rollout(open_episode: Opener) -> None:
-    episode = step(open_episode(), call("one"))
+    episode = step(open_episode(), hermes_call("one"))
     outcome = episode.abandon(StopReason.MODEL_ERROR, "the sampler stopped")
     assert (outcome.reward, outcome.is_server_failure) == (0.0, True)
     assert outcome.trajectory.error == "the sampler stopped"
@@ -169,7 +171,7 @@ def test_a_batch_steps_without_an_event_loop_as_params_say(policy_folder: Path) 
         questions = [replace_id(QUESTION, number) for number in range(3)]
         episodes = [environment.open(question) for question in questions]
         tokenizer = load_chat_format(policy_folder).tokenizer
-        turns = [tokenizer.encode(call(f"query {number}") + END) for number in range(3)]
+        turns = [tokenizer.encode(hermes_call(f"query {number}") + END) for number in range(3)]
         steps = environment.step(episodes, turns)
     assert [step.observations[0].content for step in steps] == [
         f"[1] T\nquery {number}" for number in range(3)

@@ -46,10 +46,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, smoke_cache: Path) -> Path
     return folder
 
 
-def make_rft(
-    folder: Path, rounds: int, profile: str = "smoke"
-) -> "subprocess.CompletedProcess[str]":
-    command = ["make", "-o", "environment", "rft", f"PROFILE={profile}", f"ROUNDS={rounds}"]
+def make_rft(folder: Path, rounds: int) -> "subprocess.CompletedProcess[str]":
+    command = ["make", "-o", "environment", "rft", "PROFILE=smoke", f"ROUNDS={rounds}"]
     environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 

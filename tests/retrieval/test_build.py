@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
-from deepsearch_rl.core.files import only_writer, sha256_file
+from deepsearch_rl.core.files import file_digests, only_writer, sha256_file
 from deepsearch_rl.indexing import build
 from deepsearch_rl.indexing.build import IndexSection, build_index, build_indexes
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, read_manifest
@@ -19,14 +19,6 @@ from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 build_index(Path(sys.argv[1]), Path(sys.argv[2]), IndexConfig.model_validate_json(sys.argv[3]), seed=0)
 """
-
-
-def digests(folder: Path):
-    return {
-        str(path.relative_to(folder)): sha256_file(path)
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_the_manifest_tells_what_was_built(
@@ -60,7 +52,7 @@ def test_another_process_builds_the_same_bytes(
         index_config.model_dump_json(),
     ]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "77"})
-    assert digests(index_dir.parent / "again") == digests(index_dir)
+    assert file_digests(index_dir.parent / "again") == file_digests(index_dir)
 
 
 def test_a_build_that_fails_leaves_the_earlier_index(
@@ -68,11 +60,11 @@ def test_a_build_that_fails_leaves_the_earlier_index(
 ) -> None:
     folder = tmp_path / "index"
     build_index(chunks_path, folder, index_config, seed=0)
-    before = digests(folder)
+    before = file_digests(folder)
     monkeypatch.setattr(build, "build_vector_index", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         build_index(chunks_path, folder, index_config, seed=1)
-    assert digests(folder) == before
+    assert file_digests(folder) == before
     # The vectors need no second encoding
     assert {path.name for path in tmp_path.iterdir()} == {"index", ".index.work"}
 

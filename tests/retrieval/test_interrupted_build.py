@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
-from deepsearch_rl.core.files import sha256_file
+from deepsearch_rl.core.files import file_digests
 from deepsearch_rl.indexing import build
 from deepsearch_rl.indexing.build import build_index
 from deepsearch_rl.retrieval.encoding import encoding
@@ -57,14 +57,6 @@ POINTS = (
 """Where a build is stopped: before the call of a function, after so many calls of it."""
 
 
-def digests(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): sha256_file(path)
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 @pytest.fixture(scope="module")
 def config(index_config: IndexConfig) -> IndexConfig:
     """Three blocks of chunks to encode."""
@@ -77,7 +69,7 @@ def config(index_config: IndexConfig) -> IndexConfig:
 def undisturbed(chunks_path: Path, config: IndexConfig) -> dict[str, str]:
     """What every build below must come to; all lie as deep, because the manifest holds the way to the chunks."""
     build_index(chunks_path, chunks_path.parent / "undisturbed", config, seed=0)
-    return digests(chunks_path.parent / "undisturbed")
+    return file_digests(chunks_path.parent / "undisturbed")
 
 
 def start_build(
@@ -121,7 +113,7 @@ def test_a_killed_build_leaves_nothing_that_opens_and_its_rerun_the_same_bytes(
         lambda path, start, *rest: (encoded.append(start), original(path, start, *rest)),
     )
     build_index(chunks_path, index, config, seed=0)
-    assert digests(index) == undisturbed
+    assert file_digests(index) == undisturbed
     done_before = {
         "encoding-write_rows-1": [2, 4],
         "build-build_vector_index-0": [],
@@ -144,7 +136,7 @@ def test_of_two_builds_into_one_folder_one_wins_and_the_other_is_told(
         assert first.stdin
         first.stdin.close()
     assert first.returncode == 0
-    assert digests(index) == undisturbed
+    assert file_digests(index) == undisturbed
 
 
 def test_work_of_other_chunks_is_not_continued(
@@ -164,7 +156,7 @@ def test_work_of_other_chunks_is_not_continued(
 
     changed.write_bytes(chunks_path.read_bytes())
     build_index(changed, index, config, seed=0)
-    assert digests(index) == undisturbed
+    assert file_digests(index) == undisturbed
 
 
 def fill_the_disk(_chunks_path: Path, folder: Path) -> int:
@@ -177,11 +169,11 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_index(
     chunks_path: Path, config: IndexConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_index(chunks_path, tmp_path / "index", config, seed=0)
-    before = digests(tmp_path / "index")
+    before = file_digests(tmp_path / "index")
     monkeypatch.setattr(build, "write_rows", fill_the_disk)
     with pytest.raises(ArtifactError, match="the disk is full"):
         build_index(chunks_path, tmp_path / "index", config, seed=1)
-    assert digests(tmp_path / "index") == before
+    assert file_digests(tmp_path / "index") == before
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 

@@ -77,11 +77,11 @@ def train(run: RlRun) -> RlRun:
     return run
 
 
-def watch_loop(run: RlRun, kills: int, seconds: float = 0.3) -> None:
-    """Train in a watched process, which is killed so often, each time within these seconds of processor time."""
+def watch_loop(run: RlRun, kills: int) -> None:
+    """Train in a watched process, which is killed so often, each time within .3 seconds of processor time."""
     command = [sys.executable, "-m", "tests.training.rl.killed_loop"]
     limits = WatchdogConfig(start_s=120, rollout_s=60, update_s=60, restarts=kills)
-    settings = Killed(run=run, kills=kills, seconds=seconds)
+    settings = Killed(run=run, kills=kills, seconds=0.3)
     watch("rl@base", command, settings.model_dump_json(), limits, run.scratch)
 
 

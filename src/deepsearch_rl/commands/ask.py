@@ -62,15 +62,13 @@ def ask(
         from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415
 
         setting = RolloutSetting.of(settings, dataset)
-        wait_for_index: Callable[[], str]
+        wait_for_index: Callable[[], str] | None = None
         if not retrieval_url:
             starting = start_index(setting.index, setting.chunks, setting.retrieval)
             wait_for_index = servers.enter_context(starting)
-        else:
-            wait_for_index = lambda: retrieval_url  # noqa: E731 - as short as a constant can be
         from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - takes two seconds
 
-        url = wait_for_index()
+        url = wait_for_index() if wait_for_index else str(retrieval_url)
         endpoint = wait_for_model()
         if request:
             endpoint = replace(endpoint, options=endpoint.options.changed(request))

@@ -25,14 +25,14 @@ def run_program(name: str, command: Sequence[str], text: str = "", folder: Path 
     if result.returncode:
         silence = " and said nothing" if result.returncode > 0 else ""
         ending = f"{name} {how_it_ended(result.returncode)}{silence}"
-        problem = _said(result.stderr) or ending
+        problem = _main_error(result.stderr) or ending
         raise CommandError(redact(problem, environment_secrets(os.environ)))
 
     return result.stdout
 
 
-def _said(stderr: str) -> str:
-    """Return DVC's first error, or everything that a program said."""
+def _main_error(stderr: str) -> str:
+    """Return DVC's first error, or everything that a program wrote to stderr; empty where that is nothing."""
     for line in stderr.splitlines():
         if line.startswith("ERROR: "):
             return line.removeprefix("ERROR: ")

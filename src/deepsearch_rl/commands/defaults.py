@@ -37,8 +37,8 @@ RequestOption: TypeAlias = Annotated[
 class FieldOption:
     """An option of type ``kind`` whose default is a field of a preset.
 
-    ``names`` and ``limits`` are those of :class:`typer.Option`; a switch whose default is off names
-    itself, so that it has no opposite.
+    ``names`` and ``limits`` are those of :class:`typer.Option`. A switch that is off by default
+    gives its name in ``names``, because Typer would otherwise add a ``--no-...`` beside it.
     """
 
     def __init__(self, field: str, kind: Any, text: str, *names: str, **limits: Any) -> None:
@@ -97,7 +97,7 @@ def first_given(context: typer.Context, names: Iterable[str]) -> str | None:
 
 
 def require_effect(context: typer.Context, names: Iterable[str], reason: str) -> None:
-    """Raise ConfigError where one of these options stands on the command line, which would do nothing for a reason."""
+    """Raise ConfigError where one of these options stands on the command line; ``reason`` says why it does nothing."""
     if option := first_given(context, names):
         raise ConfigError(f"{option} does nothing {reason}.")
 

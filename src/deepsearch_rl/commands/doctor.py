@@ -88,10 +88,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """The machine, the packages of each part, and what each profile of the project is missing (no project: empty).
+    """The machine, and the packages of each part of this package.
 
-    ``commands`` run the profiles. ``outdated`` names for each profile the results that were made
-    with other versions of packages.
+    By profile, and empty outside a project: what is ``missing``, the command that runs it
+    (``commands``), and a sentence for each group of results that were made with other versions of
+    packages (``outdated``).
     """
 
     machine: Machine
@@ -103,11 +104,9 @@ class DoctorReport:
     @property
     def is_ready(self) -> bool:
         """Whether the tiny profile can run; outside a project, whether the base is complete."""
-        return (
-            not self.missing["tiny"]
-            if self.missing
-            else all(package.fits for package in self.parts[BASE])
-        )
+        if self.missing:
+            return not self.missing["tiny"]
+        return all(package.fits for package in self.parts[BASE])
 
 
 def doctor_command() -> None:

@@ -22,6 +22,7 @@ from deepsearch_rl.explain.causes.records import (
     AgainstReport,
     ControlFigure,
     ExplainReport,
+    GroupReport,
     RunReport,
     title_of,
 )
@@ -152,32 +153,36 @@ def _read_controls(
         look_up("control", name, CONTROLS)
         if not file:
             raise ConfigError(f"--control {text}: name its file of answers, {name}=FILE.")
-        scored = score_predictions(Path(file))
-        scores = scored.scores
-        searched = score_predictions(runs[0]).scores
-        searched_f1 = dict(zip(searched.question_ids, searched.metrics["f1"].tolist(), strict=True))
-
-        # A control may answer fewer questions than the run: it is compared on its own questions
-        same: list[float] = []
-        missing: list[str] = []
-        for question_id in scores.question_ids:
-            if question_id in searched_f1:
-                same.append(searched_f1[question_id])
-            else:
-                missing.append(question_id)
-
-        if missing:
-            raise ConfigError(
-                f"{file} answers {len(missing)} questions that {runs[0]} does not ({missing[0]}); "
-                "a control is of the same questions."
-            )
-
-        [f1] = bootstrap_intervals(scores.metrics["f1"][:, None], seed, draws)
-        controls[name] = ControlFigure(
-            n=len(same), f1=f1, searched_f1=sum(same) / len(same), failures=scored.failures
-        )
+        controls[name] = _read_control(Path(file), runs[0], seed, draws)
 
     return controls
+
+
+def _read_control(file: Path, run: Path, seed: int, draws: int) -> ControlFigure:
+    """Return F1 of a control's answers, beside that of the run on the questions that the control answers.
+
+    Raise ConfigError where the control answers a question that the run does not.
+    """
+    control = score_predictions(file)
+    searched = score_predictions(run).scores
+    f1_by_id = dict(zip(searched.question_ids, searched.metrics["f1"].tolist(), strict=True))
+
+    # A control may answer fewer questions than the run
+    question_ids = control.scores.question_ids
+    missing = [question_id for question_id in question_ids if question_id not in f1_by_id]
+    if missing:
+        raise ConfigError(
+            f"{file} answers {len(missing)} questions that {run} does not ({missing[0]}); "
+            "a control is of the same questions."
+        )
+
+    [f1] = bootstrap_intervals(control.scores.metrics["f1"][:, None], seed, draws)
+    return ControlFigure(
+        n=len(question_ids),
+        f1=f1,
+        searched_f1=sum(f1_by_id[question_id] for question_id in question_ids) / len(question_ids),
+        failures=control.failures,
+    )
 
 
 def print_report(report: ExplainReport) -> None:
@@ -194,9 +199,10 @@ def print_report(report: ExplainReport) -> None:
         print_table("Ceilings", header, list(_ceiling_rows(runs)))
         _print_movements(report, name)
 
-        for kind in ("types", "hops"):
-            for run in runs:
-                _print_groups(run, kind)
+        for run in runs:
+            _print_groups(run, "type", run.types)
+        for run in runs:
+            _print_groups(run, "hops", run.hops)
         for entry in report.against:
             if entry.dataset == name:
                 _print_against(entry)
@@ -278,8 +284,8 @@ def _ceiling_rows(runs: Sequence[RunReport]) -> Iterator[list[str]]:
         yield row
 
 
-def _print_groups(run: RunReport, kind: str) -> None:
-    groups = run.types if kind == "types" else run.hops
+def _print_groups(run: RunReport, title: str, groups: Mapping[str, GroupReport]) -> None:
+    """Print the causes of each group of a run's questions; ``title`` is what they are grouped by."""
     # One group is the whole run, which the table above shows
     if len(groups) < 2:
         return
@@ -292,8 +298,8 @@ def _print_groups(run: RunReport, kind: str) -> None:
             row.append(_share(group.lost[cause]) if cause in group.lost else "")
         rows.append(row)
 
-    header = ["type" if kind == "types" else "hops", "n", "F1", *map(title_of, causes)]
-    print_table(f"{run.model}, by {'type' if kind == 'types' else 'hops'}", header, rows)
+    header = [title, "n", "F1", *map(title_of, causes)]
+    print_table(f"{run.model}, by {title}", header, rows)
 
 
 def _print_against(entry: AgainstReport) -> None:

@@ -69,7 +69,7 @@ def collect(project: Path, others: Sequence[Path], is_real: bool, with_remote: b
         CommandError: DVC failed.
     """
     cache = _cache_folder(project)
-    # First: what comes later is not looked at
+    # First, so that nothing that is written to the cache from now on can be removed
     objects = list_objects(cache)
     users = find_users(project, others)
     _require_own_cache(cache, users, bool(others))
@@ -82,7 +82,7 @@ def collect(project: Path, others: Sequence[Path], is_real: bool, with_remote: b
         if is_real:
             remove(garbage)
 
-    texts = [describe(cache, users, garbage, is_real)]
+    texts = [describe(cache, users, garbage, is_real=is_real)]
     if with_remote:
         texts.append(_collect_remote(recorded, is_real))
     if not is_real:
@@ -93,12 +93,12 @@ def collect(project: Path, others: Sequence[Path], is_real: bool, with_remote: b
     return "\n".join(texts)
 
 
-def describe(cache: Path, users: Users, garbage: Garbage, is_done: bool) -> str:
-    """Return what is kept, for whom, and what is not, as lines of text."""
+def describe(cache: Path, users: Users, garbage: Garbage, *, is_real: bool) -> str:
+    """Return what is kept, for whom, and what is removed, or could be if not ``is_real``, as lines of text."""
     kinds = Counter(_kind(ref) for _, ref in users.commits.values())
     commits = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items()))
     copies = sum(outer_project(folder) != folder for folder in users.folders)
-    freed = "freed" if is_done else "can be freed"
+    freed = "freed" if is_real else "can be freed"
     return "\n".join(
         [
             f"DVC's cache {cache}",

@@ -65,7 +65,7 @@ def live_command(
     if changes:
         tags[CHANGES_TAG] = changes
 
-    experiment = f"{settings.value('track')['experiment']}"
+    experiment: str = settings.value("track.experiment")
     figures = LiveFigures(settings.work, experiment, uri, timeout_s, stage, tags)
     if stage or follow:
         follow_figures(figures, ending, notify)

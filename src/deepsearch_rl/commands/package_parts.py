@@ -4,7 +4,7 @@ The parts are the extras of pyproject.toml (`pip install deepsearch-rl[retrieval
 which is installed without any.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
@@ -76,20 +76,19 @@ def installed_version(name: str) -> str:
 
 def read_parts() -> dict[str, tuple[Package, ...]]:
     """Return every part with the packages that it needs; the base first, an extra without those of the base."""
-    parts = {BASE: _packages(lambda line: _needs(line, ""))}
+    base = _requirements("")
+    parts = {BASE: _packages(base)}
     for extra in metadata(OURS).get_all("Provides-Extra") or []:
         # The extra of all parts would name every package a second time
         if extra != ALL:
-            parts[extra] = _packages(
-                lambda line, extra=extra: _needs(line, extra) and not _needs(line, "")
-            )
+            parts[extra] = _packages([line for line in _requirements(extra) if line not in base])
 
     return parts
 
 
 def packages_of_graph() -> set[str]:
     """Return the names of the packages that the graph needs: those of the base and of the extra `all`."""
-    return {package.name for package in _packages(lambda line: _needs(line, ALL))}
+    return {package.name for package in _packages(_requirements(ALL))}
 
 
 def explain_missing_module(error: ModuleNotFoundError) -> str | None:
@@ -114,13 +113,21 @@ def install_command(part: str) -> str:
     return f"pip install {OURS if part == BASE else repr(f'{OURS}[{part}]')}"
 
 
-def _needs(line: Requirement, extra: str) -> bool:
-    return line.name != OURS and (line.marker is None or line.marker.evaluate({"extra": extra}))
+def _requirements(extra: str) -> list[Requirement]:
+    """Return what this package asks for here: with an extra, or without any where that is empty."""
+    requirements: list[Requirement] = []
+    for line in map(Requirement, requires(OURS) or []):
+        applies = line.marker is None or line.marker.evaluate({"extra": extra})
+        if line.name != OURS and applies:
+            requirements.append(line)
+
+    return requirements
 
 
-def _packages(is_chosen: Callable[[Requirement], bool]) -> tuple[Package, ...]:
+def _packages(requirements: Iterable[Requirement]) -> tuple[Package, ...]:
+    """Return the required packages by name, each with its installed version."""
     versions_of: dict[str, SpecifierSet] = {}
-    for line in filter(is_chosen, map(Requirement, requires(OURS) or [])):
+    for line in requirements:
         versions_of[canonicalize_name(line.name)] = line.specifier
 
     packages: list[Package] = []

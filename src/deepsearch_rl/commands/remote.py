@@ -60,19 +60,14 @@ def set_command(
 
         deepsearch remote set s3://bucket/deepsearch --endpoint http://store:9000
     """
+    # A folder has no kind
     kind = url.partition("://")[0] if "://" in url else ""
-    for parts in map(split_address, filter(None, [kind and url, endpoint])):
-        if parts is None or parts.password:
-            raise ConfigError(
-                "the address cannot be read or holds a password, which .dvc/config would show to all."
-            )
-
-    if kind and look_up("kind of remote", kind, LOGINS) and not installed_version(f"dvc-{kind}"):
-        command = f"make environment EXTRAS='--extra {kind}'"
-        raise UnavailableError(
-            f"{kind}:// needs the package dvc-{kind}, which is not installed; run `{command}`."
-        )
-
+    if kind:
+        _require_no_password(url)
+    if endpoint:
+        _require_no_password(endpoint)
+    if kind:
+        _require_plugin(kind)
     if endpoint and kind != "s3":
         raise ConfigError(f"--endpoint is for an S3 store, and {url} is none; leave it out.")
     if not kind:
@@ -88,15 +83,42 @@ def set_command(
         commands.append(["remote", "modify", *level, NAME, "endpointurl", endpoint])
     _dvc(commands)
 
+    if kind:
+        _require_writable(kind)
+    else:
+        Path(url).mkdir(parents=True, exist_ok=True)
+
+    typer.echo(f"DVC's remote is {url}. `make flow` and workers fetch from it and push to it.")
+
+
+def _require_no_password(address: str) -> None:
+    """Raise ConfigError where an address holds a password, or cannot be read."""
+    parts = split_address(address)
+    if parts is None or parts.password:
+        raise ConfigError(
+            "the address cannot be read or holds a password, which .dvc/config would show to all."
+        )
+
+
+def _require_plugin(kind: str) -> None:
+    """Raise UnknownNameError for a kind of remote that is not supported, UnavailableError without its package."""
+    look_up("kind of remote", kind, LOGINS)
+    if not installed_version(f"dvc-{kind}"):
+        command = f"make environment EXTRAS='--extra {kind}'"
+        raise UnavailableError(
+            f"{kind}:// needs the package dvc-{kind}, which is not installed; run `{command}`."
+        )
+
+
+def _require_writable(kind: str) -> None:
+    """Raise CommandError where nothing can be written to the remote, a store or a host."""
     try:
-        _write_file() if kind else Path(url).mkdir(parents=True, exist_ok=True)
+        _write_file()
     except CommandError as error:
         fix = f"Check the address, the network and {LOGINS[kind]}; then run this command again."
         raise CommandError(
             f"the remote is set, but nothing can be written there ({error}). {fix}"
         ) from error
-
-    typer.echo(f"DVC's remote is {url}. `make flow` and workers fetch from it and push to it.")
 
 
 def _require_no_local_remote(path: Path) -> None:

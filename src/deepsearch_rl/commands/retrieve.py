@@ -204,15 +204,15 @@ def import_command(
         settings = _build_settings(encoder, 1, "flat", fields, engine=engine, dtype=dtype)
 
     lucene = LuceneConfig(engine="lucene", k1=k1, b=b, heap_mb=heap_mb)
-    effort = FaissConfig(kind="faiss", nprobe=nprobe, ef_search=ef_search)
-    described = settings.section("index", IndexSection).of("").model_copy(update={"bm25": lucene})
-    config = imported_config(source, described, effort)
+    search_effort = FaissConfig(kind="faiss", nprobe=nprobe, ef_search=ef_search)
+    own_config = settings.section("index", IndexSection).of("").model_copy(update={"bm25": lucene})
+    config = imported_config(source, own_config, search_effort)
     if config.vectors.kind == "faiss":
         options.require_effect_on_faiss(context, source)
 
     index = build_index(corpus, out, config, _PRESET.value("seed"), imported=source)
-    half = f"{index.dimension}-d vectors" if index.dimension else "Lucene's BM25"
-    typer.echo(f"{out}: {index.rows} passages, {half} of {source}")
+    kind = f"{index.dimension}-d vectors" if index.dimension else "Lucene's BM25"
+    typer.echo(f"{out}: {index.rows} passages, {kind} of {source}")
 
 
 def _build_settings(
@@ -230,23 +230,14 @@ def _build_settings(
     has_weights = encoder != _ENCODER["name"]
     options.require_fitting_engine(has_weights, engine, dtype)
 
-    def of(prefix: str) -> Fields:
-        """Return the options for fields below a prefix that were given."""
-        options: Fields = {}
-        for name, value in fields.items():
-            if name.startswith(prefix) and value is not None:
-                options[name] = value
-
-        return options
-
-    # A kind has some of the options --nlist, --m and so on; the others say nothing to it
-    of_kind = dict(_PRESET.value("vectors")[vectors])
-    for name, value in of("vectors.").items():
+    # A kind of vector index has some of the settings --nlist, --m and so on, and ignores the others
+    vector_settings = dict(_PRESET.value("vectors")[vectors])
+    for name, value in _values_below("vectors.", fields).items():
         setting = name.rpartition(".")[2]
-        if setting in of_kind:
-            of_kind[setting] = value
+        if setting in vector_settings:
+            vector_settings[setting] = value
 
-    changes = {**of("index.bm25."), "index.vectors": of_kind}
+    changes = {**_values_below("index.bm25.", fields), "index.vectors": vector_settings}
     if half:
         changes["index.encoding.dtype"] = "float16"
     if weights:
@@ -261,7 +252,8 @@ def _build_settings(
     if dtype or fields["index.encoder.device"] == "cuda":
         changes["index.encoder.dtype"] = dtype or "float16"
 
-    settings = load_preset("encoder").with_overrides({**changes, **of("index.encoder.")})
+    encoder_changes = _values_below("index.encoder.", fields)
+    settings = load_preset("encoder").with_overrides({**changes, **encoder_changes})
     if engine == "transformers":
         return settings
 
@@ -269,6 +261,16 @@ def _build_settings(
     described = settings.value("index.encoder")
     exported = {name: value for name, value in described.items() if name != "dtype"}
     return settings.with_overrides({"index.encoder": {**exported, "name": engine}})
+
+
+def _values_below(prefix: str, fields: Fields) -> Fields:
+    """Return the values of the fields whose dotted name begins with a prefix, without those that are None."""
+    values: Fields = {}
+    for name, value in fields.items():
+        if name.startswith(prefix) and value is not None:
+            values[name] = value
+
+    return values
 
 
 @app.command("search")
@@ -313,8 +315,9 @@ def search_command(
     rows: list[dict[str, object]] = []
     passages: list[str] = []
     for rank, hit in enumerate(hits, 1):
-        fields_of_chunk = hit.chunk.model_dump(mode="json")
-        rows.append({"id": hit.chunk.id, "score": hit.score, **fields_of_chunk})
+        chunk = hit.chunk.model_dump(mode="json")
+        # Id and score first, where a reader looks for them
+        rows.append({"id": hit.chunk.id, "score": hit.score, **chunk})
         passages.append(f"[{rank}] {hit.score:.4f}  {hit.chunk.contents}")
 
     if as_json:

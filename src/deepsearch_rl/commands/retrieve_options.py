@@ -276,7 +276,8 @@ def require_effect_on_build(
 ) -> None:
     """Raise ConfigError where an option of ``build`` is of another kind of vector index or encoder than these.
 
-    They are those of no ``--params``, so that none names a corpus in there either.
+    For a build without ``--params``: there, ``--corpus-name`` has nothing to choose from, and is
+    refused as well.
     """
     reason = "without --params, whose file may have settings of its own for a corpus; leave it out"
     require_effect(context, ["corpus_name"], reason)

@@ -239,12 +239,17 @@ def measure_frontier(
     return points
 
 
+def files_of(folder: Path, config: VectorsConfig) -> list[Path]:
+    """Return the files of a vector index that a search reads; the one that it scans comes first."""
+    if config.kind == "flat":
+        return [folder / VECTORS_FILE]
+    if config.kind == "ivf_pq_refine":
+        return [folder / INDEX_FILE, folder / VECTORS_FILE]
+    return [folder / INDEX_FILE]
+
+
 def _measure(folder: Path, config: VectorsConfig, queries: Queries, batch: int) -> Point:
-    # The file that a search scans comes first
-    files = {"flat": (VECTORS_FILE,), "ivf_pq_refine": (INDEX_FILE, VECTORS_FILE)}.get(
-        config.kind, (INDEX_FILE,)
-    )
-    sizes_mb = [(folder / name).stat().st_size / MEGABYTE for name in files]
+    sizes_mb = [path.stat().st_size / MEGABYTE for path in files_of(folder, config)]
 
     index = open_vector_index(folder, config)
     queries_QD = np.load(queries.path)
@@ -272,7 +277,10 @@ def _measure(folder: Path, config: VectorsConfig, queries: Queries, batch: int) 
 
 
 def recommend(points: Sequence[Point], budget_mb: float, target: float) -> Point | None:
-    """Return the fastest setting in the budget that reaches the target, else the nearest to it; None if none fits."""
+    """Return the fastest setting within a budget of memory that reaches the ``target`` recall@5.
+
+    Where none reaches it, return the one of the highest recall; None where none fits the budget.
+    """
     fitting = [point for point in points if point.memory_mb <= budget_mb]
     return max(
         fitting,

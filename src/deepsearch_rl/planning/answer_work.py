@@ -17,7 +17,8 @@ def answers(
     """Return the work of so many rollouts or prompts, by a model on this machine or by that of an API's server."""
     # A server on this machine takes its time and no money
     if server and not is_loopback(urlsplit(server["base_url"]).hostname or ""):
-        return _asks(sizes, stage, model_name(server["model"]), count, is_ifeval)
+        asked = _asked_prompts if is_ifeval else _asked_rollouts
+        return asked(sizes, stage, model_name(server["model"]), count)
     slope = "ifeval_prompt_s" if is_ifeval else rollout_slope(sizes.vllm)
     work = {"serve_start_s": 1, slope: count * sizes.size}
     # vLLM takes its share of a GPU at once
@@ -27,19 +28,19 @@ def answers(
     return sizes.stage(stage, work, rollouts, host_gib=sizes.weights_gib, gpu_gib=gpu_gib)
 
 
-def _asks(sizes: Sizes, stage: str, model: str, count: int, is_ifeval: bool = False) -> StageWork:
-    # A rollout is several calls, an IFEval prompt is one
-    if is_ifeval:
-        calls = count / sizes.profile.value("ifeval")["concurrency"]
-        tokens = (0.0, count * sizes.slope("ifeval_tokens"))
-    else:
-        at_once = sizes.profile.value("agent")["concurrency"]
-        calls = count * sizes.slope("calls_per_rollout") / at_once
-        tokens = (count * sizes.slope("prompt_tokens"), count * sizes.slope("completion_tokens"))
+def _asked_rollouts(sizes: Sizes, stage: str, model: str, count: int) -> StageWork:
+    """Return the work of so many rollouts by an API's model."""
+    concurrency = sizes.profile.value("agent")["concurrency"]
+    calls = count * sizes.slope("calls_per_rollout") / concurrency
+    tokens = (count * sizes.slope("prompt_tokens"), count * sizes.slope("completion_tokens"))
+    return sizes.stage(stage, {"api_call_s": calls}, count, api=model, tokens=tokens)
 
-    return sizes.stage(
-        stage, {"api_call_s": calls}, 0 if is_ifeval else count, api=model, tokens=tokens
-    )
+
+def _asked_prompts(sizes: Sizes, stage: str, model: str, count: int) -> StageWork:
+    """Return the work of so many IFEval prompts, a call each, by an API's model; none of them is kept as a rollout."""
+    calls = count / sizes.profile.value("ifeval")["concurrency"]
+    tokens = (0.0, count * sizes.slope("ifeval_tokens"))
+    return sizes.stage(stage, {"api_call_s": calls}, api=model, tokens=tokens)
 
 
 def evaluation_rollouts(sizes: Sizes, model: str) -> int:
@@ -70,7 +71,9 @@ def endpoint_of(folder: str) -> Mapping[str, str] | None:
 
 def model_name(value: str) -> str:
     """Return the model that an endpoint names, what the variable of ``$NAME`` holds; ``$NAME`` where it is not set."""
-    return (os.environ.get(value[1:]) if value.startswith("$") else value) or value
+    if not value.startswith("$"):
+        return value
+    return os.environ.get(value[1:]) or value
 
 
 def rollout_slope(server: Mapping[str, Any]) -> str:

@@ -15,16 +15,19 @@ _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """One stage: how much of every slope its time is made of, and what else it takes."""
+    """One stage: how much of every slope its time is made of, and what else it takes.
+
+    Disk is what it adds, memory what it holds at most; of several GPUs, that of one. ``api`` is the
+    model of an API that is asked, empty where none is, and ``tokens`` those that it reads and writes.
+    """
 
     stage: str
     amounts: Mapping[str, float]
-    disk_gib: float = 0.0
-    host_gib: float = 0.0
-    gpu_gib: float = 0.0
-    # The API's model that is asked, and the tokens that it reads and writes
-    api: str = ""
-    tokens: tuple[float, float] = (0.0, 0.0)
+    disk_gib: float
+    host_gib: float
+    gpu_gib: float
+    api: str
+    tokens: tuple[float, float]
 
     def seconds(self, slopes: Mapping[str, Slope]) -> float:
         """Return the wall time."""
@@ -44,26 +47,47 @@ class Sizes:
         return self.slopes[name].value
 
     def stage(
-        self, name: str, amounts: Mapping[str, float], rollouts: int = 0, **other: Any
+        self,
+        name: str,
+        amounts: Mapping[str, float],
+        rollouts: int = 0,
+        *,
+        disk_gib: float = 0.0,
+        host_gib: float = 0.0,
+        gpu_gib: float = 0.0,
+        api: str = "",
+        tokens: tuple[float, float] = (0.0, 0.0),
     ) -> StageWork:
-        """Return the work of a stage: ``amounts``, its start, its process, and the rollouts that it keeps."""
-        disk_gib = other.pop("disk_gib", 0.0)
-        disk_gib += self.disk_gib(rollouts * self.slope("rollout_bytes"))
-        host_gib = other.pop("host_gib", 0.0) + self.slope("process_gib")
-        return StageWork(name, {"start_s": 1, **amounts}, disk_gib, host_gib, **other)
+        """Return the work of a stage: what is given, its start, its process, and the rollouts that it keeps."""
+        return StageWork(
+            name,
+            {"start_s": 1, **amounts},
+            disk_gib=disk_gib + self.disk_gib(rollouts * self.slope("rollout_bytes")),
+            host_gib=host_gib + self.slope("process_gib"),
+            gpu_gib=gpu_gib,
+            api=api,
+            tokens=tokens,
+        )
 
-    def questions(self, dataset: str, split: str, at_most: int | None) -> int:
-        """Return the questions of a split of a set; raise UnknownNameError where there is no such set or split."""
-        download = self.profile.value("download")
-        if download["source"] == "world":
-            world = download["world"]
-            if dataset == self.profile.value("synthesize")["dataset"]:
-                count = look_up("split", split, world["questions"])
-            else:
-                count = world["out_of_domain_questions"]
-            return min(count, at_most or count)
+    def questions(self, dataset: str, split: str, limit: int | None) -> int:
+        """Return how many questions of a split of a set are used: all, or at most ``limit``.
 
-        question_sets = download["folder"]["questions"]
+        Raise UnknownNameError where there is no such set or split.
+        """
+        if self.profile.value("download")["source"] == "world":
+            count = self._generated_questions(dataset, split)
+        else:
+            count = self._read_questions(dataset, split)
+        return count if limit is None else min(count, limit)
+
+    def _generated_questions(self, dataset: str, split: str) -> int:
+        world = self.profile.value("download")["world"]
+        if dataset == self.profile.value("synthesize")["dataset"]:
+            return look_up("split", split, world["questions"])
+        return world["out_of_domain_questions"]
+
+    def _read_questions(self, dataset: str, split: str) -> int:
+        question_sets = self.profile.value("download")["folder"]["questions"]
         sources = look_up("question set of download.folder", dataset, question_sets)
         sizes: dict[str, int] = {}
         # Several files may give a split their questions
@@ -71,8 +95,7 @@ class Sizes:
             for name in source["splits"]:
                 sizes[name] = sizes.get(name, 0) + self._split_size(source, name)
 
-        count = look_up("split", split, sizes)
-        return min(count, at_most or count)
+        return look_up("split", split, sizes)
 
     def _split_size(self, source: Mapping[str, Any], split: str) -> int:
         """Return the questions that one file gives a split; of questions that are still to be made, the most."""

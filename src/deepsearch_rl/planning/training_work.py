@@ -7,8 +7,16 @@ from deepsearch_rl.planning.answer_work import answers, endpoint_of, rollout_slo
 from deepsearch_rl.planning.sizes import GIB, Sizes, StageWork
 from deepsearch_rl.trajectories.synthesis.scripted_config import SCRIPTED
 
-# Bytes per trained parameter that veRL keeps in main memory between their uses
-OFFLOADED_BYTES: Mapping[str, float] = {"param_offload": 4.0, "optimizer_offload": 8.0}
+# Bytes of a trained parameter in float32: the weight, its gradient, and two moments of the optimizer
+WEIGHT_BYTES = 4.0
+GRADIENT_BYTES = 4.0
+MOMENTS_BYTES = 8.0
+TRAINED_BYTES = WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES
+# What veRL keeps in main memory between its uses, by the field of params that says so
+OFFLOADED_BYTES: Mapping[str, float] = {
+    "param_offload": WEIGHT_BYTES,
+    "optimizer_offload": MOMENTS_BYTES,
+}
 
 
 def training(sizes: Sizes) -> Iterator[StageWork]:
@@ -119,57 +127,76 @@ def _rl(sizes: Sizes, start: str) -> StageWork:
 def _verl(
     sizes: Sizes, start: str, rl: Mapping[str, Any], rollouts: float, tokens: float
 ) -> StageWork:
-    """Return the work of veRL's trainer, which shares model and rollouts among its GPUs.
-
-    ``gpu_gib`` is of one GPU: the larger one of the sampler, and of what FSDP leaves there
-    (ZeRO, arXiv 1910.02054: weights, gradients and two moments in float32, whole or sharded).
-    """
+    """Return the work of veRL's trainer, which shares model and rollouts among its GPUs."""
     verl = rl["backend"]["verl"]
     gpus = verl.get("nodes", 1) * verl["gpus_per_node"]
-    policy_and_critic = 2 if verl.get("critic") else 1
+    trained_models = _trained_models(verl)
     work = {
         "serve_start_s": 1,
         rollout_slope(rl["sampler"]): rollouts * sizes.size / gpus,
-        "verl_token_s": tokens * sizes.size * policy_and_critic / gpus,
+        "verl_token_s": tokens * sizes.size * trained_models / gpus,
         "rl_step_s": rl["steps"][start],
     }
 
-    billions = sizes.billions if rl["lora"] is None else 0.0
-    offloaded = [name for name in ("param_offload", "optimizer_offload") if verl.get(name)]
-    # What is trained rests on the GPU, but for the parts that come from main memory in their turn
-    resting = 16.0 - sum(OFFLOADED_BYTES[name] for name in offloaded)
-    state_gib = policy_and_critic * billions * 1e9 * resting / gpus / GIB
-    working_gib = billions * 1e9 * max(OFFLOADED_BYTES[name] for name in OFFLOADED_BYTES) / gpus
-    update_gib = (
-        state_gib
-        + working_gib / GIB * bool(offloaded)
-        # The frozen weights: those under an adapter, and the reference of the KL
-        + sizes.weights_gib / gpus
-        + rl["max_batch_tokens"] * sizes.slope("gpu_token_gib")
-    )
-    sampler = rl["sampler"]
-    share = sampler["gpu_memory_utilization"] * sizes.profile.value("requires")["gpu_memory_gib"]
-    resting_sampler_gib = 0.0 if sampler["sleep"] else share
-    gpu_gib = max(
-        update_gib + resting_sampler_gib,
-        share,
-        sizes.weights_gib / verl.get("tensor_parallel", 1),
-    )
-    # Of one node
-    host_gib = policy_and_critic * billions * 16e9 / GIB / verl.get("nodes", 1)
-    host_gib = host_gib if offloaded else 0.0
-    host_gib += sizes.weights_gib + sizes.slope("training_gib")
+    trained_parameters = trained_models * _policy_parameters(sizes, rl)
+    # Main memory is of one node
+    host_gib = sizes.weights_gib + sizes.slope("training_gib")
+    if _offloaded_bytes(verl):
+        host_gib += trained_parameters * TRAINED_BYTES / GIB / verl.get("nodes", 1)
+
     # A checkpoint of every step that dev scores, with the optimizer's moments
-    saved = rl["steps"][start] // rl["dev"]["every"]
-    disk_gib = saved * policy_and_critic * billions * 12e9 / GIB
+    checkpoints = rl["steps"][start] // rl["dev"]["every"]
+    disk_gib = checkpoints * trained_parameters * (WEIGHT_BYTES + MOMENTS_BYTES) / GIB
     return sizes.stage(
         f"rl@{start}",
         work,
         int(rollouts),
         disk_gib=disk_gib,
         host_gib=host_gib,
-        gpu_gib=gpu_gib,
+        gpu_gib=_verl_gpu_gib(sizes, rl, gpus),
     )
+
+
+def _trained_models(verl: Mapping[str, Any]) -> int:
+    """Return how many models of the policy's size veRL trains: the policy, and a critic where there is one."""
+    return 2 if verl.get("critic") else 1
+
+
+def _policy_parameters(sizes: Sizes, rl: Mapping[str, Any]) -> float:
+    """Return the trained parameters of the policy; those of an adapter are too few to count."""
+    return sizes.billions * 1e9 if rl["lora"] is None else 0.0
+
+
+def _offloaded_bytes(verl: Mapping[str, Any]) -> float:
+    """Return the bytes of a trained parameter that are in main memory between their uses."""
+    return sum(size for name, size in OFFLOADED_BYTES.items() if verl.get(name))
+
+
+def _verl_gpu_gib(sizes: Sizes, rl: Mapping[str, Any], gpus: int) -> float:
+    """Return the memory of one GPU: the most that an update, the sampler, or its weights alone take.
+
+    FSDP shards what is trained among the GPUs (ZeRO, arXiv 1910.02054: weights, gradients and two
+    moments).
+    """
+    verl = rl["backend"]["verl"]
+    sampler = rl["sampler"]
+    parameters = _policy_parameters(sizes, rl)
+    offloaded_bytes = _offloaded_bytes(verl)
+    resting_bytes = TRAINED_BYTES - offloaded_bytes
+    update_gib = _trained_models(verl) * parameters * resting_bytes / gpus / GIB
+    # What is offloaded comes back in its turn: of one model, the largest part
+    if offloaded_bytes:
+        update_gib += parameters * max(OFFLOADED_BYTES.values()) / gpus / GIB
+    # The frozen weights: those under an adapter, and the reference of the KL
+    update_gib += sizes.weights_gib / gpus
+    update_gib += rl["max_batch_tokens"] * sizes.slope("gpu_token_gib")
+
+    gpu_memory_gib = sizes.profile.value("requires")["gpu_memory_gib"]
+    sampler_gib = sampler["gpu_memory_utilization"] * gpu_memory_gib
+    # A sampler that sleeps gives its memory to the update
+    if not sampler["sleep"]:
+        update_gib += sampler_gib
+    return max(update_gib, sampler_gib, sizes.weights_gib / verl.get("tensor_parallel", 1))
 
 
 def _update_gib(sizes: Sizes, tokens: int) -> float:

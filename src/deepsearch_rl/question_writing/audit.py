@@ -82,8 +82,7 @@ class Auditor:
 
     def check(self, drafts: Sequence[Draft]) -> list[Reason | None]:
         """Return why each draft is rejected, None where it is kept; drafts of one call are asked about together."""
-        # The cheapest check first: each one sees only what has passed, and the last one pays a
-        # model
+        # From the cheapest check to the one that pays a model: each sees only what has passed so far
         reasons: list[Reason | None] = [self._by_text(draft) for draft in drafts]
         questions = [_QuestionWords.of(draft) for draft in drafts]
         self._reject_copies(questions, reasons)
@@ -160,7 +159,8 @@ class Auditor:
 
         places = _passing(reasons)
         prompts = [self._with_passages(drafts[place]) for place in places]
-        for place, count in zip(places, self._right(drafts, places, prompts), strict=True):
+        counts = self._count_right_answers(drafts, places, prompts)
+        for place, count in zip(places, counts, strict=True):
             if count < self.config.agreeing:
                 is_unanswerable = drafts[place].is_unanswerable
                 reasons[place] = Reason.ANSWERABLE if is_unanswerable else Reason.NOT_ANSWERED
@@ -181,38 +181,38 @@ class Auditor:
             elif len(draft.group.chunks) > 1:
                 for chunk in draft.group.chunks:
                     places.append(place)
-                    prompts.append(_answer_prompt(draft, [chunk.contents]))
+                    prompts.append(_answer_prompt(draft, chunk.contents))
 
-        for place, count in zip(places, self._right(drafts, places, prompts), strict=True):
+        counts = self._count_right_answers(drafts, places, prompts)
+        for place, count in zip(places, counts, strict=True):
             if count >= self.config.agreeing:
                 reasons[place] = reason
 
     def _with_passages(self, draft: Draft) -> str:
         """Return the question with its passages; one that has no answer also with those that its text finds."""
         if not draft.is_unanswerable:
-            return prompt_file("answer").substitute(
-                passages=shown_passages(draft.group.chunks), question=draft.question
-            )
+            return _answer_prompt(draft, shown_passages(draft.group.chunks))
 
         [hits] = self.searcher.find_hits([draft.question], 10)
         nearest = [hit.chunk for hit in hits]
         ids = {chunk.id for chunk in nearest}
         # A passage that is among the nearest is shown once
         own = [chunk for chunk in draft.group.chunks if chunk.id not in ids]
-        return prompt_file("answer").substitute(
-            passages=shown_passages([*own, *nearest]), question=draft.question
-        )
+        return _answer_prompt(draft, shown_passages([*own, *nearest]))
 
-    def _right(
+    def _count_right_answers(
         self, drafts: Sequence[Draft], places: Sequence[int], prompts: Sequence[str]
     ) -> list[int]:
-        """Return how many of the answers to each prompt are right."""
-        samples = range(self.config.samples)
-        replies = self.model.ask_all(list(itertools.product(prompts, samples)))
+        """Ask every prompt ``samples`` times, and return how many of its answers are right.
+
+        A prompt is about the draft at its place in ``places``.
+        """
+        samples = self.config.samples
+        replies = iter(self.model.ask_all(list(itertools.product(prompts, range(samples)))))
         counts: list[int] = []
-        for number, place in enumerate(places):
-            answers = replies[number * len(samples) : (number + 1) * len(samples)]
+        for place in places:
             gold = [drafts[place].golden_answer]
+            answers = itertools.islice(replies, samples)
             counts.append(sum(f1(answer, gold) >= SUCCESS_F1 for answer in answers))
 
         return counts
@@ -222,8 +222,8 @@ def _passing(reasons: Sequence[Reason | None]) -> list[int]:
     return [place for place, reason in enumerate(reasons) if reason is None]
 
 
-def _answer_prompt(draft: Draft, passages: Sequence[str]) -> str:
-    return prompt_file("answer").substitute(passages="\n\n".join(passages), question=draft.question)
+def _answer_prompt(draft: Draft, passages: str) -> str:
+    return prompt_file("answer").substitute(passages=passages, question=draft.question)
 
 
 def _queries(draft: Draft) -> list[str]:

@@ -58,26 +58,28 @@ class LoggedModel:
         self.cut = 0
 
     def ask_all(self, prompts: Sequence[tuple[str, int]]) -> list[str]:
-        """Return what the model says to every prompt and sample, in their order, without its thoughts.
+        """Return what the model says to each of ``prompts``, in their order, without its thoughts.
 
-        Known replies are not asked for again.
+        A prompt comes with the number of its sample, which seeds the reply: two samples of one text
+        are two replies. Replies in the log are not asked for again.
+
         Raise EndpointError where the model fails; finished replies are in the log. No prompt is
         begun after the first failure.
         """
         missing: dict[str, tuple[str, int]] = {}
-        for each in prompts:
-            name = self._digest(*each)
-            if name not in self._known:
-                missing[name] = each
+        for prompt, sample in prompts:
+            digest = self._digest(prompt, sample)
+            if digest not in self._known:
+                missing[digest] = (prompt, sample)
 
         if missing:
             asyncio.run(self._ask_missing(missing))
 
         texts: list[str] = []
-        for each in prompts:
-            call = self._known[self._digest(*each)]
+        for prompt, sample in prompts:
+            call = self._known[self._digest(prompt, sample)]
             texts.append(self._spoken(call))
-            # Of this run, also where an earlier one has paid
+            # A reply that an earlier run has paid for counts for this one, too; once
             if call.request_sha256 not in self._counted:
                 self._counted.add(call.request_sha256)
                 self.tokens += call.tokens
@@ -99,21 +101,21 @@ class LoggedModel:
         failures: list[EndpointError] = []
         async with open_client(self._endpoint, self._config.timeout_s) as client:
 
-            async def ask(name: str, prompt: str, sample: int) -> None:
+            async def ask(digest: str, prompt: str, sample: int) -> None:
                 """Ask for one reply and log it, unless a call has failed meanwhile."""
                 async with room:
                     # That call was repeated: the server fails, and would fail every other one
                     if failures:
                         return
                     try:
-                        call = await self._ask(client, name, prompt, sample)
+                        call = await self._ask(client, digest, prompt, sample)
                     except EndpointError as error:
                         failures.append(error)
                         return
-                self._known[name] = call
+                self._known[digest] = call
                 self._log.append(call)
 
-            tasks = [ask(name, prompt, sample) for name, (prompt, sample) in missing.items()]
+            tasks = [ask(digest, prompt, sample) for digest, (prompt, sample) in missing.items()]
             # All that have begun end before an error is raised: they are paid for
             results = await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -121,7 +123,7 @@ class LoggedModel:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _ask(self, client: openai.AsyncOpenAI, name: str, prompt: str, sample: int) -> Call:
+    async def _ask(self, client: openai.AsyncOpenAI, digest: str, prompt: str, sample: int) -> Call:
         messages: Any = [{"role": "user", "content": prompt}]
         try:
             completion = await complete(
@@ -142,14 +144,14 @@ class LoggedModel:
         text = completion.message.text
         reasoning = completion.message.thought
         usage = completion.usage
-        # The budget counts also where a server says nothing
-        tokens = (
-            usage.prompt_tokens + usage.completion_tokens
-            if usage
-            else (len(prompt) + len(reasoning or "") + len(text)) // CHARACTERS_PER_TOKEN
-        )
+        if usage:
+            tokens = usage.prompt_tokens + usage.completion_tokens
+        else:
+            # The budget counts also where a server says nothing
+            characters = len(prompt) + len(reasoning or "") + len(text)
+            tokens = characters // CHARACTERS_PER_TOKEN
         return Call(
-            request_sha256=name,
+            request_sha256=digest,
             text=text,
             reasoning=reasoning,
             tokens=tokens,

@@ -28,7 +28,7 @@ WORDS = [
 ]
 
 
-def write_bert(folder: Path, seed: int = 0, positions: int = 64) -> Path:
+def write_bert(folder: Path, seed: int = 0) -> Path:
     """A plain transformers folder: tokenizer and a one-layer BERT of 16 dimensions."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(WORDS))
@@ -41,7 +41,7 @@ def write_bert(folder: Path, seed: int = 0, positions: int = 64) -> Path:
         num_attention_heads=2,
         intermediate_size=8,
         initializer_range=0.5,  # far from the zero function, so that vectors differ
-        max_position_embeddings=positions,
+        max_position_embeddings=64,
     )
     BertModel(shape).save_pretrained(folder)
     return folder

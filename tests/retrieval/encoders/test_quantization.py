@@ -210,16 +210,20 @@ def test_the_command_says_what_it_wrote(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "reason"),
     [
-        ["--engine", "onnx"],
-        ["--dtype", "bfloat16"],
-        ["--encoder", "e", "--engine", "onnx", "--dtype", "bfloat16"],
+        (["--engine", "onnx"], "are of an encoder with weights"),
+        (["--dtype", "bfloat16"], "are of an encoder with weights"),
+        (["--encoder", "e", "--engine", "onnx", "--dtype", "bfloat16"], "an encoder in torch"),
     ],
 )
-def test_options_of_encoders_with_weights_are_refused_elsewhere(options: list[str]) -> None:
+def test_options_of_encoders_with_weights_are_refused_elsewhere(
+    options: list[str], reason: str
+) -> None:
     line = ["build", "--corpus", "corpus.jsonl", "--out", "index", *options]
-    assert isinstance(CliRunner().invoke(app, line).exception, ConfigError)
+    error = CliRunner().invoke(app, line).exception
+    assert isinstance(error, ConfigError)
+    assert reason in str(error)
 
 
 def files(root: Path) -> list[Path]:

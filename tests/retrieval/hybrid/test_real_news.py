@@ -1,10 +1,7 @@
 """The learnt hybrid on MultiHop-RAG's articles and questions."""
 
-import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,18 +13,14 @@ from deepsearch_rl.measurement.comparison import compare_retrievers
 from deepsearch_rl.retrieval.ranking.ranking import LearningConfig
 from deepsearch_rl.retrieval.search.manifest import IndexConfig
 from deepsearch_rl.retrieval.search.searcher import open_index
+from tests.corpora.real_news import read_rows
 
 LEARNING = LearningConfig(split="train", questions=1000, ridge=0.001, folds=5)
 QUESTIONS = 150
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
 def documents(folder: Path) -> Iterator[Document]:
-    for row in rows(folder / "corpus.jsonl.gz"):
+    for row in read_rows(folder / "corpus.jsonl.gz"):
         metadata = {"source": row["source"], "published_at": row["published_at"]}
         yield Document(
             id=row["doc_id"], contents=f"{row['title']}\n{row['body']}", metadata=metadata
@@ -40,7 +33,9 @@ def test_on_questions_held_out_the_hybrid_ranks_better_than_fielded_bm25(
     real_data: Path, tmp_path: Path, index_config: IndexConfig
 ) -> None:
     folder = real_data / "multihoprag"
-    known = [row for row in rows(folder / "queries.jsonl.gz") if row["evidence_list"]][:QUESTIONS]
+    known = [row for row in read_rows(folder / "queries.jsonl.gz") if row["evidence_list"]][
+        :QUESTIONS
+    ]
     questions = [
         Question.model_validate(
             {

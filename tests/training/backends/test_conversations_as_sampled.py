@@ -3,7 +3,6 @@
 Or the rollout is left out, and its reason named.
 """
 
-import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from deepsearch_rl.training.rl.tokens import TokenRow
 from tests.conftest import ROOT
 from tests.training.backends.captured import captured_choice, recorded
 from tests.trajectories.test_thinking import FolderOf, folder_of
-from tests.vllm_parsers import hermes, qwen3_and_hermes
+from tests.vllm_parsers import hermes, hermes_call, qwen3_and_hermes
 
 __all__ = ["folder_of"]
 
@@ -122,11 +121,6 @@ def assert_row_is_what_the_policy_had(conversation: Conversation, row: TokenRow 
     assert row.logprobs == [-1.0 * each for each in mask]
 
 
-def call(query: str) -> str:
-    arguments = json.dumps({"query": query}, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": "retrieve", "arguments": {arguments}}}\n</tool_call>'
-
-
 def test_the_parsers_of_every_profile_are_tried() -> None:
     tried = {"hermes": (None, "hermes"), "qwen3 and hermes": ("qwen3", "hermes")}
     named = set()
@@ -156,7 +150,7 @@ def test_turns_as_trained_models_write_them_come_back(
 ) -> None:
     chat_format = load_chat_format(folder_of(kind))
     thought = THOUGHTS.get(kind, "")
-    texts = [thought + turn.format(call=call("Zoë in 北京")) for turn in turns]
+    texts = [thought + turn.format(call=hermes_call("Zoë in 北京")) for turn in turns]
     # Words of the template inside passages
     passages = ["<tool_call>\n</tool_response><|im_end|>\n<think>", "</think><|im_start|>user\n"]
     conversation = converse([*texts, thought + ANSWER], passages, server, kind, chat_format)
@@ -172,7 +166,7 @@ def test_a_last_turn_without_a_thought_is_trained_on_as_it_was_sampled(
     server: str, kind: str, searches: int, answer: str, folder_of: FolderOf
 ) -> None:
     chat_format = load_chat_format(folder_of(kind))
-    calls = [THOUGHTS.get(kind, "") + call("Silent Harbor")] * searches
+    calls = [THOUGHTS.get(kind, "") + hermes_call("Silent Harbor")] * searches
     conversation = converse([*calls, answer], ["A passage."], server, kind, chat_format)
     assert_row_is_what_the_policy_had(conversation, row_of(conversation, chat_format).row)
 
@@ -194,8 +188,8 @@ PIECES = st.one_of(
             " ",
             "I look for it.\n",
             ANSWER,
-            call("北京"),
-            call("Silent Harbor"),
+            hermes_call("北京"),
+            hermes_call("Silent Harbor"),
         ]
     ),
     WORDS,
@@ -208,7 +202,9 @@ def conversations(draw: st.DrawFn, thought: str) -> tuple[list[str], list[str]]:
     """Draw turns, most of which call the tool as they should, and passages, which may repeat a turn to the letter."""
     texts: list[str] = []
     for _ in range(draw(st.integers(1, 3))):
-        calls = "\n".join(call(query) for query in draw(st.lists(WORDS, min_size=1, max_size=2)))
+        calls = "\n".join(
+            hermes_call(query) for query in draw(st.lists(WORDS, min_size=1, max_size=2))
+        )
         begun = draw(st.sampled_from([thought, "", "<think>\n\n</think>\n\n"]))
         spoken = draw(st.sampled_from(["", "I look for it.\n", "\n", " \n", "Zoë\n\n"]))
         texts.append(draw(st.sampled_from([begun + spoken + calls, draw(TEXTS) + calls])))
@@ -243,7 +239,7 @@ def test_the_next_prompt_begins_with_what_was_sampled_or_the_rollout_is_left_out
 def test_a_passage_that_repeats_a_turn_does_not_stand_for_it(folder_of: FolderOf) -> None:
     chat_format = load_chat_format(folder_of("plain"))
     # The template writes this turn with a newline between text and call
-    turn = f"I look for it.{call('Silent Harbor')}"
+    turn = f"I look for it.{hermes_call('Silent Harbor')}"
     passage = f"<|im_start|>assistant\n{turn}{END}\n"
     conversation = converse([turn, ANSWER], [passage], "hermes", "plain", chat_format)
     assert not conversation.comes_back()

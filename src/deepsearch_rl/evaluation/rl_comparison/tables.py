@@ -64,7 +64,9 @@ def short_names(settings: Sequence[str]) -> dict[str, str]:
         name = " ".join(parts) or "nothing else"
         names[setting] = name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
 
-    return names if len(set(names.values())) == len(names) else {name: name for name in settings}
+    if len(set(names.values())) < len(names):
+        return {setting: setting for setting in settings}
+    return names
 
 
 def shared_fields(settings: Sequence[str]) -> list[str]:
@@ -72,8 +74,9 @@ def shared_fields(settings: Sequence[str]) -> list[str]:
     if len(settings) < 2:
         return []
 
-    common = set(settings[0].split()).intersection(*(setting.split() for setting in settings[1:]))
-    return [part for part in settings[0].split() if part in common]
+    first, *others = [setting.split() for setting in settings]
+    common = set(first).intersection(*others)
+    return [part for part in first if part in common]
 
 
 def comparison_table(comparison: Comparison) -> Table:

@@ -38,6 +38,9 @@ from deepsearch_rl.explain.causes.runs import Answer, Run
 
 # Questions that many publications score, the first ones of a development set
 FIRST = 200
+# What a recomputed score is called; :func:`_unknown` looks for these among them
+FIRST_ANSWERS = "one answer per question, the first"
+GREEDY_ANSWERS = "greedy answers"
 NORMALISATIONS: dict[Normalisation, str] = {
     "squad": "SQuAD: lower case, no punctuation, no articles"
 }
@@ -223,7 +226,7 @@ def _recompute(
     in_order = list(judged.facts)
     for count in sorted({FIRST, block.task.n or FIRST}):
         if count < n:
-            yield some(f"the first {count} questions", set(in_order[:count]))
+            yield some(_first_questions(count), set(in_order[:count]))
 
     answerable: set[str] = set()
     covered: set[str] = set()
@@ -242,10 +245,14 @@ def _recompute(
         first = score_run([answer for answer in judged.run.answers if answer.sample == 0])
         # Otherwise the two means are over other questions
         if first.ids == scored.ids:
-            yield whole("one answer per question, the first", "f1", first.f1)
+            yield whole(FIRST_ANSWERS, "f1", first.f1)
     yield from _without_failures(judged, scored, seed, draws)
     if greedy is not None:
         yield _greedy(scored, greedy, seed, draws)
+
+
+def _first_questions(count: int | str | None) -> str:
+    return f"the first {count} questions"
 
 
 def _forgiven(judged: JudgedRun, scored: ScoredRun) -> Values:
@@ -301,7 +308,7 @@ def _greedy(scored: ScoredRun, greedy: Run, seed: int, draws: int) -> Recomputed
 
     [change] = bootstrap_intervals(np.array(differences)[:, None], seed, draws)
     score = float(np.mean(values))
-    return Recomputed(what="greedy answers", metric="f1", n=n, score=score, change=change)
+    return Recomputed(what=GREEDY_ANSWERS, metric="f1", n=n, score=score, change=change)
 
 
 def subset_change(
@@ -346,9 +353,10 @@ def _unknown(
         done.add(line.what)
         metrics.add(line.metric)
 
+    # By setting and its published value: the recomputed score that shows its effect
     shown_by = {
-        ("temperature", "0"): "greedy answers",
-        ("answers per question", "1"): "one answer per question, the first",
+        ("temperature", "0"): GREEDY_ANSWERS,
+        ("answers per question", "1"): FIRST_ANSWERS,
     }
 
     for line in settings:
@@ -356,7 +364,7 @@ def _unknown(
             continue
         if line.what == "metric" and line.published in metrics:
             continue
-        if line.what == "number of questions" and f"the first {line.published} questions" in done:
+        if line.what == "number of questions" and _first_questions(line.published) in done:
             continue
         if line.what == "choice of questions" and f"{line.published} questions" in done:
             continue

@@ -21,14 +21,15 @@ def conversation_text(trajectory: Trajectory) -> str:
     return "\n".join(lines)
 
 
-def feedback(trajectory: Trajectory, reward: float, most: float) -> str:
-    """Return how a rollout ended, in words: reward, correct answers, and the limit or error that stopped it."""
+def feedback(trajectory: Trajectory, reward: float, full_reward: float) -> str:
+    """Return how a rollout ended, in words: reward, correct answers, and the limit or error that stopped it.
+
+    ``full_reward`` is the most that a rollout can earn.
+    """
     correct = " or ".join(map(repr, trajectory.golden_answers))
     ending = ""
     if trajectory.failed:
         ending = f"It ended without an answer: {trajectory.error or trajectory.stop_reason}. "
     searches = f"The assistant searched {len(trajectory.retrievals)} times."
-    earned = (
-        f"The answer {trajectory.answer!r} earns {reward:.2f} of {most:.2f}; correct is {correct}."
-    )
+    earned = f"The answer {trajectory.answer!r} earns {reward:.2f} of {full_reward:.2f}; correct is {correct}."
     return f"{ending}{earned} {searches}"
