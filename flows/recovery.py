@@ -108,24 +108,35 @@ def crashed_runs_again(pool: str, worker: str) -> Iterator[None]:
     def look() -> None:
         with get_client(sync_client=True) as client:
             close_dead_runs(client, pool, worker)
-            runs = _runs(client, pool, worker, {StateType.CRASHED})
-            crashed = [run for run in runs if run.id not in done]
-            # A look at all processes of the machine takes longer than everything else here
-            living = living_runs() if crashed else set[str]()
-
-            for run in crashed:
-                if str(run.id) in living:
-                    continue
-                # A run that the server refuses to start again does not keep the others waiting
-                try:
-                    close_stages(client, run.id)
-                    start_again(client, run)
-                    done.add(run.id)
-                except (PrefectException, httpx.HTTPStatusError) as error:
-                    sys.stderr.write(f"{run.name}: {type(error).__name__}: {error}\n")
+            start_crashed_runs(client, pool, worker, done)
 
     with every(POLL_S, look):
         yield
+
+
+def start_crashed_runs(client: SyncPrefectClient, pool: str, worker: str, done: set[UUID]) -> None:
+    """Start the crashed runs of a worker again that are not in ``done``, and add them to it.
+
+    A run that the server refuses to start again, since its deployment now asks for other
+    parameters, does not keep the others waiting. It is said once.
+    """
+    runs = _runs(client, pool, worker, {StateType.CRASHED})
+    crashed = [run for run in runs if run.id not in done]
+    # A look at all processes of the machine takes longer than everything else here
+    living = living_runs() if crashed else set[str]()
+
+    for run in crashed:
+        if str(run.id) in living:
+            continue
+        try:
+            close_stages(client, run.id)
+            start_again(client, run)
+        except (PrefectException, httpx.HTTPStatusError) as error:
+            sys.stderr.write(f"{run.name}: {type(error).__name__}: {error}\n")
+            # A server's own failure may pass
+            if isinstance(error, httpx.HTTPStatusError) and error.response.is_server_error:
+                continue
+        done.add(run.id)
 
 
 def living_runs() -> set[str]:

@@ -31,6 +31,7 @@ from flows.recovery import (
     kept_running,
     living_runs,
     start_again,
+    start_crashed_runs,
 )
 from flows.reproduce import _store_artifacts
 from tests.flows.conftest import end_senders
@@ -178,6 +179,33 @@ def test_a_run_that_crashes_all_the_time_is_given_up_unless_it_finishes_stages(
     client.set_task_run_state(task.id, Completed(), force=True)
     [again] = crashes(runs[-1])
     assert again.tags == ["attempt:1"]
+
+
+def test_a_run_that_the_server_refuses_to_start_again_does_not_keep_the_others_waiting(
+    client: SyncPrefectClient, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = "machine-refused"
+    flow_id = client.create_flow(some_flow)
+    schema = {"type": "object", "properties": {"profile": {"type": "string"}}}
+    other = client.create_deployment(flow_id, "refused", work_pool_name=POOL)
+    refused = [MakeRun(client, other)(Crashed(), worker) for _ in range(2)]
+    # Its parameters have become others since these runs were made
+    schema["required"] = ["revision"]
+    client.create_deployment(
+        flow_id,
+        "refused",
+        work_pool_name=POOL,
+        parameter_openapi_schema=schema,
+        enforce_parameter_schema=True,
+    )
+    crashed = make_run(Crashed(), worker)
+
+    done: set[UUID] = set()
+    start_crashed_runs(client, POOL, worker, done)
+    assert done == {crashed, *refused}
+    assert len(successors(client, crashed)) == 1
+    assert not any(successors(client, run) for run in refused)
+    assert client.read_flow_run(refused[0]).name in capsys.readouterr().err
 
 
 def some_stage() -> object:

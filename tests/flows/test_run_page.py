@@ -73,6 +73,9 @@ def test_key_figures_are_the_last_line_of_a_log_or_fields_of_a_report(tmp_path: 
         == "rows 1017; f1 0.728; searches 1.742"
     )
     assert key_figures(tmp_path, stage("sft", "nowhere")) == ""
+    (tmp_path / "stopped").mkdir()
+    (tmp_path / "stopped" / "train_log.jsonl").touch()
+    assert key_figures(tmp_path, stage("sft", "stopped")) == ""
     assert key_figures(tmp_path, stage("chunk", "adapter")) == ""
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from configparser import ConfigParser
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urljoin
@@ -25,7 +26,8 @@ from tests.status_servers import own_certificate, status_server
 from tests.tracking.conftest import new_store
 
 EVERYWHERE = "0.0.0.0"
-LOGIN = ("team", "correct horse battery")
+# An INI file has a meaning for a %
+LOGIN = ("te%am", "correct horse battery")
 
 
 @pytest.mark.parametrize("login", ["", "team", "team:short", ":correct horse battery"])
@@ -165,7 +167,9 @@ def test_both_servers_are_started_with_the_login_where_other_machines_reach_them
     assert f"--host {EVERYWHERE}" in mlflow_start.command
     assert mlflow_start.environment["MLFLOW_AUTH_ADMIN_PASSWORD"] == LOGIN[1]
     config = Path(mlflow_start.environment["MLFLOW_AUTH_CONFIG_PATH"])
-    assert f"admin_username = {LOGIN[0]}\n" in config.read_text()
+    settings = ConfigParser()
+    settings.read(config)
+    assert settings["mlflow"]["admin_username"] == LOGIN[0]
     assert "basic-auth" not in start_of(LOOPBACK, mlflow).command
 
     for start in (prefect_start, mlflow_start):

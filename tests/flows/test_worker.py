@@ -194,6 +194,16 @@ def test_the_service_unit_starts_make_worker_in_this_clone(
     unit = write_service(root, "gpu", 2)
     assert unit == tmp_path / "systemd" / "user" / "deepsearch-worker-gpu.service"
     assert f"WorkingDirectory={root}\n" in unit.read_text()
-    assert "make worker POOL=gpu LIMIT=2\n" in unit.read_text()
+    assert 'make" worker POOL=gpu LIMIT=2\n' in unit.read_text()
     with pytest.raises(UnknownNameError, match=r"unknown pool 'gpuu'\. Did you mean 'gpu'"):
         write_service(root, "gpuu", 2)
+
+
+def test_a_percent_sign_in_a_path_is_none_of_systemds_own_values(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    clone = tmp_path / "100%h of it"
+    clone.symlink_to(root, target_is_directory=True)
+    unit = write_service(clone, "gpu", 1)
+    assert f"WorkingDirectory={tmp_path}/100%%h of it\n" in unit.read_text()
