@@ -153,7 +153,11 @@ def report(
     if is_update:
         write_table({**committed, **ratios}, read_note() if is_part and committed else note)
     elif lost:
-        sys.exit(f"lost more than {100 * MAX_LOSS:.0f} %, and more than noise: {'; '.join(lost)}")
+        sys.exit(
+            f"lost more than {100 * MAX_LOSS:.0f} %, and more than noise: {'; '.join(lost)}\n\n"
+            f"The table is of this run: {read_note()} Processors differ: on another one, measure the table's "
+            f"own commit first (git log -1 {TABLE})."
+        )
 
 
 def main() -> None:
