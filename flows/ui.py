@@ -70,10 +70,9 @@ def start_mlflow(guard: ProcessGuard, port: int, host: str = LOOPBACK) -> Server
         config.parent.mkdir(parents=True, exist_ok=True)
         # The first start stores the password in this database; another login has another one.
         database = folder / f"auth-{sha256_json(login)[:12]}.db"
-        # MLflow's parser takes a % for the beginning of a reference
-        values = {"database": str(database), "name": name}
-        escaped = {key: value.replace("%", "%%") for key, value in values.items()}
-        config.write_text(AUTH.format(**escaped), encoding="utf-8")
+        # MLflow's parser takes a single % for the beginning of a reference
+        text = AUTH.format(database=database, name=name).replace("%", "%%")
+        config.write_text(text, encoding="utf-8")
         module += ["--app-name", "basic-auth", "--allowed-hosts", "*"]
         settings = {
             "MLFLOW_AUTH_CONFIG_PATH": str(config),

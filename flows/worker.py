@@ -202,10 +202,9 @@ def write_service(root: Path, pool: str, limit: int) -> Path:
     unit = configuration / "systemd" / "user" / f"deepsearch-worker-{pool}.service"
     unit.parent.mkdir(parents=True, exist_ok=True)
     make = shutil.which("make") or "make"
-    # systemd takes a % for one of its own values
-    root_text, make_text = (str(path).replace("%", "%%") for path in (root, make))
-    text = UNIT.format(pool=pool, root=root_text, make=make_text, limit=limit)
-    unit.write_text(text, encoding="utf-8")
+    text = UNIT.format(pool=pool, root=root, make=make, limit=limit)
+    # systemd takes a single % for one of its own values
+    unit.write_text(text.replace("%", "%%"), encoding="utf-8")
     return unit
 
 

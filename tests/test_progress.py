@@ -14,6 +14,7 @@ from typing import TextIO
 import pytest
 
 from deepsearch_rl.core.progress import ProgressBar, track
+from tests.terminals import Terminal, TerminalPipe
 
 
 class Clock:
@@ -24,16 +25,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class TerminalPipe(io.TextIOWrapper):
-    def isatty(self) -> bool:
-        return True
 
 
 @contextlib.contextmanager

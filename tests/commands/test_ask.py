@@ -1,4 +1,3 @@
-import io
 import json
 import sys
 from collections.abc import Iterator
@@ -12,13 +11,9 @@ from deepsearch_rl.cli import app
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
 from tests.agent.search_server import serve_search
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
+from tests.terminals import Terminal
 
 ROOT = Path(__file__).parents[2]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture

@@ -147,25 +147,34 @@ def _read_controls(
     if named and (len(runs) != 1 or not runs[0].is_file()):
         raise ConfigError("--control belongs to one run: name one file of answers beside it.")
 
-    controls: dict[str, ControlFigure] = {}
+    files: dict[str, Path] = {}
     for text in named:
         name, _, file = text.partition("=")
         look_up("control", name, CONTROLS)
         if not file:
             raise ConfigError(f"--control {text}: name its file of answers, {name}=FILE.")
-        controls[name] = _read_control(Path(file), runs[0], seed, draws)
+        files[name] = Path(file)
+
+    if not files:
+        return {}
+    searched = score_predictions(runs[0]).scores
+    f1_by_id = dict(zip(searched.question_ids, searched.metrics["f1"].tolist(), strict=True))
+    controls: dict[str, ControlFigure] = {}
+    for name, file in files.items():
+        controls[name] = _read_control(file, runs[0], f1_by_id, seed, draws)
 
     return controls
 
 
-def _read_control(file: Path, run: Path, seed: int, draws: int) -> ControlFigure:
+def _read_control(
+    file: Path, run: Path, f1_by_id: Mapping[str, float], seed: int, draws: int
+) -> ControlFigure:
     """Return F1 of a control's answers, beside that of the run on the questions that the control answers.
 
-    Raise ConfigError where the control answers a question that the run does not.
+    ``f1_by_id`` has F1 of the run by question. Raise ConfigError where the control answers a
+    question that the run does not.
     """
     control = score_predictions(file)
-    searched = score_predictions(run).scores
-    f1_by_id = dict(zip(searched.question_ids, searched.metrics["f1"].tolist(), strict=True))
 
     # A control may answer fewer questions than the run
     question_ids = control.scores.question_ids

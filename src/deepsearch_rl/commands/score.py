@@ -1,6 +1,6 @@
 """`deepsearch score` and `deepsearch compare`, and the reports that they print."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -175,13 +175,7 @@ def compare_command(
             reports.print_comparison(comparison)
         return
 
-    if len(files) == 1:
-        [other] = set(names) - set(files)
-        raise ConfigError(
-            f"{files[0]} is a file of predictions, and {other} is no file: compare two files, or "
-            "two reports."
-        )
-
+    _require_two_files(names, files)
     reason = "with files of predictions: it is for reports; leave it out"
     require_effect(context, ["profile", "store", "timeout_s"], reason)
     report = report_comparison(
@@ -192,6 +186,16 @@ def compare_command(
         return
 
     _print_differences(f"{first} minus {second}", report)
+
+
+def _require_two_files(names: Sequence[str], files: Sequence[str]) -> None:
+    """Raise ConfigError where only one of the two ``names`` is among the ``files``, and the other is a report's."""
+    if len(files) == 1:
+        [other] = set(names) - set(files)
+        raise ConfigError(
+            f"{files[0]} is a file of predictions, and {other} is no file: compare two files, or "
+            "two reports."
+        )
 
 
 def _print_differences(title: str, report: ComparisonReport) -> None:
