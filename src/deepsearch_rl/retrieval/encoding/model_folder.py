@@ -37,6 +37,11 @@ DESCRIPTIONS = ("*.json", "*.txt", "*.model")
 # (docs/measurements.md); a GPU needs many tokens to be busy.
 BATCH_TOKENS = {"cpu": 512, "cuda": 65_536}
 
+# What a forward pass costs beside its tokens, in tokens. A core starts its kernels and reads the
+# weights (11 to 35 tokens for MiniLM's shape, docs/measurements.md). On a GPU tokens cost little
+# beside a pass: there are as few passes as the budget allows.
+PASS_TOKENS = {"cpu": 20, "cuda": 65_536}
+
 # Models that number positions from behind the number of the padding token, so that their tables
 # have fewer places for text.
 OFFSET_FAMILIES = ("roberta", "mpnet", "camembert")
@@ -94,6 +99,11 @@ class ModelFolderConfig(Record):
     def used_batch_tokens(self) -> int:
         """Most tokens of a forward pass, padding counted."""
         return self.batch_tokens or BATCH_TOKENS[self.device]
+
+    @property
+    def pass_tokens(self) -> int:
+        """What a forward pass costs beside its tokens, in tokens."""
+        return PASS_TOKENS[self.device]
 
 
 @dataclass(frozen=True, slots=True)

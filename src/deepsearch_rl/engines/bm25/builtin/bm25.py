@@ -10,10 +10,9 @@ index.json               configuration, number of rows
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self, TypeAlias
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +49,11 @@ MIN_COLUMNS = 256
 # more than that, and a copy of more postings would.
 FEW_POSTINGS = 2**15
 
+# Scores of a query alone that are read twice: from here on a second pass over all of them costs more
+# than the calls that it saves.
+FEW_ROWS = 2**16
+
 SMALLEST_SCORE = np.nextafter(np.float32(0), np.float32(1))
-# The rows that hold a term, and what it adds to their scores
-_Postings: TypeAlias = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
 class IndexSummary(Record):
@@ -156,8 +157,8 @@ class Bm25Index:
         """Write the score of every row for Q queries."""
         # The terms of all queries, each query's in the order in which they first occur
         counts_of_queries = [_count(analyse(query)) for query in queries]
-        keys = map(term_key, chain.from_iterable(counts_of_queries))
-        keys_U = np.fromiter(keys, dtype=np.uint64)
+        keys = [term_key(term) for counts in counts_of_queries for term in counts]
+        keys_U = np.array(keys, dtype=np.uint64)
 
         # Where the postings of each term begin and end, if the index has it
         places_U = self.keys_V.searchsorted(keys_U)
@@ -170,7 +171,8 @@ class Bm25Index:
         # zip, which would otherwise take a term of the next query too.
         scores_QN.fill(0)
         for scores_N, counts in zip(scores_QN, counts_of_queries, strict=True):
-            postings: list[_Postings] = []
+            rows: list[NDArray[np.int32]] = []
+            scores: list[NDArray[np.float32]] = []
             for count, (is_known, start, end) in zip(counts.values(), bounds, strict=False):
                 if not is_known:
                     continue
@@ -179,9 +181,10 @@ class Bm25Index:
                 # Read once, however often the query repeats the term
                 if count != 1:
                     scores_P = np.float32(count) * scores_P
-                postings.append((self.rows_P[start:end], scores_P))
+                rows.append(self.rows_P[start:end])
+                scores.append(scores_P)
 
-            _add(postings, scores_N)
+            _add(rows, scores, scores_N)
 
 
 def _count(terms: Iterable[str]) -> dict[str, int]:
@@ -193,16 +196,18 @@ def _count(terms: Iterable[str]) -> dict[str, int]:
     return counts
 
 
-def _add(postings: Sequence[_Postings], scores_N: NDArray[np.float32]) -> None:
-    """Add the scores of a query's terms, one term after the other."""
-    count = sum(len(rows_P) for rows_P, _ in postings)
-    if len(postings) > 1 and count <= FEW_POSTINGS:
-        rows = [rows_P for rows_P, _ in postings]
-        scores = [scores_P for _, scores_P in postings]
-        np.add.at(scores_N, np.concatenate(rows, dtype=np.intp), np.concatenate(scores))
+def _add(
+    rows: Sequence[NDArray[np.int32]],
+    scores: Sequence[NDArray[np.float32]],
+    scores_N: NDArray[np.float32],
+) -> None:
+    """Add the postings of a query's terms, one term after the other: its rows, and what it adds to them."""
+    if len(rows) > 1 and sum(map(len, rows)) <= FEW_POSTINGS:
+        # Cast by a call of its own, which is faster than a concatenation that casts
+        np.add.at(scores_N, np.concatenate(rows).astype(np.intp), np.concatenate(scores))
         return
 
-    for rows_P, scores_P in postings:
+    for rows_P, scores_P in zip(rows, scores, strict=True):
         np.add.at(scores_N, rows_P, scores_P)
 
 
@@ -210,17 +215,46 @@ def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
     """Return each query's ``top_k`` best rows with a positive score, by score, then by row; fewer where fewer score.
 
     N is a multiple of ``MAX_LANES``. The scores of a query are read as a matrix of ``lanes`` rows,
-    whose column maxima cost one vectorised pass. The k-th largest maximum is a lower bound of the k-th best score, so
-    the best rows are in the few columns whose maximum reaches it.
+    whose column maxima cost one vectorised pass. The k-th largest maximum is a lower bound of the
+    k-th best score, so that few rows are left to be sorted.
     """
     queries, rows = scores_QN.shape
     lanes = MAX_LANES
     # Fewer lanes where columns are few: their maxima would say little about the best scores
     while lanes > 1 and rows // lanes < max(MIN_COLUMNS, COLUMNS_PER_HIT * top_k):
         lanes //= 2
-    columns = rows // lanes
 
-    scores_QLC = scores_QN.reshape(queries, lanes, columns)
+    scores_QLC = scores_QN.reshape(queries, lanes, rows // lanes)
+    if queries == 1 and rows <= FEW_ROWS:
+        return [_top_rows_of_one(scores_QLC[0], top_k)]
+
+    return _top_rows_of_many(scores_QLC, top_k)
+
+
+def _top_rows_of_one(scores_LC: NDArray[np.float32], top_k: int) -> Ranking:
+    """Rank the rows of one query with the fewest calls: they cost more than reading all scores twice does."""
+    least = SMALLEST_SCORE
+    columns = scores_LC.shape[1]
+    if columns > top_k:
+        best_C = scores_LC.max(axis=0)
+        best_C.partition(columns - top_k)
+        least = max(best_C[columns - top_k], least)
+
+    scores_N = scores_LC.ravel()
+    rows_M = (scores_N >= least).nonzero()[0]
+    scores_M = scores_N[rows_M]
+    # Stable: equal scores stay in the order of their rows
+    order_K = (-scores_M).argsort(kind="stable")[:top_k]
+    return Ranking(rows_M[order_K], scores_M[order_K])
+
+
+def _top_rows_of_many(scores_QLC: NDArray[np.float32], top_k: int) -> list[Ranking]:
+    """Rank the rows of each query by calls that all of them share.
+
+    The best rows are in the few columns whose maximum reaches the bound: of these alone all scores
+    are read.
+    """
+    queries, _, columns = scores_QLC.shape
     best_QC = scores_QLC.max(axis=1)
     if columns > top_k:
         place = columns - top_k
@@ -228,7 +262,6 @@ def top_rows(scores_QN: NDArray[np.float32], top_k: int) -> list[Ranking]:
     else:
         least_Q1 = np.full((queries, 1), SMALLEST_SCORE)
 
-    # Of these columns alone all scores are read
     queries_B, columns_B = (best_QC >= least_Q1).nonzero()
     scores_BL = scores_QLC[queries_B, :, columns_B]
     places_M, lanes_M = (scores_BL >= least_Q1[queries_B]).nonzero()

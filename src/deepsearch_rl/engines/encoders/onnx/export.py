@@ -53,7 +53,9 @@ class OnnxEncoder:
                 f"the encoder in {folder.root} pools tokens by {folder.pooling}{prompt}, {advice}."
             )
 
-        self._batches = ParallelBatches(config.used_batch_tokens, config.used_threads)
+        self._batches = ParallelBatches(
+            config.used_batch_tokens, config.pass_tokens, config.used_threads
+        )
         self._tokenizer, self._session = _load(folder, config)
         self._inputs = [node.name for node in self._session.get_inputs()]
         outputs = [node.name for node in self._session.get_outputs()]

@@ -43,7 +43,7 @@ class TransformersEncoder:
         require_device(config.device, f"the encoder {config.model}", "index.encoder.device")
         torch.set_num_threads(1)
         threads = config.used_threads if config.device == "cpu" else 1
-        self._batches = ParallelBatches(config.used_batch_tokens, threads)
+        self._batches = ParallelBatches(config.used_batch_tokens, config.pass_tokens, threads)
         self._folder = folder = read_model_folder(config, "*.safetensors")
         # As many of the longest texts as the budget holds
         self._rows = max(1, config.used_batch_tokens // folder.max_tokens)
