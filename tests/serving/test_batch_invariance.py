@@ -131,6 +131,8 @@ def test_sizes_that_round_alike_are_found_by_trying_them() -> None:
     assert any(rounds_alike(model, shapes) for shapes in CANDIDATES)
     # A row alone is a matrix times a vector
     assert not rounds_alike(model, CANDIDATES[0]._replace(tokens=1))
+    # Tried with the first layers alone, which leaves the model as it was
+    assert model.config.num_hidden_layers == len(model.model.layers)
 
 
 @pytest.mark.nightly

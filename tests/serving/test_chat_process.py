@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM
 
 LOAD = """
 import sys
-from deepsearch_rl.core.left_out import UNUSED, leave_out
+from deepsearch_rl.core.left_out import UNUSED, leave_out, leave_out_package_scan
 from deepsearch_rl.serving.chat_process import UNUSED_HERE, leave_out_compiler
 leave_out((*UNUSED, *UNUSED_HERE))
+leave_out_package_scan()
 leave_out_compiler()
 import torch
 from transformers import AutoModelForCausalLM

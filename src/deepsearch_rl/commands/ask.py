@@ -26,6 +26,7 @@ from deepsearch_rl.commands.defaults import (
 )
 from deepsearch_rl.conversation.agent_config import prompt_option
 from deepsearch_rl.core.errors import ConfigError, look_up
+from deepsearch_rl.core.left_out import loading_libraries
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.records import Message, Question, Trajectory
 
@@ -56,17 +57,19 @@ def ask(
     record = Question(id="ask", question=question, golden_answers=("",))
 
     with ExitStack() as servers:
-        # The model takes longest to load. The index, and the agent's libraries, load beside it.
+        # The model takes longest to load. The agent's libraries load beside it, and then the index:
+        # all three at once would take the model's core.
         wait_for_model = servers.enter_context(start_model(model, serving))
-        from deepsearch_rl.search_server.launch import start_index  # noqa: PLC0415 - FAISS
-        from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415
+        with loading_libraries():
+            from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - takes two seconds
+            from deepsearch_rl.search_server.launch import start_index  # noqa: PLC0415 - FAISS
+            from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415
 
         setting = RolloutSetting.of(settings, dataset)
         wait_for_index: Callable[[], str] | None = None
         if not retrieval_url:
             starting = start_index(setting.index, setting.chunks, setting.retrieval)
             wait_for_index = servers.enter_context(starting)
-        from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - takes two seconds
 
         url = wait_for_index() if wait_for_index else str(retrieval_url)
         endpoint = wait_for_model()

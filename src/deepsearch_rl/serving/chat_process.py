@@ -13,7 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from deepsearch_rl.core.left_out import UNUSED, leave_out
+from deepsearch_rl.core.left_out import (
+    UNUSED,
+    leave_out,
+    leave_out_package_scan,
+    loading_libraries,
+)
 
 # Further ones beside those of every process that loads transformers
 UNUSED_HERE = (
@@ -57,12 +62,14 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 def main() -> None:
     """Serve a model folder, with an adapter added to its weights, on the inherited socket until told to stop."""
     descriptor, folder, name, slots, context_tokens, *adapters = sys.argv[1:]
-    leave_out((*UNUSED, *UNUSED_HERE))
-    # PEFT asks of every weight whether it is sharded
-    if not adapters:
-        leave_out_compiler()
+    with loading_libraries():
+        leave_out((*UNUSED, *UNUSED_HERE))
+        leave_out_package_scan()
+        # PEFT asks of every weight whether it is sharded
+        if not adapters:
+            leave_out_compiler()
 
-    from deepsearch_rl.serving.chat_server import serve_folder  # noqa: PLC0415 - loads those libraries
+        from deepsearch_rl.serving.chat_server import serve_folder  # noqa: PLC0415 - loads those libraries
 
     with socket.socket(fileno=int(descriptor)) as listener:
         serve_folder(

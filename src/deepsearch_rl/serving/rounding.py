@@ -8,6 +8,8 @@ depends on sizes that it does not try.
 
 import logging
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel
@@ -17,8 +19,14 @@ from deepsearch_rl.serving.slots import SlotTable
 
 logger = logging.getLogger(__name__)
 
+_FAST = Shapes(tokens=16, max_tokens=512, queries=2, max_queries=128, keys=64, block=128)
+
+# The fastest first
 CANDIDATES = (
-    Shapes(tokens=16, max_tokens=512, queries=2, max_queries=128, keys=64, block=128),
+    _FAST,
+    # For processors without AVX-512, where products of two query vectors round otherwise
+    _FAST._replace(queries=4),
+    _FAST._replace(queries=8),
     # Every product has one size
     Shapes(tokens=64, max_tokens=64, queries=8, max_queries=8, keys=64, block=64),
 )
@@ -30,6 +38,13 @@ COMPANIONS = 40
 # Where each part of the conversation ends. Behind some lengths and at the end, parts are single
 # tokens, as they are while an answer is drawn.
 PART_ENDS = (1, 2, 5, 70, 71, 72, 73, 128, 129, 130, 190, *range(191, TEXT_TOKENS + 1))
+
+# Tokens of companions beside a part, if they can be: more than a pass has
+COMPANION_TOKENS = 600
+
+# All layers have products of the same sizes. The second one's keys are made of what the first one's
+# attention gives, for every token.
+LAYERS = 2
 
 
 def choose_shapes(model: PreTrainedModel) -> Shapes:
@@ -55,26 +70,40 @@ def rounds_alike(model: PreTrainedModel, shapes: Shapes) -> bool:
     rng = random.Random(0)
     own_text = _random_text(rng, model.config.vocab_size)
     other_texts = [_random_text(rng, model.config.vocab_size) for _ in range(COMPANIONS)]
-    table = SlotTable(model.config, COMPANIONS + 2, TEXT_TOKENS)
-    parts_BV = torch.empty(0)
 
-    with torch.inference_mode():
+    with torch.inference_mode(), _first_layers(model):
+        table = SlotTable(model.config, COMPANIONS + 2, TEXT_TOKENS)
         whole_1V = forward(model, table, shapes, [0], [own_text])
+        parts_1V = whole_1V
 
         # Slot 1 gets the same conversation in parts, each of which is computed with one companion
-        # fewer.
+        # fewer, or with few where they bring many tokens.
         start = 0
         for number, end in enumerate(PART_ENDS):
-            companions = COMPANIONS - number
+            companions = min(COMPANIONS - number, COMPANION_TOKENS // (end - start))
             slots = [*range(2, companions + 2), 1]
-            texts = [*other_texts[:companions], own_text]
-            new_tokens = [text[start:end] for text in texts]
-            parts_BV = forward(model, table, shapes, slots, new_tokens)
+            new_tokens: list[list[int]] = []
+            for slot, text in zip(slots, [*other_texts[:companions], own_text], strict=True):
+                computed = int(table.lengths[slot])
+                new_tokens.append(text[computed : computed + end - start])
+
+            parts_1V = forward(model, table, shapes, slots, new_tokens)[-1:]
             start = end
 
-    if not torch.equal(whole_1V[0], parts_BV[-1]):
+    if not torch.equal(whole_1V, parts_1V):
         return False
     return all(torch.equal(tensor[0], tensor[1]) for tensor in (*table.keys, *table.values))
+
+
+@contextmanager
+def _first_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Have the model compute its first ``LAYERS`` layers alone, or all where it has fewer."""
+    layers = model.config.num_hidden_layers
+    model.config.num_hidden_layers = min(layers, LAYERS)
+    try:
+        yield
+    finally:
+        model.config.num_hidden_layers = layers
 
 
 def _random_text(rng: random.Random, vocabulary: int) -> list[int]:
