@@ -19,6 +19,7 @@ from deepsearch_rl.retrieval.encoding.encoding import open_encoder
 from deepsearch_rl.retrieval.search.manifest import IndexConfig, read_manifest
 from deepsearch_rl.retrieval.search.rows import Filter
 from deepsearch_rl.retrieval.search.searcher import open_index
+from deepsearch_rl.retrieval.vectors.faiss_index import TIE_SLACK
 from tests.retrieval.encoders.folders import write_bert
 from tests.retrieval.sparse.test_lucene import needs_pyserini
 from tests.settings import INDEX
@@ -160,6 +161,26 @@ def test_the_file_behind_a_link_is_imported_as_a_hubs_cache_has_them(
     assert not (index / "dense" / "vectors.npy").is_symlink()
 
 
+@pytest.mark.parametrize("factory", ["IVF4,PQ8x4np,RFlat", "RR16,IVF4,PQ8x4np,RFlat"])
+def test_codes_whose_hits_whole_vectors_score_are_searched_as_faiss_does(
+    folder: Path, config: IndexConfig, vectors_ND: Any, tmp_path: Path, factory: str
+) -> None:
+    source = written(vectors_ND, tmp_path / "refined.index", factory)
+    searcher = open_index(imported(source, folder, config, tmp_path / "out"))
+    queries = [text_of(row) for row in (3, 30, 61)]
+    assert config.encoder is not None
+    queries_QD = open_encoder(config.encoder, folder).encode(queries, "query")
+    # As many as are asked for: these are scored anew
+    scores_QK, _ = faiss.read_index(str(source)).search(queries_QD, 5 + TIE_SLACK)  # pyright: ignore[reportCallIssue]
+    for hits, scores_K in zip(searcher.find_hits(queries, 5), scores_QK, strict=True):
+        expected = sorted(scores_K.tolist(), reverse=True)[:5]
+        assert [hit.score for hit in hits] == pytest.approx(expected, abs=1e-5)
+
+    [hits] = searcher.find_hits([text_of(3)], 5, Filter(source="odd"))
+    assert len(hits) == 5
+    assert all(hit.row % 2 == 1 for hit in hits)
+
+
 def test_what_does_not_belong_together_is_refused(
     folder: Path, config: IndexConfig, vectors_ND: Any, tmp_path: Path
 ) -> None:
@@ -242,6 +263,7 @@ def test_the_command_imports_and_the_effort_is_kept(
 @pytest.mark.parametrize(
     ("kind", "option", "problem"),
     [
+        ("refined", "--ef-search", "--ef-search does nothing with .* a FAISS IndexIVFPQ"),
         ("rotated", "--ef-search", "--ef-search does nothing with .* a FAISS IndexIVFPQ"),
         ("hnsw", "--nprobe", "--nprobe does nothing with .* a FAISS IndexHNSWFlat"),
         ("sq8", "--nprobe", "--nprobe does nothing with .* a FAISS IndexScalarQuantizer"),
@@ -250,7 +272,8 @@ def test_the_command_imports_and_the_effort_is_kept(
 def test_an_effort_of_another_kind_of_index_is_refused(
     folder: Path, vectors_ND: Any, tmp_path: Path, kind: str, option: str, problem: str
 ) -> None:
-    source = written(vectors_ND, tmp_path / "e5.index", KINDS[kind])
+    factory = {**KINDS, "refined": "IVF4,PQ8x4np,RFlat"}[kind]
+    source = written(vectors_ND, tmp_path / "e5.index", factory)
     arguments = ["retrieve", "import", str(source), "--corpus", str(folder / "corpus.jsonl")]
     arguments += ["--out", str(tmp_path / "out"), "--encoder", str(folder / "encoder")]
     with pytest.raises(ConfigError, match=problem):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import faiss
 
-from deepsearch_rl.retrieval.vectors.faiss_index import read_imported
+from deepsearch_rl.retrieval.vectors.faiss_index import innermost, read_imported
 
 
 def effort_of(path: Path) -> tuple[str, str | None]:
@@ -13,10 +13,7 @@ def effort_of(path: Path) -> tuple[str, str | None]:
     The field is ``nprobe`` or ``ef_search``, as ``FaissIndex`` searches. Raises as
     :func:`read_imported`.
     """
-    index = read_imported(path)
-    # E.g. a rotation before product codes
-    while isinstance(index, faiss.IndexPreTransform):
-        index = faiss.downcast_index(index.index)
+    index = innermost(read_imported(path))
 
     field = None
     if isinstance(index, faiss.IndexIVF):

@@ -64,6 +64,19 @@ def read_imported(path: Path) -> faiss.Index:
     return index
 
 
+def innermost(index: faiss.Index) -> faiss.Index:
+    """Return the index inside of rotations and refinements, whose kind says what the effort of a search is."""
+    while True:
+        # E.g. a rotation before product codes
+        if isinstance(index, faiss.IndexPreTransform):
+            index = faiss.downcast_index(index.index)
+        # Whole vectors that give the hits of codes their scores
+        elif isinstance(index, faiss.IndexRefine):
+            index = faiss.downcast_index(index.base_index)
+        else:
+            return index
+
+
 @dataclass(frozen=True, slots=True)
 class FaissIndex:
     """A FAISS index of any kind, with the effort of a search; None is the effort that its file names."""
@@ -112,7 +125,14 @@ class FaissIndex:
         self, index: Any, depth: int, share: float, selection: dict[str, Any]
     ) -> faiss.SearchParameters:
         """Return the effort of one search, which grows as the ``share`` of allowed rows falls."""
-        # E.g. a rotation before product codes
+        if isinstance(index, faiss.IndexRefine):
+            base = faiss.downcast_index(index.base_index)
+            base_depth = math.ceil(depth * index.k_factor)
+            base_parameters = self._parameters(base, base_depth, share, selection)
+            return faiss.IndexRefineSearchParameters(  # pyright: ignore[reportAttributeAccessIssue]
+                k_factor=index.k_factor, base_index_params=base_parameters
+            )
+
         if isinstance(index, faiss.IndexPreTransform):
             inner = faiss.downcast_index(index.index)
             inner_parameters = self._parameters(inner, depth, share, selection)
