@@ -37,40 +37,56 @@ def leave_out(modules: Iterable[str]) -> None:
 
 
 def leave_out_package_scan() -> None:
-    """Have transformers ask for the packages that it looks for, and not for the files of all that are installed.
+    """Have libraries that ask which distribution holds a package look for that one alone.
 
-    It reads the whole of :func:`importlib.metadata.packages_distributions` to find their versions.
+    transformers and trl ask for a few. :func:`importlib.metadata.packages_distributions` reads the
+    files of all that are installed.
     """
     scan = cache(importlib.metadata.packages_distributions)
     importlib.metadata.packages_distributions = lambda: _Distributions(scan)
 
 
-class _Distributions(dict[str, list[str]]):
-    """The distributions that hold a package, looked up when they are asked for."""
+class _Distributions(Mapping[str, list[str]]):
+    """The distributions that hold each package; all are read for a package that has no distribution of its name."""
 
     def __init__(self, scan: Callable[[], Mapping[str, list[str]]]) -> None:
-        super().__init__()
         self._scan = scan
 
-    def __missing__(self, package: str) -> list[str]:
+    def __getitem__(self, package: str) -> list[str]:
         try:
             importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            # Named otherwise, as PIL of pillow is
+            # As PIL, which is of pillow
             return self._scan()[package]
 
         return [package]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scan())
 
-@contextmanager
-def loading_libraries() -> Iterator[None]:
-    """Keep the garbage collector from what is made in this block, now and later: a library that is loaded stays.
+    def __len__(self) -> int:
+        return len(self._scan())
+
+
+def begin_loading() -> None:
+    """Collect no garbage until :func:`end_loading`: what libraries make while they load stays.
 
     To look through it again and again is a tenth of the time that loading takes.
     """
     gc.disable()
+
+
+def end_loading() -> None:
+    """Collect garbage from here on, and never among what was made until now."""
+    gc.freeze()
+    gc.enable()
+
+
+@contextmanager
+def loading_libraries() -> Iterator[None]:
+    """Collect no garbage in this block, as between :func:`begin_loading` and :func:`end_loading`."""
+    begin_loading()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
+        end_loading()

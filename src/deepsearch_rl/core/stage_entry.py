@@ -41,6 +41,7 @@ from deepsearch_rl.core.errors import (
     full_disk_named,
 )
 from deepsearch_rl.core.installed import require_recorded
+from deepsearch_rl.core.left_out import end_loading
 from deepsearch_rl.core.own_code import require_deps
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.scratch import open_scratch
@@ -64,10 +65,12 @@ RESUME_VARIABLE = "DEEPSEARCH_RESUME"
 def run(main: Callable[..., None]) -> None:
     """Run a stage from its command line; errors end it with one paragraph on stderr.
 
-    The status is then 1, or :data:`OUTSIDE_STATUS` where a server did not answer.
+    The status is then 1, or :data:`OUTSIDE_STATUS` where a server did not answer. What the stage has
+    loaded until here is not looked through for garbage any more (``stages/__init__.py``).
 
     The parameters of ``main`` are some of profile, item and scratch.
     """
+    end_loading()
     parameters = inspect.signature(main).parameters
     parser = argparse.ArgumentParser(description=sys.modules[main.__module__].__doc__)
     parser.add_argument("params", type=Path, help="the profile's params.yaml")

@@ -128,10 +128,11 @@ class FaissIndex:
         if isinstance(index, faiss.IndexRefine):
             base = faiss.downcast_index(index.base_index)
             base_depth = math.ceil(depth * index.k_factor)
-            base_parameters = self._parameters(base, base_depth, share, selection)
-            return faiss.IndexRefineSearchParameters(  # pyright: ignore[reportAttributeAccessIssue]
-                k_factor=index.k_factor, base_index_params=base_parameters
-            )
+            effort: dict[str, Any] = {
+                "k_factor": index.k_factor,
+                "base_index_params": self._parameters(base, base_depth, share, selection),
+            }
+            return faiss.IndexRefineSearchParameters(**effort)
 
         if isinstance(index, faiss.IndexPreTransform):
             inner = faiss.downcast_index(index.index)
