@@ -27,18 +27,18 @@ help:  ##change this list
 
 environment:  ##run .venv/ from the committed lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer on PATH; install python3.11 (or name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS))." >&2; exit 1; }
-	@$(PYTHON) scripts/environment.py $(EXTRAS)
+	@$(PYTHON) tools/environment.py $(EXTRAS)
 
 # Before the environment, which takes minutes to make.
 documents:
-	@scripts/take_documents "$(DOCUMENTS)" $(PROFILE) check
+	@tools/take_documents "$(DOCUMENTS)" $(PROFILE) check
 
 documents-of-own:
-	@scripts/take_documents "$(DOCUMENTS)" own check
+	@tools/take_documents "$(DOCUMENTS)" own check
 
 repro: documents environment  ##start run whatever changed, JOBS (2) stages side by side, then print the F1 table and where the time went
 	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
-	@$(if $(DOCUMENTS),$(TURN) $(PROFILE) "make repro" scripts/take_documents "$(DOCUMENTS)" $(PROFILE))
+	@$(if $(DOCUMENTS),$(TURN) $(PROFILE) "make repro" tools/take_documents "$(DOCUMENTS)" $(PROFILE))
 	@$(BIN)/python -m flows.repro $(PROFILE) $(if $(JOBS),--jobs $(JOBS))
 	@$(BIN)/deepsearch summary $(PROFILE)
 
@@ -57,7 +57,7 @@ TURN = $(BIN)/python -m flows.in_turn
 # where they are kept for every model behind an endpoint.
 own multihoprag api-stages optimize-prompt: export DEEPSEARCH_RESUME = 1
 own: documents-of-own environment  ##run questions of your own documents, and an API's model on them; DOCUMENTS=FOLDER, OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
-	@$(if $(DOCUMENTS),$(TURN) own "make $@" scripts/take_documents "$(DOCUMENTS)" own)
+	@$(if $(DOCUMENTS),$(TURN) own "make $@" tools/take_documents "$(DOCUMENTS)" own)
 	@$(TURN) own "make $@" $(MAKE) --no-print-directory api-stages PROFILE=own
 	@$(BIN)/deepsearch table own
 
@@ -66,7 +66,7 @@ multihoprag: environment  ##run an API's model on MultiHop-RAG; OPENAI_BASE_URL,
 	@$(BIN)/deepsearch table multihoprag
 
 api-stages:
-	@$(BIN)/python -m deepsearch_rl.project.state
+	@$(BIN)/python -m deepsearch_rl.core.project_state
 	@$(BIN)/python flows/dvc repro $(GRAPH):index
 	@$(BIN)/python flows/dvc repro --force --single-item $(GRAPH):evaluate@api
 	@$(BIN)/python flows/dvc repro $(GRAPH):track
@@ -77,10 +77,10 @@ optimize-prompt: environment  ##run a better prompt for that model, by GEPA, and
 	@$(BIN)/deepsearch table multihoprag
 
 optimize-prompt-stages:
-	@$(BIN)/python -m deepsearch_rl.project.state
+	@$(BIN)/python -m deepsearch_rl.core.project_state
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:optimize_prompt@api
-	@$(BIN)/python -m scripts.optimized_prompt multihoprag api
+	@$(BIN)/python -m tools.optimized_prompt multihoprag api
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
 
@@ -90,7 +90,7 @@ rft: environment  ##run ROUNDS (2) of rejection sampling: SFT on the model's own
 	@$(TURN) $(PROFILE) "make $@ PROFILE=$(PROFILE)" $(MAKE) --no-print-directory rft-rounds
 
 rft-rounds:
-	@$(BIN)/python -m deepsearch_rl.project.state
+	@$(BIN)/python -m deepsearch_rl.core.project_state
 	@$(BIN)/python -m flows.trains $(PROFILE)
 	@from=models/$(PROFILE)/base; for round in $$(seq $(or $(ROUNDS),2)); do \
 	  $(BIN)/python flows/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.teacher=$$from || exit 1; \
@@ -142,32 +142,32 @@ test-all: environment  ##change the checks of `make test`, and what a night has 
 unit: environment  ##change the quick tests, each below .2 s
 	@$(PYTEST) -m "not slow and not nightly"
 
-lint: environment  ##change ruff, the rules of scripts/lint.py, pyright, and whether uv.lock fits pyproject.toml
+lint: environment  ##change ruff, the rules of tools/lint.py, pyright, and whether uv.lock fits pyproject.toml
 	@.venvs/uv/bin/uv lock --quiet --check
 	@$(BIN)/ruff check
-	@$(BIN)/python -m scripts.lint
+	@$(BIN)/python -m tools.lint
 	@$(BIN)/pyright
 
 bench: environment  ##change the speed of retrieval as ratios to other libraries, against the committed ones; 3 minutes on a quiet machine
 	@$(BIN)/python -m benchmarks.ratios
 
 readme: environment  ##change the generated parts of documents: README's results, the file tree, the gpu profile's departures
-	@$(BIN)/python -m scripts.readme
-	@$(BIN)/python -m scripts.file_tree
-	@$(BIN)/python -m scripts.departures
+	@$(BIN)/python -m tools.readme
+	@$(BIN)/python -m tools.file_tree
+	@$(BIN)/python -m tools.departures
 
 params: environment  ##change every params.yaml, from profiles/*/profile.yaml and the preset tiny (FORCE=1: drop edited values)
-	@$(BIN)/python -m scripts.params $(if $(FORCE),--force)
+	@$(BIN)/python -m tools.params $(if $(FORCE),--force)
 
 gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the interpreters of the gpu profiles
 	@for family in core index sft rl serve; do \
 	  $(UV) venv -q --allow-existing --relocatable --python 3.11 .venvs/$$family && \
 	  $(UV) pip sync --python .venvs/$$family/bin/python profiles/gpu/requirements/$$family.txt && \
 	  $(UV) pip install --python .venvs/$$family/bin/python --no-deps -e . && \
-	  $(PYTHON) scripts/environment.py --adopt .venvs/$$family || exit 1; \
+	  $(PYTHON) tools/environment.py --adopt .venvs/$$family || exit 1; \
 	done
-	@.venvs/serve/bin/python -m scripts.sentence_model
-	@$(BIN)/python -m scripts.packages
+	@.venvs/serve/bin/python -m tools.sentence_model
+	@$(BIN)/python -m tools.packages
 
 verl-environment: environment  ##full .venvs/verl, for rl.backend.engine: verl
 	@$(UV) venv -q --allow-existing --relocatable --python 3.11 .venvs/verl
@@ -175,7 +175,7 @@ verl-environment: environment  ##full .venvs/verl, for rl.backend.engine: verl
 	@$(UV) pip install --python .venvs/verl/bin/python --no-deps -e .
 
 art-vllm:  ##full ART's own vLLM, for rl.backend.service: unsloth; after gpu-environments
-	@PATH="$(abspath .venvs/uv/bin):$$PATH" .venvs/rl/bin/python -m scripts.art_runtime
+	@PATH="$(abspath .venvs/uv/bin):$$PATH" .venvs/rl/bin/python -m tools.art_runtime
 
 check-gpu-calls: environment  ##full the gpu profile's calls of vllm, unsloth and faiss-gpu, read by those tools in throw-away environments
 	@$(BIN)/python -m tests.gpu_profile.check_environment
@@ -183,4 +183,4 @@ check-gpu-calls: environment  ##full the gpu profile's calls of vllm, unsloth an
 
 check-trainers: environment  ##full the conformance suite inside other trainers, in throw-away environments; steps of TRL's and veRL's on a CPU
 	@$(BIN)/python -m tests.environment.check_environments
-	@$(BIN)/python -m pytest -m "" tests/environment tests/training/backends/test_verl_overrides.py tests/training/backends/test_verl_trains.py
+	@$(BIN)/python -m pytest -m "" tests/environment tests/train/backends/test_verl_overrides.py tests/train/backends/test_verl_trains.py

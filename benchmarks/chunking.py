@@ -36,11 +36,11 @@ from benchmarks.measure import (
 from benchmarks.ranking import FIELDED, index_config
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Document, Question
-from deepsearch_rl.corpora.chunking.chunking import CHUNKERS, chunk_corpora, cut_documents
-from deepsearch_rl.corpora.chunking.token_counts import HfCounter, TokenCounter, WordCounter
-from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.retrieval.search.quality import measure, with_gold
-from deepsearch_rl.retrieval.search.searcher import open_index
+from deepsearch_rl.data.chunking import CHUNKERS, chunk_corpora, cut_documents
+from deepsearch_rl.data.token_counts import HfCounter, TokenCounter, WordCounter
+from deepsearch_rl.search.build import build_index
+from deepsearch_rl.search.quality import measure, with_gold
+from deepsearch_rl.search.searcher import open_index
 
 CHUNK_SIZES = (256, 128)
 """Tokens; speed is measured with the first."""

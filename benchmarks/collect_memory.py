@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.data import make_trajectory, row_key
 from benchmarks.measure import parse_options, publish, restart_peak, status_kb
+from deepsearch_rl.agent.collect import BulkRun, collect
 from deepsearch_rl.core.records import Question, Trajectory
-from deepsearch_rl.evaluation.scoring.score import build_row
-from deepsearch_rl.trajectories.collecting.collect import BulkRun, collect
+from deepsearch_rl.evaluate.score import build_row
 
 CONCURRENCY = 30
 SAMPLE = 1000

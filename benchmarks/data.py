@@ -23,10 +23,10 @@ from deepsearch_rl.core.records import (
     ToolCall,
     Trajectory,
 )
-from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
-from deepsearch_rl.evaluation.scoring.f1_row import RowKey
-from deepsearch_rl.indexing.build import IndexSection, build_index
-from deepsearch_rl.retrieval.search.manifest import IndexConfig, read_manifest
+from deepsearch_rl.data.chunking import ChunkConfig, chunk_corpora
+from deepsearch_rl.evaluate.f1_row import RowKey
+from deepsearch_rl.search.build import IndexSection, build_index
+from deepsearch_rl.search.manifest import IndexConfig, read_manifest
 
 DATA = Path("../shared/data")
 WORK = Path("work/benchmarks")

@@ -21,6 +21,7 @@ from benchmarks.data import DATA
 from benchmarks.measure import parse_options, publish, restart_peak, status_kb, verdict
 from benchmarks.planted_faults import make_rollout, recover
 from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.records import (
     Chunk,
     Document,
@@ -29,12 +30,11 @@ from deepsearch_rl.core.records import (
     QuestionMetadata,
     Trajectory,
 )
-from deepsearch_rl.explain.standalone.explain import Options, explain_paths, report_of
-from deepsearch_rl.explain.standalone.page import render_page
-from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.presets import load_preset
-from deepsearch_rl.retrieval.search.manifest import IndexConfig
-from deepsearch_rl.retrieval.search.searcher import Searcher, open_index
+from deepsearch_rl.evaluate.explain.explain_files import Options, explain_paths, report_of
+from deepsearch_rl.evaluate.explain.page import render_page
+from deepsearch_rl.search.build import build_index
+from deepsearch_rl.search.manifest import IndexConfig
+from deepsearch_rl.search.searcher import Searcher, open_index
 
 TARGET_S = 60
 TOP_K = 5

@@ -22,10 +22,10 @@ from benchmarks import data
 from benchmarks.measure import parse_options, publish
 from benchmarks.ratio import HEADER, Ratio, compare, table_rows, wall
 from benchmarks.server_ratios import DEFAULTS
-from deepsearch_rl.engines.encoders.transformers import cuda_graphs
-from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder
-from deepsearch_rl.retrieval.encoding.configs import TransformersConfig
-from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
+from deepsearch_rl.search.encoders import cuda_graphs
+from deepsearch_rl.search.encoders.configs import TransformersConfig
+from deepsearch_rl.search.encoders.encoder import normalise_rows
+from deepsearch_rl.search.encoders.transformer import TransformersEncoder
 
 E5_BASE = {
     "hidden_size": 768,

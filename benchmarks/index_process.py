@@ -20,9 +20,9 @@ import psutil
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from deepsearch_rl.measurement.frontier import files_of
-from deepsearch_rl.retrieval.vectors.config import VectorsConfig
-from deepsearch_rl.retrieval.vectors.dense import VectorIndex, open_vector_index
+from deepsearch_rl.search.frontier import files_of
+from deepsearch_rl.search.vectors.config import VectorsConfig
+from deepsearch_rl.search.vectors.dense import VectorIndex, open_vector_index
 
 ResultT = TypeVar("ResultT")
 MEGABYTE = 1e6

@@ -15,9 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepsearch_rl.conversation.passages import format_passages
+from deepsearch_rl.chat.passages import format_passages
 from deepsearch_rl.core.answers import CLOSED_ANSWERS, normalise
 from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.records import (
     Chunk,
     Document,
@@ -27,20 +28,19 @@ from deepsearch_rl.core.records import (
     StopReason,
     Trajectory,
 )
-from deepsearch_rl.corpora.reading.flashrag import read_documents, read_questions
-from deepsearch_rl.evaluation.scoring.score import Interval
-from deepsearch_rl.explain.causes.causes import Cause
-from deepsearch_rl.explain.causes.evidence import evidence_of
-from deepsearch_rl.explain.causes.explanation import explain_run
-from deepsearch_rl.explain.causes.judging import Corpus, judge_run
-from deepsearch_rl.explain.causes.records import RunReport, Setting
-from deepsearch_rl.explain.standalone.run_files import read_run
-from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.presets import load_preset
-from deepsearch_rl.retrieval.names import RetrieverName
-from deepsearch_rl.retrieval.search.manifest import IndexConfig
-from deepsearch_rl.retrieval.search.rows import Filter
-from deepsearch_rl.retrieval.search.searcher import Hit, Searcher, SearchesChunks, open_index
+from deepsearch_rl.data.flashrag import read_documents, read_questions
+from deepsearch_rl.evaluate.explain.causes import Cause
+from deepsearch_rl.evaluate.explain.evidence import evidence_of
+from deepsearch_rl.evaluate.explain.explanation import explain_run
+from deepsearch_rl.evaluate.explain.judging import Corpus, judge_run
+from deepsearch_rl.evaluate.explain.records import RunReport, Setting
+from deepsearch_rl.evaluate.explain.run_files import read_run
+from deepsearch_rl.evaluate.score import Interval
+from deepsearch_rl.search.build import build_index
+from deepsearch_rl.search.manifest import IndexConfig
+from deepsearch_rl.search.names import RetrieverName
+from deepsearch_rl.search.rows import Filter
+from deepsearch_rl.search.searcher import Hit, Searcher, SearchesChunks, open_index
 
 TOP_K = 5
 SEED = 0

@@ -32,11 +32,11 @@ from benchmarks.encoder_export import export_encoder
 from benchmarks.measure import in_turn, parse_options, publish, timed
 from benchmarks.trained_encoder import HELD_OUT, PASSAGE_TOKENS, Pair, train_encoder
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.engines.encoders.onnx.export import OnnxEncoder
-from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder
-from deepsearch_rl.engines.quantization import LINEAR, quantize_export
-from deepsearch_rl.retrieval.encoding.configs import OnnxConfig, TransformersConfig
-from deepsearch_rl.retrieval.encoding.encoder import Encoder, Kind, Vectors
+from deepsearch_rl.search.encoders.configs import OnnxConfig, TransformersConfig
+from deepsearch_rl.search.encoders.encoder import Encoder, Kind, Vectors
+from deepsearch_rl.search.encoders.onnx import OnnxEncoder
+from deepsearch_rl.search.encoders.quantization import LINEAR, quantize_export
+from deepsearch_rl.search.encoders.transformer import TransformersEncoder
 
 TOP_K = 10
 BATCH = 64

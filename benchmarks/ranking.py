@@ -30,10 +30,9 @@ from benchmarks import data
 from benchmarks.measure import parse_options, publish, timed
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.indexing import learning
-from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.indexing.learning import QuestionExample, fit_weights, score_example
-from deepsearch_rl.measurement.comparison import (
+from deepsearch_rl.search import learning
+from deepsearch_rl.search.build import build_index
+from deepsearch_rl.search.comparison import (
     MetricInterval,
     RetrieverComparison,
     Scores,
@@ -41,18 +40,19 @@ from deepsearch_rl.measurement.comparison import (
     intervals,
     opened_finder,
 )
-from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
-from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, Floats, HybridRetriever
-from deepsearch_rl.retrieval.ranking.gold import (
+from deepsearch_rl.search.gold import (
     Gold,
     gold_evidence,
     mean_scores,
     score_retriever,
     with_gold,
 )
-from deepsearch_rl.retrieval.ranking.ranking import LearningConfig, ReciprocalRankFusion, Retriever
-from deepsearch_rl.retrieval.search.manifest import IndexConfig
-from deepsearch_rl.retrieval.search.searcher import open_index
+from deepsearch_rl.search.hybrid import FEATURES, Floats, HybridRetriever
+from deepsearch_rl.search.learning import QuestionExample, fit_weights, score_example
+from deepsearch_rl.search.manifest import IndexConfig
+from deepsearch_rl.search.question_parts import SourceNames, split_question
+from deepsearch_rl.search.ranking import LearningConfig, ReciprocalRankFusion, Retriever
+from deepsearch_rl.search.searcher import open_index
 
 SETS = {
     "multihoprag": ["queries"],

@@ -40,10 +40,10 @@ from benchmarks.arithmetic_limit import arithmetic_limit
 from benchmarks.measure import fill_section, markdown_table, parse_options
 from benchmarks.ratio import HEADER, MAX_LOSS, Ratio, compare, cpu, table_rows, wall
 from benchmarks.server_ratios import DEFAULTS, int8_server, server, two_workers
-from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
-from deepsearch_rl.engines.encoders.transformers.encoder import TransformersEncoder
-from deepsearch_rl.retrieval.encoding.configs import TransformersConfig
-from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
+from deepsearch_rl.search.bm25.bm25 import Bm25Index
+from deepsearch_rl.search.encoders.configs import TransformersConfig
+from deepsearch_rl.search.encoders.encoder import normalise_rows
+from deepsearch_rl.search.encoders.transformer import TransformersEncoder
 
 TABLE = Path("benchmarks/ratios.json")
 DOCUMENT = Path("docs/measurements.md")

@@ -19,8 +19,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
 from benchmarks.measure import parse_options, publish
-from deepsearch_rl.evaluation.report.page import page_templates
-from deepsearch_rl.evaluation.report.rollouts import ShownMessage, ShownRollout
+from deepsearch_rl.evaluate.report.page import page_templates
+from deepsearch_rl.evaluate.report.rollouts import ShownMessage, ShownRollout
 
 SIZES = ((2000, 450), (2000, 2000), (2000, 4000), (10000, 2000))
 """Rollouts, and words of each."""

@@ -58,7 +58,7 @@ ON = "on"
 OFF = "off"
 FASTAPI = "on, by FastAPI"
 BY_FASTAPI = f"""
-from deepsearch_rl.search_server.service import RetrievalApp
+from deepsearch_rl.server.service import RetrievalApp
 
 async def serve(app, scope, receive, send, path):
     app._guard.check_names(dict(scope["headers"]))

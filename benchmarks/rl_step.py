@@ -27,12 +27,12 @@ from art.preprocessing.tokenize import TokenizedResult
 from art.unsloth.train import _calculate_logprobs, calculate_attn_bias
 
 from benchmarks.measure import median_seconds, parse_options
-from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.training.backends.art.policy import Policy
-from deepsearch_rl.training.backends.art.step_rows import Rows
-from deepsearch_rl.training.pretrain.model import ModelShape, build_model, world_tokenizer
-from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.toy.pretrained_model import ModelShape, build_model, world_tokenizer
+from deepsearch_rl.train.art.policy import Policy
+from deepsearch_rl.train.art.step_rows import Rows
+from deepsearch_rl.train.rl.rl_config import RlConfig
 
 ROLLOUTS = 32
 ROUNDS = 3

@@ -51,14 +51,14 @@ from benchmarks.measure import (
     write_figures,
 )
 from benchmarks.servers import ServerProcess, running_server, spare_core
+from deepsearch_rl.agent.collect import BulkRun, collect
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.chat.address import NO_KEY, Endpoint
+from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.endpoints.address import NO_KEY, Endpoint
-from deepsearch_rl.search_server.launch import listen
-from deepsearch_rl.trajectories.collecting.collect import BulkRun, collect
+from deepsearch_rl.server.launch import listen
 
 MODEL = "scripted"
 # Of :func:`scripted_endpoint`

@@ -25,14 +25,14 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.measure import median_seconds, parse_options, publish
-from deepsearch_rl.commands.score import ScoreReport, report_scores
+from deepsearch_rl.cli.score import ScoreReport, report_scores
 from deepsearch_rl.core.files import write_jsonl
-from deepsearch_rl.evaluation.scoring.score import (
+from deepsearch_rl.evaluate.predictions import Prediction, score_predictions
+from deepsearch_rl.evaluate.score import (
     QuestionScores,
     bootstrap_intervals,
     paired_differences,
 )
-from deepsearch_rl.evaluation.standalone.predictions import Prediction, score_predictions
 
 TYPES = ("bridge", "comparison", "inference", "null")
 CLOSED = ("yes", "no", "noanswer")

@@ -25,7 +25,7 @@ from benchmarks.servers import (
     running_server,
 )
 from deepsearch_rl.core.processes import free_port
-from deepsearch_rl.engines.quantization import quantize_export
+from deepsearch_rl.search.encoders.quantization import quantize_export
 
 TOP_K = 3
 

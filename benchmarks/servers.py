@@ -34,7 +34,7 @@ from deepsearch_rl.core.processes import LOOPBACK, free_port
 
 STARTUP_TIMEOUT_S = 180
 GRACE_S = 30
-MAIN = "from deepsearch_rl.cli import main; main()"
+MAIN = "from deepsearch_rl.cli.main import main; main()"
 
 
 # --- servers

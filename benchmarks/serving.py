@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.measure import parse_options, timed
-from deepsearch_rl.serving.engine import Engine, SamplingParams, end_ids
+from deepsearch_rl.serve.engine import Engine, SamplingParams, end_ids
 
 CONVERSATIONS = 64
 TURNS = 3

@@ -38,11 +38,11 @@ from benchmarks.measure import (
 )
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.records import Chunk
-from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
-from deepsearch_rl.engines.bm25.lucene.lucene import LuceneIndex
-from deepsearch_rl.retrieval.ranking.ranking import Ranking, Retriever, rank
-from deepsearch_rl.retrieval.search.analysis import analyse
-from deepsearch_rl.retrieval.search.bm25_configs import Bm25Config, LuceneConfig
+from deepsearch_rl.search.analysis import analyse
+from deepsearch_rl.search.bm25.bm25 import Bm25Index
+from deepsearch_rl.search.bm25.configs import Bm25Config, LuceneConfig
+from deepsearch_rl.search.bm25.lucene import LuceneIndex
+from deepsearch_rl.search.ranking import Ranking, Retriever, rank
 
 ONE_FIELD = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})
 LUCENE = LuceneConfig(engine="lucene", k1=0.9, b=0.4, heap_mb=1024)

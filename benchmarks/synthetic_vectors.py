@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
+from deepsearch_rl.search.encoders.encoder import normalise_rows
 
 DIMENSION = 768
 WIKI_ROWS = 21_000_000

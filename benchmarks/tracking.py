@@ -19,16 +19,16 @@ from benchmarks.data import make_trajectory, row_key
 from benchmarks.measure import parse_options, publish, size_mb, timed
 from deepsearch_rl.core.files import write_json, write_jsonl
 from deepsearch_rl.core.records import Question, Trajectory
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, RowKey
-from deepsearch_rl.evaluation.scoring.score import build_row
-from deepsearch_rl.evaluation.tables.table_files import write_table
-from deepsearch_rl.evaluation.tables.tables import build_table
-from deepsearch_rl.explain.causes.explain import explain_evaluations
-from deepsearch_rl.tracking.build_bundle import Results, build_bundle
-from deepsearch_rl.tracking.bundle import LOST_POINTS, PAGE, Provenance, TrackConfig
-from deepsearch_rl.tracking.local_store import local_store
-from deepsearch_rl.tracking.store import connected
-from deepsearch_rl.tracking.upload import upload
+from deepsearch_rl.evaluate.explain.explain import explain_evaluations
+from deepsearch_rl.evaluate.f1_row import F1TableRow, ModelEvaluation, RowKey
+from deepsearch_rl.evaluate.score import build_row
+from deepsearch_rl.evaluate.table_files import write_table
+from deepsearch_rl.evaluate.tables import build_table
+from deepsearch_rl.track.build_bundle import Results, build_bundle
+from deepsearch_rl.track.bundle import LOST_POINTS, PAGE, Provenance, TrackConfig
+from deepsearch_rl.track.local_store import local_store
+from deepsearch_rl.track.store import connected
+from deepsearch_rl.track.upload import upload
 
 MODELS = ("base", "rl", "sft", "sft_rl")
 # Questions of each set

@@ -38,22 +38,22 @@ from benchmarks.synthetic_vectors import WIKI_CELLS, cells_of, write_synthetic
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.files import atomic_directory, atomic_file
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.measurement.frontier import exact_rows, recall
-from deepsearch_rl.retrieval.ranking.ranking import Ranking
-from deepsearch_rl.retrieval.vectors.building import (
+from deepsearch_rl.search.frontier import exact_rows, recall
+from deepsearch_rl.search.ranking import Ranking
+from deepsearch_rl.search.vectors.building import (
     INDEX_FILE,
     VECTORS_FILE,
     build_vector_index,
     write_faiss,
 )
-from deepsearch_rl.retrieval.vectors.config import (
+from deepsearch_rl.search.vectors.config import (
     FlatConfig,
     IvfPqConfig,
     IvfPqRefineConfig,
     VectorsConfig,
 )
-from deepsearch_rl.retrieval.vectors.faiss_index import FaissIndex, read_faiss, with_effort
-from deepsearch_rl.retrieval.vectors.flat import open_vector_file
+from deepsearch_rl.search.vectors.faiss_index import FaissIndex, read_faiss, with_effort
+from deepsearch_rl.search.vectors.flat import open_vector_file
 
 TOP_K = 5
 BATCHES = (1, 64)

@@ -26,9 +26,9 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.measure import parse_options, publish
 from benchmarks.synthetic_vectors import write_synthetic
-from deepsearch_rl.retrieval.vectors.building import build_vector_index
-from deepsearch_rl.retrieval.vectors.config import IvfPqRefineConfig
-from deepsearch_rl.retrieval.vectors.dense import open_vector_index
+from deepsearch_rl.search.vectors.building import build_vector_index
+from deepsearch_rl.search.vectors.config import IvfPqRefineConfig
+from deepsearch_rl.search.vectors.dense import open_vector_index
 
 PASSAGES = 21_015_324
 CELLS = 1024

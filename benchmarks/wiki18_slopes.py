@@ -29,11 +29,11 @@ import stages  # noqa: F401 - sets one thread per library, before any is importe
 from benchmarks.data import RANDOM_ENCODER, WORK, index_config, wiki18_passages, write_random_model
 from benchmarks.measure import markdown_table, parse_options, publish, size_mb, status_kb, timed
 from deepsearch_rl.core.progress import track
-from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
-from deepsearch_rl.indexing import build
-from deepsearch_rl.retrieval.encoding import encoding
-from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
-from deepsearch_rl.retrieval.vectors import building
+from deepsearch_rl.search import build
+from deepsearch_rl.search.bm25.bm25 import Bm25Index
+from deepsearch_rl.search.encoders import encoding
+from deepsearch_rl.search.encoders.encoder import normalise_rows
+from deepsearch_rl.search.vectors import building
 
 WIKI18_ROWS = 21_015_324
 DIMENSION = 768
@@ -139,7 +139,7 @@ def measure_build(passages: Sequence[str], rows: int, work: Path) -> tuple[Figur
 
 def measure_encoder(passages: Sequence[str], count: int, folder: Path) -> str:
     """Encode ``count`` passages on one core with a model of e5-base's shape; return what encoding wiki-18 takes."""
-    from deepsearch_rl.engines.encoders.transformers import encoder as transformer  # noqa: PLC0415 - seconds to import
+    from deepsearch_rl.search.encoders import transformer as transformer  # noqa: PLC0415 - seconds to import
 
     write_random_model(folder, passages, {"max_position_embeddings": 512})
     config = transformer.TransformersConfig.model_validate({**RANDOM_ENCODER, "model": str(folder)})

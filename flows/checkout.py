@@ -20,39 +20,39 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.utils.flatten import flatten
 
+from deepsearch_rl.core.copies import CHECKOUTS
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import atomic_directory, atomic_file, sha256_json
 from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile, read_values
-from deepsearch_rl.project.copies import CHECKOUTS
-from deepsearch_rl.project.state import require_git
+from deepsearch_rl.core.project_state import require_git
 from flows.dvc.__main__ import modify_yaml_at_once
 
 # Section of params.yaml -> its config, imported only when a run changes the section: some load
 # torch
 SECTIONS = {
-    "agent": "deepsearch_rl.conversation.agent_config:AgentConfig",
-    "choose_checkpoint": "deepsearch_rl.training.choose_checkpoint.choose:ChooseCheckpointConfig",
-    "chunk": "deepsearch_rl.corpora.chunking.chunking:ChunkConfig",
-    "download": "deepsearch_rl.corpora.download.download:DownloadConfig",
-    "evaluate": "deepsearch_rl.evaluation.models.plan:EvaluateConfig",
-    "filter": "deepsearch_rl.trajectories.rows.training_set:FilterConfig",
+    "agent": "deepsearch_rl.chat.agent_config:AgentConfig",
+    "choose_checkpoint": "deepsearch_rl.train.choose_checkpoint:ChooseCheckpointConfig",
+    "chunk": "deepsearch_rl.data.chunking:ChunkConfig",
+    "download": "deepsearch_rl.data.download:DownloadConfig",
+    "evaluate": "deepsearch_rl.evaluate.evaluation_plan:EvaluateConfig",
+    "filter": "deepsearch_rl.train.training_set:FilterConfig",
     "flow": "flows.stage_run:FlowConfig",
-    "ifeval": "deepsearch_rl.evaluation.ifeval.ifeval:IfevalConfig",
-    "index": "deepsearch_rl.indexing.build:IndexSection",
-    "merge": "deepsearch_rl.training.merging.merge_config:MergeConfig",
-    "make_questions": "deepsearch_rl.question_writing.make:WritingConfig",
-    "optimize_prompt": "deepsearch_rl.training.prompt_search.prompt_search:OptimizePromptConfig",
-    "prepare_model": "deepsearch_rl.training.pretrain.prepare:PrepareModelConfig",
-    "report": "deepsearch_rl.evaluation.report.write_report:ReportConfig",
-    "requires": "deepsearch_rl.commands.doctor:Requirements",
-    "retrieval": "deepsearch_rl.search_server.config:RetrievalConfig",
-    "rl": "deepsearch_rl.training.rl.rl_config:RlConfig",
-    "serving": "deepsearch_rl.serving.launch:ServingConfig",
-    "sft": "deepsearch_rl.training.sft.swift_call:SftConfig",
-    "synthesize": "deepsearch_rl.trajectories.synthesis.synthesize:SynthesizeConfig",
-    "track": "deepsearch_rl.tracking.bundle:TrackConfig",
-    "trained": "deepsearch_rl.evaluation.report.write_report:TrainedConfig",
-    "unsloth_merge": "deepsearch_rl.training.merging.merge_config:MergeConfig",
+    "ifeval": "deepsearch_rl.evaluate.ifeval:IfevalConfig",
+    "index": "deepsearch_rl.search.build:IndexSection",
+    "merge": "deepsearch_rl.train.merge_config:MergeConfig",
+    "make_questions": "deepsearch_rl.data.question_writing.make:WritingConfig",
+    "optimize_prompt": "deepsearch_rl.train.prompt_search:OptimizePromptConfig",
+    "prepare_model": "deepsearch_rl.toy.prepare_model:PrepareModelConfig",
+    "report": "deepsearch_rl.evaluate.report.write_report:ReportConfig",
+    "requires": "deepsearch_rl.cli.doctor:Requirements",
+    "retrieval": "deepsearch_rl.server.config:RetrievalConfig",
+    "rl": "deepsearch_rl.train.rl.rl_config:RlConfig",
+    "serving": "deepsearch_rl.serve.launch:ServingConfig",
+    "sft": "deepsearch_rl.train.swift_call:SftConfig",
+    "synthesize": "deepsearch_rl.agent.synthesize:SynthesizeConfig",
+    "track": "deepsearch_rl.track.bundle:TrackConfig",
+    "trained": "deepsearch_rl.evaluate.report.write_report:TrainedConfig",
+    "unsloth_merge": "deepsearch_rl.train.merge_config:MergeConfig",
 }
 
 

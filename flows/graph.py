@@ -14,10 +14,10 @@ from dvc.repo import Repo, lock_repo
 from dvc.repo.graph import build_graph
 from dvc.stage import PipelineStage
 
+from deepsearch_rl.cli.planning.whole_run import require_target
+from deepsearch_rl.core.dvc_lock import LOCK_FILES, blocking_pids, wait_for_users
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
 from deepsearch_rl.core.profile import dvc_file, find_profile, require_profile
-from deepsearch_rl.planning.whole_run import require_target
-from deepsearch_rl.project.dvc_lock import LOCK_FILES, blocking_pids, wait_for_users
 from flows.locks import say_waiting
 
 _LOG = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deepsearch_rl.core.files import read_json
-from deepsearch_rl.tracking.local_store import database_file, has_report, local_store
-from deepsearch_rl.tracking.outbox import outbox_folder, waiting_reports
+from deepsearch_rl.track.local_store import database_file, has_report, local_store
+from deepsearch_rl.track.outbox import outbox_folder, waiting_reports
 from flows.stage_run import COMPLETED, AnyLogger, StageFailedError, Workplace, stream
 
 # The stage that sends a report when it runs

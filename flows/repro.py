@@ -20,7 +20,7 @@ from pathlib import Path
 
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import require_profile
-from deepsearch_rl.project.state import require_sound_project
+from deepsearch_rl.core.project_state import require_sound_project
 from flows.command_line import one_paragraph_errors
 from flows.dvc_calls import find_foreign_run
 from flows.graph import Stage, read_targets
@@ -39,7 +39,7 @@ def repro(
 
     Raises:
         DeepsearchError: an unknown name, a stage that failed, or a project that cannot run now
-            (:mod:`deepsearch_rl.project.state`).
+            (:mod:`deepsearch_rl.core.project_state`).
     """
     name = f"make repro PROFILE={profile}"
     with _held(profile, name) as (root, locks):

@@ -32,11 +32,11 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from deepsearch_rl.commands.defaults import changed_field
-from deepsearch_rl.commands.summary import read_table
+from deepsearch_rl.cli.defaults import changed_field
+from deepsearch_rl.cli.summary import read_table
 from deepsearch_rl.core.errors import ArtifactError, EndpointError
 from deepsearch_rl.core.processes import ProcessGuard
-from deepsearch_rl.project.state import require_sound_project
+from deepsearch_rl.core.project_state import require_sound_project
 from flows.checkout import (
     check_experiment_is_new,
     check_experiment_name,
@@ -130,7 +130,7 @@ def reproduce(
 
     Raises:
         DeepsearchError: an unknown name, a stage that failed, or a project that cannot run now
-            (:mod:`deepsearch_rl.project.state`).
+            (:mod:`deepsearch_rl.core.project_state`).
     """
     project = project_folder()
     logger = get_run_logger()

@@ -34,9 +34,9 @@ from dvc.repo.reproduce import reproduce
 from dvc.stage import PipelineStage
 from dvc.stage.cache import RunCacheNotFoundError
 
+from deepsearch_rl.core.dvc_lock import repair_dvc_locks
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import PARAMS, dvc_file, require_profile
-from deepsearch_rl.project.dvc_lock import repair_dvc_locks
 from flows.command_line import one_paragraph_errors
 from flows.dvc_calls import find_foreign_run
 from flows.graph import read_graph

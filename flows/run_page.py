@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 
 from deepsearch_rl.core.files import read_json
 from deepsearch_rl.core.redaction import public_address
-from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
+from deepsearch_rl.evaluate.f1_row import ModelEvaluation
 from flows.graph import Graph, Stage
 
 # Family of a stage -> the file among its outputs that holds its key figures, and their names

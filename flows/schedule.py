@@ -7,10 +7,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from deepsearch_rl.commands.summary import latest_runs
+from deepsearch_rl.cli.planning.plan import make_plan
+from deepsearch_rl.cli.summary import latest_runs
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.profile import find_profile
-from deepsearch_rl.planning.plan import make_plan
 from flows.graph import Graph, Stage, longest_path_s
 from flows.stage_run import CACHED
 

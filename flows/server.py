@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_URL
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, Server, free_port
 from deepsearch_rl.core.redaction import mask_users, public_address
-from deepsearch_rl.search_server.requests import is_loopback
+from deepsearch_rl.server.requests import is_loopback
 from flows.recovery import kept_running
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,8 +6,8 @@ python -m flows.trains PROFILE
 import sys
 from pathlib import Path
 
+from deepsearch_rl.cli.planning.whole_run import require_base_model
 from deepsearch_rl.core.profile import find_profile
-from deepsearch_rl.planning.whole_run import require_base_model
 from flows.command_line import one_paragraph_errors
 
 

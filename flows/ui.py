@@ -24,7 +24,7 @@ import httpx
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, Server, free_port
 from deepsearch_rl.core.profile import find_profile, profile_names
-from deepsearch_rl.tracking.local_store import ARTIFACTS, follow_folder, local_store
+from deepsearch_rl.track.local_store import ARTIFACTS, follow_folder, local_store
 from flows.command_line import one_paragraph_errors
 from flows.recovery import kept_running
 from flows.server import ROOT, START_TIMEOUT_S, prefect_api, require_login, start_server

@@ -26,11 +26,11 @@ from prefect.schedules import Cron
 from prefect.types.entrypoint import EntrypointType
 from prefect.workers.process import ProcessWorker
 
-from deepsearch_rl.commands.doctor import MissingRequirement, Requirements, inspect
+from deepsearch_rl.cli.doctor import MissingRequirement, Requirements, inspect
 from deepsearch_rl.core.errors import ConfigError, UnavailableError, look_up
 from deepsearch_rl.core.processes import ProcessGuard, stream_lines
 from deepsearch_rl.core.profile import find_profile, profile_names
-from deepsearch_rl.project.state import require_sound_project
+from deepsearch_rl.core.project_state import require_sound_project
 from flows import reproduce
 from flows.command_line import one_paragraph_errors
 from flows.recovery import crashed_runs_again
@@ -145,7 +145,7 @@ def start(root: Path, pool: str, limit: int = 1) -> None:
     would wait here while other machines are free.
 
     Raises:
-        ConfigError: the project cannot run now (:mod:`deepsearch_rl.project.state`).
+        ConfigError: the project cannot run now (:mod:`deepsearch_rl.core.project_state`).
         UnavailableError: no profile of the pool can run here.
         EndpointError: Prefect's server does not answer.
     """

@@ -1,6 +1,6 @@
 """`deepsearch compare` of two reports: what differs in settings, code and data, and F1 question by question.
 
-A report is what the stage `track` makes of it (:mod:`deepsearch_rl.tracking.bundle`). It is read
+A report is what the stage `track` makes of it (:mod:`deepsearch_rl.track.bundle`). It is read
 from DVC, for a git revision or the workspace, or from its run in an MLflow store.
 """
 
@@ -18,23 +18,23 @@ from dvc.repo import Repo
 from dvc.scm import resolve_rev
 from pydantic import Field, RootModel
 
-from deepsearch_rl.commands.terminal import print_table
+from deepsearch_rl.cli.terminal import print_table
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError
 from deepsearch_rl.core.files import read_record
 from deepsearch_rl.core.profile import dvc_file
 from deepsearch_rl.core.records import Record
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
-from deepsearch_rl.evaluation.scoring.score import (
+from deepsearch_rl.evaluate.f1_row import F1TableRow
+from deepsearch_rl.evaluate.holm import holm
+from deepsearch_rl.evaluate.score import (
     PairedDifference,
     QuestionScores,
     paired_differences,
 )
-from deepsearch_rl.evaluation.tables.holm import holm
-from deepsearch_rl.evaluation.tables.tables import Figures
-from deepsearch_rl.tracking.bundle import BUNDLE, FILES, PARAMS, QUESTION_F1, TABLE, ReportBundle
-from deepsearch_rl.tracking.local_store import database_file
-from deepsearch_rl.tracking.store import connected, public_uri
-from deepsearch_rl.tracking.upload import DIGEST_TAG, PARENT_TAG, REPORT
+from deepsearch_rl.evaluate.tables import Figures
+from deepsearch_rl.track.bundle import BUNDLE, FILES, PARAMS, QUESTION_F1, TABLE, ReportBundle
+from deepsearch_rl.track.local_store import database_file
+from deepsearch_rl.track.store import connected, public_uri
+from deepsearch_rl.track.upload import DIGEST_TAG, PARENT_TAG, REPORT
 
 DIGEST_SHOWN = 12
 WORKSPACE = "workspace"

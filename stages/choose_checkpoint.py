@@ -3,12 +3,12 @@
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.training.choose_checkpoint.choose import (
+from deepsearch_rl.train.choose_checkpoint import (
     ChooseCheckpointConfig,
     choose_without_rollouts,
 )
-from deepsearch_rl.training.runs.curves import recorded_curve
-from deepsearch_rl.training.runs.followed import followed
+from deepsearch_rl.train.curves import recorded_curve
+from deepsearch_rl.train.followed import followed
 
 
 def main(profile: Profile, scratch: Scratch) -> None:
@@ -25,9 +25,9 @@ def main(profile: Profile, scratch: Scratch) -> None:
 
 
 def _choose_on_dev(profile: Profile, config: ChooseCheckpointConfig, scratch: Scratch) -> None:
-    from deepsearch_rl.serving.launch import ServingConfig  # noqa: PLC0415 - with the agent's libraries, seconds
-    from deepsearch_rl.training.choose_checkpoint.on_dev import DevRollouts, choose_on_dev  # noqa: PLC0415
-    from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting  # noqa: PLC0415
+    from deepsearch_rl.agent.rollout_setting import RolloutSetting  # noqa: PLC0415
+    from deepsearch_rl.serve.launch import ServingConfig  # noqa: PLC0415 - with the agent's libraries, seconds
+    from deepsearch_rl.train.choose_on_dev import DevRollouts, choose_on_dev  # noqa: PLC0415
 
     serving = profile.section("serving", ServingConfig)
     setting = RolloutSetting.of(profile, config.dev.dataset)

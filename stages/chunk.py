@@ -2,7 +2,7 @@
 
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
+from deepsearch_rl.data.chunking import ChunkConfig, chunk_corpora
 
 
 def main(profile: Profile) -> None:

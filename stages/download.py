@@ -2,7 +2,7 @@
 
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.corpora.download.download import DownloadConfig, download
+from deepsearch_rl.data.download import DownloadConfig, download
 
 
 def main(profile: Profile) -> None:

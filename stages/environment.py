@@ -6,7 +6,7 @@ they were started from. The variables come from, in this order: the process's ow
 ``.env`` of the project (each user's, not in git), and ``project.env`` beside this file; Prefect's
 database is in ``.prefect`` and MLflow's in ``mlruns`` of the project, also for a copy of the
 project inside it. Where the shell names a proxy, this machine's own addresses are kept from it
-(``src/deepsearch_rl/project/loopback.py``). Outside of the project's folder no variable is set.
+(``src/deepsearch_rl/core/loopback.py``). Outside of the project's folder no variable is set.
 
 The Python that runs `dvc repro --force`, or `dvc exp run --force`, tells the stages that they begin
 from nothing: DVC itself does not (``DEEPSEARCH_RESUME``, read by ``core/stage_entry.py``; set to 1 by
@@ -98,7 +98,7 @@ def own_modules_first() -> None:
     foreign = foreign_folders()
     paths = [path for path in sys.path if path not in foreign and path != sources]
     last = [path for path in sys.path if path in foreign]
-    # The sources of a copy of the project, which scripts/python puts first, stay before the
+    # The sources of a copy of the project, which tools/python puts first, stay before the
     # project's.
     position = 0
     while position < len(paths) and _is_own(paths[position]):

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
+from deepsearch_rl.agent.collect import SERVER_FAILURES, keep_times
+from deepsearch_rl.chat.remote import read_remote
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import ROOT, run
 from deepsearch_rl.core.stage_graph import require_data
-from deepsearch_rl.endpoints.remote import read_remote
-from deepsearch_rl.evaluation.models.evaluate_model import evaluate_model
-from deepsearch_rl.evaluation.models.plan import Evaluation, settings_of
-from deepsearch_rl.trajectories.collecting.collect import SERVER_FAILURES, keep_times
+from deepsearch_rl.evaluate.evaluate_model import evaluate_model
+from deepsearch_rl.evaluate.evaluation_plan import Evaluation, settings_of
 
 
 def main(profile: Profile, item: str, scratch: Scratch) -> None:

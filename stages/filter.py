@@ -1,10 +1,10 @@
 """Choose the teacher's good trajectories and convert them to training rows."""
 
-from deepsearch_rl.conversation.agent_config import AgentConfig
+from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.trajectories.rows.training_set import FilterConfig, build_training_set
+from deepsearch_rl.train.training_set import FilterConfig, build_training_set
 
 
 def main(profile: Profile) -> None:

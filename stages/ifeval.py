@@ -5,8 +5,8 @@ from pathlib import Path
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.evaluation.ifeval.ifeval import IfevalConfig, evaluate_ifeval, load_prompts
-from deepsearch_rl.serving.launch import ServingConfig, serve_model
+from deepsearch_rl.evaluate.ifeval import IfevalConfig, evaluate_ifeval, load_prompts
+from deepsearch_rl.serve.launch import ServingConfig, serve_model
 
 
 def main(profile: Profile, item: str) -> None:

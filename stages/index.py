@@ -5,9 +5,9 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import RetrievalReport
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.corpora.chunking.chunking import ChunkConfig
-from deepsearch_rl.indexing.build import IndexSection, build_indexes
-from deepsearch_rl.retrieval.search.quality import (
+from deepsearch_rl.data.chunking import ChunkConfig
+from deepsearch_rl.search.build import IndexSection, build_indexes
+from deepsearch_rl.search.quality import (
     DatasetConfig,
     measure_datasets,
     training_questions,

@@ -6,9 +6,9 @@ from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.corpora.chunking.chunking import ChunkConfig
-from deepsearch_rl.indexing.build import IndexSection
-from deepsearch_rl.question_writing.make import WritingConfig, make_questions
+from deepsearch_rl.data.chunking import ChunkConfig
+from deepsearch_rl.data.question_writing.make import WritingConfig, make_questions
+from deepsearch_rl.search.build import IndexSection
 
 
 def main(profile: Profile, item: str, scratch: Scratch) -> None:

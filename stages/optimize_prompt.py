@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
+from deepsearch_rl.agent.rollout_setting import RolloutSetting
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.serving.launch import ServingConfig
-from deepsearch_rl.training.prompt_search.prompt_search import (
+from deepsearch_rl.serve.launch import ServingConfig
+from deepsearch_rl.train.curves import recorded_curve
+from deepsearch_rl.train.followed import followed
+from deepsearch_rl.train.prompt_search import (
     OptimizePromptConfig,
     PromptTask,
     optimize_prompt,
 )
-from deepsearch_rl.training.runs.curves import recorded_curve
-from deepsearch_rl.training.runs.followed import followed
-from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 
 
 def main(profile: Profile, item: str, scratch: Scratch) -> None:

@@ -4,9 +4,9 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import ROOT, run
 from deepsearch_rl.core.stage_graph import require_data
-from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, prepare_model
-from deepsearch_rl.training.runs.curves import recorded_curve
-from deepsearch_rl.training.runs.followed import followed
+from deepsearch_rl.toy.prepare_model import PrepareModelConfig, prepare_model
+from deepsearch_rl.train.curves import recorded_curve
+from deepsearch_rl.train.followed import followed
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

@@ -11,9 +11,9 @@ import yaml
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.profile import PARAMS
-from deepsearch_rl.project.state import require_git
-from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance
-from deepsearch_rl.tracking.run_names import (
+from deepsearch_rl.core.project_state import require_git
+from deepsearch_rl.track.bundle import DatasetDigest, Provenance
+from deepsearch_rl.track.run_names import (
     CHANGES_TAG,
     COMMIT_TAG,
     EXPERIMENT_TAG,

@@ -6,14 +6,14 @@ from typing import Any
 
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.evaluation.report.write_report import (
+from deepsearch_rl.evaluate.explain.sources import Searched
+from deepsearch_rl.evaluate.report.write_report import (
     ReportConfig,
     SearchedConfig,
     Sources,
     TrainedConfig,
     write_report,
 )
-from deepsearch_rl.explain.causes.sources import Searched
 
 
 def main(profile: Profile) -> None:

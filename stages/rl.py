@@ -3,11 +3,11 @@
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.training.rl.rl_config import RlConfig
-from deepsearch_rl.training.rl_process.engines import open_engine
-from deepsearch_rl.training.rl_process.fork import keep_run
-from deepsearch_rl.training.rl_process.worker import rl_run, train_watched
-from deepsearch_rl.training.runs.followed import followed
+from deepsearch_rl.train.followed import followed
+from deepsearch_rl.train.rl.engines import open_engine
+from deepsearch_rl.train.rl.fork import keep_run
+from deepsearch_rl.train.rl.rl_config import RlConfig
+from deepsearch_rl.train.rl.worker import rl_run, train_watched
 
 
 def main(profile: Profile, item: str, scratch: Scratch) -> None:

@@ -3,10 +3,10 @@
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.training.runs.curves import recorded_curve
-from deepsearch_rl.training.runs.followed import followed
-from deepsearch_rl.training.sft.swift_call import SftConfig
-from deepsearch_rl.training.sft.train import train_adapter
+from deepsearch_rl.train.curves import recorded_curve
+from deepsearch_rl.train.followed import followed
+from deepsearch_rl.train.sft import train_adapter
+from deepsearch_rl.train.swift_call import SftConfig
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.synthesize import SynthesizeConfig, synthesize
+from deepsearch_rl.chat.remote import read_remote
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.endpoints.remote import read_remote
-from deepsearch_rl.serving.launch import ServingConfig
-from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
-from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig, synthesize
+from deepsearch_rl.serve.launch import ServingConfig
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

@@ -13,13 +13,13 @@ from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.files import read_record, write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run
-from deepsearch_rl.evaluation.tables.tables import F1Table
-from deepsearch_rl.tracking.build_bundle import Results, build_bundle
-from deepsearch_rl.tracking.bundle import TrackConfig
-from deepsearch_rl.tracking.live import LiveFigures, waiting
-from deepsearch_rl.tracking.local_store import local_store
-from deepsearch_rl.tracking.outbox import outbox_folder
-from deepsearch_rl.tracking.upload import FailedUpload, put_into_outbox, upload_all
+from deepsearch_rl.evaluate.tables import F1Table
+from deepsearch_rl.track.build_bundle import Results, build_bundle
+from deepsearch_rl.track.bundle import TrackConfig
+from deepsearch_rl.track.live import LiveFigures, waiting
+from deepsearch_rl.track.local_store import local_store
+from deepsearch_rl.track.outbox import outbox_folder
+from deepsearch_rl.track.upload import FailedUpload, put_into_outbox, upload_all
 from stages.provenance import read_provenance
 
 # Evaluated model -> folder of section trained's models whose train_log.jsonl is its training

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.conversation.chat_format import load_chat_format
+from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.chat_format import load_chat_format
 from deepsearch_rl.core.processes import LOOPBACK
-from deepsearch_rl.endpoints.address import Endpoint
-from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
-from deepsearch_rl.serving.engine import Engine
-from deepsearch_rl.serving.launch import ServingConfig
+from deepsearch_rl.serve.chat_server import chat_app, serve_in_thread
+from deepsearch_rl.serve.engine import Engine
+from deepsearch_rl.serve.launch import ServingConfig
 from tests.policies import CONTEXT_TOKENS
 
 

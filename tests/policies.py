@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.conversation.prompts import load_prompt
-from deepsearch_rl.training.pretrain.model import ModelShape, build_model, world_tokenizer
+from deepsearch_rl.chat.prompts import load_prompt
+from deepsearch_rl.toy.pretrained_model import ModelShape, build_model, world_tokenizer
 from tests.shared_folders import shared_folder
 
 CONTEXT_TOKENS = 512

@@ -11,10 +11,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from deepsearch_rl.core.processes import LOOPBACK
-from deepsearch_rl.search_server.config import RetrievalConfig, ServerConfig
-from deepsearch_rl.search_server.launch import listen
-from deepsearch_rl.search_server.requests import Guard
-from deepsearch_rl.search_server.service import RetrievalApp, open_engine
+from deepsearch_rl.server.config import RetrievalConfig, ServerConfig
+from deepsearch_rl.server.launch import listen
+from deepsearch_rl.server.requests import Guard
+from deepsearch_rl.server.service import RetrievalApp, open_engine
 
 
 def server_config(

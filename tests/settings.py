@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from deepsearch_rl.conversation.agent_config import AgentConfig
+from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.core.scratch import Scratch
-from deepsearch_rl.retrieval.search.manifest import IndexConfig
-from deepsearch_rl.search_server.launch import RetrievalConfig
+from deepsearch_rl.search.manifest import IndexConfig
+from deepsearch_rl.server.launch import RetrievalConfig
 
 INDEX = IndexConfig.model_validate(
     {

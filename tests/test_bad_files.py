@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.cli import main
+from deepsearch_rl.agent.exchange import export_rows
+from deepsearch_rl.cli.main import main
 from deepsearch_rl.core.errors import RecordError
 from deepsearch_rl.core.files import read_distinct, read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Message, StopReason, Trajectory
-from deepsearch_rl.evaluation.report.rollouts import read_runs
-from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, F1TableRow
-from deepsearch_rl.evaluation.standalone.predictions import score_predictions
-from deepsearch_rl.trajectories.exchange import export_rows
-from deepsearch_rl.trajectories.statistics.results import import_results
-from deepsearch_rl.trajectories.statistics.statistics import read_statistics
+from deepsearch_rl.evaluate.f1_row import ConstantScore, F1TableRow
+from deepsearch_rl.evaluate.imported_results import import_results
+from deepsearch_rl.evaluate.predictions import score_predictions
+from deepsearch_rl.evaluate.report.rollouts import read_runs
+from deepsearch_rl.evaluate.trajectory_statistics import read_statistics
 
 Line = dict[str, Any]
 UNICODE = {

@@ -11,28 +11,27 @@ import pandas as pd
 import pytest
 from pydantic import BaseModel
 
-from deepsearch_rl.commands.doctor import Requirements
+from deepsearch_rl.agent.collect import read_times
+from deepsearch_rl.agent.exchange import SCHEMAS
+from deepsearch_rl.cli.doctor import Requirements
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.core.files import read_distinct, read_jsonl, read_record
 from deepsearch_rl.core.frames import check_frame
 from deepsearch_rl.core.profile import find_profile, load_profile
 from deepsearch_rl.core.records import Document, FilterReport, Question, RetrievalReport, Trajectory
-from deepsearch_rl.corpora.download import flashrag_sets, graphrag_bench
-from deepsearch_rl.corpora.download.catalogue import QUESTION_FORMATS
-from deepsearch_rl.corpora.reading import flashrag
-from deepsearch_rl.evaluation.ifeval.ifeval import read_prompts
-from deepsearch_rl.evaluation.report.plots import read_rl_run
-from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
-from deepsearch_rl.evaluation.standalone.predictions import score_predictions
-from deepsearch_rl.evaluation.tables.tables import F1Table, Figures
-from deepsearch_rl.explain.causes.records import ExplainReport
-from deepsearch_rl.retrieval.search.manifest import read_manifest
-from deepsearch_rl.retrieval.search.rows import read_chunks
-from deepsearch_rl.search_server.pages import PageFile
-from deepsearch_rl.trajectories.collecting.collect import read_times
-from deepsearch_rl.trajectories.exchange import SCHEMAS
-from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow
-from deepsearch_rl.trajectories.statistics.results import import_results
+from deepsearch_rl.data import flashrag, flashrag_sets, graphrag_bench
+from deepsearch_rl.data.catalogue import QUESTION_FORMATS
+from deepsearch_rl.evaluate.explain.records import ExplainReport
+from deepsearch_rl.evaluate.f1_row import IfevalScore, ModelEvaluation
+from deepsearch_rl.evaluate.ifeval import read_prompts
+from deepsearch_rl.evaluate.imported_results import import_results
+from deepsearch_rl.evaluate.predictions import score_predictions
+from deepsearch_rl.evaluate.report.plots import read_rl_run
+from deepsearch_rl.evaluate.tables import F1Table, Figures
+from deepsearch_rl.search.manifest import read_manifest
+from deepsearch_rl.search.rows import read_chunks
+from deepsearch_rl.server.pages import PageFile
+from deepsearch_rl.train.swift_rows import SwiftRow
 
 Row = dict[str, Any]
 ID = {"id": "a"}

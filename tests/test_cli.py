@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
 from deepsearch_rl import __version__
-from deepsearch_rl.cli import COMMANDS, app, load_command, main, require_own_sources
-from deepsearch_rl.commands.defaults import changed_field
+from deepsearch_rl.cli.defaults import changed_field
+from deepsearch_rl.cli.main import COMMANDS, app, load_command, main, require_own_sources
 from deepsearch_rl.core.errors import ConfigError
 
 RUNNER = CliRunner()
@@ -50,7 +50,7 @@ def test_help_and_version_load_neither_a_subcommand_nor_anything_heavy(
 ) -> None:
     code = (
         f"import sys; sys.argv[1:] = ['{option}']\n"
-        "from deepsearch_rl.cli import main\ntry: main()\nfinally: print(*sys.modules)"
+        "from deepsearch_rl.cli.main import main\ntry: main()\nfinally: print(*sys.modules)"
     )
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -58,7 +58,7 @@ def test_help_and_version_load_neither_a_subcommand_nor_anything_heavy(
     text, _, modules = output.strip().rpartition("\n")
     assert shown in text
     heavy = {"torch", "mlflow", "prefect", "dvc", "transformers", "numpy", "pydantic", "yaml"}
-    assert not {"deepsearch_rl.commands", *heavy} & set(modules.split())
+    assert not {"deepsearch_rl.cli", *heavy} & set(modules.split())
 
 
 def test_completion_knows_the_commands_and_what_is_below_them() -> None:
@@ -115,7 +115,7 @@ def test_a_package_that_is_missing_is_one_paragraph_with_the_part_that_brings_it
     (tmp_path / "answers.jsonl").touch()
     # Importing it now raises ModuleNotFoundError
     monkeypatch.setitem(sys.modules, "numpy", None)
-    packages = ("deepsearch_rl.evaluation.scoring", "deepsearch_rl.commands.score")
+    packages = ("deepsearch_rl.evaluate", "deepsearch_rl.cli.score")
     for name in [name for name in sys.modules if name.startswith(packages)]:
         monkeypatch.delitem(sys.modules, name)
     message = deepsearch(monkeypatch, "score", str(tmp_path / "answers.jsonl"))
@@ -203,7 +203,7 @@ def test_an_error_about_no_value_of_the_command_line_keeps_its_traceback(
     failure: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["deepsearch", "table"])
-    monkeypatch.setattr("deepsearch_rl.cli.app", failure)
+    monkeypatch.setattr("deepsearch_rl.cli.main.app", failure)
     with pytest.raises(ValueError, match=r"host|invalid literal"):
         main()
 
@@ -217,7 +217,7 @@ def test_a_full_disk_is_not_taken_for_that_of_the_working_directory(
     def fail() -> None:
         raise OSError(number, "No space left on device")
 
-    monkeypatch.setattr("deepsearch_rl.cli.app", fail)
+    monkeypatch.setattr("deepsearch_rl.cli.main.app", fail)
     message = deepsearch(monkeypatch, "table")
     assert "the disk is full (while writing)" in message
     assert str(Path.cwd()) not in message

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.project.copies import outer_project
+from deepsearch_rl.core.copies import outer_project
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def errors_of(program: str, variables: Mapping[str, str]) -> str:
     [
         pytest.param("import stages", id="a stage"),
         pytest.param(
-            "from typer.testing import CliRunner; from deepsearch_rl.cli import app;"
+            "from typer.testing import CliRunner; from deepsearch_rl.cli.main import app;"
             "assert CliRunner().invoke(app, ['datasets']).exit_code == 0",
             id="a command",
         ),

@@ -1,4 +1,4 @@
-"""Every rule of `scripts/lint.py` finds a planted violation, and nothing beside it."""
+"""Every rule of `tools/lint.py` finds a planted violation, and nothing beside it."""
 
 import shutil
 from collections.abc import Mapping
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl import cli
-from scripts import departures, file_tree, lint, readme
-from scripts.markers import with_part
+from deepsearch_rl.cli import main as cli
+from tools import departures, file_tree, lint, readme
+from tools.markers import with_part
 
 LIBRARY = "src/deepsearch_rl"
 PART_NAMES = {
@@ -66,7 +66,7 @@ def test_a_tool_that_is_imported_out_of_its_place_is_found(tmp_path: Path) -> No
 
 
 def test_an_engine_in_the_rl_loop_is_found(tmp_path: Path) -> None:
-    text = "from deepsearch_rl.training.backends import make\n"
+    text = "from deepsearch_rl.train import make\n"
     plant(tmp_path, {f"{LIBRARY}/training/rl/a.py": text, f"{LIBRARY}/training/a.py": text})
     assert places(lint.engines_in_the_rl_loop, tmp_path) == [f"{LIBRARY}/training/rl/a.py:1"]
 
@@ -156,7 +156,7 @@ def test_a_link_to_no_file_or_heading_is_found(tmp_path: Path) -> None:
 
 def test_a_named_file_that_is_not_there_is_found(tmp_path: Path) -> None:
     files = {
-        "docs/a.md": "`docs/a.md`, `tests/gone.py`, but not `tests/<name>.py`\n\n    python scripts/gone.py\n",
+        "docs/a.md": "`docs/a.md`, `tests/gone.py`, but not `tests/<name>.py`\n\n    python tools/gone.py\n",
         f"{LIBRARY}/a.py": '"""See docs/a.md."""\n\n# as docs/gone.md says\n',
     }
     found = ["docs/a.md:1", "docs/a.md:3", f"{LIBRARY}/a.py:3"]
@@ -170,11 +170,11 @@ def test_a_command_that_is_not_there_is_found(tmp_path: Path) -> None:
     deepsearch score rows.jsonl --draws 0 | deepsearch gone
     deepsearch score rows.jsonl \\
         --gone
-    .venv/bin/python -m scripts.a && python -m scripts.gone
+    .venv/bin/python -m tools.a && python -m tools.gone
 """
-    plant(tmp_path, {"Makefile": "repro:\n", "scripts/a.py": "", "docs/a.md": document})
+    plant(tmp_path, {"Makefile": "repro:\n", "tools/a.py": "", "docs/a.md": document})
     messages = [finding.message for finding in lint.unknown_commands(tmp_path)]
-    gone = ["make gone", "deepsearch gone", "deepsearch score --gone", "python -m scripts.gone"]
+    gone = ["make gone", "deepsearch gone", "deepsearch score --gone", "python -m tools.gone"]
     assert sorted(messages) == sorted(f"there is no `{command}`" for command in gone)
 
 

@@ -15,10 +15,10 @@ import pytest
 import requests
 from openai import OpenAI
 
+from deepsearch_rl.core.loopback import spare_loopback, with_loopback
 from deepsearch_rl.core.processes import LOOPBACK
-from deepsearch_rl.project.loopback import spare_loopback, with_loopback
-from tests.commands.test_evaluate import evaluate, folder, reads
-from tests.evaluation.chat import serve_chat
+from tests.cli.test_evaluate import evaluate, folder, reads
+from tests.evaluate.chat import serve_chat
 from tests.search_servers import in_thread
 
 __all__ = ["folder"]
@@ -164,7 +164,7 @@ def test_a_stage_asks_no_proxy_for_this_machine(
         "stages/__init__.py",
         "stages/environment.py",
         "stages/project.env",
-        "src/deepsearch_rl/project/loopback.py",
+        "src/deepsearch_rl/core/loopback.py",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((root / name).read_bytes())

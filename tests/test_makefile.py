@@ -26,7 +26,7 @@ def test_the_first_environment_of_a_gpu_profile_is_built_by_the_projects_own_uv(
 ) -> None:
     for name in ("Makefile", "pyproject.toml"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    # As scripts/environment.py does: its first call brings uv
+    # As tools/environment.py does: its first call brings uv
     python = tmp_path / "python"
     bring = "mkdir -p .venvs/uv/bin && ln -sf /bin/echo .venvs/uv/bin/uv"
     python.write_text(f"#!/bin/sh\n{bring}\n")

@@ -45,7 +45,7 @@ print(json.dumps({"asked": asked, "missing": sorted(set(missing)), "modules": le
 START = """
 import contextlib, io
 
-from deepsearch_rl.cli import main
+from deepsearch_rl.cli.main import main
 
 printed = {}
 for line in sys.argv[1:]:

@@ -22,27 +22,27 @@ from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Document, Question
 from deepsearch_rl.core.stage_graph import read_stage, stage_names
 from deepsearch_rl.core.stage_state import read_state
-from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.retrieval.search.manifest import IndexConfig
-from deepsearch_rl.retrieval.search.searcher import open_index
-from deepsearch_rl.search_server.config import RetrievalConfig
-from deepsearch_rl.search_server.launch import serve_index
-from deepsearch_rl.training.prompt_search.prompt_search import OptimizePromptConfig
-from deepsearch_rl.training.rewards.rewards import (
+from deepsearch_rl.search.build import build_index
+from deepsearch_rl.search.manifest import IndexConfig
+from deepsearch_rl.search.searcher import open_index
+from deepsearch_rl.server.config import RetrievalConfig
+from deepsearch_rl.server.launch import serve_index
+from deepsearch_rl.train.filters import apply_predicates, find_predicates
+from deepsearch_rl.train.prompt_search import OptimizePromptConfig
+from deepsearch_rl.train.rewards import (
     PolicyText,
     ThinkLength,
     find_reward,
     require_scores,
     reward_parts,
 )
-from deepsearch_rl.trajectories.filters.filters import apply_predicates, find_predicates
-from scripts.imports import ROOT
 from stages import download
 from tests.chunks import make_chunks
 from tests.pipeline.own_deps import families_with_own_code
 from tests.pipeline.smoke_copy import copy_of_working_tree, run
 from tests.settings import INDEX, RETRIEVAL
 from tests.trajectories.test_filters import QUESTION, trajectory
+from tools.imports import ROOT
 
 PAGE = (ROOT / "docs" / "own_code.md").read_text()
 POLICY = PolicyText(len, ThinkLength(min_tokens=0, full_score_tokens=1, max_tokens=2))
@@ -227,7 +227,7 @@ def test_a_retriever_that_returns_what_it_may_not_is_an_error_and_no_empty_resul
     path = write(
         tmp_path,
         "import numpy as np\n"
-        "from deepsearch_rl.retrieval.ranking.ranking import Ranking\n"
+        "from deepsearch_rl.search.ranking import Ranking\n"
         "class Mine:\n"
         "    def __init__(self, chunks, index): ...\n"
         f"    def search(self, queries, top_k, allowed_N=None): return {returned}\n",

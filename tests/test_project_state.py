@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.project.state import (
+from deepsearch_rl.core.project_state import (
     notices,
     project_problems,
     require_git,

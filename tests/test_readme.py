@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError
-from deepsearch_rl.corpora.grammar.grammar import IN_DOMAIN
-from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, F1TableRow
-from deepsearch_rl.evaluation.tables.comparisons import Change, Comparison
-from deepsearch_rl.evaluation.tables.tables import F1Table
-from scripts import readme
-from scripts.markers import with_part
+from deepsearch_rl.evaluate.comparisons import Change, Comparison
+from deepsearch_rl.evaluate.f1_row import ConstantScore, F1TableRow
+from deepsearch_rl.evaluate.tables import F1Table
+from deepsearch_rl.toy.grammar import IN_DOMAIN
+from tools import readme
+from tools.markers import with_part
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 

@@ -1,4 +1,4 @@
-"""`scripts/take_documents`: the folder of documents is looked at before anything is copied."""
+"""`tools/take_documents`: the folder of documents is looked at before anything is copied."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def take(project: Path, folder: str, profile: str = "own", *action: str) -> tuple[int, str]:
-    script = [str(ROOT / "scripts" / "take_documents"), folder, profile, *action]
+    script = [str(ROOT / "tools" / "take_documents"), folder, profile, *action]
     result = subprocess.run(script, cwd=project, capture_output=True, text=True, check=False)
     return result.returncode, result.stderr
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.profile import Profile, load_profile
-from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
-from deepsearch_rl.corpora.download.download import DownloadConfig, download
-from deepsearch_rl.indexing.build import IndexSection, build_index
-from deepsearch_rl.search_server.launch import RetrievalConfig
+from deepsearch_rl.data.chunking import ChunkConfig, chunk_corpora
+from deepsearch_rl.data.download import DownloadConfig, download
+from deepsearch_rl.search.build import IndexSection, build_index
+from deepsearch_rl.server.launch import RetrievalConfig
 from tests.conftest import ROOT
 from tests.search_servers import serve_index_here
 from tests.shared_folders import shared_folder

@@ -39,8 +39,8 @@ from dvc.stage.exceptions import StageCmdFailedError
 from dvc.ui import ui
 from dvc.utils.serialize import dump_yaml, load_yaml, modify_yaml
 
+from deepsearch_rl.core.dvc_lock import blocking_pids, wait_for_users
 from deepsearch_rl.core.files import atomic_file
-from deepsearch_rl.project.dvc_lock import blocking_pids, wait_for_users
 
 # DVC's own, after Ctrl-C
 INTERRUPTED_STATUS = 252

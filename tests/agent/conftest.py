@@ -15,10 +15,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.conversation.agent_config import AgentConfig
+from deepsearch_rl.chat import endpoint as endpoint_module
+from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.core.records import Question, Trajectory
-from deepsearch_rl.endpoints import endpoint as endpoint_module
-from deepsearch_rl.endpoints.address import Endpoint
 from tests.search_servers import in_thread, serve_app
 from tests.settings import AGENT
 

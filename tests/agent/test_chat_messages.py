@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from deepsearch_rl.conversation.chat_messages import (
+from deepsearch_rl.chat.chat_messages import (
     Thought,
     chat_messages,
     split_thought,

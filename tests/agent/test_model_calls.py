@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.completion import Completion
+from deepsearch_rl.chat.endpoint import complete, open_client
+from deepsearch_rl.chat.request_options import RequestOptions
 from deepsearch_rl.core.errors import EndpointError
-from deepsearch_rl.endpoints.address import Endpoint
-from deepsearch_rl.endpoints.completion import Completion
-from deepsearch_rl.endpoints.endpoint import complete, open_client
-from deepsearch_rl.endpoints.request_options import RequestOptions
 from tests.agent.conftest import ANSWER, KEY, ChatServer, Send, completion, response
 
 
@@ -32,7 +32,7 @@ def ask(endpoint: Endpoint, timeout_s: float = 20.0) -> Completion:
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deepsearch_rl.endpoints.endpoint.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("deepsearch_rl.chat.endpoint.FIRST_WAIT_S", 0.001)
 
 
 def drip(piece: bytes, kind: str = "application/json") -> Send:

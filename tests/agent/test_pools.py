@@ -7,14 +7,14 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 
-from deepsearch_rl.core.processes import LOOPBACK
-from deepsearch_rl.endpoints.pools import (
+from deepsearch_rl.chat.pools import (
     POOLS,
     REQUESTS_PER_POOL,
     SpreadPools,
     SpreadTransport,
     spread_transport,
 )
+from deepsearch_rl.core.processes import LOOPBACK
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 

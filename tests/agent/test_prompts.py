@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.conversation.prompts import load_prompt, prompt_title
+from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.chat.prompts import load_prompt, prompt_title
 from deepsearch_rl.core.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.training.pretrain.model import world_tokenizer
+from deepsearch_rl.toy.pretrained_model import world_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from deepsearch_rl.agent.collect import BulkRun, collect
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.conversation.agent_config import AgentConfig
+from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import Question, StopReason
-from deepsearch_rl.trajectories.collecting.collect import BulkRun, collect
 from tests.agent.conftest import ChatServer, completion
 from tests.agent.search_server import breaking_proxy, serve_search
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepsearch_rl.agent.protocols import FunctionCalling
-from deepsearch_rl.conversation.chat_format import ChatFormat, assistant_message, load_chat_format
-from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_messages
-from deepsearch_rl.endpoints.completion import Completion
+from deepsearch_rl.chat.chat_format import ChatFormat, assistant_message, load_chat_format
+from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, chat_messages
+from deepsearch_rl.chat.completion import Completion
 from tests.policies import policy_folder
 from tests.vllm_parsers import hermes, hermes_call
 

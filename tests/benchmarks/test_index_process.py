@@ -5,9 +5,9 @@ import pytest
 
 from benchmarks.index_process import IndexProcess, Opening
 from benchmarks.vector_indexes import evict, open_in_memory, resident_share
-from deepsearch_rl.retrieval.encoding.encoder import normalise_rows
-from deepsearch_rl.retrieval.vectors.building import build_vector_index
-from deepsearch_rl.retrieval.vectors.config import IvfPqConfig, IvfPqRefineConfig
+from deepsearch_rl.search.encoders.encoder import normalise_rows
+from deepsearch_rl.search.vectors.building import build_vector_index
+from deepsearch_rl.search.vectors.config import IvfPqConfig, IvfPqRefineConfig
 
 ROWS, DIMENSION = 60_000, 128
 CELLS = {

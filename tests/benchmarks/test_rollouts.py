@@ -18,7 +18,7 @@ from benchmarks.rollouts import (
 from deepsearch_rl.core.answers import extract_answer
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.indexing.build import build_index
+from deepsearch_rl.search.build import build_index
 from tests.chunks import make_chunks
 from tests.search_servers import serve_index_here
 from tests.settings import AGENT, INDEX, RETRIEVAL

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import tracking
-from tests.tracking.conftest import new_store
+from tests.track.conftest import new_store
 
 
 @pytest.mark.slow

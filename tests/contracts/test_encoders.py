@@ -1,13 +1,13 @@
-"""What every encoder promises, whichever it is; ``retrieval/encoding/encoder.py`` says it in words."""
+"""What every encoder promises, whichever it is; ``search/encoders/encoder.py`` says it in words."""
 
 import numpy as np
 import pytest
 
-from deepsearch_rl.retrieval.encoding.configs import TfidfSvdConfig
-from deepsearch_rl.retrieval.encoding.encoder import Encoder
-from deepsearch_rl.retrieval.encoding.encoding import open_encoder, prepare_encoder
+from deepsearch_rl.search.encoders.configs import TfidfSvdConfig
+from deepsearch_rl.search.encoders.encoder import Encoder
+from deepsearch_rl.search.encoders.encoding import open_encoder, prepare_encoder
 from tests.chunks import make_chunks
-from tests.retrieval.encoders.folders import (
+from tests.search.encoders.folders import (
     onnx_config,
     transformers_config,
     write_bert,

@@ -8,19 +8,19 @@ import pytest
 
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Chunk
-from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
-from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
-from deepsearch_rl.retrieval.ranking.ranking import FusionWeights
-from deepsearch_rl.retrieval.search.manifest import (
+from deepsearch_rl.search.build import build_index
+from deepsearch_rl.search.hybrid import FEATURES
+from deepsearch_rl.search.manifest import (
     TERMS_FOLDER,
     IndexConfig,
     read_manifest,
     write_manifest,
 )
-from deepsearch_rl.retrieval.search.own_retriever import RETRIEVERS
-from deepsearch_rl.retrieval.search.rows import ChunkStore, Filter
-from deepsearch_rl.retrieval.search.searcher import Searcher, open_index
+from deepsearch_rl.search.own_retriever import RETRIEVERS
+from deepsearch_rl.search.ranking import FusionWeights
+from deepsearch_rl.search.rows import ChunkStore, Filter
+from deepsearch_rl.search.searcher import Searcher, open_index
+from deepsearch_rl.search.sentence_terms import write_sentence_terms
 from tests.chunks import make_chunk
 from tests.settings import INDEX
 

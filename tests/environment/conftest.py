@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from tests.environment.scripted import retrieval
 from tests.policies import policy_folder
 

@@ -15,21 +15,21 @@ from typing import Any, cast
 from mcp.server.mcpserver.exceptions import ToolError
 
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.conversation.chat_format import ChatFormat
+from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.chat_format import ChatFormat
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.records import Question, Trajectory
-from deepsearch_rl.endpoints.address import Endpoint
-from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
-from deepsearch_rl.serving.engine import (
+from deepsearch_rl.serve.chat_server import chat_app, serve_in_thread
+from deepsearch_rl.serve.engine import (
     ContextOverflowError,
     Engine,
     Generation,
     SamplingParams,
     Watch,
 )
-from deepsearch_rl.training.rewards.rewards import PolicyText, ThinkLength
-from deepsearch_rl.training.rl.policy_text import policy_text as training_policy_text
+from deepsearch_rl.train.rewards import PolicyText, ThinkLength
+from deepsearch_rl.train.rl.policy_text import policy_text as training_policy_text
 from tests.agent.search_server import serve_search
 from tests.settings import AGENT
 from tests.vllm_parsers import hermes_call

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.agent.search_tool import open_session, search_over_mcp
-from deepsearch_rl.conversation.chat_format import ChatFormat
+from deepsearch_rl.chat.chat_format import ChatFormat
 from deepsearch_rl.core.records import Message
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.environment.search_environment import SearchEnvironment
-from deepsearch_rl.training.rewards.rewards import reward_parts
-from deepsearch_rl.training.rl.tokens import end_ids
+from deepsearch_rl.train.rewards import reward_parts
+from deepsearch_rl.train.rl.tokens import end_ids
 from tests.environment.scripted import (
     QUESTION,
     REWARDS,

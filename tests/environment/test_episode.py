@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from deepsearch_rl.agent.search_tool import ShownPassage
-from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.records import Question, StopReason
 from deepsearch_rl.environment.blocking import BlockingEnvironment
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
-from deepsearch_rl.training.rl.tokens import end_ids
+from deepsearch_rl.train.rl.tokens import end_ids
 from tests.environment.scripted import (
     ANSWER,
     END,

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from deepsearch_rl.conversation.chat_format import ChatFormat
+from deepsearch_rl.chat.chat_format import ChatFormat
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.adapters import rlinf_rows
 from deepsearch_rl.environment.adapters.rlinf_config import RlinfRun, config_facts, rlinf_config
-from deepsearch_rl.search_server.requests import Guard
-from deepsearch_rl.search_server.service import RetrievalApp
-from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.server.requests import Guard
+from deepsearch_rl.server.service import RetrievalApp
+from deepsearch_rl.train.rl.rl_config import RlConfig
 from tests.environment.check_environments import (
     ROOT,
     child_lines,
@@ -26,7 +26,7 @@ from tests.environment.check_environments import (
 )
 from tests.environment.params_of import write_params
 from tests.environment.scripted import QUESTION, Script
-from tests.retrieval.server.searchers import engine, open_searcher, service_config
+from tests.search.server.searchers import engine, open_searcher, service_config
 from tests.search_servers import serve_app
 
 TAGS = Script("tags", (), tags=True)

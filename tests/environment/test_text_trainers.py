@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.conversation.chat_format import ChatFormat
+from deepsearch_rl.chat.chat_format import ChatFormat
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.environment.adapters.ms_swift_rows import SwiftRolloutRow, swift_rows
-from deepsearch_rl.training.rewards.rewards import reward_parts
+from deepsearch_rl.train.rewards import reward_parts
 from tests.environment import text_trainers_child
 from tests.environment.check_environments import (
     ROOT,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.conversation.chat_format import ChatFormat
+from deepsearch_rl.chat.chat_format import ChatFormat
 from deepsearch_rl.core.files import write_jsonl
-from deepsearch_rl.training.rewards.rewards import reward_parts
+from deepsearch_rl.train.rewards import reward_parts
 from tests.environment.check_environments import (
     ROOT,
     child_lines,
@@ -50,7 +50,7 @@ def run_in_trl(
 
 @pytest.fixture(scope="module")
 def trl_lines(policy_folder: Path, retrieval_url: str) -> dict[str, dict[str, Any]]:
-    return lines_by_script(run_in_trl("scripts", policy_folder, retrieval_url))
+    return lines_by_script(run_in_trl("tools", policy_folder, retrieval_url))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

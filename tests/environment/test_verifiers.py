@@ -5,14 +5,14 @@ from typing import Any, cast
 
 import pytest
 
-from deepsearch_rl.conversation.chat_format import ChatFormat
+from deepsearch_rl.chat.chat_format import ChatFormat
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.records import Trajectory
-from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
-from deepsearch_rl.serving.engine import Engine
-from deepsearch_rl.training.rewards.rewards import reward_parts
+from deepsearch_rl.serve.chat_server import chat_app, serve_in_thread
+from deepsearch_rl.serve.engine import Engine
+from deepsearch_rl.train.rewards import reward_parts
 from tests.environment.check_environments import (
     child_lines,
     interpreter_of,

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.conversation.chat_format import ChatFormat
+from deepsearch_rl.chat.chat_format import ChatFormat
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.environment.adapters.verl_reward import STOPS, compute_score
-from deepsearch_rl.training.rewards.rewards import reward_parts
+from deepsearch_rl.train.rewards import reward_parts
 from tests.environment.check_environments import (
     child_lines,
     interpreter_of,
@@ -35,7 +35,7 @@ def verl_lines(policy_folder: Path, retrieval_url: str) -> dict[str, dict[str, A
         interpreter_of("verl"),
         "-m",
         "tests.environment.verl_child",
-        "scripts",
+        "tools",
         policy_folder,
         retrieval_url,
         HF_HOME=str(policy_folder),

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
-from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.processes import LOOPBACK
-from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
-from deepsearch_rl.serving.engine import Engine
+from deepsearch_rl.serve.chat_server import chat_app, serve_in_thread
+from deepsearch_rl.serve.engine import Engine
 from tests.environment.params_of import write_params
 from tests.environment.scripted import NEVER_FITS, QUESTION, SCRIPTS, Script, ScriptedEngine
 

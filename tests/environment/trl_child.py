@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from deepsearch_rl.agent.search_tool import open_session, search_over_mcp
-from deepsearch_rl.conversation.chat_format import load_chat_format
+from deepsearch_rl.chat.chat_format import load_chat_format
 from deepsearch_rl.environment.adapters.trl import TrlSearch
 from deepsearch_rl.environment.blocking import BlockingEnvironment
 from deepsearch_rl.environment.episode import RewardSetting
 from deepsearch_rl.environment.search_environment import SearchEnvironment
-from deepsearch_rl.training.rl.tokens import end_ids
+from deepsearch_rl.train.rl.tokens import end_ids
 from tests.environment.scripted import NEVER_FITS, QUESTION, REWARDS, SCRIPTS, Script, policy_text
 
 trl: Any = importlib.import_module("trl")
@@ -154,7 +154,7 @@ def train(folder: Path, url: str, output: Path) -> None:
 
 if __name__ == "__main__":
     what, folder_, url_, *rest = sys.argv[1:]
-    if what == "scripts":
+    if what == "tools":
         run_scripts(Path(folder_), url_)
     else:
         train(Path(folder_), url_, Path(rest[0]))

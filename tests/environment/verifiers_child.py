@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from deepsearch_rl.conversation.chat_format import load_chat_format
+from deepsearch_rl.chat.chat_format import load_chat_format
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.environment import search_environment
 from deepsearch_rl.environment.adapters.verifiers import RESULT, load_environment
-from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
-from deepsearch_rl.serving.engine import Engine
+from deepsearch_rl.serve.chat_server import chat_app, serve_in_thread
+from deepsearch_rl.serve.engine import Engine
 from tests.environment.params_of import write_params
 from tests.environment.scripted import QUESTION, SCRIPTS, Script, ScriptedEngine
 

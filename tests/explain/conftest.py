@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.files import write_jsonl
-from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.presets import load_preset
-from deepsearch_rl.retrieval.search.manifest import IndexConfig
+from deepsearch_rl.core.presets import load_preset
+from deepsearch_rl.search.build import build_index
+from deepsearch_rl.search.manifest import IndexConfig
 from tests.explain.planted import chunks, planted, questions
 
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
-from deepsearch_rl.evaluation.tables.published import read_published
-from deepsearch_rl.explain.causes.causes import Cause
-from deepsearch_rl.explain.causes.explain import choice_of
-from deepsearch_rl.explain.causes.explanation import explain_run
-from deepsearch_rl.explain.causes.judging import Corpus, JudgedRun, judge_run
-from deepsearch_rl.explain.causes.records import AgainstReport, Setting
-from deepsearch_rl.explain.standalone.against import compare_published, score_run, subset_change
-from deepsearch_rl.explain.standalone.run_files import read_run
-from deepsearch_rl.retrieval.search.searcher import open_index
+from deepsearch_rl.evaluate.explain.against import compare_published, score_run, subset_change
+from deepsearch_rl.evaluate.explain.causes import Cause
+from deepsearch_rl.evaluate.explain.explain import choice_of
+from deepsearch_rl.evaluate.explain.explanation import explain_run
+from deepsearch_rl.evaluate.explain.judging import Corpus, JudgedRun, judge_run
+from deepsearch_rl.evaluate.explain.records import AgainstReport, Setting
+from deepsearch_rl.evaluate.explain.run_files import read_run
+from deepsearch_rl.evaluate.published import read_published
+from deepsearch_rl.search.searcher import open_index
 from tests.explain.planted import questions
 
 SETTING = Setting(

@@ -8,16 +8,16 @@ import pytest
 
 from deepsearch_rl.core.answers import score
 from deepsearch_rl.core.records import StopReason
-from deepsearch_rl.explain.causes.causes import (
+from deepsearch_rl.evaluate.explain.causes import (
     Cause,
     Findings,
     find_cause,
     is_refusal,
     lost_to_metric,
 )
-from deepsearch_rl.explain.causes.judging import Corpus, JudgedRun, judge_run
-from deepsearch_rl.explain.standalone.run_files import read_run
-from deepsearch_rl.retrieval.search.searcher import open_index
+from deepsearch_rl.evaluate.explain.judging import Corpus, JudgedRun, judge_run
+from deepsearch_rl.evaluate.explain.run_files import read_run
+from deepsearch_rl.search.searcher import open_index
 from tests.explain.planted import planted, questions
 
 TOP_K = 3

@@ -10,17 +10,17 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 from typer.testing import CliRunner
 
-from deepsearch_rl.cli import app
+from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_json, read_jsonl, sha256_file, write_json, write_jsonl
 from deepsearch_rl.core.records import Trajectory
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, RowKey
-from deepsearch_rl.evaluation.scoring.score import build_row
-from deepsearch_rl.explain.causes.causes import Cause
-from deepsearch_rl.explain.causes.explain import explain_evaluations
-from deepsearch_rl.explain.causes.records import ExplainReport
-from deepsearch_rl.explain.causes.sources import Searched
-from deepsearch_rl.retrieval.search.manifest import digest_index
+from deepsearch_rl.evaluate.explain.causes import Cause
+from deepsearch_rl.evaluate.explain.explain import explain_evaluations
+from deepsearch_rl.evaluate.explain.records import ExplainReport
+from deepsearch_rl.evaluate.explain.sources import Searched
+from deepsearch_rl.evaluate.f1_row import F1TableRow, ModelEvaluation, RowKey
+from deepsearch_rl.evaluate.score import build_row
+from deepsearch_rl.search.manifest import digest_index
 from tests.browsing import chromium
 from tests.explain.planted import planted
 

@@ -1,6 +1,5 @@
-from deepsearch_rl.evaluation.scoring.score import Interval
-from deepsearch_rl.explain.causes.causes import Cause
-from deepsearch_rl.explain.causes.figure import (
+from deepsearch_rl.evaluate.explain.causes import Cause
+from deepsearch_rl.evaluate.explain.figure import (
     COLOURS,
     DARK_TEXT,
     LABELLED,
@@ -8,7 +7,8 @@ from deepsearch_rl.explain.causes.figure import (
     label_colour,
     lost_points_figure,
 )
-from deepsearch_rl.explain.causes.records import CauseReport, RunReport
+from deepsearch_rl.evaluate.explain.records import CauseReport, RunReport
+from deepsearch_rl.evaluate.score import Interval
 
 
 def cost(share: float) -> CauseReport:

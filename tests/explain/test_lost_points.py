@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from deepsearch_rl.core.answers import score
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.records import StopReason
-from deepsearch_rl.explain.causes.causes import Cause, Findings, find_cause
-from deepsearch_rl.explain.causes.lost_points import (
+from deepsearch_rl.evaluate.explain.causes import Cause, Findings, find_cause
+from deepsearch_rl.evaluate.explain.lost_points import (
     CAUSES,
     ScoredAnswer,
     count_lost_points,

@@ -26,17 +26,17 @@ from benchmarks.planted_faults import (
 )
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Question
-from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
-from deepsearch_rl.corpora.reading.flashrag import read_documents, read_questions
-from deepsearch_rl.corpora.reading.layouts import read_numbered
-from deepsearch_rl.explain.causes.causes import Cause
-from deepsearch_rl.explain.causes.corpus import scan_corpus
-from deepsearch_rl.explain.causes.evidence import evidence_of
-from deepsearch_rl.explain.causes.records import RunReport
-from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.retrieval.names import RetrieverName
-from deepsearch_rl.retrieval.ranking.gold import mean_scores, score_retriever, with_gold
-from deepsearch_rl.retrieval.search.searcher import open_index
+from deepsearch_rl.data.chunking import ChunkConfig, chunk_corpora
+from deepsearch_rl.data.flashrag import read_documents, read_questions
+from deepsearch_rl.data.layouts import read_numbered
+from deepsearch_rl.evaluate.explain.causes import Cause
+from deepsearch_rl.evaluate.explain.corpus import scan_corpus
+from deepsearch_rl.evaluate.explain.evidence import evidence_of
+from deepsearch_rl.evaluate.explain.records import RunReport
+from deepsearch_rl.search.build import build_index
+from deepsearch_rl.search.gold import mean_scores, score_retriever, with_gold
+from deepsearch_rl.search.names import RetrieverName
+from deepsearch_rl.search.searcher import open_index
 
 pytestmark = [pytest.mark.realdata, pytest.mark.timeout(300)]
 

@@ -1,6 +1,6 @@
 """A copy of the project in a temporary folder whose stages note when they start and end, for kills.py.
 
-Every stage of the project runs as ``scripts/python INTERPRETER -m stages.NAME PARAMS [ITEM]``. In
+Every stage of the project runs as ``tools/python INTERPRETER -m stages.NAME PARAMS [ITEM]``. In
 the copy that script appends a line to ``executed.log`` before the stage and another one after it;
 short lines of a file opened with O_APPEND never mix. The graph ``trivial`` takes the place of
 tiny's: ten stages that sleep for a second or two, two of them on the "GPU", and a report with its
@@ -24,7 +24,7 @@ for word; do case $word in stages.*) name=${word#stages.};; profiles/*|params.ya
 [ "$item" = -m ] || name=$name@$item
 note() { echo "$1 $(date +%s.%N) $name" >> LOG; }
 note start
-scripts/project_python "$@" || exit $?
+tools/project_python "$@" || exit $?
 note end
 """
 STEP = '''"""Sleep, and write what its inputs were."""
@@ -39,9 +39,9 @@ output.write_text(name + " " + hashlib.sha256(text.encode()).hexdigest() + "\\n"
 '''
 TRACK = '''"""A real bundle to MLflow, as the project's stage `track` sends it."""
 import logging, os, pathlib, shutil, tempfile, yaml
-from deepsearch_rl.tracking.build_bundle import build_bundle
-from deepsearch_rl.tracking.upload import FailedUpload, put_into_outbox, upload_all
-from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results
+from deepsearch_rl.track.build_bundle import build_bundle
+from deepsearch_rl.track.upload import FailedUpload, put_into_outbox, upload_all
+from tests.track.conftest import CONFIG, PROVENANCE, SEED, make_results
 bundle, outbox = pathlib.Path("data/tiny/track"), pathlib.Path("work/tiny/outbox")
 right = yaml.safe_load(pathlib.Path("params.yaml").read_text())["round"]
 with tempfile.TemporaryDirectory() as folder:
@@ -154,9 +154,9 @@ def make_project(folder: Path, graph: str, remote: str, endpoint: str = "") -> K
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
     (folder / ".venv").symlink_to(Path(sys.executable).parents[1])
-    (folder / "scripts" / "python").rename(folder / "scripts" / "project_python")
-    (folder / "scripts" / "python").write_text(WRAPPER.replace("LOG", str(folder / "executed.log")))
-    (folder / "scripts" / "python").chmod(0o755)
+    (folder / "tools" / "python").rename(folder / "tools" / "project_python")
+    (folder / "tools" / "python").write_text(WRAPPER.replace("LOG", str(folder / "executed.log")))
+    (folder / "tools" / "python").chmod(0o755)
     (folder / "executed.log").touch()
     project = KillProject(folder, "tiny" if graph == "trivial" else graph)
     if graph == "trivial":
@@ -180,7 +180,7 @@ def _write_trivial_graph(project: KillProject) -> None:
     stages: dict[str, object] = {}
     for name, before in EDGES.items():
         stages[name] = {
-            "cmd": f"scripts/python .venv/bin/python -m stages.{name} params.yaml",
+            "cmd": f"tools/python .venv/bin/python -m stages.{name} params.yaml",
             "params": ["round"],
             "deps": [outputs[other] for other in before],
             "outs": [outputs[name]],

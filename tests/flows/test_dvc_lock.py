@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deepsearch_rl.core.dvc_lock import LOCK_FILES, repair_dvc_locks
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.project.dvc_lock import LOCK_FILES, repair_dvc_locks
 from tests.flows.conftest import MakeProject
 
 KILLED_WHILE_WRITING = """
@@ -126,7 +126,7 @@ def test_dvc_runs_again_after_the_repair_of_what_a_killed_dvc_left(
     assert killed.returncode == -signal.SIGKILL
     refused = subprocess.run([*DVC, "repro"], cwd=root, capture_output=True, text=True, check=False)
     assert "JSON structure is corrupted" in refused.stderr
-    entry_point = [sys.executable, "-m", "deepsearch_rl.project.state"]
+    entry_point = [sys.executable, "-m", "deepsearch_rl.core.project_state"]
     assert (
         "a DVC command was killed while it wrote it"
         in subprocess.run(entry_point, cwd=root, capture_output=True, text=True, check=True).stderr

@@ -15,18 +15,18 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
 from typer.testing import CliRunner
 
-from deepsearch_rl.cli import app
+from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import CommandError
 from deepsearch_rl.core.processes import LOOPBACK
 from flows.reproduce import reproduce
 from flows.worker import deploy
-from scripts.imports import ROOT
 from tests.flows.conftest import MakeProject
 from tests.flows.s3_store import S3Store, running_store
 from tests.flows.test_worker import PARAMS, finished_run, running_worker
 from tests.ports import free_port
 from tests.repository import commit_all, git
 from tests.search_servers import in_thread
+from tools.imports import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

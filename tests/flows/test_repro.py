@@ -11,7 +11,6 @@ import pytest
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.processes import LOOPBACK
 from flows.repro import is_unchanged, repro
-from scripts.imports import ROOT
 from tests.flows.conftest import (
     CHAIN,
     PROFILE,
@@ -22,6 +21,7 @@ from tests.flows.conftest import (
     python,
 )
 from tests.ports import free_port
+from tools.imports import ROOT
 
 pytestmark = pytest.mark.slow
 

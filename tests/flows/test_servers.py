@@ -23,7 +23,7 @@ from flows.server import LOGIN_VARIABLE, needs_server, prefect_api, require_logi
 from flows.ui import start_mlflow
 from tests.ports import free_port
 from tests.status_servers import own_certificate, status_server
-from tests.tracking.conftest import new_store
+from tests.track.conftest import new_store
 
 EVERYWHERE = "0.0.0.0"
 # An INI file has a meaning for a %

@@ -28,11 +28,11 @@ import yaml
 
 from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, last_lines
 from flows.server import ROOT
-from scripts import environment
 from tests.flows.s3_store import S3Store, running_store
 from tests.flows.test_worker import PARAMS
 from tests.ports import free_port
 from tests.repository import commit_all, git
+from tools import environment
 
 CONTAINERS = ROOT / "containers"
 COMPOSE = (CONTAINERS / "compose.yaml").read_text()
@@ -40,7 +40,7 @@ SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
 ENTRYPOINT: list[str] = json.loads(
     re.findall(r"^ENTRYPOINT (.*)$", (CONTAINERS / "Dockerfile").read_text(), re.M)[0]
 )
-COPIED = ("Makefile", "prefect.toml", "pyproject.toml", "uv.lock", "flows", "scripts", "stages")
+COPIED = ("Makefile", "prefect.toml", "pyproject.toml", "uv.lock", "flows", "tools", "stages")
 """What the worker needs of the project, besides a small graph."""
 START_TIMEOUT_S = 240.0
 LOGIN = ("team", "correct horse battery")
@@ -342,7 +342,7 @@ def make_environment(folder: Path) -> None:
         write_program(python.with_name(program), f'exec {python} -m {program} "$@"')
     write_program(
         python.with_name("deepsearch"),
-        f'exec {python} -c "from deepsearch_rl.cli import main; main()" "$@"',
+        f'exec {python} -c "from deepsearch_rl.cli.main import main; main()" "$@"',
     )
     # A container sees no other container's processes.
     has_our_home = 'grep --quiet --null-data --line-regexp "HOME=$HOME" "/proc/$pid/environ"'
@@ -351,7 +351,7 @@ def make_environment(folder: Path) -> None:
         python.with_name("pgrep"),
         f'for pid in $(/usr/bin/pgrep "$@"); do {ours_alone}; done; exit 1',
     )
-    code = "from scripts import environment as e; e._write_hook(); print(e._digest())"
+    code = "from tools import environment as e; e._write_hook(); print(e._digest())"
     digest = subprocess.run(
         [python, "-c", code], cwd=folder, capture_output=True, text=True, check=True
     ).stdout

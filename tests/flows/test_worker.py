@@ -23,9 +23,9 @@ from prefect.exceptions import ObjectNotFound
 
 from deepsearch_rl.core.errors import UnknownNameError
 from flows.worker import _open_pool, deploy, write_service
-from scripts.imports import ROOT
 from tests.flows.conftest import MakeProject
 from tests.repository import commit_all
+from tools.imports import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("prefect_server")]
 

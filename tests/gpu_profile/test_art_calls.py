@@ -20,14 +20,14 @@ from art.unsloth.service import UnslothService
 from art.unsloth.train import UnslothTrainContext
 
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.training.backends.art.service_backend import ServiceBackend, train_arguments
-from deepsearch_rl.training.backends.art.unsloth import (
+from deepsearch_rl.train.art.service_backend import ServiceBackend, train_arguments
+from deepsearch_rl.train.art.unsloth import (
     SealingUnslothService,
     measured,
     require_honoured,
     unsloth_settings,
 )
-from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.train.rl.rl_config import RlConfig
 
 unsloth_train: Any = _unsloth_train
 SECTIONS = {

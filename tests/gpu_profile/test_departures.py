@@ -10,10 +10,10 @@ from dvc.utils.hydra import apply_overrides
 
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.indexing.build import IndexSection
-from deepsearch_rl.training.backends.art.unsloth import require_honoured
-from deepsearch_rl.training.rl.rl_config import RlConfig
-from scripts.departures import (
+from deepsearch_rl.search.build import IndexSection
+from deepsearch_rl.train.art.unsloth import require_honoured
+from deepsearch_rl.train.rl.rl_config import RlConfig
+from tools.departures import (
     PROFILE,
     Departure,
     Published,

@@ -21,10 +21,10 @@ import json, sys
 from pathlib import Path
 import faiss, numpy
 from deepsearch_rl.core.errors import UnavailableError
-from deepsearch_rl.retrieval.vectors.building import build_vector_index
-from deepsearch_rl.retrieval.vectors.config import IvfPqConfig
-from deepsearch_rl.retrieval.vectors.dense import open_vector_index
-from deepsearch_rl.retrieval.vectors.gpu import copy_to_gpu, require_device
+from deepsearch_rl.search.vectors.building import build_vector_index
+from deepsearch_rl.search.vectors.config import IvfPqConfig
+from deepsearch_rl.search.vectors.dense import open_vector_index
+from deepsearch_rl.search.vectors.gpu import copy_to_gpu, require_device
 
 folder = Path(sys.argv[1])
 vectors = numpy.random.default_rng(0).normal(size=(2000, 96)).astype(numpy.float32)

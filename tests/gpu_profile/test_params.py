@@ -15,22 +15,22 @@ from dvc.utils.hydra import apply_overrides
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deepsearch_rl.conversation.agent_config import AgentConfig
+from deepsearch_rl.agent.synthesize import SynthesizeConfig
+from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.remote import read_remote
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.endpoints.remote import read_remote
-from deepsearch_rl.evaluation.models.plan import Evaluation
-from deepsearch_rl.indexing.build import IndexSection
-from deepsearch_rl.serving.launch import ServingConfig
-from deepsearch_rl.training.backends.art.service_backend import train_arguments
-from deepsearch_rl.training.backends.verl.overrides import require_honoured
-from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig
-from deepsearch_rl.training.rl.rl_config import RlConfig
-from deepsearch_rl.training.sft.swift_call import SftConfig
-from deepsearch_rl.trajectories.rows.training_set import FilterConfig
-from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig
-from scripts.departures import read_published
-from scripts.imports import PACKAGES, closure, imported_names
+from deepsearch_rl.evaluate.evaluation_plan import Evaluation
+from deepsearch_rl.search.build import IndexSection
+from deepsearch_rl.serve.launch import ServingConfig
+from deepsearch_rl.toy.prepare_model import PrepareModelConfig
+from deepsearch_rl.train.art.service_backend import train_arguments
+from deepsearch_rl.train.rl.rl_config import RlConfig
+from deepsearch_rl.train.swift_call import SftConfig
+from deepsearch_rl.train.training_set import FilterConfig
+from deepsearch_rl.train.verl.overrides import require_honoured
 from tests.gpu_profile.check_environment import pins
+from tools.departures import read_published
+from tools.imports import PACKAGES, closure, imported_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = {

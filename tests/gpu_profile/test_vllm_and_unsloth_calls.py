@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import yaml
 
-from deepsearch_rl.serving.adapters import Adapter
-from deepsearch_rl.serving.launch import VllmConfig, adapter_flags, vllm_serve_command
-from deepsearch_rl.training.backends.art.samplers import lora_serve_command
-from deepsearch_rl.training.backends.art.unsloth import unsloth_settings
-from deepsearch_rl.training.merging.merge import (
+from deepsearch_rl.serve.adapters import Adapter
+from deepsearch_rl.serve.launch import VllmConfig, adapter_flags, vllm_serve_command
+from deepsearch_rl.train.art.samplers import lora_serve_command
+from deepsearch_rl.train.art.unsloth import unsloth_settings
+from deepsearch_rl.train.merge import (
     unsloth_load_arguments,
     unsloth_save_arguments,
 )
-from deepsearch_rl.training.merging.merge_config import MergeConfig
-from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.train.merge_config import MergeConfig
+from deepsearch_rl.train.rl.rl_config import RlConfig
 from tests.gpu_profile.check_environment import ENVIRONMENT, PYTHON
 
 pytestmark = [

@@ -19,11 +19,11 @@ CALLS = Path("work", "calls")
 """Where the copy keeps, for each stage, the functions that it calls: they are recorded once."""
 PROCESS_SETTINGS = (
     "src/deepsearch_rl/__init__.py",
-    "src/deepsearch_rl/project/loopback.py",
+    "src/deepsearch_rl/core/loopback.py",
     "stages/__init__.py",
     "stages/environment.py",
 )
-"""Modules of every process that no stage lists (``scripts/imports.py``): a version, and environment variables."""
+"""Modules of every process that no stage lists (``tools/imports.py``): a version, and environment variables."""
 HARMLESS = {
     "src/deepsearch_rl/core/unchanged.py:_Watch.poll": "looks while the stage runs; at its end another function looks",
 }

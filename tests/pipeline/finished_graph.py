@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import yaml
 
-from deepsearch_rl.commands.summary import latest_runs
+from deepsearch_rl.cli.summary import latest_runs
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.scratch import STATE_FILE

@@ -3,7 +3,7 @@
 import yaml
 
 from deepsearch_rl.core.stage_graph import DVC_YAML
-from scripts.imports import ROOT
+from tools.imports import ROOT
 
 
 def families_with_own_code(kind: str) -> set[str]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import environment
-from scripts.imports import ROOT
 from stages.environment import read_variables, variables
 from tests.repository import commit_all, git
+from tools import environment
+from tools.imports import ROOT
 
 PROGRAMS = Path(sys.prefix, "bin")
 BARE = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/")}
@@ -204,7 +204,7 @@ def test_an_interpreter_is_found_above_and_runs_the_sources_of_the_current_folde
     (copy / "src" / "deepsearch_rl").mkdir(parents=True)
     (copy / "src" / "deepsearch_rl" / "__init__.py").write_text("print('the copy')")
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    command = [ROOT / "scripts/python", ".venv/bin/python", "-c", "import deepsearch_rl"]
+    command = [ROOT / "tools/python", ".venv/bin/python", "-c", "import deepsearch_rl"]
     assert (
         subprocess.run(command, cwd=copy, capture_output=True, text=True, check=True).stdout
         == "the copy\n"
@@ -274,15 +274,15 @@ def test_queued_experiments_run_and_can_be_compared(tmp_path: Path) -> None:
         ).stdout
 
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts/python", tmp_path / "scripts")
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools/python", tmp_path / "tools")
     (tmp_path / "params.yaml").write_text("number: 1\n")
     (tmp_path / "double.py").write_text(
         "import json, yaml\nnumber = yaml.safe_load(open('params.yaml'))['number']\n"
         "json.dump({'double': 2 * number}, open('metrics.json', 'w'))\n"
     )
     (tmp_path / "dvc.yaml").write_text(
-        "stages:\n  double:\n    cmd: scripts/python .venv/bin/python double.py\n    params: [number]\n"
+        "stages:\n  double:\n    cmd: tools/python .venv/bin/python double.py\n    params: [number]\n"
         "    metrics: [{metrics.json: {cache: false}}]\n"
     )
     (tmp_path / ".gitignore").write_text(".venv\n")

@@ -13,10 +13,10 @@ from dvc.stage import PipelineStage
 
 from deepsearch_rl.core.profile import PARAMS, dvc_file, load_profile, profile_names
 from deepsearch_rl.core.stage_graph import DVC_YAML, SOURCES, read_stage, stage_names
-from scripts.imports import ROOT, closure, parse, unchosen
-from scripts.packages import PACKAGES_FILE, generated_packages
-from scripts.params import generated_graphs
 from tests.pipeline.own_deps import families_with_own_code
+from tools.imports import ROOT, closure, parse, unchosen
+from tools.packages import PACKAGES_FILE, generated_packages
+from tools.params import generated_graphs
 
 LOADERS = {"section", "mapping", "value"}
 
@@ -72,13 +72,13 @@ def test_the_folders_of_a_stage_hold_all_that_it_can_load_and_none_holds_nothing
 
 # Who loads each kind of a user's own code, and stages that import that module for something else
 OWN_CODE = {
-    "reader": ("corpora/download/download.py", set[str]()),
+    "reader": ("data/download.py", set[str]()),
     # The audit of made questions searches by BM25 alone
-    "encoder": ("engines/encoders/own/encoder.py", {"make_questions"}),
-    "retriever": ("retrieval/search/own_retriever.py", {"make_questions", "index"}),
+    "encoder": ("search/encoders/own.py", {"make_questions"}),
+    "retriever": ("search/own_retriever.py", {"make_questions", "index"}),
     # Rewards and the report ask that module what evidence was shown
-    "filter": ("trajectories/filters/filters.py", {"rl", "optimize_prompt", "report"}),
-    "reward": ("training/rewards/rewards.py", set[str]()),
+    "filter": ("train/filters.py", {"rl", "optimize_prompt", "report"}),
+    "reward": ("train/rewards.py", set[str]()),
 }
 
 
@@ -279,7 +279,7 @@ def test_stages_read_their_deps_and_params_from_the_graph_as_dvc_does(profile: s
 def test_a_stages_name_is_its_file_and_its_interpreter_is_named_in_params() -> None:
     for name, stage in STAGES.items():
         assert stage_file(stage).stem == name.partition("@")[0]
-        assert stage.cmd.startswith("scripts/python .venv/bin/python -m stages.")
+        assert stage.cmd.startswith("tools/python .venv/bin/python -m stages.")
 
 
 @pytest.mark.parametrize("profile", profile_names(ROOT))

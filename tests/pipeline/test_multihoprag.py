@@ -13,13 +13,13 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_jsonl, read_record
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Trajectory
-from deepsearch_rl.evaluation.tables.tables import F1Table
-from scripts.imports import ROOT
+from deepsearch_rl.evaluate.tables import F1Table
 from stages import prepare_model
-from tests.corpora.real_news import read_rows, write_repository
-from tests.evaluation.chat import KEY, says, searches, serve_chat
+from tests.data.real_news import read_rows, write_repository
+from tests.evaluate.chat import KEY, says, searches, serve_chat
 from tests.pipeline.smoke_copy import copy_of_working_tree, run
 from tests.settings import new_scratch
+from tools.imports import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.realdata, pytest.mark.timeout(600)]
 GRAPH = "profiles/multihoprag/dvc.yaml"

@@ -13,10 +13,10 @@ import yaml
 from deepsearch_rl.core.files import read_jsonl, read_record
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.evaluation.tables.tables import F1Table
-from deepsearch_rl.explain.causes.records import ExplainReport
-from deepsearch_rl.question_writing.audit import Funnel
-from tests.evaluation.chat import KEY, ChatEndpoint, serve_chat
+from deepsearch_rl.data.question_writing.audit import Funnel
+from deepsearch_rl.evaluate.explain.records import ExplainReport
+from deepsearch_rl.evaluate.tables import F1Table
+from tests.evaluate.chat import KEY, ChatEndpoint, serve_chat
 from tests.pipeline.smoke_copy import copy_of_working_tree, run
 from tests.question_writing.planted_faults import audit_figures, require_found, write_world
 from tests.question_writing.scripted_writer import ScriptedModel

@@ -16,11 +16,11 @@ from dvc.stage.serialize import to_lockfile
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deepsearch_rl.core.locked import locked_versions, uv_versions
 from deepsearch_rl.core.profile import load_profile, profile_names
-from deepsearch_rl.project.locked import locked_versions, uv_versions
 from flows.graph import Graph, read_graph
-from scripts.imports import ROOT, programs_in
-from scripts.packages import (
+from tools.imports import ROOT, programs_in
+from tools.packages import (
     BENEATH,
     INSTEAD,
     NAMED,
@@ -40,7 +40,7 @@ ONLY_ON_A_GPU = {"vllm", "unsloth", "liger-kernel", "flash-attn", "flash-attn-in
 def test_every_package_that_a_stage_can_load_is_locked(module: str) -> None:
     named = {distribution_of(name) for name in third_party_modules(module)}
     assert named - uv_versions(LOCK).keys() <= ONLY_ON_A_GPU, (
-        "add the module to DISTRIBUTIONS of commands/package_parts.py"
+        "add the module to DISTRIBUTIONS of cli/package_parts.py"
     )
 
 
@@ -128,7 +128,7 @@ def upgrade(project: Path, *packages: str) -> Graph:
 
     lock.write_text(text, encoding="utf-8")
     # What `make environment` does after it has installed a changed lock.
-    subprocess.run([sys.executable, "-m", "scripts.packages"], cwd=project, check=True)
+    subprocess.run([sys.executable, "-m", "tools.packages"], cwd=project, check=True)
     return read_graph(project, "tiny")
 
 

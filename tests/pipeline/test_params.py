@@ -14,11 +14,11 @@ from ruamel.yaml import YAML
 
 from deepsearch_rl import presets
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.presets import extended_values, load_preset, preset_file
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.presets import extended_values, load_preset, preset_file
-from scripts import params
-from scripts.imports import ROOT
-from scripts.params import generate, profile_files, write_params
+from tools import params
+from tools.imports import ROOT
+from tools.params import generate, profile_files, write_params
 
 PROFILES = profile_files()
 

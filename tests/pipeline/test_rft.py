@@ -42,7 +42,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, smoke_cache: Path) -> Path
     folder = finished_smoke_graph(tmp_path_factory.mktemp("rft"), smoke_cache)
     with (folder / "profiles/smoke/profile.yaml").open("a") as profile:
         profile.write(CHANGES)
-    run(folder, "python", "-m", "scripts.params")
+    run(folder, "python", "-m", "tools.params")
     return folder
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deepsearch_rl.commands.summary import latest_runs
+from deepsearch_rl.cli.summary import latest_runs
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.records import Trajectory
-from deepsearch_rl.evaluation.tables.tables import F1Table
+from deepsearch_rl.evaluate.tables import F1Table
 from tests.pipeline.disturbed_runs import edits, kills
 from tests.pipeline.findings import faults
 from tests.pipeline.finished_graph import FinishedGraph

@@ -1,9 +1,9 @@
 import pytest
 from typer.testing import CliRunner
 
-from deepsearch_rl.cli import app
+from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import ConfigError
-from scripts.imports import ROOT
+from tools.imports import ROOT
 
 
 @pytest.mark.parametrize("options", [[], ["--list"]])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.commands.terminal import print_table
-from scripts.preflight.__main__ import HEADER
-from scripts.preflight.runner import (
+from deepsearch_rl.cli.terminal import print_table
+from tools.preflight.__main__ import HEADER
+from tools.preflight.runner import (
     Phase,
     PhaseOutcome,
     chosen_phases,

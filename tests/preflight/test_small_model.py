@@ -6,11 +6,11 @@ from transformers import AutoTokenizer, Qwen3Config
 
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.records import Message, Trajectory
-from scripts.imports import ROOT
-from scripts.preflight import small_model
-from scripts.preflight.project import cut_values
-from scripts.preflight.small_model import empty_model, teach
 from tests.policies import policy_folder  # noqa: F401  a fixture
+from tools.imports import ROOT
+from tools.preflight import small_model
+from tools.preflight.project import cut_values
+from tools.preflight.small_model import empty_model, teach
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.imports import ROOT
+from tools.imports import ROOT
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
+from deepsearch_rl.agent.exchange import export_rows
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
-from deepsearch_rl.conversation.chat_messages import OTHER_THOUGHTS
+from deepsearch_rl.chat.chat_messages import OTHER_THOUGHTS
+from deepsearch_rl.chat.model_failures import MALFORMED_CALL, TOO_LONG, Wording, failure_in
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import StopReason
-from deepsearch_rl.endpoints.model_failures import MALFORMED_CALL, TOO_LONG, Wording, failure_in
-from deepsearch_rl.evaluation.ifeval.ifeval import (
+from deepsearch_rl.evaluate.ifeval import (
     IfevalConfig,
     IfevalResponse,
     evaluate_ifeval,
     generated_prompts,
 )
-from deepsearch_rl.training.rewards.rewards import PolicyText, ThinkLength, reward_parts
-from deepsearch_rl.trajectories.exchange import export_rows
+from deepsearch_rl.train.rewards import PolicyText, ThinkLength, reward_parts
 from tests.agent.conftest import ANSWER, QUESTION, Answer, response
 
 POLICY = PolicyText(len, ThinkLength(min_tokens=1, full_score_tokens=10, max_tokens=100))

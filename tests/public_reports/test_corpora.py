@@ -19,31 +19,30 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from deepsearch_rl.cli import app
+from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.answers import INSUFFICIENT
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
+from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.records import Chunk, Document, Question, StopReason, Trajectory
-from deepsearch_rl.corpora.chunking.chunking import (
+from deepsearch_rl.data import flashrag, flashrag_sets, graphrag_bench, json_array, layouts
+from deepsearch_rl.data.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
+from deepsearch_rl.data.chunking import (
     ChunkConfig,
     Cutting,
     chunk_corpora,
     cut_documents,
 )
-from deepsearch_rl.corpora.chunking.token_counts import WordCounter
-from deepsearch_rl.corpora.download import flashrag_sets, graphrag_bench
-from deepsearch_rl.corpora.download.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
-from deepsearch_rl.corpora.reading import flashrag, json_array, layouts
-from deepsearch_rl.corpora.reading.spans import word_spans
-from deepsearch_rl.corpora.reading.titles import title_key
-from deepsearch_rl.evaluation.ifeval.ifeval import read_prompts
-from deepsearch_rl.evaluation.standalone.predictions import score_predictions
-from deepsearch_rl.indexing.build import IndexSection, build_index
-from deepsearch_rl.presets import load_preset
-from deepsearch_rl.retrieval.ranking.gold import gold_evidence
-from deepsearch_rl.retrieval.search.rows import read_chunks, write_rows
-from deepsearch_rl.trajectories.statistics.results import import_results
-from deepsearch_rl.trajectories.statistics.statistics import read_statistics
+from deepsearch_rl.data.spans import word_spans
+from deepsearch_rl.data.titles import title_key
+from deepsearch_rl.data.token_counts import WordCounter
+from deepsearch_rl.evaluate.ifeval import read_prompts
+from deepsearch_rl.evaluate.imported_results import import_results
+from deepsearch_rl.evaluate.predictions import score_predictions
+from deepsearch_rl.evaluate.trajectory_statistics import read_statistics
+from deepsearch_rl.search.build import IndexSection, build_index
+from deepsearch_rl.search.gold import gold_evidence
+from deepsearch_rl.search.rows import read_chunks, write_rows
 
 Line = dict[str, Any]
 NAN = float("nan")

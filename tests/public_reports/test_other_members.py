@@ -27,30 +27,30 @@ import requests
 from pydantic import ValidationError
 
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
-from deepsearch_rl.conversation import chat_messages
+from deepsearch_rl.chat import chat_messages
+from deepsearch_rl.chat.remote import read_remote, resolve_endpoint
+from deepsearch_rl.chat.request_options import RequestOptions
 from deepsearch_rl.core import files, processes, remembered_digests
 from deepsearch_rl.core.answers import f1
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.processes import running_server
 from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.records import StopReason
-from deepsearch_rl.corpora.download.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
-from deepsearch_rl.corpora.reading.flashrag import read_questions
-from deepsearch_rl.corpora.reading.titles import title_key
-from deepsearch_rl.endpoints.remote import read_remote, resolve_endpoint
-from deepsearch_rl.endpoints.request_options import RequestOptions
-from deepsearch_rl.engines.encoders.remote.encoder import RemoteEncoder
-from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.retrieval.search.searcher import open_index
-from deepsearch_rl.search_server import connections
-from deepsearch_rl.search_server.batching import SearchFailedError
-from deepsearch_rl.search_server.connections import ConnectionLimit, LimitedConnection
-from deepsearch_rl.search_server.launch import serve_index
-from deepsearch_rl.search_server.online.endpoint import OnlineConfig, SearchEndpoint
-from deepsearch_rl.search_server.online.searcher import OnlineSearcher
-from deepsearch_rl.search_server.requests import Guard
-from deepsearch_rl.search_server.rerank import CrossEncoder
-from deepsearch_rl.search_server.service import RetrievalApp
+from deepsearch_rl.data.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
+from deepsearch_rl.data.flashrag import read_questions
+from deepsearch_rl.data.titles import title_key
+from deepsearch_rl.search.build import build_index
+from deepsearch_rl.search.encoders.remote import RemoteEncoder
+from deepsearch_rl.search.searcher import open_index
+from deepsearch_rl.server import connections
+from deepsearch_rl.server.batching import SearchFailedError
+from deepsearch_rl.server.connections import ConnectionLimit, LimitedConnection
+from deepsearch_rl.server.launch import serve_index
+from deepsearch_rl.server.online.endpoint import OnlineConfig, SearchEndpoint
+from deepsearch_rl.server.online.searcher import OnlineSearcher
+from deepsearch_rl.server.requests import Guard
+from deepsearch_rl.server.rerank import CrossEncoder
+from deepsearch_rl.server.service import RetrievalApp
 from tests.agent.conftest import ANSWER, Answer, response
 from tests.chunks import make_chunks
 from tests.ports import free_port
@@ -62,10 +62,10 @@ from tests.public_reports.test_server import (
     embeddings_config,
     peak_memory_bytes,
 )
-from tests.retrieval.encoders.folders import transformers_config
-from tests.retrieval.server.searchers import engine, open_searcher, service_config
-from tests.retrieval.test_rerank import config as reranker_config
-from tests.retrieval.test_rerank import write_model
+from tests.search.encoders.folders import transformers_config
+from tests.search.server.searchers import engine, open_searcher, service_config
+from tests.search.test_rerank import config as reranker_config
+from tests.search.test_rerank import write_model
 from tests.search_servers import in_thread, serve_app
 from tests.settings import INDEX, RETRIEVAL
 

@@ -12,23 +12,23 @@ from typing import Any
 import openai
 import pytest
 
-from deepsearch_rl.conversation.chat_format import assistant_message, load_chat_format
-from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.chat import pacing
+from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.chat_format import assistant_message, load_chat_format
+from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.chat.completion import Completion
+from deepsearch_rl.chat.endpoint import complete, open_client
+from deepsearch_rl.chat.pacing import pausable
+from deepsearch_rl.chat.remote import RemoteConfig
+from deepsearch_rl.chat.request_options import RequestOptions, remedy
 from deepsearch_rl.core.errors import EndpointDownError
 from deepsearch_rl.core.files import sha256_json, write_json
 from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.retries import is_quota_spent
-from deepsearch_rl.endpoints import pacing
-from deepsearch_rl.endpoints.address import Endpoint
-from deepsearch_rl.endpoints.completion import Completion
-from deepsearch_rl.endpoints.endpoint import complete, open_client
-from deepsearch_rl.endpoints.pacing import pausable
-from deepsearch_rl.endpoints.remote import RemoteConfig
-from deepsearch_rl.endpoints.request_options import RequestOptions, remedy
-from deepsearch_rl.engines.encoders.remote.encoder import RemoteEncoder
-from deepsearch_rl.evaluation.models.evaluate_model import checkpoint_name
-from deepsearch_rl.retrieval.encoding.configs import RemoteEncoderConfig as EmbeddingsConfig
-from deepsearch_rl.serving.answer_text import AnswerText
+from deepsearch_rl.evaluate.evaluate_model import checkpoint_name
+from deepsearch_rl.search.encoders.configs import RemoteEncoderConfig as EmbeddingsConfig
+from deepsearch_rl.search.encoders.remote import RemoteEncoder
+from deepsearch_rl.serve.answer_text import AnswerText
 from tests.agent.conftest import ChatServer, completion, response
 from tests.model_servers import running_engine, serve_here
 from tests.policies import policy_folder
@@ -453,7 +453,7 @@ def streams(chat: ChatServer, chunks: list[dict[str, Any]]) -> None:
 def test_a_streamed_call_and_thought_are_put_together_and_a_cut_stream_is_asked_for_again(
     chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepsearch_rl.endpoints.endpoint.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("deepsearch_rl.chat.endpoint.FIRST_WAIT_S", 0.001)
     streams(chat_server, CALL_CHUNKS[:3])
     streams(chat_server, CALL_CHUNKS)
     [completion] = asyncio.run(

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from deepsearch_rl.cli import main
+from deepsearch_rl.cli.main import main
 from deepsearch_rl.core import files, remembered_digests
 from deepsearch_rl.core.errors import (
     ArtifactError,
@@ -36,31 +36,31 @@ from deepsearch_rl.core.errors import (
 )
 from deepsearch_rl.core.files import read_distinct, write_jsonl
 from deepsearch_rl.core.records import Document, Question
-from deepsearch_rl.engines.bm25.builtin.bm25 import Bm25Index
-from deepsearch_rl.engines.encoders.remote.encoder import RemoteEncoder
-from deepsearch_rl.indexing.build import IndexSection, build_index, build_indexes
-from deepsearch_rl.retrieval.encoding.configs import RemoteEncoderConfig as RemoteConfig
-from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
-from deepsearch_rl.retrieval.search.analysis import analyse
-from deepsearch_rl.retrieval.search.bm25_configs import Bm25Config
-from deepsearch_rl.retrieval.search.manifest import IndexConfig
-from deepsearch_rl.retrieval.search.quality import DatasetConfig, measure_datasets
-from deepsearch_rl.retrieval.search.rows import Filter
-from deepsearch_rl.retrieval.search.searcher import (
+from deepsearch_rl.search.analysis import analyse
+from deepsearch_rl.search.bm25.bm25 import Bm25Index
+from deepsearch_rl.search.bm25.configs import Bm25Config
+from deepsearch_rl.search.build import IndexSection, build_index, build_indexes
+from deepsearch_rl.search.encoders.configs import RemoteEncoderConfig as RemoteConfig
+from deepsearch_rl.search.encoders.remote import RemoteEncoder
+from deepsearch_rl.search.manifest import IndexConfig
+from deepsearch_rl.search.quality import DatasetConfig, measure_datasets
+from deepsearch_rl.search.question_parts import SourceNames, split_question
+from deepsearch_rl.search.rows import Filter
+from deepsearch_rl.search.searcher import (
     Hit,
     QueriesFailedError,
     SearchesChunks,
     open_index,
 )
-from deepsearch_rl.search_server.batching import SearchQueue
-from deepsearch_rl.search_server.launch import serve_index
-from deepsearch_rl.search_server.limits import Budget
-from deepsearch_rl.search_server.metrics import Metrics
-from deepsearch_rl.search_server.requests import MAX_BODIES_BYTES, MAX_BODY_BYTES, Guard
-from deepsearch_rl.search_server.rerank import RerankedSearcher
-from deepsearch_rl.search_server.service import RetrievalApp
+from deepsearch_rl.server.batching import SearchQueue
+from deepsearch_rl.server.launch import serve_index
+from deepsearch_rl.server.limits import Budget
+from deepsearch_rl.server.metrics import Metrics
+from deepsearch_rl.server.requests import MAX_BODIES_BYTES, MAX_BODY_BYTES, Guard
+from deepsearch_rl.server.rerank import RerankedSearcher
+from deepsearch_rl.server.service import RetrievalApp
 from tests.chunks import make_chunks
-from tests.retrieval.server.searchers import (
+from tests.search.server.searchers import (
     GatedSearcher,
     engine,
     hit,

@@ -6,9 +6,9 @@ from pathlib import Path
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.corpora.download.download import DownloadConfig
-from deepsearch_rl.corpora.world.questions import generate
-from deepsearch_rl.question_writing.make import Rejected
+from deepsearch_rl.data.download import DownloadConfig
+from deepsearch_rl.data.question_writing.make import Rejected
+from deepsearch_rl.toy.world_questions import generate
 from tests.question_writing.scripted_writer import FAULTS, Planted
 
 RECALL = 0.95

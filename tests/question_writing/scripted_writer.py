@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepsearch_rl.core.answers import INSUFFICIENT
-from deepsearch_rl.question_writing.links import terms_of
-from tests.evaluation.chat import says
+from deepsearch_rl.data.question_writing.links import terms_of
+from tests.evaluate.chat import says
 
 FAULTS = (
     "evidence_missing",

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.question_writing.drafts import Draft, read_drafts
-from deepsearch_rl.question_writing.links import PassageGroup
+from deepsearch_rl.data.question_writing.drafts import Draft, read_drafts
+from deepsearch_rl.data.question_writing.links import PassageGroup
 from tests.chunks import make_chunk
 
 GROUP = PassageGroup((make_chunk("Tower\nIt was built in 1979."),), (), "train")

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
+from deepsearch_rl.chat.remote import RemoteConfig
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_json, read_jsonl, write_json
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Document, Question
-from deepsearch_rl.corpora.chunking.chunking import ChunkConfig, chunk_corpora
-from deepsearch_rl.corpora.download.download import DownloadConfig, download
-from deepsearch_rl.endpoints.remote import RemoteConfig
-from deepsearch_rl.evaluation.models.evaluate_model import evaluate_model
-from deepsearch_rl.evaluation.models.plan import Evaluation
-from deepsearch_rl.indexing.build import IndexSection, build_index
-from deepsearch_rl.question_writing.audit import AuditConfig, Funnel
-from deepsearch_rl.question_writing.make import WritingConfig, make_questions
-from deepsearch_rl.question_writing.model_calls import WriterConfig
+from deepsearch_rl.data.chunking import ChunkConfig, chunk_corpora
+from deepsearch_rl.data.download import DownloadConfig, download
+from deepsearch_rl.data.question_writing.audit import AuditConfig, Funnel
+from deepsearch_rl.data.question_writing.make import WritingConfig, make_questions
+from deepsearch_rl.data.question_writing.model_calls import WriterConfig
+from deepsearch_rl.evaluate.evaluate_model import evaluate_model
+from deepsearch_rl.evaluate.evaluation_plan import Evaluation
+from deepsearch_rl.search.build import IndexSection, build_index
 from tests.conftest import ROOT
-from tests.evaluation.chat import KEY, says, serve_chat
+from tests.evaluate.chat import KEY, says, serve_chat
 from tests.question_writing.planted_faults import audit_figures, require_found, write_world
 from tests.question_writing.scripted_writer import ScriptedModel, ScriptedWriter
 from tests.search_servers import serve_index_here
@@ -168,7 +168,7 @@ def test_a_model_is_evaluated_on_the_questions_with_its_controls(
     index = own.section("index", IndexSection).of("own").model_copy(update={"encoder": None})
     build_index(tmp_path / "chunks" / "own.jsonl", tmp_path / "index" / "own", index, 0)
 
-    searching = "deepsearch_rl.evaluation.models.evaluate_model.serve_index"
+    searching = "deepsearch_rl.evaluate.evaluate_model.serve_index"
     monkeypatch.setattr(searching, serve_index_here)
     with serve_chat(model.reply) as chat:
         address = {"base_url": chat.endpoint.base_url, "model": "scripted"}

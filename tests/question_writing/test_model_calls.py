@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from deepsearch_rl.chat.remote import RemoteConfig
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import AppendLog, read_jsonl
-from deepsearch_rl.endpoints.remote import RemoteConfig
-from deepsearch_rl.question_writing.model_calls import Call, LoggedModel, WriterConfig
+from deepsearch_rl.data.question_writing.model_calls import Call, LoggedModel, WriterConfig
 from tests.agent.conftest import ChatServer, chat_server
-from tests.evaluation.chat import ChatEndpoint, says, serve_chat
+from tests.evaluate.chat import ChatEndpoint, says, serve_chat
 
 __all__ = ["chat_server"]
 

@@ -10,16 +10,16 @@ import pytest
 from benchmarks.data import chunk_documents, gzip_rows, read_documents
 from deepsearch_rl.core.answers import INSUFFICIENT
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
+from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.records import Chunk, ChunkMetadata
-from deepsearch_rl.corpora.reading.flashrag import read_documents as read_paragraphs
-from deepsearch_rl.indexing.build import build_index
-from deepsearch_rl.presets import load_preset
-from deepsearch_rl.question_writing.audit import AuditConfig, Auditor
-from deepsearch_rl.question_writing.drafts import Draft
-from deepsearch_rl.question_writing.links import PassageGroup
-from deepsearch_rl.retrieval.ranking.gold import without_space
-from deepsearch_rl.retrieval.search.manifest import IndexConfig
-from deepsearch_rl.retrieval.search.searcher import open_index
+from deepsearch_rl.data.flashrag import read_documents as read_paragraphs
+from deepsearch_rl.data.question_writing.audit import AuditConfig, Auditor
+from deepsearch_rl.data.question_writing.drafts import Draft
+from deepsearch_rl.data.question_writing.links import PassageGroup
+from deepsearch_rl.search.build import build_index
+from deepsearch_rl.search.gold import without_space
+from deepsearch_rl.search.manifest import IndexConfig
+from deepsearch_rl.search.searcher import open_index
 
 pytestmark = [pytest.mark.realdata, pytest.mark.timeout(300)]
 TYPES = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.commands.summary import latest_runs
+from deepsearch_rl.cli.summary import latest_runs
 from deepsearch_rl.core import stage_entry as entry
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError, EndpointError
 from deepsearch_rl.core.profile import Profile

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from deepsearch_rl.agent.collect import TrajectoryFile
 from deepsearch_rl.core.errors import UnknownNameError
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.scratch import Scratch
-from deepsearch_rl.training.runs.followed import RUNNER, followed
-from deepsearch_rl.trajectories.collecting.collect import TrajectoryFile
+from deepsearch_rl.train.followed import RUNNER, followed
 from stages import filter as filter_stage
 from stages import optimize_prompt, synthesize
 from tests.conftest import ROOT
@@ -84,6 +84,6 @@ def test_a_training_stage_is_followed_in_a_project_whose_profile_has_a_section_t
     assert trained == [scratch]
     assert len(commands) == (has_runner and has_section)
     for command in commands:
-        assert command[:2] == ["scripts/python", ".venv/bin/python"]
+        assert command[:2] == ["tools/python", ".venv/bin/python"]
         assert command[command.index("--stage") + 1] == "rl-sft"
         assert "dvc.stage=rl@sft" in command

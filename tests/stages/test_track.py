@@ -12,17 +12,17 @@ import yaml
 from mlflow.tracking import MlflowClient
 from typer.testing import CliRunner
 
-from deepsearch_rl.cli import app
+from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.files import read_jsonl, read_record
 from deepsearch_rl.core.profile import Profile, load_profile
-from deepsearch_rl.tracking.bundle import TrackedReport, read_bundle
-from deepsearch_rl.tracking.local_store import local_store
-from deepsearch_rl.training.runs.curves import TrainingStep, curve_path, record_step, recorded_curve
+from deepsearch_rl.track.bundle import TrackedReport, read_bundle
+from deepsearch_rl.track.local_store import local_store
+from deepsearch_rl.train.curves import TrainingStep, curve_path, record_step, recorded_curve
 from flows.repro import repro
 from stages import track
 from stages.provenance import read_provenance
 from tests.repository import git
-from tests.tracking.conftest import CONFIG, make_results, new_store
+from tests.track.conftest import CONFIG, make_results, new_store
 
 NOBODY = "http://user:hidden@127.0.0.1:9"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config
 
-from deepsearch_rl.conversation.prompts import load_prompt
-from deepsearch_rl.training.pretrain.model import world_tokenizer
+from deepsearch_rl.chat.prompts import load_prompt
+from deepsearch_rl.toy.pretrained_model import world_tokenizer
 from tests.agent.conftest import agent_config, chat_server, mcp_server, searches
 from tests.worlds import smoke, world, world_server
 

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from deepsearch_rl.agent.collect import BulkRun, collect
 from deepsearch_rl.core.records import Message, Question, StopReason, TokenUsage, Trajectory
-from deepsearch_rl.trajectories.collecting.collect import BulkRun, collect
 
 SAMPLES = 2
 CONCURRENCY = 5

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.core.errors import ConfigError, EndpointError, RecordError
-from deepsearch_rl.core.files import only_writer, read_jsonl
-from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.core.records import Question, StopReason, Trajectory
-from deepsearch_rl.endpoints.address import Endpoint
-from deepsearch_rl.trajectories.collecting.collect import (
+from deepsearch_rl.agent.collect import (
     BulkRun,
     TrajectoryFile,
     collect,
     collect_in_turn,
 )
+from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.core.errors import ConfigError, EndpointError, RecordError
+from deepsearch_rl.core.files import only_writer, read_jsonl
+from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.progress import ProgressBar
+from deepsearch_rl.core.records import Question, StopReason, Trajectory
 from tests.trajectories.scripted import ScriptedAgent, make_questions, make_trajectory
 
 QUESTIONS = make_questions(20)
@@ -318,7 +318,7 @@ def test_one_bar_is_open_at_a_time(log: Path, monkeypatch: pytest.MonkeyPatch):
             super().__exit__(*exc_info)
             events.append("closed")
 
-    monkeypatch.setattr("deepsearch_rl.trajectories.collecting.collect.ProgressBar", RecordedBar)
+    monkeypatch.setattr("deepsearch_rl.agent.collect.ProgressBar", RecordedBar)
     runs = in_turn(log, *(ScriptedAgent() for _ in range(4)))
     collect_in_turn(runs, concurrency=8)
     assert events == ["opened", "closed"] * 4

@@ -12,16 +12,16 @@ from transformers import AutoTokenizer
 from trl.data_utils import apply_chat_template
 from typer.testing import CliRunner
 
+from deepsearch_rl.agent.exchange import export_rows
 from deepsearch_rl.agent.protocols import SearchTags
-from deepsearch_rl.cli import app
-from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, chat_messages
-from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, chat_messages
+from deepsearch_rl.chat.prompts import load_prompt
+from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import CheckFailedError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Question, StopReason, ToolCall, Trajectory
-from deepsearch_rl.trajectories.exchange import export_rows
-from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow
-from deepsearch_rl.trajectories.statistics.results import UNKNOWN, import_results
+from deepsearch_rl.evaluate.imported_results import UNKNOWN, import_results
+from deepsearch_rl.train.swift_rows import SwiftRow
 from tests.trajectories.test_swift_rows import ONE_CALL, conversation
 
 SOURCE = {"dataset": "hotpotqa", "split": "train", "prompt": "multihoprag_nothink"}

@@ -13,7 +13,7 @@ from deepsearch_rl.core.records import (
     ToolCall,
     Trajectory,
 )
-from deepsearch_rl.trajectories.filters.filters import (
+from deepsearch_rl.train.filters import (
     PREDICATES,
     apply_predicates,
     best_per_question,

@@ -2,9 +2,9 @@
 
 import pytest
 
+from deepsearch_rl.agent.rollout_setting import RolloutSetting
 from deepsearch_rl.core.errors import UnknownNameError
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
 
 
 def test_a_data_set_without_a_corpus_is_refused(smoke: Profile) -> None:

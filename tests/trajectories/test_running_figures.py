@@ -2,8 +2,8 @@
 
 import pytest
 
+from deepsearch_rl.agent.running_figures import RunningFigures
 from deepsearch_rl.core.records import StopReason, TokenUsage
-from deepsearch_rl.trajectories.collecting.running_figures import RunningFigures
 from tests.trajectories.scripted import make_questions, make_trajectory
 
 [QUESTION] = make_questions(1)

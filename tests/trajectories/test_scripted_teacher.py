@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.conversation.passages import format_passages
+from deepsearch_rl.agent.scripted_config import ScriptedConfig
+from deepsearch_rl.agent.synthesize import SynthesizeConfig
+from deepsearch_rl.chat.passages import format_passages
 from deepsearch_rl.core.answers import INSUFFICIENT, SUCCESS_F1, extract_answer, f1
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Chunk, Message, Question
-from deepsearch_rl.corpora.grammar.grammar import IN_DOMAIN, find_entities
-from deepsearch_rl.indexing.build import IndexSection, build_index
-from deepsearch_rl.retrieval.search.searcher import Searcher, open_index
-from deepsearch_rl.trajectories.scripted_teacher.scripted_teacher import (
+from deepsearch_rl.search.build import IndexSection, build_index
+from deepsearch_rl.search.searcher import Searcher, open_index
+from deepsearch_rl.toy.grammar import IN_DOMAIN, find_entities
+from deepsearch_rl.toy.scripted_teacher import (
     ScriptedTeacher,
     read_plan,
 )
-from deepsearch_rl.trajectories.synthesis.scripted_config import ScriptedConfig
-from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig
 from tests.worlds import World, smoke, world
 
 __all__ = ["smoke", "world"]

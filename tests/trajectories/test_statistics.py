@@ -5,7 +5,7 @@ from statistics import fmean, pstdev
 import pytest
 from typer.testing import CliRunner
 
-from deepsearch_rl.cli import app
+from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import (
@@ -18,7 +18,7 @@ from deepsearch_rl.core.records import (
     TokenUsage,
     Trajectory,
 )
-from deepsearch_rl.trajectories.statistics.statistics import Tally, read_statistics
+from deepsearch_rl.evaluate.trajectory_statistics import Tally, read_statistics
 from tests.trajectories.test_swift_rows import ONE_CALL, conversation
 
 FACT = "The mayor of Northgate  is\nKaspar Granger."

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.conversation.agent_config import AgentConfig
+from deepsearch_rl.agent import synthesize as module
+from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.synthesize import SynthesizeConfig, synthesize
+from deepsearch_rl.agent.teacher_manifest import require_made_with
+from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.core.answers import SUCCESS_F1, f1
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_distinct, write_json, write_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, Trajectory
-from deepsearch_rl.serving.launch import ServingConfig
-from deepsearch_rl.trajectories.collecting.rollout_setting import RolloutSetting
-from deepsearch_rl.trajectories.collecting.teacher_manifest import require_made_with
-from deepsearch_rl.trajectories.synthesis import synthesize as module
-from deepsearch_rl.trajectories.synthesis.synthesize import SynthesizeConfig, synthesize
+from deepsearch_rl.serve.launch import ServingConfig
 from tests.worlds import World
 
 Teach = Callable[..., list[Trajectory]]

@@ -21,14 +21,14 @@ from swift.dataset import load_dataset
 from transformers import Qwen3Config
 
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.conversation.prompts import load_prompt
+from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Question, Trajectory
-from deepsearch_rl.training.pretrain.model import world_tokenizer
-from deepsearch_rl.trajectories.rows.swift_rows import row_targets, swift_row
-from deepsearch_rl.trajectories.rows.training_set import IGNORED, TokenProof
+from deepsearch_rl.toy.pretrained_model import world_tokenizer
+from deepsearch_rl.train.swift_rows import row_targets, swift_row
+from deepsearch_rl.train.training_set import IGNORED, TokenProof
 from tests.agent.conftest import ChatServer, Searches
 from tests.trajectories.conversations import Turn, conversation_of
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.agent.teacher_manifest import write_manifest
+from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, UnknownNameError
 from deepsearch_rl.core.files import read_json, read_jsonl, write_jsonl
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Message, Question, Trajectory
-from deepsearch_rl.training.sft.swift_call import SftConfig
-from deepsearch_rl.trajectories.collecting.teacher_manifest import write_manifest
-from deepsearch_rl.trajectories.rows.swift_rows import SwiftRow, swift_row
-from deepsearch_rl.trajectories.rows.training_set import FilterConfig, build_training_set
+from deepsearch_rl.train.swift_call import SftConfig
+from deepsearch_rl.train.swift_rows import SwiftRow, swift_row
+from deepsearch_rl.train.training_set import FilterConfig, build_training_set
 from tests.conftest import ROOT
 from tests.trajectories import test_filters
 from tests.trajectories.test_filters import QUESTION
@@ -246,7 +246,7 @@ def test_trajectories_of_another_tool_schema_or_of_nobody_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "deepsearch_rl.conversation.agent_config.RETRIEVE_TOOL", {**RETRIEVE_TOOL, "strict": True}
+        "deepsearch_rl.chat.agent_config.RETRIEVE_TOOL", {**RETRIEVE_TOOL, "strict": True}
     )
     with pytest.raises(ConfigError, match="another tool schema"):
         build_training_set(config, agent, **vars(paths))

@@ -36,8 +36,8 @@ from typing import Any, Protocol, TypeAlias
 import openai
 
 from deepsearch_rl.agent.transcript import RolloutStopped
-from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING, AgentConfig
-from deepsearch_rl.conversation.chat_messages import (
+from deepsearch_rl.chat.agent_config import FUNCTION_CALLING, AgentConfig
+from deepsearch_rl.chat.chat_messages import (
     CLOSE_THINK,
     RAW_CHANNEL_CALL,
     RETRIEVE_TOOL,
@@ -48,12 +48,12 @@ from deepsearch_rl.conversation.chat_messages import (
     spoken_text,
     warn_once,
 )
-from deepsearch_rl.conversation.passages import NO_PASSAGES, PassageText, format_passages
+from deepsearch_rl.chat.completion import Completion
+from deepsearch_rl.chat.endpoint import complete
+from deepsearch_rl.chat.passages import NO_PASSAGES, PassageText, format_passages
+from deepsearch_rl.chat.request_options import USUAL, RequestOptions
 from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.records import Message, StopReason, TokenUsage, ToolCall
-from deepsearch_rl.endpoints.completion import Completion
-from deepsearch_rl.endpoints.endpoint import complete
-from deepsearch_rl.endpoints.request_options import USUAL, RequestOptions
 
 # The tool's schema and the words that a template writes around it
 _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400

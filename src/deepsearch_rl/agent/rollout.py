@@ -31,15 +31,15 @@ from deepsearch_rl.agent.protocols import EndpointPolicy, Reply, RolloutPolicy, 
 from deepsearch_rl.agent.search_tool import SearchTool, open_session, search_over_mcp
 from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped, Transcript
-from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING, AgentConfig
+from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.agent_config import FUNCTION_CALLING, AgentConfig
+from deepsearch_rl.chat.completion import replace_lone_surrogates
+from deepsearch_rl.chat.endpoint import open_client
+from deepsearch_rl.chat.model_failures import failed_generation, model_failure
+from deepsearch_rl.chat.pacing import pausable
+from deepsearch_rl.chat.timing import timed
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.records import Message, Question, StopReason, Trajectory
-from deepsearch_rl.endpoints.address import Endpoint
-from deepsearch_rl.endpoints.completion import replace_lone_surrogates
-from deepsearch_rl.endpoints.endpoint import open_client
-from deepsearch_rl.endpoints.model_failures import failed_generation, model_failure
-from deepsearch_rl.endpoints.pacing import pausable
-from deepsearch_rl.endpoints.timing import timed
 
 _LOG = logging.getLogger(__name__)
 # Makes the policy of one rollout from the question and the sample's number, e.g. a scripted

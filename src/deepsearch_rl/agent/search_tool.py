@@ -31,8 +31,10 @@ from pydantic import Field, ValidationError
 
 from deepsearch_rl.agent.protocols import AgentProtocol
 from deepsearch_rl.agent.transcript import RolloutStopped, Transcript
-from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
+from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
+from deepsearch_rl.chat.pools import SpreadPools, certificates
+from deepsearch_rl.chat.timing import timed
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.records import (
@@ -45,9 +47,7 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.core.redaction import RETRIEVAL_TOKEN, bearer, mask_users
 from deepsearch_rl.core.retries import retry
-from deepsearch_rl.endpoints.pools import SpreadPools, certificates
-from deepsearch_rl.endpoints.timing import timed
-from deepsearch_rl.search_server.requests import MAX_QUERY_CHARS
+from deepsearch_rl.server.requests import MAX_QUERY_CHARS
 
 _LOG = logging.getLogger(__name__)
 ATTEMPTS = 3

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from deepsearch_rl.agent.protocols import AgentProtocol, Reply
 from deepsearch_rl.agent.search_tool import parse_search
 from deepsearch_rl.agent.transcript import PromptCount, RolloutStopped, Transcript
-from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.conversation.chat_messages import spoken_text
+from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.chat_messages import spoken_text
 from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.records import StopReason
 

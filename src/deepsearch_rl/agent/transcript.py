@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 
 from agents.exceptions import AgentsException
 
-from deepsearch_rl.conversation.chat_messages import spoken_text
+from deepsearch_rl.chat.chat_messages import spoken_text
+from deepsearch_rl.chat.completion import replace_lone_surrogates
 from deepsearch_rl.core.answers import extract_answer
 from deepsearch_rl.core.records import (
     Message,
@@ -23,7 +24,6 @@ from deepsearch_rl.core.records import (
     ToolCall,
     Trajectory,
 )
-from deepsearch_rl.endpoints.completion import replace_lone_surrogates
 
 # Called with every message of a rollout, once the model wrote it or was shown it
 Observer = Callable[[Message], None]

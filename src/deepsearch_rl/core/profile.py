@@ -3,7 +3,7 @@
     config = load_profile(Path("profiles/gpu/params.yaml")).section("chunk", ChunkConfig)
 
 Commands without a profile start from a packaged preset of the same shape
-(:mod:`deepsearch_rl.presets`).
+(:mod:`deepsearch_rl.core.presets`).
 """
 
 import ast

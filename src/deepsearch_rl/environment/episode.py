@@ -11,8 +11,8 @@ from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import RolloutKey, RolloutStopped
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.records import SERVER_FAILURES, Message, StopReason, Trajectory
-from deepsearch_rl.training.rewards.rewards import PolicyText, reward_parts
-from deepsearch_rl.training.rl.tokens import TokenRecord, TokenRow
+from deepsearch_rl.train.rewards import PolicyText, reward_parts
+from deepsearch_rl.train.rl.tokens import TokenRecord, TokenRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ sampler and hands each turn to an :class:`Episode` instead:
 Both loops step through :class:`~deepsearch_rl.agent.steps.RolloutSteps` and search with the same
 tool. So an episode ends for the same reason with the same trajectory as a rollout in which the
 model wrote the same turns, and it records the tokens that the model server would have read
-(:mod:`deepsearch_rl.training.rl.tokens`).
+(:mod:`deepsearch_rl.train.rl.tokens`).
 
 One limit of the agent has no meaning here: ``agent.timeout_s``, a question's time, which the
 trainer's batches decide. ``agent.call_timeout_s`` ends a search that hangs.
@@ -29,16 +29,16 @@ from deepsearch_rl.agent.protocols import open_protocol
 from deepsearch_rl.agent.search_tool import RolloutSearch, SearchTool, open_session, search_over_mcp
 from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, Transcript
-from deepsearch_rl.conversation.agent_config import AgentConfig
-from deepsearch_rl.conversation.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, RewardSetting
-from deepsearch_rl.training.rl.policy_text import policy_text
-from deepsearch_rl.training.rl.rl_config import RlConfig
-from deepsearch_rl.training.rl.start_template import require_template
-from deepsearch_rl.training.rl.tokens import TokenRecord, end_ids
+from deepsearch_rl.train.rl.policy_text import policy_text
+from deepsearch_rl.train.rl.rl_config import RlConfig
+from deepsearch_rl.train.rl.start_template import require_template
+from deepsearch_rl.train.rl.tokens import TokenRecord, end_ids
 
 
 @dataclass(eq=False)

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.conversation.agent_config import AgentConfig
+from deepsearch_rl.chat.address import NO_KEY, Endpoint
+from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import SERVER_FAILURES, Question, Trajectory
-from deepsearch_rl.endpoints.address import NO_KEY, Endpoint
 from deepsearch_rl.environment.search_environment import load_policy_format, reward_setting
-from deepsearch_rl.training.rewards.rewards import reward_parts
-from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.train.rewards import reward_parts
+from deepsearch_rl.train.rl.rl_config import RlConfig
 
 agents: Any = importlib.import_module("agentlightning.litagent")
 # The name under which Agent-Lightning's algorithms hand the policy's endpoint over

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from deepsearch_rl.conversation.agent_config import FUNCTION_CALLING
-from deepsearch_rl.conversation.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.chat.agent_config import FUNCTION_CALLING
+from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.outputs import require_another_file
 from deepsearch_rl.core.records import Question, Record

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from deepsearch_rl.conversation.agent_config import SEARCH_TAGS, AgentConfig
+from deepsearch_rl.chat.agent_config import SEARCH_TAGS, AgentConfig
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.redaction import mask_users
-from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.train.rl.rl_config import RlConfig
 
 EXAMPLE: Final = Path("examples/agent/searchr1/config")
 EXAMPLE_CONFIG: Final = "train_qwen2.5"

@@ -27,8 +27,8 @@ from deepsearch_rl.environment.adapters.command_errors import exit_on_error
 from deepsearch_rl.environment.adapters.rlinf_config import RlinfRun, config_facts, rlinf_config
 from deepsearch_rl.environment.adapters.row_files import row_files
 from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
-from deepsearch_rl.search_server.config import RetrievalConfig
-from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.server.config import RetrievalConfig
+from deepsearch_rl.train.rl.rl_config import RlConfig
 
 
 class RlinfRow(Record):

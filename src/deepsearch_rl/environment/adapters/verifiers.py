@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.conversation.agent_config import AgentConfig
+from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import SERVER_FAILURES, Question
-from deepsearch_rl.endpoints.address import Endpoint
 from deepsearch_rl.environment.search_environment import load_policy_format, reward_setting
-from deepsearch_rl.training.rewards.rewards import reward_parts
-from deepsearch_rl.training.rl.rl_config import RlConfig
+from deepsearch_rl.train.rewards import reward_parts
+from deepsearch_rl.train.rl.rl_config import RlConfig
 
 vf: Any = importlib.import_module("verifiers.v1")
 runtimes: Any = importlib.import_module("verifiers.v1.runtimes")

@@ -22,7 +22,7 @@ from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.adapters.verl_reward import reward_figures
 from deepsearch_rl.environment.blocking import shared_environment
 from deepsearch_rl.environment.episode import Episode, Outcome
-from deepsearch_rl.training.rl.tokens import TokenRow
+from deepsearch_rl.train.rl.tokens import TokenRow
 
 ResultT = TypeVar("ResultT")
 # The field of a row's ``extra_info`` that holds the question as JSON

@@ -1,0 +1,1 @@
+"""Messages, thoughts, chat templates and the client of model endpoints."""

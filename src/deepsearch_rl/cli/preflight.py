@@ -1,0 +1,45 @@
+"""``deepsearch preflight``."""
+
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from deepsearch_rl.cli.checkout import checkout_module
+from deepsearch_rl.cli.defaults import require_effect
+from deepsearch_rl.cli.profile_argument import ProfileName
+
+
+def preflight_command(
+    context: typer.Context,
+    profile: ProfileName,
+    is_listed: Annotated[
+        bool, Option("--list", help="Show the phases and what they check, and run none.")
+    ] = False,
+    only: Annotated[
+        str | None, Option(help="Run this phase and those that it needs.", show_default="all")
+    ] = None,
+    jobs: Annotated[int, Option(min=1, help="Phases at once; 1 measures best.")] = 1,
+    is_kept: Annotated[
+        bool, Option("--keep", help="Leave the copy that they ran in, with its logs.")
+    ] = False,
+) -> None:
+    """Try a profile's training path on a small model: what works, and what to do before it costs hours.
+
+    A profile that trains no model, or one that searches in tags, is refused. The results are also
+    in work/PROFILE/preflight/. The exit status is 1 where a phase failed. docs/gpu.md says what
+    each phase tries.
+
+        deepsearch preflight gpu --list
+        deepsearch preflight gpu --only serve
+    """
+    program = checkout_module("tools.preflight.__main__")
+    if is_listed:
+        reason = "with --list, which runs no phase; leave one of them out"
+        require_effect(context, ["only", "jobs", "is_kept"], reason)
+        program.print_phases(profile)
+        return
+
+    outcomes = program.preflight(profile, only, jobs, is_kept)
+    if any(outcome.status == "failed" for outcome in outcomes):
+        raise typer.Exit(1)

@@ -1,1 +1,0 @@
-"""Cards of the known corpora and question sets: source, revision, licence, columns."""

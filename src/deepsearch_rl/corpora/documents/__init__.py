@@ -1,1 +1,0 @@
-"""Your own documents: text, Markdown, HTML, PDF and Word files as a corpus."""

@@ -1,1 +1,0 @@
-"""Corpora and question sets from hubs, files and the generated world."""

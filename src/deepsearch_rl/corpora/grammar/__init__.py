@@ -1,1 +1,0 @@
-"""Relations, names and sentences of the generated world."""

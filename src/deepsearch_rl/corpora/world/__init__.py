@@ -1,1 +1,0 @@
-"""Generated multi-hop worlds: word lists, grammars, articles and questions."""

@@ -1,0 +1,1 @@
+"""Readers of corpora and question sets, documents, chunking, question writing and its audit."""

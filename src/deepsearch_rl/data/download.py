@@ -1,0 +1,260 @@
+"""Documents and questions of a named source, written as records.
+
+Whatever the source, the result is the same: ``corpora/<corpus>.jsonl`` of Document records and
+``questions/<dataset>/<split>.jsonl`` of Question records. What is no question set, such as IFEval's
+prompts, can lie beside these as it came.
+"""
+
+import itertools
+import random
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
+
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
+from deepsearch_rl.core.files import at_least_one, atomic_file, write_json, write_jsonl
+from deepsearch_rl.core.own_code import is_own, load_own
+from deepsearch_rl.core.records import Document, Question, Record
+from deepsearch_rl.data.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
+from deepsearch_rl.data.document_folder import DocumentFolder
+from deepsearch_rl.data.hub import HubConfig, fetch
+from deepsearch_rl.toy.world_questions import WorldConfig, generate
+
+SectionT = TypeVar("SectionT", bound=Record)
+RecordT = TypeVar("RecordT", Document, Question)
+# The format of a folder of documents, and the corpus that the source of this name makes
+DOCUMENTS = "documents"
+
+
+class CorpusSource(Record):
+    """One corpus."""
+
+    format: str = Field(
+        description="a key of CORPUS_FORMATS or QUESTION_FORMATS, which `deepsearch datasets` lists, or your own reader"
+    )
+    path: Path = Field(description="file (multihoprag: folder) below the root")
+
+
+class QuestionSource(CorpusSource):
+    """Splits cut from one file of questions."""
+
+    shuffle_seed: int | None = Field(
+        description="seed of a shuffle before splitting; null keeps the file's order"
+    )
+    splits: dict[str, Annotated[int, Field(ge=1)] | None] = Field(
+        description="split -> number of questions, cut one after the other; null, in the last place, takes the rest"
+    )
+    id_prefix: str = Field(
+        default="", description="before each id, so that those of several sources differ"
+    )
+
+
+class FolderConfig(Record):
+    """Files and their formats."""
+
+    root: Path = Field(description="folder that the paths start from")
+    corpora: dict[str, CorpusSource] = Field(description="corpus -> its source")
+    questions: dict[str, tuple[QuestionSource, ...]] = Field(
+        description="question set -> the sources of its splits"
+    )
+    files: dict[str, Path] = Field(
+        default={},
+        description="name below the question sets -> file below the root that is copied there as it is",
+    )
+
+
+class DownloadConfig(Record):
+    """Where corpora and questions come from; only the sections of the chosen source are needed."""
+
+    source: Literal["world", "folder", "hub", "documents"] = Field(
+        description="generated, files at hand, fetched to the folder, or documents of any kind"
+    )
+    path: Path | None = Field(
+        default=None,
+        description="documents: the folder that holds them; DVC compares its files",
+    )
+    world: WorldConfig | None = None
+    folder: FolderConfig | None = None
+    hub: HubConfig | None = None
+
+
+def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) -> dict[str, int]:
+    """Write every corpus and question set of the source; return the number of records per file written.
+
+    Beside a corpus of documents stands ``<corpus>.unreadable.json``: path and reason of every file that
+    could not be read.
+
+    Raises:
+        ConfigError: a section that the source needs is missing, or values do not fit together.
+        UnavailableError: a package that reads a kind of document is not installed.
+        ArtifactError: a corpus or a question set is missing or empty.
+        RecordError: a line of a source does not fit; names file, line and field.
+        EndpointError, CheckFailedError: the hub did not answer, or not with the expected files.
+    """
+    if config.source == "world":
+        world = generate(_section(config.world, "world", config.source), seed)
+        return _write(corpora, world.corpora) | _write(questions, _by_split(world.questions))
+
+    if config.source == "documents":
+        folder = _folder_of_documents(config)
+    else:
+        folder = _section(config.folder, "folder", config.source)
+    if config.source == "hub":
+        fetch(_section(config.hub, "hub", config.source), folder.root)
+    # First, since a corpus can take an hour
+    for name, path in folder.files.items():
+        _copy(folder.root / path, questions / name)
+
+    return _write(corpora, open_corpora(folder)) | _write(
+        questions, _by_split(read_question_sets(folder))
+    )
+
+
+def _folder_of_documents(config: DownloadConfig) -> FolderConfig:
+    """Return the folder ``path`` as the corpus ``documents``, with the question sets of the section ``folder``."""
+    if config.path is None:
+        raise ConfigError(
+            "download.source is 'documents', so download.path must name their folder."
+        )
+
+    corpora = {DOCUMENTS: CorpusSource(format=DOCUMENTS, path=config.path.absolute())}
+    if config.folder is None:
+        return FolderConfig(root=config.path, corpora=corpora, questions={})
+    return config.folder.model_copy(update={"corpora": config.folder.corpora | corpora})
+
+
+def _section(section: SectionT | None, name: str, source: str) -> SectionT:
+    if section is None:
+        raise ConfigError(f"download.source is {source!r}, so a section download.{name} is needed.")
+    return section
+
+
+def _by_split(
+    sets: Mapping[str, Mapping[str, Iterable[Question]]],
+) -> dict[str, Iterable[Question]]:
+    questions_by_path: dict[str, Iterable[Question]] = {}
+    for dataset, splits in sets.items():
+        for split, questions in splits.items():
+            questions_by_path[f"{dataset}/{split}"] = questions
+
+    return questions_by_path
+
+
+def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, records in records_by_name.items():
+        path = folder / f"{name}.jsonl"
+        problem = f"{path} was not written: its source holds no record."
+        counts[name] = write_jsonl(path, at_least_one(records, problem))
+        if isinstance(records, DocumentFolder):
+            write_json(folder / f"{name}.unreadable.json", records.unreadable)
+
+    return counts
+
+
+def _copy(source: Path, path: Path) -> None:
+    """Copy a file that no format reads; raise ArtifactError where it is missing."""
+    if not source.is_file():
+        raise ArtifactError(f"{source} does not exist; download.folder.files names it.")
+    with atomic_file(path) as partial:
+        shutil.copyfile(source, partial)
+
+
+def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
+    """Return the documents of each corpus, read while they are iterated; raise UnknownNameError for another format."""
+    corpora: dict[str, Iterable[Document]] = {}
+    for name, source in config.corpora.items():
+        corpora[name] = _read("corpus format", source, config.root, CORPUS_FORMATS, Document)
+
+    return corpora
+
+
+def _read(
+    kind: str,
+    source: CorpusSource,
+    root: Path,
+    readers: Mapping[str, Callable[[Path], Iterable[RecordT]]],
+    record: type[RecordT],
+) -> Iterable[RecordT]:
+    """Return what the reader of a source yields; raise UnknownNameError or ConfigError where there is none."""
+    path = root / source.path
+    if not is_own(source.format):
+        return look_up(kind, source.format, readers)(path)
+    return _own_records(kind, source.format, path, record)
+
+
+def _own_records(kind: str, name: str, path: Path, record: type[RecordT]) -> Iterator[RecordT]:
+    """Yield the records of a user's own reader; raise ConfigError at the first that is none."""
+    code = load_own(kind, name, ("path",))
+    with code.named():
+        for number, item in enumerate(code(path), start=1):
+            if not isinstance(item, record):
+                raise code.error(
+                    f"yielded a {type(item).__name__} as number {number} of {path}; it must be a "
+                    f"{record.__name__}"
+                )
+            yield item
+
+
+def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Question]]]:
+    """Return the questions by question set and split, those of several sources one after the other.
+
+    Raise ConfigError where splits do not fit the files.
+    """
+    sets: dict[str, dict[str, list[Question]]] = {name: {} for name in config.questions}
+    for name, sources in config.questions.items():
+        for source in sources:
+            for split, questions in _read_splits(config.root, source):
+                sets[name].setdefault(split, []).extend(questions)
+
+        for split, questions in sets[name].items():
+            if repeated := _repeated_id(questions):
+                raise ConfigError(
+                    f"download.folder.questions.{name}: two sources of the split {split!r} have "
+                    f"the id {repeated!r}; give each an id_prefix of its own."
+                )
+
+    return sets
+
+
+def _repeated_id(questions: Sequence[Question]) -> str | None:
+    ids = sorted(question.id for question in questions)
+    return next((first for first, second in itertools.pairwise(ids) if first == second), None)
+
+
+def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list[Question]]]:
+    path = root / source.path
+    questions = list(_read("question format", source, root, QUESTION_FORMATS, Question))
+
+    if repeated := _repeated_id(questions):
+        raise ArtifactError(
+            f"{path}: two questions have the id {repeated!r}; ids must differ within a file."
+        )
+
+    if source.id_prefix:
+        prefixed: list[Question] = []
+        for question in questions:
+            prefixed.append(question.model_copy(update={"id": source.id_prefix + question.id}))
+
+        questions = prefixed
+    if source.shuffle_seed is not None:
+        # Many sets are sorted by type: the first questions alone would be of one kind
+        random.Random(source.shuffle_seed).shuffle(questions)
+
+    # Splits are cut one after the other, so that no question is in two of them.
+    start = 0
+
+    for split, count in source.splits.items():
+        end = len(questions) if count is None else start + count
+        if end > len(questions) or end == start:
+            raise ConfigError(
+                f"{path} has {len(questions)} questions, {start} of them taken by earlier splits: "
+                f"the split {split!r} cannot have {'the rest' if count is None else count}."
+            )
+
+        yield split, questions[start:end]
+        start = end

@@ -1,0 +1,1 @@
+"""Questions written by a model about documents, and the audit that rejects bad ones."""

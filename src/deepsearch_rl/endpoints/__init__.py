@@ -1,1 +1,0 @@
-"""Asking an OpenAI-compatible endpoint: requests, pace, failures and whose they are, times."""

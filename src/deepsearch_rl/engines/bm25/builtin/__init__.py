@@ -1,1 +1,0 @@
-"""The BM25 engine `builtin`: NumPy arrays in memory-mapped files."""

@@ -1,1 +1,0 @@
-"""The BM25 engine `lucene`: Lucene, through pyserini."""

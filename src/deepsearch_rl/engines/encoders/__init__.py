@@ -1,1 +1,0 @@
-"""Encoders; a folder has the name that `index.encoder.name` gives it."""

@@ -1,1 +1,0 @@
-"""The encoder `onnx`: a sentence model, run by ONNX Runtime."""

@@ -1,1 +1,0 @@
-"""An encoder of the user's own."""

@@ -1,1 +1,0 @@
-"""The encoder `remote`: an endpoint of embeddings."""

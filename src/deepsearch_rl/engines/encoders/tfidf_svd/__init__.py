@@ -1,1 +1,0 @@
-"""The encoder `tfidf_svd`: it learns from the chunks and needs no model."""

@@ -1,1 +1,0 @@
-"""The encoder `transformers`: a sentence model, run by torch."""

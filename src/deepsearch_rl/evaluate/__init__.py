@@ -1,0 +1,1 @@
+"""Scoring, evaluation runs, IFEval, tables, the report and explanations."""

@@ -1,0 +1,1 @@
+"""The report: page, plots and tables."""

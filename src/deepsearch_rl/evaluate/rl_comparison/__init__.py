@@ -1,0 +1,1 @@
+"""RL runs side by side."""

@@ -1,1 +1,0 @@
-"""Answers of one model to all question sets, with their controls."""

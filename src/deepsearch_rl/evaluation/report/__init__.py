@@ -1,1 +1,0 @@
-"""Figures -> table, plots and page."""

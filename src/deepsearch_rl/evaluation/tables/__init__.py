@@ -1,1 +1,0 @@
-"""The F1 table: rows, intervals, differences, published scores beside them."""

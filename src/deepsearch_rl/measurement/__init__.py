@@ -1,1 +1,0 @@
-"""How good and how fast an index is; no stage imports this."""

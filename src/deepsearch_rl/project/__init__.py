@@ -1,1 +1,0 @@
-"""What lies around the graph: dvc.lock and DVC's cache, copies of the project, locked versions, proxies."""

@@ -1,1 +1,0 @@
-"""A ranking learnt from questions with gold evidence: two retrievers' candidates, a few features, one weight each."""

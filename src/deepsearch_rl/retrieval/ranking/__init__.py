@@ -1,1 +1,0 @@
-"""Rankings, their fusion, and the gold evidence that they are scored by."""

@@ -1,1 +1,0 @@
-"""Vector indexes: the nearest rows to a query vector."""

@@ -1,0 +1,1 @@
+"""Indexing, BM25, encoders, vectors, ranking, gold evidence and retrieval quality."""

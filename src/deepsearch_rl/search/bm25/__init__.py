@@ -1,0 +1,1 @@
+"""BM25: the project's own engine, and Lucene through pyserini."""

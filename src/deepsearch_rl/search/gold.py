@@ -1,0 +1,152 @@
+"""The gold evidence of questions, and the scores of a ranking against it.
+
+    facts       ``metadata.evidence_list``: a chunk is relevant if it contains a fact, white space stripped
+                (MultiHop-RAG's official rule)
+    documents   ``metadata.supporting_doc_ids``: a chunk is relevant if it belongs to one of the documents
+    titles      ``metadata.supporting_titles``: likewise by title, for sets that name documents no other way; titles are
+                compared by :func:`title_key`
+
+The first of these that a question has counts; each fact, document or title is an item. Scores are
+those of MultiHop-RAG's official script (Tang and Yang 2024), and evidence recall, the share of the
+items that the top k hold.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from pydantic import JsonValue
+
+from deepsearch_rl.core.records import Chunk, Question
+from deepsearch_rl.data.titles import title_key
+from deepsearch_rl.search.ranking import Retriever
+
+# The depth of MultiHop-RAG's official MRR and MAP
+RANKED = 10
+MRR = f"mrr@{RANKED}"
+MAP = f"map@{RANKED}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """The items of a question's evidence."""
+
+    kind: Literal["facts", "documents", "titles"]
+    items: tuple[str, ...]
+
+    def found_in(self, chunk: Chunk) -> set[int]:
+        """Return the positions of the items that a chunk holds."""
+        # One comprehension for each kind: a call for every item would take twice the time, and every
+        # candidate of a question is asked.
+        items = enumerate(self.items)
+        match self.kind:
+            case "facts":
+                text = without_space(chunk.contents)
+                return {position for position, fact in items if fact in text}
+            case "documents":
+                doc_id = chunk.metadata.doc_id
+                return {position for position, document in items if document == doc_id}
+            case "titles":
+                key = chunk_title_key(chunk)
+                return {position for position, title in items if title_key(title) == key}
+
+
+def gold_evidence(question: Question) -> Gold | None:
+    """Return the gold evidence of a question; None where it is not known or empty."""
+    metadata = question.metadata
+    facts = [without_space(evidence.fact) for evidence in metadata.evidence_list or ()]
+    if facts:
+        return Gold("facts", tuple(facts))
+
+    # An item counts once, however often a set names it.
+    documents = tuple(dict.fromkeys(metadata.supporting_doc_ids or ()))
+    if documents:
+        return Gold("documents", documents)
+
+    titles: dict[str, str] = {}
+    for title in metadata.supporting_titles or ():
+        titles.setdefault(title_key(title), title)
+
+    # A title of punctuation alone would match every passage without a title.
+    titles.pop("", None)
+    return Gold("titles", tuple(titles.values())) if titles else None
+
+
+def chunk_title_key(chunk: Chunk) -> str:
+    """Return the key of a chunk's title, or of that in its metadata where the passage has none."""
+    title: JsonValue = chunk.title or (chunk.metadata.model_extra or {}).get("title")
+    return title_key(title) if isinstance(title, str) else ""
+
+
+def with_gold(questions: Iterable[Question]) -> list[tuple[str, Gold]]:
+    """Return the texts and gold evidence of the questions that have any."""
+    examples: list[tuple[str, Gold]] = []
+    for question in questions:
+        gold = gold_evidence(question)
+        if gold is not None:
+            examples.append((question.question, gold))
+
+    return examples
+
+
+def without_space(text: str) -> str:
+    """Return the text without any white space; facts and passages are compared so."""
+    return "".join(text.split())
+
+
+def score_retriever(
+    retriever: Retriever,
+    chunks: Sequence[Chunk],
+    questions: Sequence[tuple[str, Gold]],
+    cutoffs: Sequence[int] = (),
+) -> list[dict[str, float]]:
+    """Return the scores of every question (:func:`score_facts`) as a retriever ranks."""
+    rankings = retriever.search([text for text, _ in questions], max((*cutoffs, RANKED)))
+    scores: list[dict[str, float]] = []
+
+    for ranking, (_, gold) in zip(rankings, questions, strict=True):
+        items_by_rank = [gold.found_in(chunks[row]) for row in ranking.rows_K.tolist()]
+        scores.append(score_facts(items_by_rank, len(gold.items), cutoffs))
+
+    return scores
+
+
+def mean_scores(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of every score over at least one question."""
+    means: dict[str, float] = {}
+    for name in rows[0]:
+        means[name] = round(fmean(row[name] for row in rows), 4)
+
+    return means
+
+
+def score_facts(
+    items_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence[int]
+) -> dict[str, float]:
+    """Return the scores of a question.
+
+    ``items_by_rank`` has the items that each ranked chunk holds, by position, of ``facts`` in all.
+    MAP@10 is the sum over ranks of newly found items / rank, divided by min(facts, 10). All scores
+    are in [0, 1], but this one can pass 1 where a question has more than 10 items and a chunk holds
+    several.
+    """
+    reciprocal_rank = 0.0
+    gain = 0.0
+    earlier = set[int]()
+
+    for rank, items in enumerate(items_by_rank[:RANKED], 1):
+        if items and not earlier:
+            reciprocal_rank = 1 / rank
+        # An item counts at the first rank that shows it
+        gain += len(items - earlier) / rank
+        earlier |= items
+
+    hits: dict[str, float] = {}
+    recalls: dict[str, float] = {}
+    for cutoff in sorted(cutoffs):
+        items = set[int]().union(*items_by_rank[:cutoff])
+        hits[f"hits@{cutoff}"] = float(bool(items))
+        recalls[f"evidence_recall@{cutoff}"] = len(items) / facts
+
+    return {MRR: reciprocal_rank, MAP: gain / min(facts, RANKED), **hits, **recalls}

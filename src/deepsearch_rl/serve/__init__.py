@@ -1,0 +1,1 @@
+"""The CPU model server, and how model servers are started."""

@@ -1,0 +1,1 @@
+"""The retrieval server: HTTP dialects, MCP, and the queue that batches queries."""

@@ -1,0 +1,1 @@
+"""Search engines of the web behind the same server."""

@@ -1,1 +1,0 @@
-"""Model servers behind one interface: a folder goes in, an OpenAI-compatible endpoint comes out."""

@@ -1,0 +1,1 @@
+"""RL with ART: the project's own service, or Unsloth."""

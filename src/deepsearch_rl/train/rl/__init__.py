@@ -1,0 +1,1 @@
+"""The RL loop, its losses, health checks and process."""

@@ -1,0 +1,127 @@
+"""How far the sampler's log-probabilities are from the trainer's own, over all sampled tokens of a step.
+
+The trainer computes the log-probabilities of what was sampled before each update. They are the old
+policy of ratio and clip; the sampler's only weight a token (truncated importance sampling,
+https://fengyao.notion.site/off-policy-rl). Two engines differ by rounding. A sampler that still has
+the weights of an earlier step, renders prompts in another way or bends the distribution differs by
+far more, and stops the run. Rollouts that were made ahead (``rl.rollouts_ahead``) are meant to be
+those of the policy before: they are measured and weighted, not refused.
+
+Shapes: B rollouts, S tokens, P sampled tokens of all rollouts.
+"""
+
+import math
+
+import torch
+
+from deepsearch_rl.core.errors import CheckFailedError, StalePolicyError
+from deepsearch_rl.train.rl.rl_config import LossConfig
+from deepsearch_rl.train.served_share import is_start_model, served_share
+
+
+def agreement(
+    sampled_BS: torch.Tensor,
+    trained_BS: torch.Tensor,
+    start_BS: torch.Tensor,
+    advantages_B: torch.Tensor,
+    loss: LossConfig,
+    max_mismatch: float | None,
+) -> dict[str, float]:
+    """Return a step's metrics of sampler and trainer; log-probabilities in nats, NaN in ``sampled_BS`` where none is.
+
+    ``trained_BS`` are those of the policy, ``start_BS`` those of the model that training began
+    from, both by the trainer. A metric that is not defined (no such rollout, equal probabilities)
+    is left out:
+
+    - ``mismatch_mean``, ``mismatch_p99`` and ``mismatch_max`` are of the absolute difference over
+      the P tokens, ``mismatch_corr`` is the correlation of the two probabilities.
+    - ``mismatch_median`` is the median over rollouts of their mean absolute difference: a policy
+      that wrote tokens which its tokenizer would not choose for that text is served other tokens in
+      the next turn, so that single rollouts differ without being stale. A rollout without a number
+      counts as one that differs.
+    - ``served_share`` is how much of the training the sampler serves (:func:`served_share`): 1 is
+      the policy, 0 the model that it started from. ``served_share_se`` is its standard error: where
+      that is large, as after a few small updates, the share says nothing.
+    - ``outside_clip_positive`` and ``outside_clip_negative`` are the shares of rollouts with an
+      advantage of that sign whose mean ratio of trainer to sampler lies outside the clip range:
+      those that would teach nothing if the sampler's were the old policy.
+
+    Raises StalePolicyError if ``mismatch_median`` exceeds ``max_mismatch``, or if the sampler is
+    nearer to the start model than to the policy by more than the noise of the two engines;
+    ``max_mismatch`` None, for rollouts of an earlier policy, checks neither.
+    """
+    sampled_mask_BS = ~sampled_BS.isnan()
+    sampled_P = sampled_BS[sampled_mask_BS].double()
+    trained_P = trained_BS[sampled_mask_BS].double()
+    mismatch_P = (sampled_P - trained_P).abs()
+    # By rollout: a few that the tokenizer reads otherwise must not hide, or feign, a stale policy
+    rows_B = mean_difference((trained_BS - sampled_BS).abs())[:, 0]
+    median = float(rows_B.nan_to_num(nan=math.inf).median())
+    share, error = served_share(sampled_BS, trained_BS, start_BS)
+
+    if max_mismatch is not None:
+        _require_newest_policy(median, max_mismatch, share, error)
+
+    probabilities_2P = torch.stack([sampled_P.exp(), trained_P.exp()])
+    metrics = {
+        "mismatch_mean": float(mismatch_P.mean()),
+        "mismatch_median": median,
+        "mismatch_p99": float(mismatch_P.kthvalue(math.ceil(0.99 * len(mismatch_P))).values),
+        "mismatch_max": float(mismatch_P.max()),
+        "mismatch_corr": float(torch.corrcoef(probabilities_2P)[0, 1]),
+        "served_share": share,
+        "served_share_se": error,
+    }
+    outside_B = outside_clip(mean_difference(trained_BS - sampled_BS)[:, 0], loss)
+    for sign, rows_B in (("positive", advantages_B > 0), ("negative", advantages_B < 0)):
+        metrics[f"outside_clip_{sign}"] = float(outside_B[rows_B].double().mean())
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _require_newest_policy(median: float, max_mismatch: float, share: float, error: float) -> None:
+    """Raise StalePolicyError as :func:`agreement` says; ``error`` is the standard error of the ``share`` served."""
+    # Written so that NaN fails as well
+    if not median <= max_mismatch:
+        raise StalePolicyError(
+            "the rollouts were not sampled from the newest policy: in half of them the "
+            f"log-probabilities of the sampled tokens differ from the trainer's by {median:.2g} "
+            f"nats or more on average; rl.max_mismatch is {max_mismatch:g}. Nothing of this step "
+            "was kept; check that the server took over the new weights and renders prompts as the "
+            "trainer does."
+        )
+
+    if is_start_model(share, error):
+        raise StalePolicyError(
+            "the rollouts were not sampled from the newest policy: the log-probabilities of the "
+            f"sampled tokens have gone {share:.0%} (standard error {error:.0%}) of the way from "
+            "the start model to the trained policy, where 100% is right and 0% is a server without "
+            "the trained weights. Nothing of this step was kept; check that the server applies the "
+            "adapter of the newest step."
+        )
+
+
+def require_unclipped(clip_fraction: float) -> None:
+    """Raise CheckFailedError if a step's first update clips: its ratio is 1 by definition, as no weight has changed.
+
+    ``clip_fraction`` is the share of the update's tokens whose ratio lies outside the clip range.
+    """
+    if clip_fraction == 0:
+        return
+    raise CheckFailedError(
+        f"{clip_fraction:.1%} of the tokens of a step's first update are outside the clip range "
+        "(rl.loss.epsilon, rl.loss.epsilon_high), although no weight has changed since the "
+        "rollouts were scored: this device does not compute the same log-probability twice, by "
+        "more than the range allows, and such tokens teach nothing. Nothing of this step was kept. "
+        "Widen the range, set rl.dtype: float32, or change rl.max_batch_tokens."
+    )
+
+
+def mean_difference(difference_BS: torch.Tensor) -> torch.Tensor:
+    """Return the mean over each row's entries that are not NaN, [B, 1]: GSPO's log-ratio of a rollout."""
+    return difference_BS.nanmean(dim=1, keepdim=True)
+
+
+def outside_clip(log_ratio: torch.Tensor, loss: LossConfig) -> torch.Tensor:
+    """Return whether each ratio, given as its logarithm, lies outside the clip range."""
+    ratio = log_ratio.exp()
+    return (ratio < 1 - loss.epsilon) | (ratio > 1 + loss.epsilon_high)

@@ -1,0 +1,337 @@
+"""Reinforcement learning from search: rollouts, updates by an engine, the best step by dev F1.
+
+One step: the policy as it is answers every question of the step's batch ``group_size`` times, the
+engine updates the policy from the rewards, which are compared inside each question's group.
+Rollouts that infrastructure broke are counted and not trained on. ``train_log.jsonl`` gets one line
+per step; a killed run continues after the last step with a line.
+
+With ``rl.max_refills`` a step rolls out further questions in place of those whose rewards are all
+equal (dynamic sampling, DAPO, arXiv 2503.14476). The log counts a step's questions; the next step
+begins after them.
+
+With ``rl.rollouts_ahead`` the next step is rolled out while the policy is updated, by the policy
+before that update: one step off policy. The first step after every start is on policy, so that a
+run that was killed does not end with the bytes of one that was not.
+"""
+
+import asyncio
+import itertools
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from deepsearch_rl.chat.chat_format import load_chat_format
+from deepsearch_rl.chat.trained_with import TRAINED_WITH, served_with
+from deepsearch_rl.core.files import (
+    AppendLog,
+    atomic_directory,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+)
+from deepsearch_rl.core.progress import ProgressBar
+from deepsearch_rl.train.curves import TrainingStep, standard_error
+from deepsearch_rl.train.finite import NotFiniteError
+from deepsearch_rl.train.rewards import PolicyText, reward_parts
+from deepsearch_rl.train.rl.checkpoints import kept_steps, origin
+from deepsearch_rl.train.rl.dev_scores import DevScores
+from deepsearch_rl.train.rl.health import gate_warning
+from deepsearch_rl.train.rl.heartbeat import begin
+from deepsearch_rl.train.rl.policy_text import policy_text
+from deepsearch_rl.train.rl.question_order import batch
+from deepsearch_rl.train.rl.rl_config import RlConfig
+from deepsearch_rl.train.rl.rl_trainer import RlTask, RlTrainer, Rollout, RolloutSampling
+from deepsearch_rl.train.rl.run_log import TRAIN_LOG, RunLog, best_line
+from deepsearch_rl.train.rl.start_template import require_template
+from deepsearch_rl.train.rl.step_rollouts import (
+    Groups,
+    progress_note,
+    roll_out_seed,
+    rollout_metrics,
+    trainable,
+)
+from deepsearch_rl.train.rl.task_checks import require_task, require_thoughts_sent_back
+
+# File of the scratch folder that says which step's update was not finite, and how often
+BAD_UPDATE = "bad_update.json"
+
+
+def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Path) -> None:
+    """Train from ``task.start``; write the best adapter, ``train_log.jsonl`` and ``manifest.json``.
+
+    Raises:
+        StalePolicyError: the server does not serve the policy that was just trained.
+        ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``,
+            a prompt of another protocol, thoughts not sent back, or rollouts that are longer than what is
+            trained on; a chat template without tools, or one that rewrites a text in tags; or the start
+            was trained with another prompt, tool or chat template.
+        UnknownNameError: a type in ``rl.type_shares`` that no train question has.
+        ArtifactError: a split without a question.
+        EndpointError: all rollouts of a step failed.
+    """
+    served = served_with(task.start, task.agent.prompt_digests())
+    require_task(task, config, served)
+    chat_format = load_chat_format(task.start)
+    require_template(chat_format, task.agent, task.start)
+    policy = policy_text(chat_format, config.think_length)
+    require_thoughts_sent_back(task, opens_thought=policy.opens_thought)
+
+    run = _Run(task, config, trainer, policy, DevScores(task, config, trainer))
+    run_log = asyncio.run(run.train())
+    lines = run_log.lines
+    best = best_line(lines)
+    manifest = {
+        "start": task.start_name,
+        "steps": lines[-1].step,
+        "best_step": best.step,
+        "best_dev_f1": best.dev_f1,
+        **_gate_figures(lines[0], config),
+        "alarms": [alarm.model_dump() for alarm in run_log.alarms.began],
+        "backend": f"{config.backend.engine}, {config.backend.service}",
+        **trainer.hardware,
+        "seed": task.seed,
+        TRAINED_WITH: served.model_dump(),
+        **origin(task.scratch),
+    }
+
+    with atomic_directory(output) as partial:
+        trainer.save(best.step, partial)
+        shutil.copyfile(task.scratch / TRAIN_LOG, partial / TRAIN_LOG)
+        write_json(partial / "manifest.json", manifest)
+
+
+def _gate_figures(start: TrainingStep, config: RlConfig) -> dict[str, object]:
+    """Return what the manifest says of the gate, which the line of step 0 holds."""
+    pass_1 = start.metrics["pass_1"]
+    pass_k = start.metrics["pass_k"]
+    samples = config.gate.samples
+    return {
+        "gate": {"pass_1": pass_1, "pass_k": pass_k, "samples": samples},
+        "gate_warning": gate_warning(pass_1, pass_k, samples, config.gate.min_f1),
+    }
+
+
+def _rewards(rollouts_QG: Groups) -> list[list[float]]:
+    rewards_QG: list[list[float]] = []
+    for group in rollouts_QG:
+        rewards_QG.append([rollout.reward for rollout in group])
+
+    return rewards_QG
+
+
+def _has_signal(group: Sequence[Rollout]) -> bool:
+    """Return whether the rewards of a group differ: advantages of equal ones are zero."""
+    return len({rollout.reward for rollout in group}) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The running training."""
+
+    task: RlTask
+    config: RlConfig
+    trainer: RlTrainer
+    policy: PolicyText
+    dev_scores: DevScores
+
+    async def train(self) -> RunLog:
+        """Train the steps that have no line in the log yet and return the whole log."""
+        steps = self.config.steps[self.task.start_name]
+        log_path = self.task.scratch / TRAIN_LOG
+
+        try:
+            run_log, done = await self._resume(log_path)
+            with (
+                AppendLog(log_path) as log,
+                ProgressBar(f"rl@{self.task.start_name}", steps, "steps", done=done) as bar,
+            ):
+                ahead: Groups | None = None
+                for step in range(len(run_log.lines), steps + 1):
+                    if step and run_log.is_stopped(self.config):
+                        break
+
+                    figures, ahead = await self._step(step, steps, run_log.lines, ahead)
+                    begin("save", step)
+                    line = run_log.add(figures)
+                    log.append(line)
+
+                    keep = self.config.keep
+                    self.trainer.keep_only(kept_steps(step, run_log.best_steps(keep.last), keep))
+                    bar.advance(min(step, 1), note=progress_note(line))
+        finally:
+            await self.trainer.close()
+
+        return run_log
+
+    async def _resume(self, log_path: Path) -> tuple[RunLog, int]:
+        """Start the engine; return the log so far and the last step whose policy the engine has."""
+        # Cuts off a line that a kill left unfinished
+        AppendLog(log_path).close()
+        lines = list(read_jsonl(log_path, TrainingStep))
+        begin("start", len(lines))
+        done = await self.trainer.start(max(0, len(lines) - 1))
+
+        # The newest checkpoints were damaged: their steps are made again.
+        if done + 1 < len(lines):
+            lines = lines[: done + 1]
+            write_jsonl(log_path, lines)
+
+        if lines:
+            self.trainer.require_whole(best_line(lines).step)
+        return RunLog(f"rl@{self.task.start_name}", lines), done
+
+    async def _step(
+        self,
+        step: int,
+        steps: int,
+        lines: Sequence[TrainingStep],
+        ahead: Groups | None,
+    ) -> tuple[dict[str, float | None], Groups | None]:
+        """Make the policy of a step and evaluate it; step 0 is the start.
+
+        Return the figures of its line, and the next step's rollouts if they were made meanwhile.
+        """
+        metrics: dict[str, float] = {}
+        following: Groups | None = None
+        if step:
+            # Counted, because refills took questions beyond those of their step
+            first = sum(int(line.metrics["questions"]) for line in lines[1:])
+            metrics, following = await self._update(step, first, ahead)
+
+        begin("dev", step)
+        if step == 0:
+            # What RL can find is asked of the start alone
+            metrics = await self.dev_scores.gate()
+            # The watchdog's limit is that of one score
+            begin("dev", step)
+
+        dev: dict[str, float | None] = {"dev_f1": None}
+        if step % self.config.dev.every == 0 or step == steps:
+            dev.update(await self.dev_scores.dev_f1())
+
+        return {"step": step, **dev, **metrics}, following
+
+    async def _update(
+        self,
+        step: int,
+        first: int,
+        ahead: Groups | None,
+    ) -> tuple[dict[str, float], Groups | None]:
+        """Make and serve the policy of a step from its rollouts.
+
+        They are made here unless they were made ``ahead``.
+        Its questions are those from number ``first`` on. Return the metrics of rollouts and update,
+        and the next step's rollouts if they were made meanwhile.
+        """
+        kept_QG, rewards_QG, metrics = await self._rewarded(step, first, ahead)
+        update = self._finite_update(step, kept_QG, rewards_QG)
+        size = self.config.groups_per_step
+
+        if not self.config.rollouts_ahead or step == self.config.steps[self.task.start_name]:
+            metrics = metrics | await update
+            following = None
+        else:
+            rollouts = asyncio.create_task(self._roll_out(step + 1, first + size, size))
+            try:
+                metrics |= await update
+                begin("roll out", step)
+                following = await rollouts
+            finally:
+                # An update that fails must not leave them running
+                rollouts.cancel()
+
+        await self.trainer.serve()
+        return metrics, following
+
+    async def _finite_update(
+        self, step: int, rollouts_QG: Groups, rewards_QG: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
+        """Have the engine update; note one that is not finite: its next try has other rollouts."""
+        try:
+            return await self.trainer.update(rollouts_QG, rewards_QG)
+        except NotFiniteError:
+            tries = self._bad_tries(step) + 1
+            write_json(self.task.scratch / BAD_UPDATE, {"step": step, "tries": tries})
+            raise
+
+    def _bad_tries(self, step: int) -> int:
+        """Return how many updates of this step were not finite."""
+        path = self.task.scratch / BAD_UPDATE
+        noted = read_json(path) if path.is_file() else {}
+        return int(noted["tries"]) if noted.get("step") == step else 0
+
+    async def _rewarded(
+        self, step: int, first: int, ahead: Groups | None
+    ) -> tuple[Groups, list[list[float]], dict[str, float]]:
+        """Return the rollouts of a step to train on, their rewards, and the metrics of all.
+
+        A refill rolls out as many further questions as groups with a signal, unequal rewards, are
+        missing.
+        """
+        config = self.config
+        missing = config.groups_per_step
+        refills = 0
+        rollouts_QG: Groups = []
+
+        while True:
+            begin("roll out", step)
+            rollouts_QG += ahead or await self._roll_out(
+                step, first + len(rollouts_QG), missing, refills
+            )
+            begin("update", step)
+
+            kept_QG = trainable(rollouts_QG)
+            signal_QG = list(filter(_has_signal, kept_QG))
+            missing = config.groups_per_step - len(signal_QG)
+            if not missing or refills == config.max_refills:
+                break
+            refills += 1
+
+        # Of all rollouts, those of failed servers too: a step that leaves many out shows it here
+        rollouts = list(itertools.chain.from_iterable(rollouts_QG))
+        reward_Q = list(map(fmean, _rewards(rollouts_QG)))
+        metrics = rollout_metrics(rollouts, self.task.agent.max_searches)
+        metrics |= standard_error("reward", reward_Q)
+        metrics["questions"] = len(rollouts_QG)
+        metrics["left_out"] = float(len(rollouts) - sum(map(len, kept_QG)))
+        metrics["groups_without_signal"] = 1 - len(signal_QG) / len(rollouts_QG)
+
+        # Others have been rolled out in place of the groups without a signal
+        if config.max_refills:
+            metrics["refills"] = refills
+            kept_QG = signal_QG
+
+        rewards_QG = _rewards(kept_QG)
+        # A control: rewards that say nothing must teach nothing
+        if config.shuffle_rewards:
+            shuffler = random.Random(f"{self.task.seed}/{step - 1}")
+            for rewards_G in rewards_QG:
+                shuffler.shuffle(rewards_G)
+
+        return kept_QG, rewards_QG, metrics
+
+    async def _roll_out(self, step: int, first: int, count: int, refills: int = 0) -> Groups:
+        """Return the rollouts of ``count`` questions from number ``first`` on, with their rewards."""
+        questions = batch(self.task, self.config.type_shares, first, count)
+        seed = roll_out_seed(self.task.seed, step - 1, self._bad_tries(step), refills)
+        sampling = RolloutSampling(
+            self.config.group_size, self.config.temperature, seed, trained=True
+        )
+        rollouts_QG = await self.trainer.roll_out(questions, sampling)
+        weights = self.config.rewards
+        policy = self.policy
+
+        rewarded_QG: Groups = []
+        for question, group in zip(questions, rollouts_QG, strict=True):
+            rewarded_G: list[Rollout] = []
+            for rollout in group:
+                parts = reward_parts(weights, rollout.trajectory, question, policy)
+                rewarded_G.append(replace(rollout, parts=parts))
+
+            rewarded_QG.append(rewarded_G)
+
+        return rewarded_QG

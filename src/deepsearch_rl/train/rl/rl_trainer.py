@@ -1,0 +1,122 @@
+"""The protocol between the RL loop and the engines that train and serve a policy.
+
+An engine is a module of ``training/backends`` with an entry in ``rl_process/engines.py``. It samples,
+updates, keeps its checkpoints and serves the newest policy. Batches, rewards, dev score, choice of
+the checkpoint, log and resume belong to :mod:`deepsearch_rl.train.rl.loop`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.core.records import Question, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class RlTask:
+    """What one RL run works on: it rolls out the ``train`` questions, and the ``dev`` questions choose the checkpoint.
+
+    RL starts from the merged model folder ``start``, which params call ``start_name``, e.g.
+    ``sft``. ``scratch`` is for checkpoints and the log of the running stage; the same task must get
+    the same folder. ``seed`` is that of question order, adapter and sampler; ``weights`` is a
+    digest of those in ``start``.
+    """
+
+    start: Path
+    start_name: str
+    weights: str
+    train: Sequence[Question]
+    dev: Sequence[Question]
+    agent: AgentConfig
+    retrieval_url: str
+    scratch: Path
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSampling:
+    """How a batch of questions is rolled out: ``samples`` rollouts each, with the ``temperature`` of every model call.
+
+    Equal seeds draw equal random numbers for equal questions. ``trained`` rollouts are trained on,
+    so the engine records their tokens and log-probabilities.
+    """
+
+    samples: int
+    temperature: float
+    seed: int
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A finished rollout; ``capture`` is for its engine to train on; the loop adds the ``parts`` of its reward.
+
+    ``left_out`` is the engine's name of what keeps it from being trained on, empty where nothing
+    does.
+    """
+
+    trajectory: Trajectory
+    capture: Any = None
+    left_out: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def reward(self) -> float:
+        """The sum of its parts."""
+        return sum(self.parts.values())
+
+
+class RlTrainer(Protocol):
+    """An engine of one policy: the start model at step 0; an update makes the next (Q questions, G rollouts each)."""
+
+    @property
+    def hardware(self) -> Mapping[str, str]:
+        """``device`` and ``dtype`` of the training, for the manifest."""
+        ...
+
+    async def start(self, step: int) -> int:
+        """Serve the policy of ``step``, or of the newest whole checkpoint before it, and return whose it is.
+
+        Checkpoints of later steps, which a killed run never logged, are deleted.
+        """
+        ...
+
+    async def roll_out(
+        self, questions: Sequence[Question], sampling: RolloutSampling
+    ) -> list[list[Rollout]]:
+        """Answer every question with the policy that is served, also during an update; return Q groups in order."""
+        ...
+
+    async def update(
+        self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
+        """Make the policy of the next step and keep its checkpoint; return metrics by the log's names.
+
+        Groups may have lost rollouts, but none is empty. Raises StalePolicyError, before anything
+        has changed, if the rollouts were not sampled from the newest policy
+        (:mod:`deepsearch_rl.train.rl.agreement`). With ``rl.rollouts_ahead`` only the first step
+        after a start is checked, whose rollouts alone are that policy's.
+        """
+        ...
+
+    def require_whole(self, step: int) -> None:
+        """Raise ArtifactError, which says what to do, if the checkpoint of a step could not be published."""
+        ...
+
+    async def serve(self) -> None:
+        """Serve the policy that the update before made; no rollout is running."""
+        ...
+
+    def save(self, step: int, folder: Path) -> None:
+        """Write a step's adapter, or all weights, to an existing folder, without what only a resume needs."""
+        ...
+
+    def keep_only(self, steps: set[int]) -> None:
+        """Delete the checkpoints of all other steps."""
+        ...
+
+    async def close(self) -> None:
+        """Stop server and training; may be called before :meth:`start`."""
+        ...

@@ -1,0 +1,1 @@
+"""RL with veRL on Ray."""

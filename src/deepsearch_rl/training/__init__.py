@@ -1,1 +1,0 @@
-"""Training stages: pretraining of the tiny base, SFT, merging and reinforcement learning."""

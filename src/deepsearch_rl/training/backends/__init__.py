@@ -1,1 +1,0 @@
-"""RL engines: where a policy is trained and served."""

@@ -1,1 +1,0 @@
-"""ART (openpipe-art): the only package that imports it."""

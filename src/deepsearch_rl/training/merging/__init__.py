@@ -1,1 +1,0 @@
-"""An adapter merged into its base, and the proof that it was."""

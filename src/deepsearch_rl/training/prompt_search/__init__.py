@@ -1,1 +1,0 @@
-"""A better system prompt, searched for with rollouts."""

@@ -1,1 +1,0 @@
-"""Rewards of a rollout."""

@@ -1,1 +1,0 @@
-"""The reinforcement-learning loop; it knows no engine."""

@@ -1,1 +1,0 @@
-"""What all training runs share: curves, finite numbers, model folders, the process of ms-swift."""

@@ -1,1 +1,0 @@
-"""Trajectories: collected from any agent, filtered by named predicates, converted to training rows."""

@@ -1,1 +1,0 @@
-"""Predicates that decide which trajectories become training rows."""

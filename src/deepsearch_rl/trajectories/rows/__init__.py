@@ -1,1 +1,0 @@
-"""Training rows made from trajectories; tokens and loss mask of each are proved."""

@@ -1,1 +1,0 @@
-"""The scripted teacher of the generated worlds, a value of `synthesize.teacher`."""

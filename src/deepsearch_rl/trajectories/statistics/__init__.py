@@ -1,1 +1,0 @@
-"""Counts over trajectories and results."""

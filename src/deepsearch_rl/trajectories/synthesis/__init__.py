@@ -1,1 +1,0 @@
-"""The teacher's answers to the training questions."""

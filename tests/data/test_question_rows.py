@@ -1,0 +1,98 @@
+"""What question files hold as golden answers and evidence: what is read as what, and what a refusal says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepsearch_rl.core.errors import RecordError
+from deepsearch_rl.core.files import write_jsonl
+from deepsearch_rl.core.records import Question, StopReason, Trajectory
+from deepsearch_rl.data.flashrag import read_documents, read_questions
+
+
+def read(folder: Path, **fields: Any) -> Question:
+    path = folder / "questions.jsonl"
+    path.write_text(json.dumps({"id": "q1", "question": "Who?", **fields}) + "\n", encoding="utf-8")
+    [question] = read_questions(path)
+    return question
+
+
+@pytest.mark.parametrize("key", ["answer", "golden_answers"])
+@pytest.mark.parametrize(
+    ("value", "answers"),
+    [
+        ("Paris", ("Paris",)),
+        (1979, ("1979",)),
+        ([1979, "in 1979"], ("1979", "in 1979")),
+        ('["Paris", "P"]', ("Paris", "P")),
+        (["Paris", "", None, " "], ("Paris",)),
+        ("[0, 1)", ("[0, 1)",)),
+    ],
+)
+def test_golden_answers_are_a_list_of_texts_however_they_are_written(
+    tmp_path: Path, key: str, value: object, answers: tuple[str, ...]
+) -> None:
+    assert read(tmp_path, **{key: value}).golden_answers == answers
+
+
+@pytest.mark.parametrize("name", ["answer", "golden_answers"])
+def test_a_list_in_a_cell_of_a_table_is_a_list(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "questions.csv"
+    path.write_text(f'id,question,{name}\n1,Who?,"[""Paris"", ""P""]"\n', encoding="utf-8")
+    [question] = read_questions(path)
+    assert question.golden_answers == ("Paris", "P")
+
+
+@pytest.mark.parametrize("value", [[""], [" ", None], [], "  "])
+def test_a_question_of_blank_answers_is_refused_with_what_to_do(
+    tmp_path: Path, value: object
+) -> None:
+    with pytest.raises(RecordError, match=r"golden_answers': no answer holds a word; write one"):
+        read(tmp_path, golden_answers=value)
+
+
+@pytest.mark.parametrize("key", ["answer", "golden_answers"])
+def test_a_list_in_pythons_form_is_refused_with_jsons(tmp_path: Path, key: str) -> None:
+    with pytest.raises(RecordError, match=r"this list is no JSON; write .*json\.dumps"):
+        read(tmp_path, **{key: "['Paris', 'P']"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"supporting_doc_ids": "7"}, "jq -c '.supporting_doc_ids |= [.]'"),
+        ({"metadata": {"supporting_titles": "T"}}, "jq -c '.metadata.supporting_titles |= [.]'"),
+        ({"supporting_titles": [7]}, "jq -c '.supporting_titles[] |= tostring'"),
+        ({"evidence_list": "a fact"}, 'evidence is a list of objects, [{"fact"'),
+        ({"evidence_list": ["a fact"]}, 'evidence is a list of objects, [{"fact"'),
+        ({"golden_answers": [1.5]}, "jq -c '.golden_answers[] |= tostring'"),
+        ({"golden_answers": 1.5}, "jq -c '.golden_answers |= tostring'"),
+        ({"answer": {"value": "P"}, "golden_answers": None}, "write text there"),
+    ],
+)
+def test_another_kind_of_value_is_refused_with_what_belongs_there(
+    tmp_path: Path, fields: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(RecordError) as caught:
+        read(tmp_path, **({"golden_answers": ["P"]} | fields))
+    assert remedy in str(caught.value)
+
+
+def test_a_number_in_place_of_a_documents_text_is_refused_with_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"id": "1", "text": 42}\n', encoding="utf-8")
+    with pytest.raises(RecordError, match=r"field 'text': .*jq -c '\.text \|= tostring'"):
+        list(read_documents(path))
+
+
+def test_a_trajectory_is_no_question(tmp_path: Path) -> None:
+    trajectory = Trajectory(
+        id="q1#0", question_id="q1", sample=0, question="Who?", golden_answers=("P",), model="m", prompt="p",
+        temperature=0.7, messages=(), stop_reason=StopReason.ANSWERED,
+    )  # fmt: skip
+    path = tmp_path / "rollouts.jsonl"
+    write_jsonl(path, [trajectory])
+    with pytest.raises(RecordError, match="line 1: this is a trajectory; name the file of"):
+        list(read_questions(path))

@@ -1,0 +1,226 @@
+import gzip
+import json
+import re
+import shutil
+import socket
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from evalscope.benchmarks.ifeval import instructions, instructions_registry, instructions_util
+
+from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.core.errors import (
+    ArtifactError,
+    CheckFailedError,
+    ConfigError,
+    EndpointError,
+    RecordError,
+)
+from deepsearch_rl.evaluate.ifeval import (
+    IfevalConfig,
+    evaluate_ifeval,
+    generated_prompts,
+    load_prompts,
+    read_prompts,
+)
+from tests.evaluate.chat import KEY, says, serve_chat
+
+CONFIG = IfevalConfig(
+    prompts="generated",
+    count=40,
+    path=Path("src/deepsearch_rl/evaluation/ifeval"),
+    max_tokens=64,
+    concurrency=8,
+    timeout_s=20,
+    retries=1,
+)
+RESPONSE = "the river city is called stoke\n\nlater it grew"
+
+
+@pytest.fixture(autouse=True)
+def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: tuple[str, int]) -> None:
+        assert self.family == socket.AF_UNIX or address[0] == "127.0.0.1", (
+            f"something was sent to {address}"
+        )
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)
+
+
+def expected(response: str) -> tuple[float, float]:
+    """Prompt- and instruction-level strict accuracy, straight from the official checkers."""
+    followed = []
+    for prompt in generated_prompts(40):
+        checks = []
+        for name, kwargs in zip(prompt.instruction_id_list, prompt.kwargs, strict=True):
+            checker = instructions_registry.INSTRUCTION_DICT[name](name)
+            checker.build_description(**kwargs)
+            checks.append(bool(checker.check_following(response)))
+        followed.append(checks)
+    single = [check for checks in followed for check in checks]
+    return sum(map(all, followed)) / len(followed), sum(single) / len(single)
+
+
+def test_the_official_prompts_are_a_file_and_not_the_code_of_the_generated_ones() -> None:
+    with pytest.raises(ConfigError, match=r"ifeval\.path must name the JSON Lines file"):
+        load_prompts(CONFIG.model_copy(update={"prompts": "real"}))
+
+
+@pytest.mark.slow
+def test_every_generated_prompt_is_asked_scored_and_kept(tmp_path: Path) -> None:
+    with serve_chat(lambda _: says(RESPONSE)) as chat:
+        score = evaluate_ifeval(
+            "sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+        )
+    prompts = generated_prompts(40)
+    assert Counter(request["messages"][0]["content"] for request in chat.requests) == Counter(
+        prompt.prompt for prompt in prompts
+    )
+    assert all(
+        (request["temperature"], request["max_tokens"]) == (0.0, 64) for request in chat.requests
+    )
+    assert (score.n, score.instruction_ids) == (
+        40,
+        len({name for p in prompts for name in p.instruction_id_list}),
+    )
+    assert (score.prompt_strict, score.inst_strict) == pytest.approx(expected(RESPONSE), abs=1e-6)
+    assert 0 < score.prompt_strict < score.inst_strict < 1
+    responses = [
+        json.loads(line) for line in (tmp_path / "out" / "responses.jsonl").read_text().splitlines()
+    ]
+    assert [line["key"] for line in responses] == [prompt.key for prompt in prompts]
+    assert {line["response"] for line in responses} == {RESPONSE}
+    assert not any(
+        KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    )
+
+
+@pytest.mark.slow
+def test_an_empty_response_follows_nothing_and_is_counted(tmp_path: Path) -> None:
+    with serve_chat(lambda _: says("")) as chat:
+        score = evaluate_ifeval(
+            "base", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+        )
+    assert (score.n, score.prompt_loose, score.inst_loose) == (40, 0.0, 0.0)
+
+
+@pytest.mark.slow
+def test_a_prompt_whose_checker_fails_makes_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bool:
+        raise LookupError("no such resource")
+
+    monkeypatch.setattr(instructions.CommaChecker, "check_following", broken)
+    unscored = [
+        prompt.key
+        for prompt in generated_prompts(40)
+        if "punctuation:no_comma" in prompt.instruction_id_list
+    ]
+    assert unscored
+    message = rf"asked 40 prompts and scored {40 - len(unscored)}.*{re.escape(str(unscored))}.*no such resource"
+    with (
+        serve_chat(lambda _: says(RESPONSE)) as chat,
+        pytest.raises(CheckFailedError, match=message),
+    ):
+        evaluate_ifeval("sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_fails_stops_the_run_and_keeps_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve_chat(lambda _: 401) as chat, pytest.raises(EndpointError) as caught:
+        evaluate_ifeval("sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
+    assert chat.endpoint.base_url in str(caught.value)
+    assert "AuthenticationError" in str(caught.value)
+    assert KEY not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    console = capfd.readouterr()
+    assert KEY not in console.out + console.err
+    assert not any(tmp_path.iterdir())
+
+
+def with_password(endpoint: Endpoint) -> Endpoint:
+    return replace(endpoint, base_url=endpoint.base_url.replace("//", "//somebody:hid%2Fden@"))
+
+
+@pytest.mark.slow
+def test_the_password_in_an_address_is_sent_and_written_nowhere(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve_chat(lambda _: says(RESPONSE)) as chat:
+        score = evaluate_ifeval(
+            "sft", with_password(chat.endpoint), CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+        )
+    with serve_chat(lambda _: 401) as chat, pytest.raises(EndpointError) as caught:
+        evaluate_ifeval(
+            "sft", with_password(chat.endpoint), CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+        )
+    assert score.n == 40
+    assert chat.requests
+    assert f" {chat.endpoint.base_url} did not answer" in str(caught.value)
+    console = capfd.readouterr()
+    files = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    assert "failed for Basic ***" in str(caught.value)  # so it was sent
+    for text in (str(caught.value), console.out, console.err, *files):
+        assert "somebody" not in text
+        assert "hid%2Fden" not in text
+        assert "c29tZWJvZHk6aGlkL2Rlbg" not in text  # both as the header spells them
+
+
+@pytest.mark.slow
+def test_generated_prompts_need_no_nltk_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instructions_util.nltk.data, "path", [])
+    instructions_util._get_sentence_tokenizer.cache_clear()
+    monkeypatch.setattr(
+        instructions_util, "check_nltk_data", lambda name: pytest.fail(f"{name} was asked for")
+    )
+    assert expected(RESPONSE)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        (
+            '{"key": 1, "prompt": "p", "instruction_id_list": ["punctuation:no_commas"], "kwargs": [{}]}',
+            "no_commas",
+        ),
+        (
+            '{"key": 1, "prompt": "p", "instruction_id_list": ["punctuation:no_comma"], "kwargs": []}',
+            "kwargs",
+        ),
+        ('{"key": 1, "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}', "prompt"),
+    ],
+)
+def test_a_malformed_prompt_names_file_and_line(tmp_path: Path, line: str, field: str) -> None:
+    path = tmp_path / "input.jsonl"
+    path.write_text(f"\n{line}\n")
+    with pytest.raises(RecordError, match=field) as caught:
+        read_prompts(path)
+    assert f"{path}, line 2" in str(caught.value)
+
+
+def test_real_prompts_need_a_path() -> None:
+    with pytest.raises(ConfigError, match=r"ifeval\.path"):
+        load_prompts(CONFIG.model_copy(update={"prompts": "real"}))
+
+
+@pytest.mark.realdata
+def test_the_real_prompts_are_refused_while_the_sentence_model_is_missing(
+    tmp_path: Path, real_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "input_data.jsonl"
+    with gzip.open(real_data / "ifeval" / "input_data.jsonl.gz") as packed, path.open("wb") as out:
+        shutil.copyfileobj(packed, out)
+    monkeypatch.setattr(instructions_util.nltk.data, "path", [str(tmp_path)])
+    with pytest.raises(ArtifactError, match="punkt_tab"):
+        read_prompts(path)
+    (tmp_path / "tokenizers" / "punkt_tab").mkdir(parents=True)
+    assert len(read_prompts(path)) == 441

@@ -1,0 +1,54 @@
+import pytest
+
+from deepsearch_rl.search.analysis import analyse, field_text, stem, written_date
+from tests.chunks import make_chunk
+
+CHUNK = make_chunk(
+    "Title\nBody text.", source="The Verge", published_at="2023-10-30T12:00:00+00:00"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("The LANDERS landed, and landed!", ["lander", "land", "land"]),
+        ("Straße in Zürich", ["straße", "zürich"]),
+        ("東京タワー 2023-10-30", ["東京", "京タ", "タワ", "ワー", "2023", "10", "30"]),
+        ("don't", ["don", "t"]),
+        ("the of and", []),
+        ("?! \n\t", []),
+    ],
+)
+def test_text_becomes_lower_case_stems_without_stop_words(text: str, terms: object) -> None:
+    assert analyse(text) == terms
+
+
+def test_the_cache_of_stems_is_bounded() -> None:
+    assert stem.cache_info().maxsize is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("contents", "Title\nBody text."),
+        ("title", "Title"),
+        ("body", "Body text."),
+        ("source", "The Verge"),
+        ("date", "October 30 2023"),
+    ],
+)
+def test_every_field_has_its_text(name: str, text: str) -> None:
+    assert field_text(CHUNK, name) == text
+
+
+@pytest.mark.parametrize("name", ["source", "date"])
+def test_a_chunk_without_the_metadata_has_an_empty_field(name: str) -> None:
+    assert field_text(make_chunk("Title\nBody"), name) == ""
+
+
+@pytest.mark.parametrize(
+    ("published_at", "text"),
+    [("2023-12-05", "December 5 2023"), ("spring 2023", "spring 2023"), ("", "")],
+)
+def test_a_date_is_written_as_questions_write_it(published_at: str, text: str) -> None:
+    assert written_date(published_at) == text

@@ -1,0 +1,33 @@
+from deepsearch_rl.core.records import Question
+from deepsearch_rl.search.gold import gold_evidence
+from tests.chunks import make_chunk
+
+
+def question(**metadata) -> Question:
+    return Question.model_validate(
+        {"id": "q", "question": "?", "golden_answers": ["x"], "metadata": metadata}
+    )
+
+
+FACTS = [{"fact": "the moon  is\nfar"}, {"fact": "it is cold"}]
+
+
+def test_a_chunk_holds_the_facts_that_it_contains_whatever_the_white_space() -> None:
+    gold = gold_evidence(question(evidence_list=FACTS, supporting_doc_ids=["d"]))
+    assert gold.found_in(make_chunk("Moon\nWe know the moon is far.")) == {0}
+
+
+def test_without_facts_a_chunk_counts_by_its_document() -> None:
+    gold = gold_evidence(question(supporting_doc_ids=["a", "d", "a"], supporting_titles=["Moon"]))
+    assert (gold.kind, len(gold.items)) == ("documents", 2)
+    assert gold.found_in(make_chunk("Moon\nx", doc_id="d")) == {1}
+    assert gold.found_in(make_chunk("Moon\nx", doc_id="b")) == set()
+
+
+def test_without_documents_a_chunk_counts_by_its_title_with_or_without_quotes() -> None:
+    gold = gold_evidence(question(supporting_titles=["Moon", "Sun"]))
+    assert gold.found_in(make_chunk('"Moon"\nx')) == gold.found_in(make_chunk("Moon\nx")) == {0}
+
+
+def test_no_known_evidence_is_no_gold() -> None:
+    assert gold_evidence(question(evidence_list=[])) is gold_evidence(question()) is None
