@@ -21,7 +21,7 @@ PARTS = {
     "src/deepsearch_rl/": "base",
     "src/deepsearch_rl/corpora/": "retrieval",
     "src/deepsearch_rl/data/token_counts.py": "encoders",
-    "src/deepsearch_rl/evaluation/ifeval": "train",
+    "src/deepsearch_rl/evaluate/ifeval_prompts.yaml": "train",
     "src/deepsearch_rl/evaluation/report/": "train",
     "src/deepsearch_rl/evaluation/rl_comparison/": "train",
     "src/deepsearch_rl/data/chonkie_spans.py": "chonkie",

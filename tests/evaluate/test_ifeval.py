@@ -30,7 +30,7 @@ from tests.evaluate.chat import KEY, says, serve_chat
 CONFIG = IfevalConfig(
     prompts="generated",
     count=40,
-    path=Path("src/deepsearch_rl/evaluation/ifeval"),
+    path=Path("src/deepsearch_rl/evaluate/ifeval_prompts.yaml"),
     max_tokens=64,
     concurrency=8,
     timeout_s=20,

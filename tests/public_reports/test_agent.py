@@ -585,7 +585,7 @@ def score_ifeval(chat_server: Any, count: int, out: Path) -> None:
     config = IfevalConfig(
         prompts="generated",
         count=count,
-        path=Path("src/deepsearch_rl/evaluation/ifeval"),
+        path=Path("src/deepsearch_rl/evaluate/ifeval_prompts.yaml"),
         max_tokens=64,
         concurrency=1,
         timeout_s=10,

@@ -5,7 +5,7 @@ from pydantic import Field
 from deepsearch_rl.core.records import Record
 
 # The value of `synthesize.teacher` that names the scripted teacher: the folder of its code.
-SCRIPTED = "src/deepsearch_rl/trajectories/scripted_teacher"
+SCRIPTED = "src/deepsearch_rl/toy"
 
 
 class ScriptedConfig(Record):
