@@ -89,6 +89,12 @@ class StalePolicyError(CheckFailedError):
     """The served policy's log-probabilities are not the trained policy's."""
 
 
+def install_hint(extra: str) -> str:
+    """Return how to install the packages of an extra."""
+    project = f"`make environment EXTRAS='--extra {extra}'`"
+    return f"`pip install 'deepsearch-rl[{extra}]'`, or in the project {project}"
+
+
 @contextlib.contextmanager
 def full_disk_named(place: Path | str) -> Iterator[None]:
     """Turn an error of a full disk or quota into an ArtifactError that names the file, or else ``place``."""
