@@ -204,9 +204,7 @@ def run_graph(
                 background = any(graph[name].chain > stage.chain for name in running)
                 running[stage.name] = start(stage, background)
                 started.append(stage.name)
-                running[stage.name].add_done_callback(
-                    lambda _, name=stage.name: finished.put(name)
-                )
+                running[stage.name].add_done_callback(lambda _, name=stage.name: finished.put(name))
 
         name = _next_of(finished)
         order.done(name)
@@ -299,7 +297,9 @@ def run_lock(root: Path, profile: str, holder: str, say: Say) -> Iterator[None]:
         yield
 
 
-def repro(profile: str, targets: Sequence[str] = (), *, force: bool = False, jobs: int = JOBS) -> int:
+def repro(
+    profile: str, targets: Sequence[str] = (), *, force: bool = False, jobs: int = JOBS
+) -> int:
     """Reproduce a profile's graph in the working directory, and return how many stages DVC was asked for.
 
     Raises:

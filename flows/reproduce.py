@@ -120,7 +120,10 @@ def reproduce(
     """
     logger = get_run_logger()
     require_profile(ROOT, profile)
-    with run_lock(ROOT, profile, f"flow run {flow_run.name}", logger.warning), ProcessGuard() as guard:
+    with (
+        run_lock(ROOT, profile, f"flow run {flow_run.name}", logger.warning),
+        ProcessGuard() as guard,
+    ):
         root = checkout(revision, logger.warning) if revision else ROOT
         config = find_profile(root, profile).section("flow", FlowConfig)
         has_remote = bool(_output(root, [*DVC, "config", "core.remote"]))
@@ -160,7 +163,9 @@ def checkout(revision: str, say: Callable[[str], object]) -> Path:
         ConfigError: there is no such revision.
     """
     if _output(ROOT, ["git", "remote"]):
-        fetched = subprocess.run(["git", "fetch", "--quiet", "--tags", "origin"], cwd=ROOT, check=False)
+        fetched = subprocess.run(
+            ["git", "fetch", "--quiet", "--tags", "origin"], cwd=ROOT, check=False
+        )
         if fetched.returncode:
             say(f"`git fetch origin` failed: {revision} is what this machine has")
     commit = ""
@@ -219,9 +224,7 @@ def main() -> None:
     atexit.register(servers.close)
     with one_paragraph_errors():
         servers.enter_context(prefect_server())
-        reproduce(
-            arguments.profile, tuple(arguments.targets), arguments.force, arguments.revision
-        )
+        reproduce(arguments.profile, tuple(arguments.targets), arguments.force, arguments.revision)
 
 
 if __name__ == "__main__":

@@ -74,9 +74,7 @@ def prefect_server(host: str = LOOPBACK) -> Iterator[Server | None]:
     variables = {"PREFECT_SERVER_API_AUTH_STRING": login} if login else {}
     with ProcessGuard() as guard:
         command = ["prefect", "server", "start"]
-        server = start_server(
-            guard, "Prefect", port, "/api/health", command, variables, host
-        )
+        server = start_server(guard, "Prefect", port, "/api/health", command, variables, host)
         server.wait_until_healthy(START_TIMEOUT_S)
         yield server
 

@@ -69,7 +69,9 @@ def test_after_a_failure_nothing_new_starts(make_project: MakeProject) -> None:
     }
     project = make_project(stages)
     lines = output(project, module("flows.driver")).splitlines()
-    error = lines.index("error: `dvc repro --single-item fail` ended with status 255; its last lines:")
+    error = lines.index(
+        "error: `dvc repro --single-item fail` ended with status 255; its last lines:"
+    )
     assert "why" in lines[error:]
     assert "exited with 3" in lines[-1]
     assert (project / "beside.txt").exists()

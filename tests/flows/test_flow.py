@@ -1,6 +1,5 @@
 """Flow, worker and user interfaces over a real Prefect server, on a small DVC project."""
 
-import json
 import os
 import socket
 import subprocess
@@ -85,7 +84,9 @@ def wait_for(what: Callable[[], object]) -> Any:
 
 @pytest.fixture
 def served(make_project: MakeProject, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    project = make_project(STAGES, GPU_PARAMS.replace("requires: {}", "requires: {gpu_memory_gib: 1}"))
+    project = make_project(
+        STAGES, GPU_PARAMS.replace("requires: {}", "requires: {gpu_memory_gib: 1}")
+    )
     port, mlflow_port = str(free_port()), str(free_port())
     settings = project / "prefect.toml"
     settings.write_text(settings.read_text().replace("4200", port))
@@ -145,9 +146,7 @@ def test_a_schedule_stays_when_deployments_are_registered_again(served: Served) 
     output(served.project, module("flows.worker", "deploy"))
     schedule = ["deployment", "schedule", "create", "reproduce/tiny", "--cron", "0 2 * * *"]
     served.prefect_cli(*schedule)
-    assert "reproduce/tiny in pool gpu" in output(
-        served.project, module("flows.worker", "deploy")
-    )
+    assert "reproduce/tiny in pool gpu" in output(served.project, module("flows.worker", "deploy"))
     [deployment] = served.read("/deployments/filter")
     assert [item["schedule"]["cron"] for item in deployment["schedules"]] == ["0 2 * * *"]
 
