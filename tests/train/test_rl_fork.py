@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.collect import RolloutSetting
 from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, DeepsearchError
 from deepsearch_rl.core.files import file_digests, read_json, write_json, write_jsonl
