@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
+from deepsearch_rl.core.project_state import require_git
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.utils.flatten import flatten
@@ -24,7 +25,6 @@ from deepsearch_rl.core.copies import CHECKOUTS
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import atomic_directory, atomic_file, sha256_json
 from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile, read_values
-from deepsearch_rl.core.project_state import require_git
 from flows.dvc.__main__ import modify_yaml_at_once
 
 # Section of params.yaml -> its config, imported only when a run changes the section: some load

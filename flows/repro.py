@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from logging import LoggerAdapter
 from pathlib import Path
 
+from deepsearch_rl.core.project_state import require_sound_project
+
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import require_profile
-from deepsearch_rl.core.project_state import require_sound_project
 from flows.command_line import one_paragraph_errors
 from flows.dvc_calls import find_foreign_run
 from flows.graph import Stage, read_targets

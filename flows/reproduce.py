@@ -22,6 +22,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+from deepsearch_rl.core.project_state import require_sound_project
 from prefect import flow, get_client, get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.blocks.core import Block
@@ -36,7 +37,6 @@ from deepsearch_rl.cli.defaults import changed_field
 from deepsearch_rl.cli.summary import read_table
 from deepsearch_rl.core.errors import ArtifactError, EndpointError
 from deepsearch_rl.core.processes import ProcessGuard
-from deepsearch_rl.core.project_state import require_sound_project
 from flows.checkout import (
     check_experiment_is_new,
     check_experiment_name,

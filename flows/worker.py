@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from deepsearch_rl.core.project_state import require_sound_project
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
@@ -30,7 +31,6 @@ from deepsearch_rl.cli.doctor import MissingRequirement, Requirements, inspect
 from deepsearch_rl.core.errors import ConfigError, UnavailableError, look_up
 from deepsearch_rl.core.processes import ProcessGuard, stream_lines
 from deepsearch_rl.core.profile import find_profile, profile_names
-from deepsearch_rl.core.project_state import require_sound_project
 from flows import reproduce
 from flows.command_line import one_paragraph_errors
 from flows.recovery import crashed_runs_again

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from deepsearch_rl.core.project_state import require_git
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.profile import PARAMS
-from deepsearch_rl.core.project_state import require_git
 from deepsearch_rl.track.bundle import DatasetDigest, Provenance
 from deepsearch_rl.track.run_names import (
     CHANGES_TAG,

@@ -8,7 +8,10 @@ import httpx
 import numpy as np
 import pytest
 import yaml
+from deepsearch_rl.core.stage_graph import read_stage, stage_names
+from deepsearch_rl.core.stage_state import read_state
 from dvc.utils.serialize import parse_yaml
+from tools.imports import ROOT
 
 from deepsearch_rl.core.errors import (
     ConfigError,
@@ -20,8 +23,6 @@ from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.own_code import KINDS, load_own, own_path, require_deps
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Document, Question
-from deepsearch_rl.core.stage_graph import read_stage, stage_names
-from deepsearch_rl.core.stage_state import read_state
 from deepsearch_rl.search.build import build_index
 from deepsearch_rl.search.manifest import IndexConfig
 from deepsearch_rl.search.searcher import open_index
@@ -42,7 +43,6 @@ from tests.pipeline.own_deps import families_with_own_code
 from tests.pipeline.smoke_copy import copy_of_working_tree, run
 from tests.settings import INDEX, RETRIEVAL
 from tests.trajectories.test_filters import QUESTION, trajectory
-from tools.imports import ROOT
 
 PAGE = (ROOT / "docs" / "own_code.md").read_text()
 POLICY = PolicyText(len, ThinkLength(min_tokens=0, full_score_tokens=1, max_tokens=2))

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from deepsearch_rl.core.scratch import open_scratch
+from deepsearch_rl.core.stage_state import StageState, read_state
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.core.scratch import open_scratch
-from deepsearch_rl.core.stage_state import StageState, read_state
 
 WORK = Path("work", "tiny")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from deepsearch_rl.cli.package_parts import Package, with_locked_versions
 from typer.testing import CliRunner, Result
 
 from deepsearch_rl.cli import doctor
@@ -17,7 +18,6 @@ from deepsearch_rl.cli.doctor import (
     render,
 )
 from deepsearch_rl.cli.main import app
-from deepsearch_rl.cli.package_parts import Package, with_locked_versions
 from deepsearch_rl.cli.profile_inputs import missing_inputs
 from deepsearch_rl.cli.result_versions import results_of_other_versions
 from deepsearch_rl.cli.verl_inputs import missing_gpus

@@ -13,6 +13,7 @@ from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
+from tools.imports import ROOT
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli.main import app
@@ -26,7 +27,6 @@ from tests.flows.test_worker import PARAMS, finished_run, running_worker
 from tests.ports import free_port
 from tests.repository import commit_all, git
 from tests.search_servers import in_thread
-from tools.imports import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

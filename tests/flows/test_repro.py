@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tools.imports import ROOT
 
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.processes import LOOPBACK
@@ -21,7 +22,6 @@ from tests.flows.conftest import (
     python,
 )
 from tests.ports import free_port
-from tools.imports import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -14,6 +14,7 @@ import yaml
 from dvc.utils.hydra import apply_overrides
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tools.imports import PACKAGES, closure, imported_names
 
 from deepsearch_rl.agent.synthesize import SynthesizeConfig
 from deepsearch_rl.chat.agent_config import AgentConfig
@@ -30,7 +31,6 @@ from deepsearch_rl.train.training_set import FilterConfig
 from deepsearch_rl.train.verl.overrides import require_honoured
 from tests.gpu_profile.check_environment import pins
 from tools.departures import read_published
-from tools.imports import PACKAGES, closure, imported_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = {

@@ -15,11 +15,11 @@ from typing import Any
 
 import psutil
 import yaml
+from deepsearch_rl.core.stage_state import DIGESTS
 from prefect import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deepsearch_rl.core.processes import is_healthy
-from deepsearch_rl.core.stage_state import DIGESTS
 from tests.pipeline.findings import Finding, Function, called_functions, chosen, verdict
 from tests.pipeline.finished_graph import (
     PROFILE,

@@ -23,13 +23,13 @@ from typing import Any
 
 import psutil
 import yaml
+from deepsearch_rl.core.scratch import STATE_FILE
+from deepsearch_rl.core.stage_graph import SOURCES, DeclaredStage, read_stage, stage_names
+from deepsearch_rl.core.stage_state import code_digests
 
 from deepsearch_rl.cli.summary import latest_runs
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.profile import Profile, load_profile
-from deepsearch_rl.core.scratch import STATE_FILE
-from deepsearch_rl.core.stage_graph import SOURCES, DeclaredStage, read_stage, stage_names
-from deepsearch_rl.core.stage_state import code_digests
 from tests.pipeline.smoke_copy import GRAPH
 from tests.ports import free_port
 

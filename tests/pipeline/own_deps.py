@@ -1,7 +1,6 @@
 """Which stages have a user's own code among their deps, by dvc.yaml; test_graph.py compares it with their imports."""
 
 import yaml
-
 from deepsearch_rl.core.stage_graph import DVC_YAML
 from tools.imports import ROOT
 

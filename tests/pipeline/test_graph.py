@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from deepsearch_rl.core.stage_graph import DVC_YAML, SOURCES, read_stage, stage_names
 from dvc.dependency import ParamsDependency
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
+from tools.imports import ROOT, closure, parse, unchosen
 
 from deepsearch_rl.core.profile import PARAMS, dvc_file, load_profile, profile_names
-from deepsearch_rl.core.stage_graph import DVC_YAML, SOURCES, read_stage, stage_names
 from tests.pipeline.own_deps import families_with_own_code
-from tools.imports import ROOT, closure, parse, unchosen
 from tools.packages import PACKAGES_FILE, generated_packages
 from tools.params import generated_graphs
 
