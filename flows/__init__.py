@@ -1,3 +1,6 @@
 """Prefect decides when and where a stage runs, DVC whether it needs to, the library how."""
 
-import stages.environment  # noqa: F401  before prefect is imported, which reads it
+from deepsearch_rl.core.environment import prepare_environment
+
+# Before prefect is imported, which reads it
+prepare_environment()

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from deepsearch_rl.core.project_state import require_git
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.utils.flatten import flatten
@@ -111,7 +110,6 @@ def open_checkout(
     """
     if not revision and not params:
         return project
-    require_git(project)
     commit = resolve_revision(project, revision or "HEAD", warn)
     folder = project / CHECKOUTS / f"{profile}-{commit[:7]}-{sha256_json(dict(params))[:7]}"
 

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from logging import LoggerAdapter
 from pathlib import Path
 
-from deepsearch_rl.core.project_state import require_sound_project
-
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import require_profile
 from flows.command_line import one_paragraph_errors
@@ -88,8 +86,6 @@ def _repro(
     name: str,
     locks: tuple[int, ...],
 ) -> dict[str, str]:
-    for sentence in require_sound_project(root):
-        _say(sentence)
     graph = read_targets(root, profile, targets, _say)
 
     with ThreadPoolExecutor(jobs) as pool, ProcessGuard() as guard:

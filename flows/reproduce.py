@@ -22,7 +22,6 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from deepsearch_rl.core.project_state import require_sound_project
 from prefect import flow, get_client, get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.blocks.core import Block
@@ -219,8 +218,6 @@ def _reproduce(
     force: bool,
     locks: tuple[int, ...],
 ) -> dict[str, str]:
-    for sentence in require_sound_project(root):
-        get_run_logger().warning("%s", sentence)
     graph = read_targets(root, profile, targets, get_run_logger().warning)
 
     with ProcessGuard() as guard:
@@ -348,8 +345,6 @@ def main() -> None:
     with one_paragraph_errors():
         # These work in a clone
         if not (arguments.revision or arguments.set or arguments.experiment):
-            # Before a server starts for nothing
-            require_sound_project(Path.cwd())
             may_skip = arguments.skip_unchanged and not arguments.force
             if may_skip and needs_server() and _has_nothing_to_do(arguments.profile, targets):
                 return

@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from deepsearch_rl.core.stage_entry import OUTSIDE_STATUS
 from pydantic import Field
 
 from deepsearch_rl.core.errors import DeepsearchError
@@ -19,6 +18,7 @@ from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.core.redaction import environment_secrets, redact
 from deepsearch_rl.core.retries import retry
+from deepsearch_rl.core.stage import OUTSIDE_STATUS
 from flows.graph import Stage
 from flows.locks import gpu_locks, held
 from flows.outcome import OUTCOME_VARIABLE, Outcome, read_outcome

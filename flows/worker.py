@@ -19,7 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.core.project_state import require_sound_project
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
@@ -149,8 +148,6 @@ def start(root: Path, pool: str, limit: int = 1) -> None:
         UnavailableError: no profile of the pool can run here.
         EndpointError: Prefect's server does not answer.
     """
-    for sentence in require_sound_project(root):
-        sys.stderr.write(f"{sentence}\n")
     missing = missing_requirements(root, pool)
     for profile, requirements in missing.items():
         state = "; ".join(f"{item.what} ({item.fix})" for item in requirements) or "ready"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from deepsearch_rl.core.project_state import require_git
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import sha256_json
@@ -38,7 +37,6 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
         ArtifactError: there is no dvc.lock, so the stage was not started by DVC.
         ConfigError: git refuses to say which commit this is.
     """
-    require_git(Path())
     lock = params_path.with_name("dvc.lock")
 
     if not lock.is_file():

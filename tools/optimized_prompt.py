@@ -9,7 +9,7 @@ import argparse
 
 from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile
 from flows.dvc.__main__ import modify_yaml_at_once
-from tools.imports import ROOT
+from tools import ROOT
 
 VARIANT = "optimized"
 

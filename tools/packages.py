@@ -10,7 +10,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools import ROOT
+
 DECIDE_RESULTS = (
     "faiss-cpu",
     "faiss-gpu",

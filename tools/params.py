@@ -26,7 +26,8 @@ from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.presets import extended_files, preset_file
 from deepsearch_rl.core.profile import PARAMS, read_values
-from tools.packages import ROOT, package_files
+from tools import ROOT
+from tools.packages import package_files
 
 _SECTION = re.compile(
     r"(?P<lead>(?:^(?:#.*)?\n)*)(?P<body>^(?P<name>\w+):.*\n(?:^ .*\n)*)", re.MULTILINE

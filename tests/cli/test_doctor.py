@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deepsearch_rl.cli.package_parts import Package, with_locked_versions
 from typer.testing import CliRunner, Result
 
 from deepsearch_rl.cli import doctor
@@ -18,8 +17,8 @@ from deepsearch_rl.cli.doctor import (
     render,
 )
 from deepsearch_rl.cli.main import app
+from deepsearch_rl.cli.package_parts import Package, with_locked_versions
 from deepsearch_rl.cli.profile_inputs import missing_inputs
-from deepsearch_rl.cli.result_versions import results_of_other_versions
 from deepsearch_rl.cli.verl_inputs import missing_gpus
 from deepsearch_rl.core.profile import Profile, find_profile
 from tests.conftest import ROOT
@@ -232,38 +231,6 @@ def small_project(tmp_path: Path) -> Profile:
     )
     return Profile(
         tmp_path / "params.yaml", {"profile": "tiny", "packages": "packages.json", "python": python}
-    )
-
-
-def test_results_of_other_versions_than_the_locked_ones_are_named_by_the_stages_that_made_them(
-    small_project: Profile,
-) -> None:
-    assert results_of_other_versions(small_project.path.parent, small_project) == [
-        "rl@sft, sft: torch 2.12.0 (locked: 2.13.0)",
-        "evaluate: vllm 0.31.0 (locked: 0.32.0), gone 1.0 (locked: none)",
-    ]
-
-
-def test_a_lock_that_cannot_be_read_is_named_and_a_profile_without_results_has_none(
-    small_project: Profile,
-) -> None:
-    lock = small_project.path.with_name("dvc.lock")
-    lock.write_text("stages: [\n<<<<<<< ours\n")
-    assert results_of_other_versions(lock.parent, small_project) == [
-        "dvc.lock cannot be read: `git restore dvc.lock`"
-    ]
-    lock.unlink()
-    assert results_of_other_versions(lock.parent, small_project) == []
-
-
-def test_the_report_names_results_of_other_versions_with_what_makes_them_again() -> None:
-    commands = {"smoke": "dvc repro profiles/smoke/dvc.yaml"}
-    outdated = {"smoke": ["sft: torch 2.12.0 (locked: 2.13.0)"]}
-    report = DoctorReport(LAPTOP, {"base": ()}, {"smoke": ()}, commands, outdated)
-    assert render(report).endswith(
-        "  smoke        ready: dvc repro profiles/smoke/dvc.yaml\n"
-        "    made with other versions of packages; `dvc repro profiles/smoke/dvc.yaml` makes them again:\n"
-        "    - sft: torch 2.12.0 (locked: 2.13.0)"
     )
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deepsearch_rl.core.stage_entry import TIMINGS
 
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
+from deepsearch_rl.core.stage import TIMINGS
 from flows.graph import Stage, longest_path_s, read_graph, read_targets, select
 from flows.schedule import Start, expected_seconds, run_graph
 from tests.conftest import ROOT

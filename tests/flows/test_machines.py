@@ -13,7 +13,6 @@ from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
-from tools.imports import ROOT
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli.main import app
@@ -27,6 +26,7 @@ from tests.flows.test_worker import PARAMS, finished_run, running_worker
 from tests.ports import free_port
 from tests.repository import commit_all, git
 from tests.search_servers import in_thread
+from tools import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tools.imports import ROOT
 
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.processes import LOOPBACK
@@ -22,6 +21,7 @@ from tests.flows.conftest import (
     python,
 )
 from tests.ports import free_port
+from tools import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -20,12 +20,12 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import FlowRun, StateType, WorkPoolStatus
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import ObjectNotFound
-from tools.imports import ROOT
 
 from deepsearch_rl.core.errors import UnknownNameError
 from flows.worker import _open_pool, deploy, write_service
 from tests.flows.conftest import MakeProject
 from tests.repository import commit_all
+from tools import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("prefect_server")]
 

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
-from deepsearch_rl.core.stage_entry import TIMINGS
-from tools.imports import ROOT
 
 from deepsearch_rl.cli.summary import latest_runs
 from deepsearch_rl.core.processes import LOOPBACK
+from deepsearch_rl.core.stage import TIMINGS
 from tests.ports import free_port
 from tests.repository import commit_all, git
+from tools import ROOT
 
 GRAPH = "profiles/smoke/dvc.yaml"
 LOCK = "profiles/smoke/dvc.lock"

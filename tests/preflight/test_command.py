@@ -1,9 +1,9 @@
 import pytest
-from tools.imports import ROOT
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import ConfigError
+from tools import ROOT
 
 
 @pytest.mark.parametrize("options", [[], ["--list"]])

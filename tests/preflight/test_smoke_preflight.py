@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.imports import ROOT
+
+from tools import ROOT
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 

@@ -15,9 +15,8 @@ import typer.main
 from typer.core import TyperGroup
 
 from deepsearch_rl import __version__
+from deepsearch_rl.core.environment import prepare_environment
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError, full_disk_named
-from deepsearch_rl.core.library_bars import hide_library_bars
-from deepsearch_rl.core.loopback import spare_loopback
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -40,9 +39,7 @@ COMMANDS = {
     "experiments": "Show a profile's DVC experiments: F1 on the in-domain set by model, and the params that differ.",
     "explain": "Show where runs lose points, cause by cause, what could be reached, and how a published row differs.",
     "retrieve": "Build, search, serve and measure passage indexes.",
-    "rl": "Runs of RL, their checkpoints, and new runs that begin at one of them.",
     "model": "Checkpoints of other trainers as model folders.",
-    "clean": "Show, or remove, what killed runs left behind: scratch folders that no stage resumes from.",
     "trajectories": "What became of rollouts, and files for other trainers.",
 }
 # The module of ``commands/`` where it is not called as the command
@@ -112,8 +109,7 @@ def _options(
         make repro           # run whatever is not up to date
         deepsearch table     # the F1 table
     """
-    spare_loopback()
-    hide_library_bars()
+    prepare_environment()
 
 
 def require_own_sources(folder: Path) -> None:

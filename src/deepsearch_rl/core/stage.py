@@ -252,6 +252,11 @@ def changes(before: State, now: State) -> str:
     return ", ".join(sentences[:LISTED_CHANGES]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def package_digest() -> str:
+    """Return the SHA-256 of all code and data of the package, for commands outside of a graph."""
+    return sha256_json(_digests(Path(__file__).parents[1]))
+
+
 def _say_what_changed(stage: str, folder: Path, state: State) -> None:
     """Log one line where an unfinished run is not continued, because its state was another one."""
     for newest in sorted(folder.glob("*"), key=_last_written, reverse=True)[:1]:
