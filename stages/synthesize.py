@@ -1,6 +1,6 @@
 """Let the teacher answer the training questions."""
 
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.collect import RolloutSetting
 from deepsearch_rl.agent.synthesize import SynthesizeConfig, synthesize
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage import Scratch, Stage, run
