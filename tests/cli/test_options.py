@@ -330,15 +330,6 @@ COMPARE = Command(
     "deepsearch_rl.cli.score.report_comparison",
     {"--draws": ("50", "3", 50), "--seed": ("7", "2", 7)},
 )
-COMPARE_REPORTS = Command(
-    "compare workspace HEAD",
-    "graph_commands.compare.compare_named",
-    {
-        "--profile": ("smoke", "1.profile", "smoke"),
-        "--store": ("http://127.0.0.1:9", "1.store", "http://127.0.0.1:9"),
-        "--timeout-s": ("7", "1.timeout_s", 7.0),
-    },
-)
 PREFLIGHT = Command(
     "preflight gpu",
     "tools.preflight.__main__.preflight",
@@ -399,15 +390,6 @@ LIVE = Command(
         "--tag": ("commit=abc", "5.commit", "abc"),
     },
 )
-GC = Command(
-    "gc",
-    "deepsearch_rl.cli.gc.collect",
-    {
-        "--also": ("clone", "1.0", Path("clone")),
-        "--yes": ("", "2", True),
-        "--remote": ("", "3", True),
-    },
-)
 LIVE_FOLLOWED = Command(
     "live", "deepsearch_rl.track.live.follow", {"--follow": ("", "0.stage", "")}
 )
@@ -437,12 +419,6 @@ CONVERT_MODEL = Command(
         "--rounded": ("", "0.rounds", True),
     },
 )
-CLEAN = Command(
-    "clean tiny",
-    "deepsearch_rl.cli.clean.find_leftovers",
-    {"--all": ("", "1", True)},
-)
-CLEAN_NOW = Command("clean tiny", "deepsearch_rl.cli.clean.show", {"--yes": ("", "1", True)})
 COMMANDS = (
     PLAN,
     PLAN_SIZES,
@@ -470,7 +446,6 @@ COMMANDS = (
     ASK_ENDPOINT,
     SCORE,
     COMPARE,
-    COMPARE_REPORTS,
     PREFLIGHT,
     EXPLAIN,
     CONVERT,
@@ -481,9 +456,6 @@ COMMANDS = (
     LIVE,
     LIVE_FOLLOWED,
     LIVE_STAGE,
-    CLEAN,
-    CLEAN_NOW,
-    GC,
 )
 CASES = [(command, option) for command in COMMANDS for option in command.options]
 
@@ -633,8 +605,6 @@ def test_every_option_of_every_command_has_a_case() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("compare predictions.jsonl predictions.jsonl --profile smoke", "--profile does nothing"),
-        ("compare predictions.jsonl predictions.jsonl --timeout-s 9", "--timeout-s does nothing"),
         ("plan tiny --sizes 3 --check", "--check does nothing with --sizes"),
         ("plan tiny --check --json", "--json does nothing with --check"),
         ("preflight gpu --list --only serve", "--only does nothing with --list"),

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +86,14 @@ class Machine:
 class DoctorReport:
     """The machine, and the packages of each part of this package.
 
-    By profile, and empty outside a project: what is ``missing``, the command that runs it
-    (``commands``), and a sentence for each group of results that were made with other versions of
-    packages (``outdated``).
+    By profile, and empty outside a project: what is ``missing``, and the command that runs it
+    (``commands``).
     """
 
     machine: Machine
     parts: Parts
     missing: Mapping[str, tuple[MissingRequirement, ...]]
     commands: Mapping[str, str]
-    outdated: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:
@@ -138,7 +136,6 @@ def inspect(root: Path) -> DoctorReport:
     )
     missing: dict[str, tuple[MissingRequirement, ...]] = {}
     commands: dict[str, str] = {}
-    outdated: dict[str, list[str]] = {}
     # Outside a project there are no profiles
     if (root / dvc_file("tiny")).is_file():
         for name in profile_names(root):
@@ -146,7 +143,7 @@ def inspect(root: Path) -> DoctorReport:
             profile = find_profile(root, name)
             commands[name] = run_command(profile)
 
-    return DoctorReport(machine, parts, missing, commands, outdated)
+    return DoctorReport(machine, parts, missing, commands)
 
 
 def _system_java() -> str:
@@ -311,11 +308,6 @@ def render(report: DoctorReport) -> str:
         lines.append(f"  {name:<{NAME_WIDTH}}{state}")
         for requirement in missing:
             lines.append(f"    - {requirement.what}\n      {requirement.fix}")
-
-        outdated = report.outdated.get(name)
-        if outdated:
-            lines.append(f"    made with other versions of packages; `{command}` makes them again:")
-            lines += [f"    - {sentence}" for sentence in outdated]
 
     return "\n".join(lines)
 
