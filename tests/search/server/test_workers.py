@@ -36,7 +36,7 @@ def workers_of(server: Served) -> list[psutil.Process]:
     for process in psutil.Process(server.process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             command = process.cmdline()
-            if PROGRAM in command and "deepsearch_rl.core.processes" not in command:
+            if PROGRAM in command and "deepsearch_rl.core.supervisor" not in command:
                 workers.append(process)
 
     return workers
