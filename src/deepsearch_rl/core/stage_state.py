@@ -52,7 +52,7 @@ RESUMES_ACROSS = {
 }
 # Params that name a file or folder that no stage makes. DVC does not look into it; a scratch folder
 # belongs to it.
-FILES_IN_PARAMS = ("retrieval.online", "retrieval.reranker.model")
+FILES_IN_PARAMS = ("retrieval.reranker.model",)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _MISSING = "missing"
 _IGNORED = frozenset({"__pycache__"})
