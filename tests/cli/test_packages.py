@@ -49,7 +49,6 @@ PARTS = {
     "src/deepsearch_rl/training/": "train",
     "src/deepsearch_rl/train/training_set.py": "train",
     "flows/": "orchestrate",
-    "graph_commands/": "orchestrate",
     "stages/": "all",
 }
 """The part of a file: that of the longest beginning of its path."""
@@ -106,7 +105,7 @@ def third_party_imports() -> dict[str, set[str]]:
     """The packages that a file imports, by its path; first-party and standard modules belong to no distribution."""
     distributions = packages_distributions()
     imports = {}
-    for folder in ("src", "stages", "flows", "graph_commands"):
+    for folder in ("src", "stages", "flows"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             modules = (
                 {name.partition(".")[0] for name in imported_names(path)}
