@@ -20,7 +20,7 @@ def online_command(
 
         deepsearch retrieve online brave "first lander on a comet"
     """
-    from deepsearch_rl.chat.passages import format_passages  # noqa: PLC0415
+    from deepsearch_rl.chat.chat_messages import format_passages  # noqa: PLC0415
     from deepsearch_rl.server.online import open_online  # noqa: PLC0415 - loads FAISS
 
     [hits] = open_online(name).find_hits([query], SHOWN)
