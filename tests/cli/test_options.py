@@ -23,7 +23,7 @@ from deepsearch_rl.cli.main import app, load_command
 from deepsearch_rl.cli.model_converters import Kind
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.data.catalogue import QUESTION_FORMATS
-from deepsearch_rl.data.dataset_card import CARDS
+from deepsearch_rl.data.catalogue import CARDS
 from deepsearch_rl.search.rows import Filter
 from deepsearch_rl.serve.launch import vllm_serve_command
 from tests.conftest import ROOT

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import missing, parse_record
 from deepsearch_rl.core.records import OpenRecord, RequiredText, Text
-from deepsearch_rl.data.layouts import BOM, LINES, layout_of
+from deepsearch_rl.data.row_files import BOM, LINES, layout_of
 
 NO_PAGE = b"null"
 

@@ -1,20 +1,22 @@
-"""The public question sets, in FlashRAG's layout and in that of their official files.
+"""HotpotQA, 2WikiMultihopQA and MuSiQue, in FlashRAG's layout and in their official files; GraphRAG-Bench.
 
-Gold evidence counts as not known: the sentences of HotpotQA and 2WikiMultihopQA come from Wikipedia
-dumps of their own, the paragraphs of MuSiQue are its own, and neither stands word for word in
-another corpus. The titles of the supporting articles are kept. Other keys of rows without such
-titles are kept as they are.
+The supporting titles are the gold of the first three. Their gold sentences are not kept as
+evidence, because each set has a Wikipedia dump of its own and no other corpus contains them word
+for word. The paragraphs in their rows make a small corpus: ten a question in HotpotQA (of the
+full-wiki retriever, so some gold ones are missing) and 2WikiMultihopQA, twenty in the official
+files of MuSiQue, the gold ones alone in FlashRAG's.
 
-The rows of three sets hold paragraphs, which make a small corpus for their questions: the ten of
-HotpotQA (as its full-wiki retriever found them, so that some gold ones are missing) and of
-2WikiMultihopQA, and of MuSiQue the gold ones or, in its official files, all twenty.
+GraphRAG-Bench is a medical handbook and twenty novels (arXiv 2506.05690). Its answers are
+sentences, so that token F1 is low for every system and comparable only between systems. Its
+evidence is paraphrased and counts as unknown.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, Field, JsonValue, model_validator
 
 from deepsearch_rl.core.answers import INSUFFICIENT
 from deepsearch_rl.core.errors import ArtifactError
@@ -23,10 +25,11 @@ from deepsearch_rl.core.records import (
     ForeignRecord,
     Question,
     QuestionMetadata,
+    Record,
     RequiredText,
     Text,
 )
-from deepsearch_rl.data.flashrag import QuestionRow, read_rows
+from deepsearch_rl.data.flashrag import QuestionRow, Row, read_rows
 
 
 class SupportingFacts(ForeignRecord):
@@ -36,7 +39,7 @@ class SupportingFacts(ForeignRecord):
 
 
 class Context(ForeignRecord):
-    """Parallel lists: the titles of paragraphs and their sentences, which HotpotQA and 2WikiMultihopQA name unlike."""
+    """Parallel lists: titles and sentences of paragraphs; 2WikiMultihopQA calls the latter ``content``."""
 
     title: tuple[Text, ...]
     sentences: tuple[tuple[Text, ...], ...] = Field(
@@ -54,7 +57,7 @@ class Context(ForeignRecord):
 
 
 class HotpotDetails(QuestionMetadata):
-    """What HotpotQA and 2WikiMultihopQA say about a question; the official files have lists of pairs."""
+    """Details of a question; the official files have lists of pairs."""
 
     type: Text = ""
     supporting_facts: SupportingFacts | tuple[tuple[RequiredText, int], ...] = ()
@@ -68,7 +71,7 @@ class HotpotDetails(QuestionMetadata):
 
 
 class HotpotContext(HotpotDetails):
-    """The same with the paragraphs."""
+    """Details of a question with its paragraphs."""
 
     context: Context | tuple[tuple[Text, tuple[Text, ...]], ...] = ()
 
@@ -103,7 +106,7 @@ def _hotpotqa_paragraphs(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _distinct_paragraphs(path: Path, paragraphs: Iterable[tuple[str, str]]) -> Iterator[Document]:
-    """Yield paragraphs, titles and texts, as documents, numbered in the order in which they first occur."""
+    """Yield paragraphs (title, text) as documents, numbered in the order of their first use."""
     distinct: dict[str, None] = {}
     for title, text in paragraphs:
         if text.strip():
@@ -111,7 +114,7 @@ def _distinct_paragraphs(path: Path, paragraphs: Iterable[tuple[str, str]]) -> I
 
     if not distinct:
         raise ArtifactError(
-            f"the questions of {path} come without paragraphs, so they make no corpus."
+            f"{path}: these questions come without paragraphs, so they make no corpus."
         )
 
     for number, contents in enumerate(distinct):
@@ -128,14 +131,14 @@ class Paragraph(ForeignRecord):
 
 
 class Hop(ForeignRecord):
-    """One step of a question's decomposition: its gold paragraph, or the number of that."""
+    """One step of a question's decomposition, with its gold paragraph or the paragraph's number."""
 
     support_paragraph: Paragraph | None = None
     paragraph_support_idx: int | None = None
 
 
 class MusiqueDetails(QuestionMetadata):
-    """What MuSiQue says about a question; in the official files, ``paragraphs`` are all that come with it."""
+    """Details of a MuSiQue question."""
 
     question_decomposition: tuple[Hop, ...] = ()
     paragraphs: tuple[Paragraph, ...] = ()
@@ -155,8 +158,8 @@ class MusiqueDetails(QuestionMetadata):
             if number is not None and number in by_number:
                 of_numbers.append(by_number[number])
 
-        # FlashRAG's rows hold the paragraph in the step, the official ones its number. Copies
-        # without the steps have the marks alone.
+        # FlashRAG's rows have the paragraph in the step, official ones its number, and copies
+        # without steps only the marks
         supporting = [paragraph for paragraph in self.paragraphs if paragraph.is_supporting]
         return of_steps or of_numbers or supporting
 
@@ -169,11 +172,10 @@ class MusiqueDetails(QuestionMetadata):
 
 
 def read_musique(path: Path) -> Iterator[Question]:
-    """Yield the questions of a file; ``question_type`` is "2_hop", "3_hop" or "4_hop" where the steps are given.
+    """Yield the questions of a file; ``question_type`` is "2_hop", "3_hop" or "4_hop" if the steps are given.
 
-    A question of MuSiQue-Full that its paragraphs do not answer has no evidence and the golden
-    answer of unanswerable questions; its id ends in ``-unanswerable``, because its answerable twin
-    has the same.
+    Unanswerable questions of MuSiQue-Full have no evidence and the golden answer INSUFFICIENT;
+    their ids end in ``-unanswerable``, because each has an answerable twin of the same id.
     """
     for row in read_rows(path, QuestionRow[MusiqueDetails]):
         details = row.metadata
@@ -204,6 +206,45 @@ def _musique_paragraphs(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_typed(question_type: str, path: Path) -> Iterator[Question]:
-    """Yield the questions of a file that are all of one type, with their other keys."""
+    """Yield the questions of a file, all of one type."""
     for row in read_rows(path, QuestionRow[QuestionMetadata]):
         yield row.record(row.metadata.model_copy(update={"question_type": question_type}))
+
+
+class GraphragDocumentRow(Record):
+    """A document."""
+
+    corpus_name: RequiredText
+    context: RequiredText
+
+
+class GraphragQuestionRow(Row):
+    """A question; its relations have a different key in each domain and become metadata."""
+
+    source: RequiredText = Field(description="`corpus_name` of the document that answers it")
+    question: RequiredText
+    answer: RequiredText
+    question_type: RequiredText
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+def read_graphrag_corpus(path: Path) -> Iterator[Document]:
+    """Yield the documents of a corpus; their ids are what the questions' ``source`` names."""
+    for row in read_rows(path, GraphragDocumentRow):
+        yield Document(id=row.corpus_name, contents=f"{row.corpus_name}\n{row.context}")
+
+
+def read_graphrag_questions(path: Path) -> Iterator[Question]:
+    """Yield the questions of a file; a repeated id gets its count as a suffix."""
+    uses = Counter[str]()
+    for row in read_rows(path, GraphragQuestionRow):
+        uses[row.id] += 1
+        id_ = row.id if uses[row.id] == 1 else f"{row.id}-{uses[row.id]}"
+        metadata = {"question_type": row.question_type, "source": row.source, **row.metadata}
+        question = {
+            "id": id_,
+            "question": row.question,
+            "golden_answers": [row.answer],
+            "metadata": metadata,
+        }
+        yield Question.model_validate(question)

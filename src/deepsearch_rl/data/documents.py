@@ -1,49 +1,145 @@
-"""Title and text of one file, by its kind: text, Markdown, HTML, PDF, Word.
+"""A folder of files as documents: text, Markdown, HTML, PDF and Word.
 
-HTML, PDF and Word are read by libraries (`pip install 'deepsearch-rl[documents]'`): trafilatura
-keeps the article of a web page and leaves out its menus, pypdf reads a PDF page by page, and
-python-docx a Word file with its tables. docs/own_data.md has what was measured.
-
-A file that cannot be read, or holds no words, raises :class:`UnreadableError` with the reason.
+The extra ``documents`` brings the libraries: trafilatura keeps the article of a web page and drops
+its menus, pypdf reads PDF page by page, python-docx reads Word with its tables. docs/own_data.md
+compares them with others.
 """
 
 import itertools
+import logging
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from deepsearch_rl.core.errors import UnavailableError, install_hint
-from deepsearch_rl.core.records import MAX_TITLE_BYTES
+from deepsearch_rl.core.errors import ArtifactError, UnavailableError, install_hint
+from deepsearch_rl.core.records import MAX_TITLE_BYTES, Document
 
 if TYPE_CHECKING:
     from docx.document import Document as WordDocument
 
+# Unreadable files named in the log
+NAMED = 10
+
+_LOG = logging.getLogger(__name__)
+_LIGATURE = re.compile("[\ufb00-\ufb06]")
+# A typesetter's hyphen at the end of a line; a plain ``-`` may belong to the word
+_HYPHENATED = re.compile("(?<=\\w)[\u00ad\u2010]\n(?=\\w)")
+_FENCED_BLOCK = re.compile(
+    r"^ {0,3}(```+|~~~+)[^\n]*\n.*?(?:^ {0,3}\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
+)
+_MARKDOWN_HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
+_MARKDOWN_SETEXT = re.compile(r"\A\s*(\S[^\n]*)\n=+[ \t]*(?:\n|\Z)")
+
+
+class DocumentFolder:
+    """The documents of a folder, in the order of their paths, read during iteration.
+
+    The path below the folder is a document's id and ``source``. Hidden files and folders are
+    skipped, links are followed. ``unreadable`` maps the path of every file or folder that the last
+    iteration could not read to the reason.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.unreadable: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Document]:
+        """Yield a document per readable file; log the names and the number of the others.
+
+        Raises:
+            ArtifactError: the folder does not exist or contains no readable file.
+            UnavailableError: the package that reads a kind of file is not installed.
+        """
+        self.unreadable = {}
+        count = 0
+        for path in self._files():
+            name = path.relative_to(self._folder).as_posix()
+            if os.fsencode(name).decode("utf-8", "backslashreplace") != name:
+                self._note(path, "its name is not UTF-8; rename it")
+                continue
+
+            try:
+                title, text = read_text(path)
+            except UnreadableError as error:
+                self._note(path, str(error))
+                continue
+
+            yield Document(id=name, contents=f"{title}\n{text}", metadata={"source": name})
+            count += 1
+
+        if self.unreadable:
+            _LOG.warning("%s", self._problem())
+        if count == 0:
+            raise ArtifactError(f"{self._problem()} A corpus needs at least one readable file.")
+
+    def _files(self) -> list[Path]:
+        if not self._folder.is_dir():
+            raise ArtifactError(
+                f"{self._folder} is not a folder; name the folder of your documents (download.path)."
+            )
+
+        files: list[Path] = []
+        for folder, folders, names in os.walk(
+            self._folder, onerror=self._note_folder, followlinks=True
+        ):
+            here = Path(folder)
+            inner = [name for name in folders if not name.startswith(".")]
+            folders[:] = [name for name in inner if not self._leads_back(here / name)]
+            for name in names:
+                path = here / name
+                if name.startswith("."):
+                    continue
+                if path.is_file():
+                    files.append(path)
+                elif path.is_symlink():
+                    self._note(path, "its link is broken")
+
+        if not files and not self.unreadable:
+            raise ArtifactError(f"{self._folder} is empty; put your documents there.")
+        return sorted(files)
+
+    def _leads_back(self, folder: Path) -> bool:
+        """Return whether a folder is a link to one of its own parents, which would recurse for ever."""
+        if not folder.is_symlink() or not folder.parent.resolve().is_relative_to(folder.resolve()):
+            return False
+        self._note(folder, "it links to a folder that contains it")
+        return True
+
+    def _note_folder(self, error: OSError) -> None:
+        self._note(Path(error.filename), f"the folder cannot be read: {error.strerror}")
+
+    def _note(self, path: Path, reason: str) -> None:
+        name = os.fsencode(path.relative_to(self._folder).as_posix())
+        self.unreadable[name.decode("utf-8", "backslashreplace")] = reason
+
+    def _problem(self) -> str:
+        problems = [f"{name}: {reason}" for name, reason in self.unreadable.items()]
+        more = len(problems) - NAMED
+        rest = f"; and {more} more" if more > 0 else ""
+        files = "file" if len(problems) == 1 else "files"
+        return f"{self._folder}: {len(problems)} {files} cannot be read ({'; '.join(problems[:NAMED])}{rest})."
+
 
 class UnreadableError(Exception):
-    """A file whose text cannot be read; says why, without the file's name."""
+    """The text of a file cannot be read; the message says why, without the file's name."""
 
 
 class TitledText(NamedTuple):
-    """What a file says; ``title`` is one line, empty where the file names none."""
+    """The text of a file and its title, one line, empty if the file has none."""
 
     title: str
     text: str
 
 
-_LIGATURE = re.compile("[\ufb00-\ufb06]")
-# A typesetter's hyphen at the end of a line. A plain ``-`` may be the word's own and is kept.
-_HYPHENATED = re.compile("(?<=\\w)[\u00ad\u2010]\n(?=\\w)")
-_MARKDOWN_HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
-_MARKDOWN_SETEXT = re.compile(r"\A\s*(\S[^\n]*)\n=+[ \t]*(?:\n|\Z)")
-
-
 def read_text(path: Path) -> TitledText:
-    """Return the title and the text of a file.
+    """Return title and text of a file.
 
-    Raise UnreadableError where it cannot be read or no text is in it, UnavailableError where the
-    package that reads its kind is not installed.
+    Raises:
+        UnreadableError: the file is damaged, encrypted, of an unknown kind or without text.
+        UnavailableError: the package that reads its kind is not installed.
     """
     reader = READERS.get(path.suffix.lower())
     if reader is None:
@@ -51,7 +147,7 @@ def read_text(path: Path) -> TitledText:
         raise UnreadableError(f"{kind} is none of {', '.join(READERS)}")
 
     try:
-        # A reader of a library would call it damaged, and say where it is
+        # A library would call a file without read permission damaged
         with path.open("rb") as file:
             file.read(1)
         title, text = reader(path)
@@ -68,7 +164,7 @@ def read_text(path: Path) -> TitledText:
 
 
 def _clean(text: str) -> str:
-    """Return a text whose lines end as on Unix, without zeros and halves of surrogate pairs."""
+    """Return a text with Unix line ends, without NUL and lone surrogates."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "")
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -82,13 +178,15 @@ def _read_plain(path: Path) -> TitledText:
 
 
 def _read_markdown(path: Path) -> TitledText:
-    """Return the first heading as the title, and the text without it where it is the first line."""
+    """Return the first heading as the title, and the text without it if it comes first."""
     text = _clean(_read_plain(path).text)
     underlined = _MARKDOWN_SETEXT.match(text)
     if underlined:
         return TitledText(underlined[1], text[underlined.end() :])
 
-    heading = _MARKDOWN_HEADING.search(text)
+    # A comment in a code block looks like a heading; blanks keep the offsets
+    without_code = _FENCED_BLOCK.sub(lambda block: " " * len(block[0]), text)
+    heading = _MARKDOWN_HEADING.search(without_code)
     if heading is None:
         return TitledText("", text)
     before = text[: heading.start()]
@@ -140,7 +238,7 @@ def _read_pdf(path: Path) -> TitledText:
 
 
 def _without_typesetting(text: str) -> str:
-    """Return a text with words that a line's end had cut, and with letters in place of ligatures."""
+    """Join words hyphenated at a line's end and replace ligatures by letters."""
     text = _LIGATURE.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     return _HYPHENATED.sub("", text)
 
@@ -167,7 +265,7 @@ def _read_word(path: Path) -> TitledText:
 
 
 def _word_lines(document: "WordDocument") -> Iterator[tuple[str, str]]:
-    """Yield the style and the text of every paragraph, and a line per row of a table, in their order."""
+    """Yield style and text of every paragraph and of every table row, in order."""
     from docx.table import Table  # noqa: PLC0415 - as above
 
     for block in document.iter_inner_content():

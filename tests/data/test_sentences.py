@@ -1,6 +1,6 @@
 """Sentences and words: where they begin and end."""
 
-from deepsearch_rl.data.spans import MAX_SENTENCE_CHARS, sentence_spans, word_spans
+from deepsearch_rl.data.sentences import MAX_SENTENCE_CHARS, sentence_spans, word_spans
 
 
 def pieces(text: str) -> list[str]:

@@ -6,10 +6,9 @@ from pathlib import Path
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.data.download import DownloadConfig
 from deepsearch_rl.data.question_writing.make import Rejected
-from deepsearch_rl.toy.world_questions import generate
-from tests.question_writing.scripted_writer import FAULTS, Planted
+from deepsearch_rl.toy.world_questions import WorldConfig, generate
+from tests.data.question_writing.scripted_writer import FAULTS, Planted
 
 RECALL = 0.95
 KEPT = 0.9
@@ -17,8 +16,7 @@ KEPT = 0.9
 
 def write_world(profile: Profile, folder: Path) -> None:
     """Write the in-domain documents of a profile's world as text and Markdown files; a text file has no title."""
-    world = profile.section("download", DownloadConfig).world
-    assert world is not None
+    world = WorldConfig.model_validate(profile.value("download.world"))
     for number, document in enumerate(generate(world, 0).corpora["world"]):
         if number % 4:
             path = folder / f"{number:04}.md"
