@@ -57,11 +57,6 @@ class PageFile:
                 self._places[normalise_url(page.url)] = offset, len(line)
             offset += len(line)
 
-    def size_bytes(self, url: str) -> int:
-        """Return the bytes of a page's line, or of null where there is no such page."""
-        place = self._places.get(normalise_url(url))
-        return place[1] if place else len(NO_PAGE)
-
     def find(self, url: str) -> bytes:
         """Return a page as JSON, or null where there is no such page."""
         place = self._places.get(normalise_url(url))

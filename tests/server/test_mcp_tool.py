@@ -12,7 +12,7 @@ from deepsearch_rl.search.searcher import Hit, open_index
 from deepsearch_rl.server.batching import Metrics, SearchQueue
 from deepsearch_rl.server.mcp_tool import make_mcp_server
 from deepsearch_rl.server.requests import MAX_QUERY_CHARS
-from tests.search.server.searchers import open_searcher, service_config
+from tests.server.searchers import open_searcher, service_config
 
 pytestmark = pytest.mark.anyio
 

@@ -18,11 +18,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.search.rows import Filter
-from deepsearch_rl.search.searcher import Hit
+from deepsearch_rl.search.searcher import Hit, QueriesFailedError
 from deepsearch_rl.server.rerank import (
     CrossEncoder,
     Pair,
@@ -30,6 +30,7 @@ from deepsearch_rl.server.rerank import (
     RerankerConfig,
 )
 from tests.chunks import make_chunk
+from tests.server.searchers import hit
 
 WORDS = ["comet", "lander", "probe", "river", "city", "capital", "moon", "orbit"]
 PAIRS: list[Pair] = [
@@ -96,13 +97,6 @@ def test_scores_are_those_of_the_model_pair_by_pair_whatever_the_batches(folder:
     np.testing.assert_allclose(encoder.score(PAIRS[::-1]), expected[::-1], atol=1e-4)
 
 
-def test_equal_pairs_score_exactly_alike_and_no_pairs_give_no_scores(folder: Path) -> None:
-    encoder = CrossEncoder(config(folder, batch_tokens=64))
-    scores = encoder.score([*PAIRS, *PAIRS])
-    assert (scores[: len(PAIRS)] == scores[len(PAIRS) :]).all()
-    assert encoder.score([]).shape == (0,)
-
-
 @pytest.mark.parametrize(
     ("labels", "headless", "message"),
     [(3, False, "has 3 labels"), (1, True, "it holds a BertModel")],
@@ -112,25 +106,6 @@ def test_a_folder_that_is_no_trained_reranker_is_refused(
 ) -> None:
     with pytest.raises(ArtifactError, match=message):
         CrossEncoder(config(write_model(tmp_path, labels, headless)))
-
-
-@pytest.mark.parametrize("format_of_weights", ["safetensors", "bin"])
-def test_a_config_that_names_a_head_whose_weights_are_missing_is_refused(
-    tmp_path: Path, format_of_weights: str
-) -> None:
-    folder = write_model(tmp_path, labels=1)
-    CrossEncoder(config(folder))
-    weights = load_file(folder / "model.safetensors")
-    del weights["classifier.weight"]
-    if format_of_weights == "safetensors":
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    else:
-        (folder / "model.safetensors").unlink()
-        torch.save(weights, folder / "pytorch_model.bin")
-    with pytest.raises(
-        ArtifactError, match=r"names a BertFor.*, and its weights have no classifier\.weight\."
-    ):
-        CrossEncoder(config(folder))
 
 
 def test_a_head_of_another_size_is_refused(tmp_path: Path) -> None:
@@ -168,17 +143,6 @@ def test_more_tokens_than_the_model_has_positions_are_told_at_warm_up(
         ConfigError, match=r"cannot read 65 tokens as float32 on cpu: .*Lower max_tokens"
     ):
         CrossEncoder(longer).warm_up()
-
-
-def test_a_tokenizer_without_padding_is_told_at_warm_up(tmp_path: Path) -> None:
-    write_model(tmp_path, labels=1)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    tokenizer.pad_token = None
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(
-        ArtifactError, match=r"cannot read pairs of unequal length: .*padding token"
-    ):
-        CrossEncoder(config(tmp_path)).warm_up()
 
 
 def test_scores_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
@@ -253,3 +217,28 @@ def test_nothing_is_padded_and_the_filter_reaches_the_first_stage() -> None:
     assert rows(RerankedSearcher(first, ByLength(), depth=5).find_hits(["q"], 4, where)) == [[8, 9]]
     assert first.asked == [(5, where)]
     assert RerankedSearcher(first, ByLength(), depth=5).find_hits([], 4) == []
+
+
+def test_a_reranker_orders_the_hits_of_the_queries_that_did_not_fail() -> None:
+    class Partial:
+        def find_hits(
+            self,
+            queries: Sequence[str],  # noqa: ARG002
+            top_k: int,  # noqa: ARG002
+            where: Filter | None = None,  # noqa: ARG002
+        ) -> list[list[Hit]]:
+            raise QueriesFailedError([[hit("far"), hit("near")], EndpointError("refused.")])
+
+    class Nearness:
+        def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+            return np.array(["near" in contents for _, contents in pairs], dtype=np.float32)
+
+    reranked = RerankedSearcher(Partial(), Nearness(), depth=2)  # type: ignore[arg-type]
+    with pytest.raises(
+        QueriesFailedError, match="1 of 2 queries failed, the first one because refused"
+    ) as raised:
+        reranked.find_hits(["a", "b"], 1)
+    [hits, failure] = raised.value.outcomes
+    assert isinstance(hits, list)
+    assert [each.chunk.id for each in hits] == ["near"]
+    assert isinstance(failure, EndpointError)

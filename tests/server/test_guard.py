@@ -5,8 +5,8 @@ from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from deepsearch_rl.server.requests import Guard, is_loopback
-from deepsearch_rl.server.service import RetrievalApp
-from tests.search.server.searchers import engine, open_searcher, service_config
+from deepsearch_rl.server.service import make_app
+from tests.server.searchers import engine, open_searcher, service_config
 
 ROUTES = [
     ("POST", "/retrieve"),
@@ -23,7 +23,7 @@ ROUTES = [
 def client() -> Iterator[TestClient]:
     """A client of a server that wants a token."""
     guard = Guard(b"sesame", loopback=False)
-    with TestClient(RetrievalApp(engine(open_searcher()), service_config(), guard)) as client:
+    with TestClient(make_app(engine(open_searcher()), service_config(), guard)) as client:
         yield client
 
 

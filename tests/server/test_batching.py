@@ -9,15 +9,18 @@ import pytest
 
 from deepsearch_rl.core.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.search.rows import Filter
+from deepsearch_rl.search.searcher import Hit
 from deepsearch_rl.server import batching
 from deepsearch_rl.server.answers import SearchAnswer
 from deepsearch_rl.server.batching import (
     MAX_HANGING,
     Metrics,
+    QueueFullError,
     SearchFailedError,
     SearchQueue,
+    SearchTimeoutError,
 )
-from tests.search.server.searchers import GatedSearcher, hit, open_searcher, service_config
+from tests.server.searchers import GatedSearcher, hit, open_searcher, service_config
 
 pytestmark = pytest.mark.anyio
 VERGE = Filter(source="The Verge")
@@ -77,7 +80,7 @@ async def test_queries_that_arrive_during_a_search_share_the_next_one_and_each_g
             ["e/2/"],
             ["d/1/The Verge"],
         ]
-        assert driver.searcher.batches == [["a"], ["b", "c", "d"], ["e"], ["d"]]
+        assert driver.searcher.batches == [["a"], ["b", "d", "c"], ["e"], ["d"]]
 
 
 async def test_a_search_takes_at_most_the_allowed_number_of_queries() -> None:
@@ -144,17 +147,74 @@ async def test_without_a_cache_every_query_is_searched_for() -> None:
         assert driver.searcher.batches == [["a"], ["a"]]
 
 
+async def test_a_long_request_does_not_make_a_short_one_wait_for_its_end() -> None:
+    async with driving(GatedSearcher(), max_batch=8, cache_entries=0) as driver:
+        first = await driver.begun("first")
+        await driver.searching()
+        long = await driver.begun(*(f"long {number}" for number in range(1000)))
+        short = await driver.begun("short 0", "short 1")
+        driver.searcher.gate.set()
+        await asyncio.gather(first, short)
+        assert {"short 0", "short 1"} <= set(driver.searcher.batches[1])
+        assert not long.done()
+        assert len(await long) == 1000
+
+
+async def test_a_request_beyond_the_length_of_the_queue_is_refused_and_the_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batching, "MAX_WAITING", 3)
+    async with driving(GatedSearcher()) as driver:
+        first = await driver.begun("first")
+        await driver.searching()
+        fitting = await driver.begun("a", "b", "c")
+        with pytest.raises(QueueFullError, match="3 queries wait already"):
+            await driver.ask("d")
+        driver.searcher.gate.set()
+        assert await fitting == ["a/1/", "b/1/", "c/1/"]
+        assert await first == ["first/1/"]
+        assert await driver.ask("d") == ["d/1/"]
+
+
+async def test_what_waits_is_answered_when_the_endpoint_is_down() -> None:
+    class Down(GatedSearcher):
+        def find_hits(
+            self, queries: Sequence[str], top_k: int, where: Filter | None = None
+        ) -> list[list[Hit]]:
+            super().find_hits(queries, top_k, where)
+            raise EndpointDownError("it is down.")
+
+    async with driving(Down()) as driver:
+        requests = [await driver.begun("a")]
+        await driver.searching()
+        for top_k in (1, 2, 3):
+            requests.append(await driver.begun("b", top_k=top_k))
+        driver.searcher.gate.set()
+        answers = await asyncio.gather(*requests, return_exceptions=True)
+        assert [str(answer) for answer in answers] == ["it is down."] * 4
+        assert driver.searcher.batches == [["a"]]
+
+
 @pytest.mark.slow
-async def test_no_request_is_refused_however_many_queries_wait() -> None:
-    async with driving(GatedSearcher(), max_batch=2) as driver:
-        requests: list[asyncio.Task[list[str]]] = []
-        for number in range(16):
-            requests.append(await driver.begun(*(f"{number}.{query}" for query in range(512))))
+async def test_a_search_that_hangs_is_given_up_and_stops_nobody_else() -> None:
+    class Hanging(GatedSearcher):
+        def find_hits(
+            self, queries: Sequence[str], top_k: int, where: Filter | None = None
+        ) -> list[list[Hit]]:
+            if "hang" in queries:
+                return super().find_hits(queries, top_k, where)
+            return [[hit(query)] for query in queries]
+
+    async with driving(Hanging(), search_timeout_s=0.2, cache_entries=0) as driver:
+        with pytest.raises(SearchTimeoutError, match=r"within 0\.2 s"):
+            await driver.ask("hang", "beside it")
+        assert "search_timeout_s" in (driver.queue.problem() or "")
+        assert await driver.ask("beside it") == ["beside it"]
 
         driver.searcher.gate.set()
-        answers = await asyncio.gather(*requests)
-        assert [len(answer) for answer in answers] == [512] * 16
-        assert answers[15][511] == "15.511/1/"
+        while driver.queue.problem():
+            await asyncio.sleep(0.01)
+        assert await driver.ask("hang") == ["hang/1/"]
 
 
 async def test_a_search_waits_for_the_clients_that_the_last_one_answered(

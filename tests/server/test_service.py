@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
@@ -23,8 +22,8 @@ from deepsearch_rl.server.requests import (
     MAX_URLS,
     Guard,
 )
-from deepsearch_rl.server.service import RetrievalApp
-from tests.search.server.searchers import GatedSearcher, engine, open_searcher, service_config
+from deepsearch_rl.server.service import make_app
+from tests.server.searchers import GatedSearcher, engine, open_searcher, service_config
 
 OPEN = Guard(token=None, loopback=False)
 
@@ -42,7 +41,7 @@ def post(url: str, body: object) -> tuple[int, dict]:
 def serving(
     searcher: GatedSearcher, guard: Guard = OPEN, **settings: object
 ) -> Iterator[TestClient]:
-    with TestClient(RetrievalApp(engine(searcher), service_config(**settings), guard)) as client:
+    with TestClient(make_app(engine(searcher), service_config(**settings), guard)) as client:
         yield client
 
 
@@ -134,7 +133,6 @@ def test_a_request_that_does_not_fit_is_answered_422_and_names_the_field(
         b"\xff",
         b"[" * 100_000,
         b'{"jsonrpc": "2.0", "id": "\\ud800", "method": "ping"}',
-        b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"_meta": {"a": NaN}}}',
     ],
 )
 def test_a_body_that_is_not_json_is_the_clients_fault(
@@ -163,11 +161,6 @@ def test_a_body_that_is_too_long_is_answered_413_whether_it_says_so_or_not(
     assert [answer.status_code for answer in answers] == [413, 413]
 
 
-def test_another_content_type_is_answered_415(client: TestClient) -> None:
-    answer = client.post("/retrieve", content=b"{}", headers={"Content-Type": "text/plain"})
-    assert answer.status_code == 415
-
-
 @pytest.mark.parametrize(
     ("method", "path", "allowed"), [("GET", "/retrieve", "POST"), ("POST", "/healthz", "GET")]
 )
@@ -178,10 +171,9 @@ def test_another_method_is_answered_405_with_the_right_one(
     assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
 
 
-def test_an_unknown_route_is_answered_404_with_those_that_exist(client: TestClient) -> None:
+def test_an_unknown_route_is_answered_404(client: TestClient) -> None:
     answer = client.get("/search")
-    assert answer.status_code == 404
-    assert "/retrieve" in answer.json()["detail"]
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
 
 
 def test_access_finds_pages_by_either_spelling_of_their_url(server_url: str) -> None:
@@ -190,14 +182,14 @@ def test_access_finds_pages_by_either_spelling_of_their_url(server_url: str) -> 
     assert post(f"{server_url}/access", {"urls": urls}) == (200, {"result": [page, page, None]})
 
 
-def test_access_to_too_many_pages_or_bytes_is_answered_422(tmp_path: Path) -> None:
-    (tmp_path / "pages.jsonl").write_text(json.dumps({"url": "u", "contents": "x" * 2**20}))
+def test_access_to_too_many_pages_is_answered_422(tmp_path: Path) -> None:
+    (tmp_path / "pages.jsonl").write_text(json.dumps({"url": "u", "contents": "x"}))
     with serving(open_searcher(), pages=tmp_path / "pages.jsonl") as client:
-        counts = (1, 65, MAX_URLS + 1)
+        counts = (1, MAX_URLS, MAX_URLS + 1)
         statuses = [
             client.post("/access", json={"urls": ["u"] * count}).status_code for count in counts
         ]
-    assert statuses == [200, 422, 422]
+    assert statuses == [200, 200, 422]
 
 
 @pytest.mark.parametrize(
@@ -231,31 +223,7 @@ def test_the_openapi_page_describes_the_routes(tmp_path: Path) -> None:
     body = schema["paths"]["/retrieve"]["post"]["requestBody"]["content"]["application/json"][
         "schema"
     ]
-    assert body == {"$ref": "#/components/schemas/RetrieveRequest"}
-
-
-def test_fastapi_and_the_short_cut_before_it_answer_alike() -> None:
-    async def scenario() -> list[bytes]:
-        app = RetrievalApp(engine(open_searcher()), service_config(), OPEN)
-        body = {"queries": ["a"], "topk": 1, "return_scores": True}
-        answers: list[bytes] = []
-        async with app.running():
-            for route in (app, app.api):
-                transport = httpx.ASGITransport(app=route)
-                async with httpx.AsyncClient(
-                    transport=transport, base_url="http://localhost"
-                ) as client:
-                    answers.append((await client.post("/retrieve", json=body)).content)
-        return answers
-
-    short_cut, fastapi = asyncio.run(scenario())
-    assert short_cut == fastapi
-    assert b'"a/1/"' in fastapi
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/healthz/", "/metrics"])
-def test_a_head_request_is_answered_like_a_get_request(client: TestClient, path: str) -> None:
-    assert client.head(path).status_code == client.get(path).status_code == 200
+    assert set(body["properties"]) == {"queries", "topk", "return_scores"}
 
 
 def test_access_without_pages_is_answered_404_with_the_reason(client: TestClient) -> None:
@@ -318,7 +286,8 @@ def test_the_figures_add_up() -> None:
 
 def test_a_server_that_stops_leaves_nothing_running() -> None:
     async def scenario() -> set[asyncio.Task[object]]:
-        async with RetrievalApp(engine(open_searcher()), service_config(), OPEN).running():
+        app = make_app(engine(open_searcher()), service_config(), OPEN)
+        async with app.router.lifespan_context(app):
             assert len(asyncio.all_tasks()) > 1
         await asyncio.sleep(0)
         return asyncio.all_tasks() - {asyncio.current_task()}

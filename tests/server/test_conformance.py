@@ -20,9 +20,9 @@ from mcp.client.sse import sse_client
 
 from deepsearch_rl.chat.chat_messages import NO_PASSAGES
 from deepsearch_rl.server.requests import Guard
-from deepsearch_rl.server.service import RetrievalApp
-from tests.search.server.searchers import GatedSearcher, engine, service_config
+from deepsearch_rl.server.service import make_app
 from tests.search_servers import serve_app
+from tests.server.searchers import GatedSearcher, engine, service_config
 
 VIENNA = "Vienna\nVienna is the capital of Austria, on the Danube."
 VERL_RETRIES = {500, 502, 503, 504}
@@ -147,7 +147,7 @@ def test_a_top_k_that_cannot_be_reaches_verl_as_an_error_at_once(server_url: str
 @pytest.mark.slow
 def test_verl_gets_through_to_a_server_that_was_stuck() -> None:
     searcher = GatedSearcher()
-    app = RetrievalApp(
+    app = make_app(
         engine(searcher), service_config(search_timeout_s=0.2), Guard(token=None, loopback=True)
     )
     with serve_app(app) as url:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,8 @@ import pytest
 from deepsearch_rl.cli.main import main
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.search.own_retriever import RETRIEVERS
-from deepsearch_rl.server.launch import bind, listen
-from tests.search.online.loopback import Endpoint, Reply, endpoint
+from deepsearch_rl.server.launch import listen
 
-__all__ = ["endpoint"]
 TOKEN = "s3cret-of-the-server"
 
 
@@ -45,14 +42,6 @@ def test_a_port_in_use_is_one_clear_paragraph(index_dir: Path) -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
         listen("192.0.2.1", 0)
-
-
-@pytest.mark.parametrize("host", ["\u00e4..b", "a..b", f"{'x' * 64}.example", "a\0b", "\udc80"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_what_is_no_address_is_refused(host: str, shared: bool) -> None:
-    with pytest.raises(ConfigError, match="cannot listen on") as raised:
-        bind(host, 0, shared=shared)
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
@@ -204,35 +193,3 @@ def test_an_open_event_stream_does_not_hold_up_the_stop(index_dir: Path) -> None
         assert rest.endswith(b"0\r\n\r\n")
         assert server.process.stderr.read() == f"stopped serving {index_dir}\n"
         assert server.process.wait(20) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["full", "hanging"])
-def test_a_server_told_to_stop_asks_its_endpoint_no_more(
-    kind: str, endpoint: Endpoint, tmp_path: Path
-) -> None:
-    config = tmp_path / "web.yaml"
-    config.write_text(
-        f"name: web\nurl: {endpoint.url}/s?q={{query}}\nfields: {{results: hits, text: text}}\n"
-    )
-    endpoint.replies = [Reply(b"slow down", 429)]
-    if kind == "hanging":
-        endpoint.gate = threading.Barrier(100)
-
-    with (
-        served("--online", str(config), shutdown_timeout_s=0.2) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=20) as waiting,
-    ):
-        body = b'{"queries": ["comet", "lander"]}'
-        head = f"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        waiting.sendall(head.encode() + body)
-        server.await_pending(2)
-        while len(endpoint.asked) < 2:
-            assert server.process.poll() is None
-        server.process.send_signal(signal.SIGTERM)
-        # Far less than what the endpoint, or its 429, would be waited for
-        assert server.process.wait(5) == 0
-        assert waiting.recv(65536).startswith(b"HTTP/1.1 503 ")
-    if endpoint.gate:
-        endpoint.gate.abort()
-    assert len(endpoint.asked) == 2
