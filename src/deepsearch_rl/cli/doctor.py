@@ -35,12 +35,9 @@ from deepsearch_rl.cli.planning.plan import make_plan
 from deepsearch_rl.cli.planning.whole_run import run_command
 from deepsearch_rl.cli.profile_inputs import MissingRequirement, missing_inputs
 from deepsearch_rl.cli.verl_inputs import missing_for_verl, missing_gpus
-from deepsearch_rl.core.dvc_lock import repair_dvc_locks
-from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.locked import UV_LOCK
 from deepsearch_rl.core.processes import free_port
 from deepsearch_rl.core.profile import Profile, dvc_file, find_profile, profile_names
-from deepsearch_rl.core.project_state import notices, project_problems
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.track.local_store import local_store
 from deepsearch_rl.train.attention import ATTENTION_FIX, attention_problem
@@ -116,21 +113,9 @@ def doctor_command() -> None:
     or not set, never shown. A lock file that a killed DVC left unreadable is removed.
     """
     root = Path()
-    problems = list(project_problems(root))
-    for problem in problems:
-        typer.echo(f"error: {problem}")
-    for sentence in [*repair_dvc_locks(root), *notices(root)]:
-        typer.echo(sentence)
-    try:
-        report = inspect(root)
-    except ConfigError:
-        # A params.yaml with both sides of a conflict, which is among the problems above
-        if problems:
-            raise typer.Exit(1) from None
-        raise
-
+    report = inspect(root)
     typer.echo(render(report))
-    raise typer.Exit(0 if report.is_ready and not problems else 1)
+    raise typer.Exit(0 if report.is_ready else 1)
 
 
 def inspect(root: Path) -> DoctorReport:

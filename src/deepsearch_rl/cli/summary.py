@@ -13,7 +13,7 @@ from deepsearch_rl.cli.profile_argument import ProfileName
 from deepsearch_rl.core.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.core.profile import dvc_file, require_profile
 from deepsearch_rl.core.records import ForeignRecord
-from deepsearch_rl.core.stage_entry import TIMINGS
+from deepsearch_rl.core.stage import TIMINGS
 from deepsearch_rl.track.local_store import local_store
 from deepsearch_rl.track.outbox import outbox_folder, waiting_reports
 
@@ -26,7 +26,7 @@ TIMELINE_WIDTH = 40
 
 
 class StageRun(ForeignRecord):
-    """One finished run of a stage, as core/stage_entry.py writes it into ``work/timings.jsonl``."""
+    """One finished run of a stage, as core/stage.py writes it into ``work/timings.jsonl``."""
 
     profile: str
     stage: str = Field(description="name as DVC gives it, e.g. rl@sft")
