@@ -19,7 +19,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.core.stage_entry import OUTSIDE_STATUS
+from deepsearch_rl.core.stage import OUTSIDE_STATUS
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE

@@ -16,7 +16,7 @@ import pytest
 from tests.flows.conftest import PARAMS, MakeProject, module, output
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 GPU_LIMIT = f"gpu-{socket.gethostname()}"
 GPU_PARAMS = PARAMS.replace("gpu_stages: []", "gpu_stages: [rl]").replace(
@@ -75,7 +75,7 @@ def running(project: Path, *command: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def wait_for(what: Callable[[], object]) -> Any:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (value := what()):
         assert time.monotonic() < deadline
         time.sleep(0.3)
@@ -93,10 +93,11 @@ def served(make_project: MakeProject) -> Iterator[Served]:
     flow = project / "flows" / "reproduce.py"
     flow.write_text(flow.read_text().replace("RETRY_DELAYS_S = [30.0", "RETRY_DELAYS_S = [0.1"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_PORT", mlflow_port)
         for name in list(os.environ):
             if name.startswith(("PREFECT_", "MLFLOW_TRACKING")):
                 patch.delenv(name)
+        patch.setenv("MLFLOW_PORT", mlflow_port)
+        patch.setenv("PREFECT_WORKER_QUERY_SECONDS", "1")
 
         with running(project, "flows.servers") as ui:
             assert ui.stdout
@@ -180,3 +181,22 @@ def test_another_machine_runs_a_git_revision_and_shares_its_artifacts_by_dvcs_re
     output(clone, module("dvc", "pull", "--run-cache"))
     assert "Stage 'rl' is cached" in output(clone, module("dvc", "repro", "--pull", "rl"))
     assert (clone / "policy.txt").read_text() == "12\n"
+
+
+def test_servers_that_other_machines_reach_need_a_login(make_project: MakeProject) -> None:
+    message = output(make_project(), module("flows.servers", "--host", "0.0.0.0"))
+    assert message.startswith(
+        "error: other machines reach 0.0.0.0, so both servers ask for a login"
+    )
+    assert "PREFECT_API_AUTH_STRING=NAME:PASSWORD" in message
+
+
+def test_the_systemd_unit_runs_the_worker(make_project: MakeProject, tmp_path: Path) -> None:
+    project = make_project()
+    command = module("flows.worker", "service", "gpu", "--limit", "2")
+    message = output(project, command, XDG_CONFIG_HOME=str(tmp_path))
+    unit = tmp_path / "systemd/user/deepsearch-worker-gpu.service"
+    assert f"enable --now {unit.name}" in message
+    lines = unit.read_text().splitlines()
+    assert f"WorkingDirectory={project}" in lines
+    assert any(line.endswith('make" worker POOL=gpu LIMIT=2') for line in lines)
