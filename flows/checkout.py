@@ -39,7 +39,7 @@ SECTIONS = {
     "flow": "flows.stage_run:FlowConfig",
     "ifeval": "deepsearch_rl.evaluate.ifeval:IfevalConfig",
     "index": "deepsearch_rl.search.build:IndexSection",
-    "merge": "deepsearch_rl.train.merge_config:MergeConfig",
+    "merge": "deepsearch_rl.train.merge:MergeConfig",
     "make_questions": "deepsearch_rl.data.question_writing.make:WritingConfig",
     "optimize_prompt": "deepsearch_rl.train.prompt_search:OptimizePromptConfig",
     "prepare_model": "deepsearch_rl.toy.prepare_model:PrepareModelConfig",
@@ -48,11 +48,11 @@ SECTIONS = {
     "retrieval": "deepsearch_rl.server.config:RetrievalConfig",
     "rl": "deepsearch_rl.train.rl.rl_config:RlConfig",
     "serving": "deepsearch_rl.serve.launch:ServingConfig",
-    "sft": "deepsearch_rl.train.swift_call:SftConfig",
+    "sft": "deepsearch_rl.train.sft:SftConfig",
     "synthesize": "deepsearch_rl.agent.synthesize:SynthesizeConfig",
     "track": "deepsearch_rl.track.bundle:TrackConfig",
     "trained": "deepsearch_rl.evaluate.report.write_report:TrainedConfig",
-    "unsloth_merge": "deepsearch_rl.train.merge_config:MergeConfig",
+    "unsloth_merge": "deepsearch_rl.train.merge:MergeConfig",
 }
 
 

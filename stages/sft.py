@@ -5,8 +5,7 @@ from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.train.curves import recorded_curve
 from deepsearch_rl.train.followed import followed
-from deepsearch_rl.train.sft import train_adapter
-from deepsearch_rl.train.swift_call import SftConfig
+from deepsearch_rl.train.sft import SftConfig, train_adapter
 
 
 def main(profile: Profile, scratch: Scratch) -> None:

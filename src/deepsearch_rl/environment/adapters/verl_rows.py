@@ -19,7 +19,7 @@ from deepsearch_rl.environment.adapters.command_errors import exit_on_error
 from deepsearch_rl.environment.adapters.row_files import row_files
 from deepsearch_rl.environment.adapters.verl import QUESTION, SearchAgentLoop
 from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
-from deepsearch_rl.train.rl.verl_config import AGENT_LOOP
+from deepsearch_rl.train.rl.rl_config import AGENT_LOOP
 
 
 def write_rows(

@@ -1,20 +1,40 @@
-"""What a training by RL requires of its task and its params, checked before anything starts."""
+"""What RL requires of its task and its params, checked before anything starts."""
 
-from deepsearch_rl.chat.agent_config import FUNCTION_CALLING
-from deepsearch_rl.chat.trained_with import TrainedWith, require_trained_with
+from pathlib import Path
+
+from deepsearch_rl.chat.agent_config import FUNCTION_CALLING, SEARCH_TAGS, AgentConfig
+from deepsearch_rl.chat.chat_format import (
+    OPEN_THINK,
+    ChatFormat,
+    ConversationError,
+    load_chat_format,
+)
+from deepsearch_rl.chat.tool_template import require_tool_template
+from deepsearch_rl.chat.trained_with import TrainedWith, require_trained_with, served_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
-from deepsearch_rl.train.rewards import PolicyText, require_scores
+from deepsearch_rl.train.rewards import PolicyText, ThinkLength, require_scores
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask
 
+_THOUGHT = "<think>one</think>\n"
 
-def require_task(task: RlTask, config: RlConfig, served: TrainedWith) -> None:
-    """Raise the errors that params, questions or what is ``served`` give.
+_SEARCH = "<search>two</search>\n\n<information>three</information>\n\n"
 
-    :func:`~deepsearch_rl.train.rl.loop.train_policy` lists them.
+
+def check_task(task: RlTask, config: RlConfig) -> tuple[TrainedWith, PolicyText]:
+    """Return what the policy is served with, and how rewards read its texts, if the task can be trained on.
+
+    Raises:
+        ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``,
+            rollouts longer than what is trained on, a reward that never changes, a prompt of the
+            other protocol, or thoughts that are not sent back; or the start was trained with a
+            different prompt, tool or chat template, or its template cannot show the rollouts.
+        UnknownNameError: a type in ``rl.type_shares`` that no train question has.
+        ArtifactError: a split without a question.
     """
     if task.start_name not in config.steps:
         raise ConfigError(f"rl.steps has no entry for the start {task.start_name!r}; add one.")
+    served = served_with(task.start, task.agent.prompt_digests())
     require_trained_with(task.start, served, f"the agent (agent.prompt: {task.agent.prompt})")
 
     for split, questions in (("train", task.train), ("dev", task.dev)):
@@ -39,9 +59,14 @@ def require_task(task: RlTask, config: RlConfig, served: TrainedWith) -> None:
             "too long, would be left out, whatever their reward. Set the two to the same number."
         )
 
+    chat_format = load_chat_format(task.start)
+    require_template(chat_format, task.agent, task.start)
+    policy = policy_text(chat_format, config.think_length)
+    _require_thoughts_sent_back(task, policy)
+    return served, policy
+
 
 def _require_few_steps(task: RlTask, config: RlConfig) -> None:
-    """Raise ConfigError where the steps can take more questions than ``rl.epochs``."""
     per_step = config.groups_per_step * (1 + config.max_refills)
     questions = config.steps[task.start_name] * per_step
     limit = config.epochs * len(task.train)
@@ -55,15 +80,49 @@ def _require_few_steps(task: RlTask, config: RlConfig) -> None:
         )
 
 
-def require_thoughts_sent_back(task: RlTask, *, opens_thought: bool) -> None:
-    """Raise ConfigError where the policy thinks before every turn and is not served these thoughts.
-
-    Search-R1's tags send all text back.
-    """
+def _require_thoughts_sent_back(task: RlTask, policy: PolicyText) -> None:
+    # Search-R1's tags send all text back
     in_calls = task.agent.protocol == FUNCTION_CALLING
-    if in_calls and opens_thought and not task.agent.history_reasoning:
+    if in_calls and policy.opens_thought and not task.agent.history_reasoning:
         raise ConfigError(
             f"{task.start} thinks before every turn, and rl trains a rollout as one conversation "
             "with all its thoughts; set agent.history_reasoning: true, so that this is what the "
             "model is served."
         )
+
+
+def require_template(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
+    """Raise ConfigError where the model's template cannot show the agent's tool calls, or does not keep its tags.
+
+    A text in Search-R1's tags is one message that grows and has to stay as it was written. Templates
+    of models that think, like Qwen3's, take a message apart at its thoughts and write it anew; a
+    server cannot continue such a message, so it refuses every turn after the first search.
+    """
+    if agent.protocol == SEARCH_TAGS:
+        _require_tags_kept(chat_format, agent, folder)
+    else:
+        require_tool_template(chat_format, agent, folder)
+
+
+def _require_tags_kept(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
+    text = _THOUGHT + _SEARCH if OPEN_THINK in agent.load_instruction() else _SEARCH
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
+    try:
+        chat_format.prompt_ids(messages, None, continue_last=True)
+    except ConversationError as error:
+        raise ConfigError(
+            "the agent searches by tags, in one message that grows (agent.protocol: search_tags), and the chat "
+            f"template of {folder} does not keep such a message as it was written, so that no turn after the first "
+            f"search could be asked for ({error.__cause__}). Set agent.protocol: function_calling and a prompt of it, "
+            "or start from a model whose template writes messages as they are, as Qwen2.5's does."
+        ) from error
+
+
+def policy_text(chat_format: ChatFormat, think_length: ThinkLength) -> PolicyText:
+    """Return how to read the texts of a policy with this tokenizer and template."""
+    tokenizer = chat_format.tokenizer
+
+    def count_tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    return PolicyText(count_tokens, think_length, chat_format.prompt_opens_thought())
