@@ -30,7 +30,7 @@ from flows.dvc.__main__ import modify_yaml_at_once
 # Section of params.yaml -> its config, imported only when a run changes the section: some load
 # torch
 SECTIONS = {
-    "agent": "deepsearch_rl.chat.agent_config:AgentConfig",
+    "agent": "deepsearch_rl.agent.config:AgentConfig",
     "choose_checkpoint": "deepsearch_rl.train.choose_checkpoint:ChooseCheckpointConfig",
     "chunk": "deepsearch_rl.data.chunking:ChunkConfig",
     "download": "deepsearch_rl.data.download:DownloadConfig",

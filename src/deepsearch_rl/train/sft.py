@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from deepsearch_rl.chat.trained_with import (
+from deepsearch_rl.chat.prompts import (
     TRAINED_WITH,
     TrainedWith,
     require_trained_with,

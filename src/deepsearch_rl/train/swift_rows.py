@@ -22,7 +22,7 @@ from deepsearch_rl.chat.chat_messages import (
     RETRIEVE_TOOL,
     split_thought,
 )
-from deepsearch_rl.chat.prompt_digests import PromptDigests, tools_text
+from deepsearch_rl.chat.prompts import PromptDigests, tools_text
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.records import Record, Trajectory

@@ -20,14 +20,14 @@ from benchmarks.rl_step import (
     own_gradients,
     random_rollouts,
 )
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, StalePolicyError
 from deepsearch_rl.core.files import file_digests
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.toy.pretrained_model import ModelShape, build_model
 from deepsearch_rl.train.art import policy as policy_module
-from deepsearch_rl.train.art.policy import Policy, Rows
-from deepsearch_rl.train.art.rows import SEAL, is_whole, require_start
+from deepsearch_rl.train.art.policy import Policy
+from deepsearch_rl.train.art.rows import SEAL, Rows, is_whole, require_start
 from deepsearch_rl.train.art.service import OwnService, memory_named, minibatches
 from deepsearch_rl.train.finite import NotFiniteError
 from deepsearch_rl.train.rl.rl_config import LoraConfig, RlConfig

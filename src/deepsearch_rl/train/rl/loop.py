@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from deepsearch_rl.chat.trained_with import TRAINED_WITH
+from deepsearch_rl.chat.prompts import TRAINED_WITH
 from deepsearch_rl.core.files import (
     AppendLog,
     atomic_directory,

@@ -1,24 +1,16 @@
 """What RL requires of its task and its params, checked before anything starts."""
 
-from pathlib import Path
-
-from deepsearch_rl.chat.agent_config import FUNCTION_CALLING, SEARCH_TAGS, AgentConfig
+from deepsearch_rl.agent.config import FUNCTION_CALLING
 from deepsearch_rl.chat.chat_format import (
-    OPEN_THINK,
     ChatFormat,
-    ConversationError,
     load_chat_format,
 )
-from deepsearch_rl.chat.tool_template import require_tool_template
-from deepsearch_rl.chat.trained_with import TrainedWith, require_trained_with, served_with
+from deepsearch_rl.chat.prompts import TrainedWith, require_trained_with, served_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.train.rewards import PolicyText, ThinkLength, require_scores
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask
-
-_THOUGHT = "<think>one</think>\n"
-
-_SEARCH = "<search>two</search>\n\n<information>three</information>\n\n"
+from deepsearch_rl.train.rl.start_template import require_template
 
 
 def check_task(task: RlTask, config: RlConfig) -> tuple[TrainedWith, PolicyText]:
@@ -89,33 +81,6 @@ def _require_thoughts_sent_back(task: RlTask, policy: PolicyText) -> None:
             "with all its thoughts; set agent.history_reasoning: true, so that this is what the "
             "model is served."
         )
-
-
-def require_template(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
-    """Raise ConfigError where the model's template cannot show the agent's tool calls, or does not keep its tags.
-
-    A text in Search-R1's tags is one message that grows and has to stay as it was written. Templates
-    of models that think, like Qwen3's, take a message apart at its thoughts and write it anew; a
-    server cannot continue such a message, so it refuses every turn after the first search.
-    """
-    if agent.protocol == SEARCH_TAGS:
-        _require_tags_kept(chat_format, agent, folder)
-    else:
-        require_tool_template(chat_format, agent, folder)
-
-
-def _require_tags_kept(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
-    text = _THOUGHT + _SEARCH if OPEN_THINK in agent.load_instruction() else _SEARCH
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
-    try:
-        chat_format.prompt_ids(messages, None, continue_last=True)
-    except ConversationError as error:
-        raise ConfigError(
-            "the agent searches by tags, in one message that grows (agent.protocol: search_tags), and the chat "
-            f"template of {folder} does not keep such a message as it was written, so that no turn after the first "
-            f"search could be asked for ({error.__cause__}). Set agent.protocol: function_calling and a prompt of it, "
-            "or start from a model whose template writes messages as they are, as Qwen2.5's does."
-        ) from error
 
 
 def policy_text(chat_format: ChatFormat, think_length: ThinkLength) -> PolicyText:

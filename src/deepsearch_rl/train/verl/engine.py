@@ -27,7 +27,7 @@ from pathlib import Path
 
 import yaml
 
-from deepsearch_rl.chat.trained_with import TRAINED_WITH
+from deepsearch_rl.chat.prompts import TRAINED_WITH
 from deepsearch_rl.core.errors import (
     ArtifactError,
     CommandError,
@@ -171,7 +171,7 @@ def _write_inputs(task: RlTask, config: RlConfig) -> VerlRun:
     write_jsonl(run.dev.with_suffix(".jsonl"), task.dev[: config.dev.questions])
 
     # The environment is above the layer of training, so that it is started by name
-    command = [sys.executable, "-m", "deepsearch_rl.environment.adapters.verl_rows"]
+    command = [sys.executable, "-m", "deepsearch_rl.environment.adapters.verl"]
     command += ["--params", str(params), "--model", str(run.start)]
     command += ["--retrieval_url", task.retrieval_url, "--data_source", config.dataset]
     command += ["--output_dir", str(folder), "--questions"]
