@@ -1,8 +1,14 @@
 """merge: the SFT adapter into its base model."""
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.train.merge import MergeConfig, merge_adapter
+
+STAGE = Stage(
+    sections=("merge",),
+    packages=("core", "chat", "train"),
+    inputs=("models/{profile}/base", "models/{profile}/sft_adapter"),
+)
 
 
 def main(profile: Profile) -> None:
@@ -14,4 +20,4 @@ def main(profile: Profile) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

@@ -1,8 +1,14 @@
 """unsloth_merge: an RL adapter into the model that RL started from: `python -m stages.unsloth_merge P sft`."""
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.train.merge import MergeConfig, merge_adapter
+
+STAGE = Stage(
+    sections=("unsloth_merge",),
+    packages=("core", "chat", "train"),
+    inputs=("models/{profile}/{item}", "models/{profile}/rl_adapter/{item}"),
+)
 
 
 def main(profile: Profile, item: str) -> None:
@@ -16,4 +22,4 @@ def main(profile: Profile, item: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import CommandError, ConfigError
-from tools.imports import ROOT
+from tools import ROOT
 from tools.preflight import phases
 from tools.preflight.command import require_trainable, table_row
 from tools.preflight.phases import Outcome, Preflight, SkippedError, chosen

@@ -9,7 +9,7 @@ from deepsearch_rl.core.profile import load_profile, profile_names
 from deepsearch_rl.evaluate.ifeval import IfevalConfig, load_prompts
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.sft import SftConfig
-from tools.imports import ROOT
+from tools import ROOT
 from tools.preflight.machine import packages
 from tools.preflight.phases import long_row
 from tools.preflight.project import Project, cut_copy

@@ -14,7 +14,7 @@ from deepsearch_rl.cli.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import find_profile
-from tools.imports import ROOT
+from tools import ROOT
 from tools.preflight.phases import PHASES, Outcome, Preflight, chosen
 from tools.preflight.project import cut_copy
 

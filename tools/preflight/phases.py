@@ -36,7 +36,6 @@ PHASES: Mapping[str, tuple[str, ...]] = {
 
 # Of SFT, about: rows are packed
 STEPS = 6
-KEEP = "--keep-scratch"
 
 # Names of profiles inside the copy: one with its own encoder, one at full size
 OWN_INDEX = "own_index"
@@ -202,20 +201,12 @@ class Preflight:
             lambda: bool(project.files(checkpoints)), "sft", "stages.sft", params=params
         )
         done = max(int(path.parent.name.rpartition("-")[2]) for path in project.files(checkpoints))
-        project.run("sft", "stages.sft", KEEP, params=params)
-        (scratch,) = project.files("scratch/sft/*")
-        summary = _last_summary(scratch / "logging.jsonl")
-        step, steps = map(int, summary["global_step/max_steps"].split("/"))
+        project.run("sft", "stages.sft", params=params)
+        steps = project.read("models/{}/sft_checkpoints/manifest.json")["steps"]
+        if not done < steps:
+            raise CheckFailedError(f"`swift sft`, killed after step {done}, ended at step {steps}.")
 
-        if not done < step == steps:
-            raise CheckFailedError(
-                f"`swift sft`, killed after step {done}, ended at {step} of {steps}; look at {scratch}/swift.log."
-            )
-
-        return {
-            "steps": steps,
-            "tokens_per_s": tokens * (steps - done) / steps / summary["train_runtime"],
-        }
+        return {"steps": steps}
 
     def merge(self) -> Figures:
         """`choose_checkpoint`, and `merge` with its own proof."""
@@ -307,11 +298,6 @@ def _lines(log: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a log that may be written."""
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def _last_summary(log: Path) -> dict[str, Any]:
-    """Return the summary that ms-swift writes at the end of a run; a resumed run has one of each start."""
-    return next(line for line in reversed(_lines(log)) if "train_runtime" in line)
 
 
 def long_row(lines: list[str], tokens: float, max_tokens: int) -> str:
