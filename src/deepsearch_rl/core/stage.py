@@ -81,7 +81,7 @@ OPERATIONAL = (
     "serving.vllm.start_timeout_s",
 )
 
-_OWN_CODE = re.compile(r".+\.py:\w+")
+_OWN_CODE = re.compile(r"(.+\.py):\w+")
 
 # Files by their digest, and params by their value
 State = dict[str, Any]
@@ -120,6 +120,17 @@ class Stage:
 
         return paths
 
+    def own_code(self, profile: Profile) -> list[str]:
+        """Return the files of the user's own code that its sections name as ``FILE.py:NAME``."""
+        files: set[str] = set()
+        for section in self.sections:
+            for text in _texts(profile.value(section)):
+                match = _OWN_CODE.fullmatch(text)
+                if match:
+                    files.add(match[1])
+
+        return sorted(files)
+
     def read_state(self, profile: Profile, item: str, program: str) -> State:
         """Return the content of everything that decides the stage's result."""
         state: State = {}
@@ -130,12 +141,7 @@ class Stage:
 
         paths = [f"stages/{program}.py", str(profile.value("packages"))]
         paths += [str(SOURCES / package) for package in self.packages]
-        paths += self.input_paths(profile, item)
-        # A reward or retriever of the user's own, FILE.py:NAME
-        for value in list(state.values()):
-            if isinstance(value, str) and _OWN_CODE.fullmatch(value):
-                paths.append(value.rpartition(":")[0])
-
+        paths += self.input_paths(profile, item) + self.own_code(profile)
         for path in paths:
             state |= _digests(Path(path))
 
@@ -282,6 +288,19 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{name}.{key}", inner)
     else:
         yield name, value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a section, the keys of its mappings too: rewards are keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def _digests(path: Path) -> State:
