@@ -317,8 +317,8 @@ COMPARE = Command(
 )
 PREFLIGHT = Command(
     "preflight gpu",
-    "tools.preflight.__main__.preflight",
-    {"--only": ("serve", "1", "serve"), "--jobs": ("2", "2", 2), "--keep": ("", "3", True)},
+    "tools.preflight.command.preflight",
+    {"--only": ("rl", "1", "rl"), "--keep": ("", "2", True)},
 )
 EXPLAIN = Command(
     "explain predictions.jsonl",
