@@ -25,7 +25,6 @@ from flows.command_line import one_paragraph_errors
 from flows.dvc_calls import find_foreign_run
 from flows.graph import Stage, read_targets
 from flows.locks import run_held
-from flows.reports import send_reports
 from flows.schedule import WORKERS, Start, expected_seconds, run_graph
 from flows.stage_run import CACHED, run_stage, workplace
 
@@ -42,7 +41,7 @@ def repro(
             (:mod:`deepsearch_rl.core.project_state`).
     """
     name = f"make repro PROFILE={profile}"
-    with _held(profile, name) as (root, locks):
+    with _held(profile, name) as (root, _):
         return _repro(root, profile, targets, force, jobs, name, locks)
 
 
@@ -51,15 +50,10 @@ def is_unchanged(profile: str, targets: tuple[str, ...], name: str) -> bool:
 
     ``name`` is that of the run for those who wait for it. Raises as :func:`repro`.
     """
-    with _held(profile, name) as (root, locks):
+    with _held(profile, name) as (root, _):
         graph = read_targets(root, profile, targets, _say)
         if any(stage.changed for stage in graph.values()):
             return False
-
-        with ProcessGuard() as guard:
-            place = workplace(root, profile, guard, name, remote=False, locks=locks)
-            outcomes = dict.fromkeys(graph, CACHED)
-            send_reports(place, profile, outcomes, LoggerAdapter(_LOG, {"stage": "mlflow"}))
 
     return True
 
@@ -103,8 +97,6 @@ def _repro(
 
         expected_s = expected_seconds(root, profile, graph.keys())
         started = run_graph(graph, start, _outcome, place.config.gpu_stages, expected_s, jobs)
-        outcomes = {name: _outcome(future) for name, future in started.items()}
-        send_reports(place, profile, outcomes, LoggerAdapter(_LOG, {"stage": "mlflow"}))
 
     return {name: future.result() for name, future in started.items()}
 

@@ -48,7 +48,6 @@ from flows.dvc_calls import find_foreign_run
 from flows.graph import Stage, has_remote, read_targets
 from flows.locks import run_held
 from flows.recovery import close_dead_run
-from flows.reports import send_reports
 from flows.repro import is_unchanged, log_to_stdout
 from flows.run_page import key_figures, report_page, run_page
 from flows.schedule import WORKERS, Start, expected_seconds, run_graph
@@ -249,8 +248,6 @@ def _reproduce(
         expected_s = expected_seconds(project, profile, graph.keys())
         started = run_graph(graph, start, outcome, place.config.gpu_stages, expected_s)
         states = {name: future.state for name, future in started.items()}
-        outcomes = {name: outcome(future) for name, future in started.items()}
-        send_reports(place, profile, outcomes, get_run_logger())
 
     page = run_page(root, profile, graph, states, os.environ.get("MLFLOW_TRACKING_URI"))
     _store_artifacts(root, profile, page)

@@ -24,7 +24,6 @@ import httpx
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, Server, free_port
 from deepsearch_rl.core.profile import find_profile, profile_names
-from deepsearch_rl.track.local_store import ARTIFACTS, follow_folder, local_store
 from flows.command_line import one_paragraph_errors
 from flows.recovery import kept_running
 from flows.server import ROOT, START_TIMEOUT_S, prefect_api, require_login, start_server
@@ -49,9 +48,8 @@ def start_mlflow(guard: ProcessGuard, port: int, host: str = LOOPBACK) -> Server
     login = require_login(host)
     folder = ROOT / "mlruns"
     folder.mkdir(exist_ok=True)
-    store = local_store(folder)
-    artifacts = str(folder / ARTIFACTS)
-    follow_folder(store)
+    store = f"sqlite:///{ROOT}/mlflow.db"
+    artifacts = str(folder)
     module = [
         "mlflow",
         "server",

@@ -164,7 +164,7 @@ def apply() -> None:
             sys.stderr.write("".join(f"warning: {problem}\n" for problem in problems))
 
     os.environ.setdefault("PREFECT_HOME", os.path.join(ROOT, ".prefect"))  # noqa: PTH118
-    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT}/mlruns/mlflow.db")
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT}/mlflow.db")
     login = os.environ.get("DEEPSEARCH_LOGIN", "")
 
     # One login for both servers of `make ui HOST=...`

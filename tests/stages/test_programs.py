@@ -7,10 +7,7 @@ import pytest
 from deepsearch_rl.agent.collect import TrajectoryFile
 from deepsearch_rl.core.errors import UnknownNameError
 from deepsearch_rl.core.files import write_json
-from deepsearch_rl.core.processes import ProcessGuard
-from deepsearch_rl.core.profile import Profile, find_profile
-from deepsearch_rl.core.scratch import Scratch
-from deepsearch_rl.train.followed import RUNNER, followed
+from deepsearch_rl.core.profile import find_profile
 from stages import filter as filter_stage
 from stages import optimize_prompt, synthesize
 from tests.conftest import ROOT
@@ -57,33 +54,3 @@ def test_the_teachers_answers_are_kept_where_they_cost_money_or_a_server_failed_
     profile = find_profile(ROOT, "smoke").with_overrides({"synthesize.teacher": teacher})
     synthesize.main(profile, scratch)
     assert scratch.is_kept == is_kept
-
-
-@pytest.mark.parametrize(
-    ("has_runner", "has_section"), [(True, True), (False, True), (True, False)]
-)
-def test_a_training_stage_is_followed_in_a_project_whose_profile_has_a_section_track(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_runner: bool, has_section: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if has_runner:
-        RUNNER.parent.mkdir()
-        RUNNER.touch()
-    section = {"track": {"experiment": "tests"}} if has_section else {}
-    profile = Profile(
-        Path("params.yaml"), {"profile": "tiny", "python": {"core": ".venv/bin/python"}, **section}
-    )
-    commands: list[list[str]] = []
-    monkeypatch.setattr(ProcessGuard, "start", lambda _, command, **__: commands.append(command))
-    scratch, trained = new_scratch(tmp_path, "rl@sft"), list[Scratch]()
-
-    def main(_: Profile, scratch: Scratch) -> None:
-        trained.append(scratch)
-
-    followed(main)(profile, scratch)
-    assert trained == [scratch]
-    assert len(commands) == (has_runner and has_section)
-    for command in commands:
-        assert command[:2] == ["tools/python", ".venv/bin/python"]
-        assert command[command.index("--stage") + 1] == "rl-sft"
-        assert "dvc.stage=rl@sft" in command

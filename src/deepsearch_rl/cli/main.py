@@ -30,8 +30,6 @@ COMMANDS = {
     "summary": "Print the F1 table, each stage's time and peak memory, and where to look next.",
     "remote": "Share what stages make with other machines, by DVC's remote.",
     "gc": "Free the disk of results that nothing leads to any more: say how much, and with `--yes` do it.",
-    "track": "Send a profile's report to MLflow, and with it every earlier one that a server did not take.",
-    "live": "Send the curves of training runs to MLflow and TensorBoard: those that a server missed, or as they grow.",
     "ask": "Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.",
     "datasets": "List the readable data sets, or show one: source, licence, a row, and the params that fetch it.",
     "evaluate": "Let a model answer a question set with search, and print its row of the F1 table.",
@@ -46,7 +44,7 @@ COMMANDS = {
     "trajectories": "What became of rollouts, and files for other trainers.",
 }
 # The module of ``commands/`` where it is not called as the command
-MODULES = {"table": "summary", "track": "summary", "compare": "score"}
+MODULES = {"table": "summary", "compare": "score"}
 DEBUG = "--debug"
 
 
