@@ -5,7 +5,6 @@ from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run
 from deepsearch_rl.train.followed import followed
 from deepsearch_rl.train.rl.engines import open_engine
-from deepsearch_rl.train.rl.fork import keep_run
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.worker import rl_run, train_watched
 
@@ -15,7 +14,6 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
     config = profile.section("rl", RlConfig)
     open_engine(config.backend)
     train_watched(rl_run(profile, config, item, scratch.path, scratch.curve))
-    keep_run(scratch.path, profile.work, item)
 
 
 if __name__ == "__main__":

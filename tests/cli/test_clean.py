@@ -66,13 +66,3 @@ def test_a_stage_that_the_graph_no_longer_has_is_named() -> None:
     leave_behind()
     Path("dvc.yaml").write_text("stages: {other: {cmd: a}}")
     assert "the graph has no such stage any more" in clean()
-
-
-def test_of_finished_rl_runs_the_newest_of_each_start_stays() -> None:
-    for name in ("sft-1", "sft-2", "base-3"):
-        folder = WORK / "rl_runs" / name
-        folder.mkdir(parents=True)
-        (folder / "train_log.jsonl").write_text('{"step": 0}\n')
-    assert "There is nothing to remove." in clean()
-    clean("--runs", "--yes")
-    assert {path.name for path in (WORK / "rl_runs").iterdir()} == {"sft-2", "base-3"}

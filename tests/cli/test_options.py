@@ -437,35 +437,13 @@ CONVERT_MODEL = Command(
         "--rounded": ("", "0.rounds", True),
     },
 )
-FORK = Command(
-    "rl fork sft 20",
-    "deepsearch_rl.train.rl.fork.fork_run",
-    {
-        "--profile": ("smoke", "0.name", "smoke"),
-        "--set-param": ("rl.steps.base=4", "0.values.rl.steps.base", 4),
-        "-S": ("rl.learning_rate=0.5", "0.values.rl.learning_rate", 0.5),
-    },
-)
 CLEAN = Command(
     "clean tiny",
     "deepsearch_rl.cli.clean.find_leftovers",
-    {"--all": ("", "1", True), "--runs": ("", "2", True)},
+    {"--all": ("", "1", True)},
 )
 CLEAN_NOW = Command("clean tiny", "deepsearch_rl.cli.clean.show", {"--yes": ("", "1", True)})
-COMPARE_RL = Command(
-    "rl compare rl.loss.algorithm=rloo",
-    "deepsearch_rl.evaluate.rl_comparison.page.compare",
-    {
-        "--profile": ("smoke", "0.profile.name", "smoke"),
-        "--start": ("base", "0.start", "base"),
-        "--seeds": ("5", "0.seeds", 5),
-        "--samples": ("7", "0.samples", 7),
-        "--world-seed": ("9", "0.world_seed", 9),
-        "--out": ("table", "1", Path("table")),
-    },
-)
 COMMANDS = (
-    COMPARE_RL,
     PLAN,
     PLAN_SIZES,
     CONVERT_MODEL,
@@ -503,7 +481,6 @@ COMMANDS = (
     LIVE,
     LIVE_FOLLOWED,
     LIVE_STAGE,
-    FORK,
     CLEAN,
     CLEAN_NOW,
     GC,

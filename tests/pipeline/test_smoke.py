@@ -69,44 +69,6 @@ def test_the_flow_finds_every_stage_cached_and_its_server_has_the_last_logs(fini
 
 
 @pytest.mark.nightly
-def test_settings_of_rl_are_compared_from_one_start_and_never_trained_twice(finished: Path) -> None:
-    settings = ["rl.loss.algorithm=rloo", "rl.loss.algorithm=cispo rl.minibatches=2"]
-    command = [
-        "deepsearch",
-        "rl",
-        "compare",
-        *settings,
-        "--profile",
-        "smoke",
-        "--seeds",
-        "1",
-        "--samples",
-        "1",
-    ]
-    shown = run(finished, *command)
-    assert all(name in shown for name in ("dev F1", "greedy", "entropy", "rloo", "cispo"))
-    folder = finished / "work/smoke/compare"
-    table = json.loads((folder / "table.json").read_text())
-    assert set(table["runs"]) == set(settings)
-    for (trained,) in table["runs"].values():
-        assert 0 <= trained["scores"]["dev_sampled"] <= 1
-        assert trained["scores"]["world_sampled"] is None
-        assert trained["cpu_s"] > 1
-
-    times = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.json")}
-    assert len(times) == 2 * 2 + 1, "training and scores of two runs, and the start's scores"
-    assert run(finished, *command) == shown
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/*.json")} == times
-
-    run(finished, *command, "--world-seed", "7")
-    scored_again = json.loads((folder / "table.json").read_text())
-    assert 0 <= scored_again["start_scores"]["world_sampled"] <= 1
-    for name, (trained,) in scored_again["runs"].items():
-        assert 0 <= trained["scores"]["world_sampled"] <= 1
-        assert trained["cpu_s"] == table["runs"][name][0]["cpu_s"], "of the same training"
-
-
-@pytest.mark.nightly
 def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothing(
     finished: Path,
 ) -> None:

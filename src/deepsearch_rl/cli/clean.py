@@ -1,4 +1,4 @@
-"""``deepsearch clean``: removes what killed runs left behind, and what nobody wants to fork any more."""
+"""``deepsearch clean``: removes what killed runs left behind."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -41,9 +41,6 @@ def clean_command(
     everything: Annotated[
         bool, Option("--all", help="Also what the next run of a stage would resume from.")
     ] = False,
-    runs: Annotated[
-        bool, Option("--runs", help="Also finished RL runs, other than the newest from each start.")
-    ] = False,
     yes: Annotated[
         bool, Option("--yes", help="Remove it; without this option it is only listed.")
     ] = False,
@@ -55,11 +52,11 @@ def clean_command(
     alone.
 
         deepsearch clean
-        deepsearch clean tiny --runs --yes
+        deepsearch clean tiny --yes
     """
     leftovers: list[Leftover] = []
     for name in [profile] if profile else profile_names(Path()):
-        leftovers += find_leftovers(find_profile(Path(), name), everything, runs)
+        leftovers += find_leftovers(find_profile(Path(), name), everything)
     show(leftovers, yes)
 
 
@@ -87,7 +84,7 @@ def show(leftovers: Sequence[Leftover], is_removed: bool) -> None:
     typer.echo(f"{total_mb:.1f} MB freed.")
 
 
-def find_leftovers(profile: Profile, everything: bool, runs: bool) -> Iterator[Leftover]:
+def find_leftovers(profile: Profile, everything: bool) -> Iterator[Leftover]:
     """Yield what can be removed of a profile; see :func:`clean_command`."""
     for folder in unfinished(profile.work):
         reason = _why_not_resumable(profile, folder)
@@ -96,8 +93,6 @@ def find_leftovers(profile: Profile, everything: bool, runs: bool) -> Iterator[L
         elif everything:
             yield Leftover(folder, "the next run of its stage resumes from it")
 
-    if runs:
-        yield from _older_runs(profile)
 
 
 def _why_not_resumable(profile: Profile, folder: Path) -> str:
@@ -109,17 +104,3 @@ def _why_not_resumable(profile: Profile, folder: Path) -> str:
         return "the graph has no such stage any more"
 
     return "" if folder.name == current else "of other code, params or data"
-
-
-def _older_runs(profile: Profile) -> Iterator[Leftover]:
-    from deepsearch_rl.train.rl.fork import RUNS, find_runs  # noqa: PLC0415 - transformers
-
-    # The newest comes first
-    starts: set[str] = set()
-    for name, folder in find_runs(profile.work).items():
-        if folder.parent.name != RUNS:
-            continue
-        start = name.rpartition("-")[0]
-        if start in starts:
-            yield Leftover(folder, f"a newer run from {start} is kept")
-        starts.add(start)

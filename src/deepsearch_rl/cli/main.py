@@ -38,7 +38,6 @@ COMMANDS = {
     "experiments": "Show a profile's DVC experiments: F1 on the in-domain set by model, and the params that differ.",
     "explain": "Show where runs lose points, cause by cause, what could be reached, and how a published row differs.",
     "retrieve": "Build, search, serve and measure passage indexes.",
-    "rl": "Runs of RL, their checkpoints, and new runs that begin at one of them.",
     "model": "Checkpoints of other trainers as model folders.",
     "clean": "Show, or remove, what killed runs left behind: scratch folders that no stage resumes from.",
     "trajectories": "What became of rollouts, and files for other trainers.",

@@ -45,7 +45,6 @@ from deepsearch_rl.core.processes import ProcessGuard, last_lines
 from deepsearch_rl.serve.opened_thought import prompt_opens_thought
 from deepsearch_rl.train.curves import TrainingStep
 from deepsearch_rl.train.model_folder import ADAPTER_FILES
-from deepsearch_rl.train.rl.checkpoints import origin
 from deepsearch_rl.train.rl.heartbeat import begin
 from deepsearch_rl.train.rl.question_order import batch
 from deepsearch_rl.train.rl.rl_config import RlConfig
@@ -118,7 +117,6 @@ def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
         "dtype": config.dtype,
         "seed": task.seed,
         TRAINED_WITH: served.model_dump(),
-        **origin(task.scratch),
     }
 
     begin("save", best.step)
