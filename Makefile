@@ -91,7 +91,6 @@ rft: environment  ##run ROUNDS (2) of rejection sampling: SFT on the model's own
 
 rft-rounds:
 	@$(BIN)/python -m deepsearch_rl.core.project_state
-	@$(BIN)/python -m flows.trains $(PROFILE)
 	@from=models/$(PROFILE)/base; for round in $$(seq $(or $(ROUNDS),2)); do \
 	  $(BIN)/python flows/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.teacher=$$from || exit 1; \
 	  from=models/$(PROFILE)/rft/$$round; mkdir -p $$from && rm -r $$from && cp -r models/$(PROFILE)/sft $$from || exit 1; \

@@ -14,10 +14,9 @@ from dvc.repo import Repo, lock_repo
 from dvc.repo.graph import build_graph
 from dvc.stage import PipelineStage
 
-from deepsearch_rl.cli.planning.whole_run import require_target
 from deepsearch_rl.core.dvc_lock import LOCK_FILES, blocking_pids, wait_for_users
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
-from deepsearch_rl.core.profile import dvc_file, find_profile, require_profile
+from deepsearch_rl.core.profile import dvc_file, require_profile
 from flows.locks import say_waiting
 
 _LOG = logging.getLogger(__name__)
@@ -78,7 +77,6 @@ def read_targets(
     Raises as :func:`read_graph` and :func:`select`, and ConfigError where there are no targets and
     the profile's whole graph cannot run.
     """
-    require_target(find_profile(root, profile), targets)
     return select(read_graph(root, profile, say), targets)
 
 

@@ -41,7 +41,7 @@ def repro(
             (:mod:`deepsearch_rl.core.project_state`).
     """
     name = f"make repro PROFILE={profile}"
-    with _held(profile, name) as (root, _):
+    with _held(profile, name) as (root, locks):
         return _repro(root, profile, targets, force, jobs, name, locks)
 
 

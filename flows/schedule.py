@@ -7,7 +7,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from deepsearch_rl.cli.planning.plan import make_plan
+from deepsearch_rl.cli.plan import make_plan
 from deepsearch_rl.cli.summary import latest_runs
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.profile import find_profile
@@ -50,7 +50,7 @@ def expected_seconds(root: Path, profile: str, stages: Set[str]) -> dict[str, fl
     with suppress(DeepsearchError):
         if stages - last_s.keys():
             plan = make_plan(find_profile(root, profile), {})
-            planned_s = {work.stage: work.seconds(plan.slopes) for work in plan.stages}
+            planned_s = {work.stage: work.seconds for work in plan.stages}
 
     return planned_s | last_s
 

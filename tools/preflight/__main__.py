@@ -11,7 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-from deepsearch_rl.cli.planning.whole_run import require_base_model
 from deepsearch_rl.cli.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError, look_up
 from deepsearch_rl.core.profile import find_profile
@@ -87,7 +86,8 @@ def _copy(profile: str) -> Path:
 def _phases(profile: str) -> list[Phase]:
     """Return the phases of a profile; raise ConfigError for one whose training path cannot be tried."""
     settings = find_profile(ROOT, profile)
-    require_base_model(settings)
+    if "rl" not in settings.values:
+        raise ConfigError(f"the profile {profile} trains no model, so it has no training path.")
     protocol = settings.value("agent.protocol")
     if protocol != TEACHERS_PROTOCOL:
         raise ConfigError(

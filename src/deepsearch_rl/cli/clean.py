@@ -94,7 +94,6 @@ def find_leftovers(profile: Profile, everything: bool) -> Iterator[Leftover]:
             yield Leftover(folder, "the next run of its stage resumes from it")
 
 
-
 def _why_not_resumable(profile: Profile, folder: Path) -> str:
     """Return why no stage resumes from a scratch folder; empty if one does."""
     stage = folder.parent.name

@@ -22,7 +22,6 @@ from pydantic import Field
 from deepsearch_rl.cli.package_parts import ALL, installed_version, misfits
 from deepsearch_rl.cli.plan import make_plan
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
-from deepsearch_rl.core.project_state import notices, project_problems
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.core.redaction import public_address
 
@@ -74,7 +73,7 @@ class MissingRequirement:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """The machine, packages that do not fit, servers, and by profile what is missing; outside a project without profiles."""
+    """The machine, packages that do not fit, servers, and what each profile is missing (no profiles without a project)."""
 
     machine: Machine
     packages: list[str]
@@ -95,16 +94,9 @@ def doctor_command() -> None:
 
         deepsearch doctor
     """
-    root = Path()
-    problems = list(project_problems(root))
-    for problem in problems:
-        typer.echo(f"error: {problem}")
-    for sentence in notices(root):
-        typer.echo(sentence)
-
-    report = inspect(root)
+    report = inspect(Path())
     typer.echo(render(report))
-    raise typer.Exit(0 if report.is_ready and not problems else 1)
+    raise typer.Exit(0 if report.is_ready else 1)
 
 
 def inspect(root: Path) -> DoctorReport:
@@ -171,10 +163,11 @@ def missing_for_profile(
     root: Path, profile: Profile, machine: Machine
 ) -> Iterator[MissingRequirement]:
     """Yield what a profile needs and does not have: interpreters, files, machine, keys, hours."""
-    for interpreter in dict.fromkeys(profile.mapping("python", str).values()):
-        if not (root / interpreter).exists():
-            target = "environment" if interpreter.startswith(".venv/") else "gpu-environments"
-            yield MissingRequirement(f"interpreter {interpreter}", f"make {target}")
+    interpreters = dict.fromkeys(profile.mapping("python", str).values())
+    missing = [interpreter for interpreter in interpreters if not (root / interpreter).exists()]
+    if missing:
+        target = "environment" if missing[0].startswith(".venv/") else "gpu-environments"
+        yield MissingRequirement(f"interpreter {', '.join(missing)}", f"make {target}")
 
     yield from _missing_files(profile, root)
     yield from _missing_for_rl(profile, root, machine)

@@ -45,7 +45,7 @@ def requirements(extra: str = "") -> Iterator[Requirement]:
 
 
 def misfits(extra: str = "") -> list[str]:
-    """Return the packages that are missing or have a version that does not fit, each as ``torch 2.9 (needs ==2.13.0)``."""
+    """Return the packages that are missing or have another version, each as ``torch 2.9 (needs ==2.13.0)``."""
     found: list[str] = []
     for line in requirements(extra):
         installed = installed_version(line.name)

@@ -7,10 +7,9 @@ from pathlib import Path
 import typer
 from pydantic import Field, ValidationError
 
-from deepsearch_rl.cli.planning.whole_run import run_command
 from deepsearch_rl.cli.profile_argument import ProfileName
 from deepsearch_rl.core.errors import ArtifactError
-from deepsearch_rl.core.profile import dvc_file, find_profile, require_profile
+from deepsearch_rl.core.profile import dvc_file, require_profile
 from deepsearch_rl.core.records import ForeignRecord
 from deepsearch_rl.core.stage_entry import TIMINGS
 
@@ -47,7 +46,7 @@ def read_table(root: Path, profile: str) -> str:
     table = root / "reports" / profile / "f1_table.md"
 
     if not table.is_file():
-        command = run_command(find_profile(root, profile))
+        command = "make repro" if profile == "tiny" else f"make repro PROFILE={profile}"
         raise ArtifactError(f"{table} does not exist yet; `{command}` makes it.")
 
     return table.read_text(encoding="utf-8").rstrip()
