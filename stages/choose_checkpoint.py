@@ -25,7 +25,7 @@ def main(profile: Profile, scratch: Scratch) -> None:
 
 
 def _choose_on_dev(profile: Profile, config: ChooseCheckpointConfig, scratch: Scratch) -> None:
-    from deepsearch_rl.agent.rollout_setting import RolloutSetting  # noqa: PLC0415
+    from deepsearch_rl.agent.collect import RolloutSetting  # noqa: PLC0415
     from deepsearch_rl.serve.launch import ServingConfig  # noqa: PLC0415 - with the agent's libraries, seconds
     from deepsearch_rl.train.choose_on_dev import DevRollouts, choose_on_dev  # noqa: PLC0415
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from deepsearch_rl.agent.collect import SERVER_FAILURES, keep_times
-from deepsearch_rl.chat.remote import read_remote
+from deepsearch_rl.agent.collect import SERVER_FAILURES
+from deepsearch_rl.agent.timing import keep_times
+from deepsearch_rl.chat.endpoint import read_remote
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch

@@ -1,6 +1,6 @@
 """Choose the teacher's good trajectories and convert them to training rows."""
 
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage_entry import run

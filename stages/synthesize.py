@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.collect import RolloutSetting
 from deepsearch_rl.agent.synthesize import SynthesizeConfig, synthesize
-from deepsearch_rl.chat.remote import read_remote
+from deepsearch_rl.chat.endpoint import read_remote
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.scratch import Scratch
 from deepsearch_rl.core.stage_entry import run

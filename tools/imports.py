@@ -7,7 +7,7 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.agent.scripted_config import SCRIPTED
+from deepsearch_rl.agent.config import SCRIPTED
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"deepsearch_rl": ROOT / "src" / "deepsearch_rl", "stages": ROOT / "stages"}

@@ -15,9 +15,9 @@ from dvc.utils.hydra import apply_overrides
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.synthesize import SynthesizeConfig
-from deepsearch_rl.chat.agent_config import AgentConfig
-from deepsearch_rl.chat.remote import read_remote
+from deepsearch_rl.chat.endpoint import read_remote
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.evaluate.evaluation_plan import Evaluation
 from deepsearch_rl.search.build import IndexSection

@@ -310,7 +310,7 @@ def by_dvc(graph: FinishedGraph, stage: str, change: Callable[[], bool]) -> tupl
 
 def by_make(graph: FinishedGraph, stage: str, change: Callable[[], bool]) -> tuple[bool, str, bool]:
     """As `make repro` does it."""
-    return by_command([sys.executable, "-m", "flows.repro", PROFILE, stage], graph, change)
+    return by_command([sys.executable, "-m", "flows.driver", PROFILE, stage], graph, change)
 
 
 def by_flow(graph: FinishedGraph, stage: str, change: Callable[[], bool]) -> tuple[bool, str, bool]:

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from deepsearch_rl.core.locked import locked_versions, uv_versions
 from deepsearch_rl.core.profile import load_profile, profile_names
-from flows.graph import Graph, read_graph
+from flows.driver import Stage, read_graph
 from tools.imports import ROOT, programs_in
 from tools.packages import (
     BENEATH,
@@ -117,7 +117,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def upgrade(project: Path, *packages: str) -> Graph:
+def upgrade(project: Path, *packages: str) -> dict[str, Stage]:
     """Lock other versions of packages, as `uv lock` does, and return the graph as DVC then sees it."""
     lock = project / "uv.lock"
     text = lock.read_text(encoding="utf-8")
@@ -140,7 +140,7 @@ def test_an_upgrade_runs_exactly_the_stages_again_that_import_the_package(projec
     # No stage imports boto3
     graph = upgrade(project, "boto3", "transformers")
 
-    changed = {stage.family for stage in graph.values() if stage.changed}
+    changed = {stage.family for stage in graph.values() if stage.is_changed}
     assert changed == {stage.family for stage in graph.values()} - {
         "download",
         "chunk",

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
 from deepsearch_rl.chat import chat_messages
-from deepsearch_rl.chat.remote import read_remote, resolve_endpoint
+from deepsearch_rl.chat.endpoint import read_remote, resolve_endpoint
 from deepsearch_rl.chat.request_options import RequestOptions
 from deepsearch_rl.core import files, processes, remembered_digests
 from deepsearch_rl.core.answers import f1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.chat.remote import read_remote
+from deepsearch_rl.chat.endpoint import read_remote
 from deepsearch_rl.cli.doctor import inspect
 from deepsearch_rl.core.errors import CheckFailedError, UnavailableError
 from deepsearch_rl.core.files import read_json

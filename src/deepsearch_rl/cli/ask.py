@@ -17,7 +17,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 from typer import Option
 
-from deepsearch_rl.chat.agent_config import prompt_option
+from deepsearch_rl.agent.config import prompt_option
 from deepsearch_rl.cli.defaults import (
     PROMPT_HELP,
     RequestOption,
@@ -61,8 +61,8 @@ def ask(
         # all three at once would take the model's core.
         wait_for_model = servers.enter_context(start_model(model, serving))
         with loading_libraries():
+            from deepsearch_rl.agent.collect import RolloutSetting  # noqa: PLC0415
             from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - takes two seconds
-            from deepsearch_rl.agent.rollout_setting import RolloutSetting  # noqa: PLC0415
             from deepsearch_rl.server.launch import start_index  # noqa: PLC0415 - FAISS
 
         setting = RolloutSetting.of(settings, dataset)

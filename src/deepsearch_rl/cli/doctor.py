@@ -73,7 +73,7 @@ class MissingRequirement:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """The machine, packages that do not fit, servers, and what each profile is missing (no profiles without a project)."""
+    """The machine, packages that do not fit, servers, and what each profile misses; no profiles without a project."""
 
     machine: Machine
     packages: list[str]

@@ -27,18 +27,14 @@ COMMANDS = {
     "preflight": "Try a profile's training path on a small model: what works, and what to do before it costs hours.",
     "table": "Print the F1 table of a profile as it was last reported.",
     "summary": "Print the F1 table, each stage's time and peak memory, and where to look next.",
-    "remote": "Share what stages make with other machines, by DVC's remote.",
-    "gc": "Free the disk of results that nothing leads to any more: say how much, and with `--yes` do it.",
     "ask": "Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.",
     "datasets": "List the readable data sets, or show one: source, licence, a row, and the params that fetch it.",
     "evaluate": "Let a model answer a question set with search, and print its row of the F1 table.",
     "score": "Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.",
     "compare": "First minus second, question by question, with 95 % intervals and permutation p-values.",
-    "experiments": "Show a profile's DVC experiments: F1 on the in-domain set by model, and the params that differ.",
     "explain": "Show where runs lose points, cause by cause, what could be reached, and how a published row differs.",
     "retrieve": "Build, search, serve and measure passage indexes.",
     "model": "Checkpoints of other trainers as model folders.",
-    "clean": "Show, or remove, what killed runs left behind: scratch folders that no stage resumes from.",
     "trajectories": "What became of rollouts, and files for other trainers.",
 }
 # The module of ``commands/`` where it is not called as the command

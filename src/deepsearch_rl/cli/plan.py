@@ -18,7 +18,7 @@ import yaml
 from pydantic import RootModel
 from typer import Option
 
-from deepsearch_rl.agent.scripted_config import SCRIPTED
+from deepsearch_rl.agent.config import SCRIPTED
 from deepsearch_rl.cli.defaults import named_numbers
 from deepsearch_rl.cli.profile_argument import ProfileName
 from deepsearch_rl.cli.terminal import print_table

@@ -46,8 +46,7 @@ def read_table(root: Path, profile: str) -> str:
     table = root / "reports" / profile / "f1_table.md"
 
     if not table.is_file():
-        command = "make repro" if profile == "tiny" else f"make repro PROFILE={profile}"
-        raise ArtifactError(f"{table} does not exist yet; `{command}` makes it.")
+        raise ArtifactError(f"{table} does not exist yet; `make repro PROFILE={profile}` makes it.")
 
     return table.read_text(encoding="utf-8").rstrip()
 
@@ -93,7 +92,7 @@ def wall_s(runs: Sequence[StageRun]) -> float:
     return max(run.started + run.seconds for run in runs) - min(run.started for run in runs)
 
 
-def _timeline(runs: Sequence[StageRun]) -> Iterator[str]:
+def timeline(runs: Sequence[StageRun]) -> Iterator[str]:
     """Yield a line per stage, with a bar for those of the newest run: when it ran, from the run's start to its end."""
     newest = last_whole_run(runs)
     first = min(run.started for run in newest)
@@ -119,7 +118,7 @@ def render(root: Path, profile: str) -> str:
     runs = latest_runs(root, profile)
     if runs:
         title = "Where the time went (last run of each stage):"
-        parts.append("\n".join([title, "", *_timeline(runs)]))
+        parts.append("\n".join([title, "", *timeline(runs)]))
 
     dvc_yaml = dvc_file(profile)
     hints = {

@@ -23,8 +23,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracing.client import TracingClient
 from mlflow.tracking import MlflowClient
 
-from deepsearch_rl.agent.collect import kept_times, read_times
-from deepsearch_rl.chat.timing import trajectory_digest
+from deepsearch_rl.agent.timing import kept_times, read_times, trajectory_digest
 from deepsearch_rl.evaluate.table_files import flat_rows, published_lines
 from deepsearch_rl.evaluate.tables import F1Table
 from deepsearch_rl.track.contents import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.collect import RolloutSetting
 from deepsearch_rl.core.files import file_digests, read_jsonl, write_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question

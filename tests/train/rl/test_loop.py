@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.chat.chat_format import load_chat_format
-from deepsearch_rl.chat.prompt_digests import TrainedWith
-from deepsearch_rl.chat.trained_with import read_trained_with, served_with
+from deepsearch_rl.chat.prompts import TrainedWith, read_trained_with, served_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl, write_json
 from deepsearch_rl.core.profile import Profile

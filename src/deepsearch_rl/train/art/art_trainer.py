@@ -20,14 +20,14 @@ from art.auto_trajectory import AutoTrajectoryContext
 from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from mp_actors import move_to_child_process
 
+from deepsearch_rl.agent.config import SEARCH_TAGS
 from deepsearch_rl.agent.protocols import EndpointPolicy
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.agent_config import SEARCH_TAGS
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.chat.endpoint import Endpoint
+from deepsearch_rl.chat.prompts import prompt_opens_thought
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.serve.opened_thought import prompt_opens_thought
 from deepsearch_rl.train.art.captures import NO_TURN, captured_row
 from deepsearch_rl.train.art.checkpoints import RESUME_ONLY, is_whole, require_start
 from deepsearch_rl.train.art.sequences import in_order, row_trajectory

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 from deepsearch_rl.chat.chat_format import load_chat_format
-from deepsearch_rl.chat.trained_with import TRAINED_WITH, served_with
+from deepsearch_rl.chat.prompts import TRAINED_WITH, served_with
 from deepsearch_rl.core.files import (
     AppendLog,
     atomic_directory,

@@ -1,15 +1,27 @@
-"""The agent's settings, one section of params."""
+"""The settings of an agent, and the manifest that says which prompt and tool trajectories were made with.
 
+The scripted teacher's error rates stand here too, so that commands read them without its code.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Final, Self
 
 from pydantic import Field, model_validator
 
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.chat.prompt_digests import PromptDigests, tools_text
-from deepsearch_rl.chat.prompts import load_prompt, prompt_path, prompt_title
+from deepsearch_rl.chat.prompts import (
+    PromptDigests,
+    load_prompt,
+    parts_text,
+    prompt_path,
+    prompt_title,
+    text_digest,
+    tools_text,
+)
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.core.files import sha256_json
-from deepsearch_rl.core.records import ProtocolName, Record
+from deepsearch_rl.core.files import read_record, sha256_json, write_json
+from deepsearch_rl.core.records import ProtocolName, Record, Trajectory
 
 FUNCTION_CALLING: Final = "function_calling"
 SEARCH_TAGS: Final = "search_tags"
@@ -111,3 +123,74 @@ class AgentConfig(Record):
             )
 
         return self
+
+
+# The value of `synthesize.teacher` that names the scripted teacher: the folder of its code.
+SCRIPTED = "src/deepsearch_rl/toy"
+
+
+class ScriptedConfig(Record):
+    """How often the scripted teacher errs, and when it stops."""
+
+    partial_query: float = Field(
+        ge=0, le=1, description="a first query has one word of a two-word name"
+    )
+    misspelt_query: float = Field(
+        ge=0, le=1, description="a first query has two letters of the name swapped"
+    )
+    wrong_relation: float = Field(ge=0, le=1, description="a first query asks for another relation")
+    misread: float = Field(
+        ge=0, le=1, description="some other name in the passages is read as the object"
+    )
+    max_facts: int = Field(
+        ge=1, description="facts after which it gives up, and answers with the last"
+    )
+    gives_up: float = Field(
+        ge=0, le=1, description="probability that it does so where more are asked for"
+    )
+
+
+MANIFEST = "manifest.json"
+
+
+class TrajectoriesManifest(Record):
+    """``manifest.json``."""
+
+    made_with: PromptDigests
+
+
+def write_manifest(trajectories: Path, agent: AgentConfig) -> None:
+    """Write the manifest of a file of trajectories that this agent has just made."""
+    manifest = TrajectoriesManifest(made_with=agent.prompt_digests())
+    write_json(trajectories.with_name(MANIFEST), manifest.model_dump())
+
+
+def require_made_with(trajectories: Path, agent: AgentConfig) -> None:
+    """Raise ConfigError where trajectories were made with another prompt or tool than this agent's.
+
+    Raise ArtifactError where there is no manifest.
+    """
+    manifest = read_record(trajectories.with_name(MANIFEST), TrajectoriesManifest)
+    other = manifest.made_with.other_parts(agent.prompt_digests())
+    if other:
+        raise ConfigError(_refusal(f"{trajectories} was made", parts_text(other), agent))
+
+
+def require_prompts(trajectories: Iterable[Trajectory], agent: AgentConfig) -> None:
+    """Raise ConfigError where a trajectory does not begin with the agent's own system prompt."""
+    expected = agent.prompt_digests().prompt
+    for trajectory in trajectories:
+        opening = trajectory.messages[0] if trajectory.messages else None
+        system = opening.content if opening and opening.role == "system" else ""
+        if text_digest(system) != expected:
+            raise ConfigError(
+                _refusal(f"trajectory {trajectory.id} was made", "system prompt", agent)
+            )
+
+
+def _refusal(what: str, parts: str, agent: AgentConfig) -> str:
+    return (
+        f"{what} with another {parts} than the agent's (agent.prompt {agent.prompt!r}), so that "
+        "rows of it would train what is never served; run the stage synthesize again, or set the "
+        "old text back."
+    )

@@ -1,10 +1,21 @@
-"""Where the commands of this folder write their rows: a file for each file of questions, never over one of them."""
+"""What the commands of this folder share: where rows go, and how a command ends where something is wrong."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.core.outputs import require_another_file
+
+
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """Exit with status 1 and the error's paragraph where the block raises one of the project's errors."""
+    try:
+        yield
+    except DeepsearchError as error:
+        sys.exit(f"error: {error}")
 
 
 def row_files(questions: Sequence[Path], folder: Path, suffix: str) -> list[Path]:

@@ -6,14 +6,17 @@ nothing is measured.
 """
 
 import hashlib
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from deepsearch_rl.core.files import parse_record
 from deepsearch_rl.core.records import Record, Trajectory
 
 
@@ -86,3 +89,39 @@ def timed(kind: Literal["model_call", "search"], message: int) -> Iterator[None]
 def trajectory_digest(trajectory: Trajectory) -> str:
     """Return the SHA-256 of a trajectory, as it is written to files."""
     return hashlib.sha256(trajectory.model_dump_json(exclude_none=True).encode()).hexdigest()
+
+
+def kept_times(profile: str, model: str) -> Path:
+    """Return the folder with the times of a model's rollouts, which outlive the logs of their evaluation."""
+    return Path("work", profile, "times", model)
+
+
+def keep_times(logs: Path, profile: str, model: str) -> None:
+    """Copy the times of an evaluation's rollouts from its scratch folder to :func:`kept_times`."""
+    for times in logs.glob("*/*.times"):
+        target = kept_times(profile, model) / times.parent.name / times.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(times, target)
+
+
+def times_path(log: Path) -> Path:
+    """Return the file beside a log with its rollouts' times, a :class:`RolloutTimes` a line; no part of an artifact."""
+    return log.with_suffix(".times")
+
+
+def read_times(logs: Path, trajectories: Collection[str]) -> dict[str, RolloutTimes]:
+    """Return the times of rollouts in all logs of an evaluation, by the digest of their trajectory; the latest counts.
+
+    A last line that a kill cut off is left out; raise RecordError where another does not fit.
+    """
+    times: dict[str, RolloutTimes] = {}
+    for path in logs.glob("*/*.times"):
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.endswith(b"\n") and line.strip():
+                    record = parse_record(RolloutTimes, line, path, number)
+                    earlier = times.get(record.trajectory, record)
+                    if record.trajectory in trajectories and earlier.start_ns <= record.start_ns:
+                        times[record.trajectory] = record
+
+    return times
