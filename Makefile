@@ -131,18 +131,17 @@ test-all: environment  ##change the checks of `make test`, and what a night has 
 unit: environment  ##change the quick tests, each below .2 s
 	@$(PYTEST) -m "not slow and not nightly"
 
-lint: environment  ##change ruff, the rules of tools/lint.py, pyright, and whether uv.lock fits pyproject.toml
+lint: environment  ##change ruff, pyright, and whether uv.lock fits pyproject.toml
 	@.venvs/uv/bin/uv lock --quiet --check
 	@$(BIN)/ruff check
-	@$(BIN)/python -m tools.lint
+	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/pyright
 
 bench: environment  ##change the speed of retrieval as ratios to other libraries, against the committed ones; 3 minutes on a quiet machine
 	@$(BIN)/python -m benchmarks.ratios
 
-readme: environment  ##change the generated parts of documents: README's results, the file tree, the gpu profile's departures
+readme: environment  ##change the generated parts of documents: README's results, the gpu profile's departures
 	@$(BIN)/python -m tools.readme
-	@$(BIN)/python -m tools.file_tree
 	@$(BIN)/python -m tools.departures
 
 params: environment  ##change every params.yaml, from profiles/*/profile.yaml and the preset tiny (FORCE=1: drop edited values)
@@ -156,7 +155,6 @@ gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the inte
 	  $(PYTHON) tools/environment.py --adopt .venvs/$$family || exit 1; \
 	done
 	@.venvs/serve/bin/python -m tools.sentence_model
-	@$(BIN)/python -m tools.packages
 
 verl-environment: environment  ##full .venvs/verl, for rl.backend.engine: verl
 	@$(UV) venv -q --allow-existing --relocatable --python 3.11 .venvs/verl

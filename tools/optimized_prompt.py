@@ -10,7 +10,7 @@ import argparse
 from dvc.utils.serialize import modify_yaml
 
 from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile
-from tools.imports import ROOT
+from tools import ROOT
 
 VARIANT = "optimized"
 

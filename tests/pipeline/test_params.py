@@ -16,8 +16,7 @@ from deepsearch_rl.core import presets
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
 from deepsearch_rl.core.presets import extended_values, load_preset, preset_file
 from deepsearch_rl.core.profile import load_profile
-from tools import params
-from tools.imports import ROOT
+from tools import ROOT, params
 from tools.params import generate, profile_files, write_params
 
 PROFILES = profile_files()

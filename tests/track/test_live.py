@@ -23,7 +23,7 @@ STAGE = """
 import os, time
 from pathlib import Path
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.core.stage import Scratch
 from deepsearch_rl.train.curves import Alarm, record_step, recorded_curve
 from deepsearch_rl.train.followed import live_figures
 

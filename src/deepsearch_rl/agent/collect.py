@@ -1,7 +1,7 @@
 """Bulk runs: many questions at once, resumed after a kill.
 
 Finished rollouts go to an append-only log, which the caller keeps in a place of its own for
-everything that determines them (:mod:`deepsearch_rl.core.scratch`). A resumed run repeats the rollouts
+everything that determines them (:mod:`deepsearch_rl.core.stage`). A resumed run repeats the rollouts
 that a server failed; a run stops when many in a row show that a server is gone. Memory does not
 grow with the number of trajectories. docs/evaluation.md, "Bulk runs", says what every kind of line
 means when the log is opened again.

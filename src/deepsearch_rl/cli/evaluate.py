@@ -26,7 +26,7 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import ProtocolName
-from deepsearch_rl.core.stage_state import package_digest
+from deepsearch_rl.core.stage import package_digest
 from deepsearch_rl.search.names import RetrieverName
 from deepsearch_rl.serve.launch import ServingBackend
 

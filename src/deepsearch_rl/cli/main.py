@@ -14,9 +14,8 @@ import typer.main
 from typer.core import TyperGroup
 
 from deepsearch_rl import __version__
+from deepsearch_rl.core.environment import prepare_environment
 from deepsearch_rl.core.errors import DeepsearchError, full_disk_named
-from deepsearch_rl.core.library_bars import hide_library_bars
-from deepsearch_rl.core.loopback import spare_loopback
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -104,8 +103,7 @@ def _options(
         make repro           # run whatever is not up to date
         deepsearch table     # the F1 table
     """
-    spare_loopback()
-    hide_library_bars()
+    prepare_environment()
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from deepsearch_rl.cli.profile_argument import ProfileName
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.profile import dvc_file, require_profile
 from deepsearch_rl.core.records import ForeignRecord
-from deepsearch_rl.core.stage_entry import TIMINGS
+from deepsearch_rl.core.stage import TIMINGS
 
 # Between two stages of one run
 LONGEST_PAUSE_S = 60.0
@@ -19,7 +19,7 @@ TIMELINE_WIDTH = 40
 
 
 class StageRun(ForeignRecord):
-    """One finished run of a stage, as core/stage_entry.py writes it into ``work/timings.jsonl``."""
+    """One finished run of a stage, as core/stage.py writes it into ``work/timings.jsonl``."""
 
     profile: str
     stage: str = Field(description="name as DVC gives it, e.g. rl@sft")

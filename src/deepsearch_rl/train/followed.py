@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.core.stage import Scratch
 
 RUNNER = Path("tools", "python")
 # How long the child may take for the last steps when training has ended
