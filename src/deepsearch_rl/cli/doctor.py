@@ -32,6 +32,7 @@ KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
 SERVERS = ("OPENAI_BASE_URL", "MLFLOW_TRACKING_URI", "PREFECT_API_URL")
 SERVER_TIMEOUT_S = 3.0
 PROGRAM_TIMEOUT_S = 20.0
+CLUSTER_TIMEOUT_S = 60.0
 
 
 class Requirements(Record):
@@ -241,11 +242,41 @@ def _missing_for_rl(profile: Profile, root: Path, machine: Machine) -> Iterator[
         return
     if not (root / verl["python"]).exists():
         yield MissingRequirement(f"veRL's interpreter {verl['python']}", "make verl-environment")
+    elif verl.get("address") is not None:
+        yield from _missing_in_cluster(root, verl)
+
     gpus = len(machine.gpus_gib)
     if verl.get("address") is None and gpus < verl["gpus_per_node"]:
         what = f"{verl['gpus_per_node']} GPUs (this machine has: {gpus})"
         fix = "use a larger machine, or lower rl.backend.verl.gpus_per_node in profile.yaml"
         yield MissingRequirement(what, fix)
+
+
+def _missing_in_cluster(root: Path, verl: Mapping[str, Any]) -> Iterator[MissingRequirement]:
+    """Yield what the nodes of a Ray cluster have otherwise than its head, as veRL's environment finds it."""
+    command = [str(root / verl["python"]), "-m", "deepsearch_rl.train.verl.cluster"]
+    command += [verl["address"], str(verl.get("nodes", 1)), str(verl["gpus_per_node"])]
+    sources = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": sources, "RAY_USAGE_STATS_ENABLED": "0"}
+    try:
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=CLUSTER_TIMEOUT_S,
+            check=False,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        what = f"no answer of the Ray cluster {verl['address']} in {CLUSTER_TIMEOUT_S:g} s"
+        yield MissingRequirement(what, "`ray status` on its head says how it is")
+        return
+
+    problems = result.stdout.splitlines()
+    if result.returncode and not problems:
+        problems = result.stderr.strip().splitlines()[-1:]
+    for problem in problems:
+        yield MissingRequirement(f"Ray cluster {verl['address']}: {problem}", "docs/training.md")
 
 
 def render(report: DoctorReport) -> str:

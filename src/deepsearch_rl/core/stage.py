@@ -75,7 +75,7 @@ OPERATIONAL = (
     "agent.concurrency",
     "retrieval.startup_timeout_s",
     "rl.concurrency",
-    "rl.keep",
+    "rl.kept_checkpoints",
     "rl.watchdog",
     "serving.cpu.start_timeout_s",
     "serving.vllm.start_timeout_s",

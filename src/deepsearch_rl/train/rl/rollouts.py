@@ -1,18 +1,59 @@
-"""The rollouts of a step: which of them are trained on, and what the log says of them."""
+"""The questions and rollouts of a step: their order, which are trained on, their figures, and scores on dev."""
 
+import itertools
+import logging
+import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from statistics import fmean
 
 from deepsearch_rl.core.answers import is_refusal, score_rollout
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import sha256_json
-from deepsearch_rl.core.records import SERVER_FAILURES
-from deepsearch_rl.train.curves import TrainingStep
-from deepsearch_rl.train.rl.rl_trainer import Rollout
+from deepsearch_rl.core.records import SERVER_FAILURES, Question
+from deepsearch_rl.train.curves import TrainingStep, standard_error
+from deepsearch_rl.train.rl.health import gate_warning
+from deepsearch_rl.train.rl.rl_config import RlConfig
+from deepsearch_rl.train.rl.rl_trainer import RlTask, RlTrainer, Rollout, RolloutSampling
+
+_LOG = logging.getLogger(__name__)
+
+# Share of a dev score's rollouts that infrastructure must have left whole for it to be a score
+MIN_DEV_SHARE = 0.9
 
 # Q questions, G rollouts of each
 Groups = list[list[Rollout]]
+
+
+def batch(task: RlTask, type_shares: Mapping[str, float], first: int, size: int) -> list[Question]:
+    """Return ``size`` train questions from number ``first`` on, counted from 0.
+
+    Every epoch has an order of its own. With shares every type has its own epochs, and the next
+    question is of the type that is furthest below its share.
+    """
+    return list(islice(_without_end(task, type_shares or {"": 1.0}), first, first + size))
+
+
+def _without_end(task: RlTask, shares: Mapping[str, float]) -> Iterator[Question]:
+    orders: dict[str, Iterator[Question]] = {}
+    for name in shares:
+        of_type = [q for q in task.train if name in ("", q.metadata.question_type)]
+        orders[name] = _epochs(of_type, task.seed)
+
+    drawn = Counter[str]()
+    while True:
+        # The question that is drawn now counts already
+        share_drawn = (drawn.total() + 1) / sum(shares.values())
+        name = max(shares, key=lambda name: shares[name] * share_drawn - drawn[name])
+        drawn[name] += 1
+        yield next(orders[name])
+
+
+def _epochs(questions: Sequence[Question], seed: int) -> Iterator[Question]:
+    for epoch in itertools.count():
+        yield from random.Random(f"{seed}/{epoch}").sample(questions, len(questions))
 
 
 def roll_out_seed(seed: int, draw: int, tries: int = 0, refills: int = 0) -> int:
@@ -140,3 +181,61 @@ def progress_note(line: TrainingStep) -> str:
             notes.append(f"{name} {value:.3f}")
 
     return ", ".join(notes)
+
+
+@dataclass(frozen=True, slots=True)
+class DevScores:
+    """Scores of the policy that ``trainer`` serves now. All scores of one kind share their random numbers."""
+
+    task: RlTask
+    config: RlConfig
+    trainer: RlTrainer
+
+    async def gate(self) -> dict[str, float]:
+        """Return the start's F1 of one answer and of the best of several; warn where RL cannot help it."""
+        gate = self.config.gate
+        seed = roll_out_seed(self.task.seed, draw=-2)
+        sampling = RolloutSampling(gate.samples, self.config.temperature, seed, trained=False)
+        f1_QG = await self._f1(self.task.dev[: gate.questions], sampling)
+
+        pass_1 = fmean(map(fmean, f1_QG))
+        pass_k = fmean(map(max, f1_QG))
+        warning = gate_warning(pass_1, pass_k, gate.samples, gate.min_f1)
+        if warning:
+            _LOG.warning("rl@%s: %s.", self.task.start_name, warning)
+        return {"pass_1": pass_1, "pass_k": pass_k}
+
+    async def dev_f1(self) -> dict[str, float]:
+        """Return the mean F1 on the dev questions with its standard error."""
+        dev = self.config.dev
+        seed = roll_out_seed(self.task.seed, draw=-1)
+        sampling = RolloutSampling(dev.samples, dev.temperature, seed, trained=False)
+        f1_QG = await self._f1(self.task.dev[: dev.questions], sampling)
+
+        f1_Q = list(map(fmean, f1_QG))
+        return {"dev_f1": fmean(f1_Q), **standard_error("dev_f1", f1_Q)}
+
+    async def _f1(
+        self, questions: Sequence[Question], sampling: RolloutSampling
+    ) -> list[list[float]]:
+        """Return the F1 of every rollout that infrastructure left whole, by question.
+
+        Raises EndpointError if they are less than :data:`MIN_DEV_SHARE`.
+        """
+        rollouts_QG = await self.trainer.roll_out(questions, sampling)
+        usable_QG, failed = sort_out(rollouts_QG)
+        total = sum(map(len, rollouts_QG))
+
+        # Checkpoints are compared by this score: it must not be of a few questions
+        if total - len(failed) < MIN_DEV_SHARE * total:
+            raise EndpointError(
+                f"{len(failed)} of the {total} rollouts of a dev score were failed by a server "
+                f"{reasons_text(failed)}. That leaves too few to choose a checkpoint by. Check the "
+                "servers and run the command again, which goes on after the last logged step."
+            )
+
+        f1_QG: list[list[float]] = []
+        for group in usable_QG:
+            f1_QG.append([score_rollout(rollout.trajectory).f1 for rollout in group])
+
+        return f1_QG

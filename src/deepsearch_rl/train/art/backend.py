@@ -1,11 +1,17 @@
-"""ART's local backend, given its services: what it is told of a run, and how it weighs rollouts."""
+"""ART's local backend, given its services: what it is told of a run, and how rollouts become rows.
+
+ART knows conversations and renders them. A rollout is the sequence that the policy read and wrote,
+so it travels through ART as one choice that holds every token, and is read back where ART would
+render it.
+"""
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import art
 import torch
@@ -16,16 +22,26 @@ from art.local.service import ModelService
 from art.preprocessing import tokenize
 from art.preprocessing.pack import PackedTensors
 from art.preprocessing.tokenize import TokenizedResult, tokenize_trajectory_groups
+from art.trajectories import History
+from openai.types.chat.chat_completion import Choice
+from transformers import PreTrainedTokenizerBase
 
 from deepsearch_rl.core.global_random import seeded_global_random
-from deepsearch_rl.train.art.sequences import tokenized_row
+from deepsearch_rl.train.art.captures import reported_tokens
 from deepsearch_rl.train.rl.policy_loss import ALGORITHMS, advantages
 from deepsearch_rl.train.rl.rl_config import LossConfig, RlConfig
+from deepsearch_rl.train.rl.rl_trainer import Rollout
+from deepsearch_rl.train.rl.tokens import TokenRow
 
 _LOG = logging.getLogger(__name__)
+
 # Rollouts with at most this advantage are not trained on: equal rewards differ from their mean by
 # rounding
 NO_ADVANTAGE = 1e-6
+
+_SAMPLED = "token_id"
+
+_READ = "read_id"
 
 
 def _note(*texts: object) -> None:
@@ -137,3 +153,69 @@ def train_arguments(config: RlConfig) -> dict[str, Any]:
         "packed_sequence_length": config.max_sequence_tokens,
         "logprob_calculation_chunk_size": config.logprob_chunk,
     }
+
+
+def in_order(
+    rollouts_G: Sequence[Rollout], rewards_G: Sequence[float]
+) -> list[tuple[Rollout, float]]:
+    """Return the rollouts of a group with their rewards by id, so that no sum depends on which one ended first."""
+    return sorted(zip(rollouts_G, rewards_G, strict=True), key=lambda pair: pair[0].trajectory.id)
+
+
+def row_trajectory(row: TokenRow, reward: float) -> art.Trajectory:
+    """Return a sequence as ART carries it: one choice with all tokens, which :func:`tokenized_row` reads."""
+    logprobs = row.logprobs or [math.nan] * len(row.ids)
+    content: list[dict[str, Any]] = []
+
+    for token, is_sampled, logprob in zip(row.ids, row.mask, logprobs, strict=True):
+        name = _SAMPLED if is_sampled else _READ
+        content.append({"token": f"{name}:{token}", "logprob": logprob, "top_logprobs": []})
+
+    message = {"role": "assistant", "content": ""}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    return art.Trajectory(
+        messages_and_choices=[Choice.model_validate({**choice, "logprobs": {"content": content}})],
+        reward=reward,
+    )
+
+
+def tokenized_row(
+    tokenizer: PreTrainedTokenizerBase,
+    _image_processor: Any,
+    history: History,
+    advantage: float,
+    _without_logprobs: bool,
+    trajectory: art.Trajectory,
+    **_: Any,
+) -> TokenizedResult:
+    """Return a sequence of :func:`row_trajectory` as ART's ``tokenize_trajectory`` returns a conversation.
+
+    As there, a token that the model did not write has no log-probability (NaN) and no place in the
+    mask.
+    """
+    choice = cast(Choice, history.messages_and_choices[0])
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+
+    for entry in reported_tokens(choice):
+        name, _colon, token = entry.token.partition(":")
+        is_sampled = name == _SAMPLED
+        ids.append(int(token))
+        mask.append(int(is_sampled))
+        logprobs.append(entry.logprob if is_sampled else math.nan)
+
+    return TokenizedResult(
+        advantage=advantage,
+        chat="",
+        token_ids=ids,
+        input_pos=list(range(len(ids))),
+        assistant_mask=mask,
+        logprobs=logprobs,
+        pixel_values=None,
+        image_grid_thw=None,
+        trajectory=trajectory,
+        choice_offsets=[],
+        extra_logprobs={},
+        _tokenizer=tokenizer,
+    )

@@ -1,21 +1,32 @@
-"""veRL's checkpoints of a run, and which of them a start goes on from: the newest whole one.
+"""veRL's checkpoints of a run: the newest whole one, which a start goes on from, and one as weights.
 
-veRL goes on from the step that its tracker file names, whatever the folder holds.
+    python -m deepsearch_rl.train.verl.checkpoints merge --backend fsdp --local_dir ... --target_dir ...
+
+veRL goes on from the step that its tracker file names, whatever the folder holds. Its ``model_merger``
+(0.9.1) makes bfloat16 of all weights, whatever they are; the command above is the merger without
+that rounding.
 """
 
+import importlib
 import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.train.rl.rl_config import RlConfig
 
 _LOG = logging.getLogger(__name__)
+
 TRACKER = "latest_checkpointed_iteration.txt"
+
 PREFIX = "global_step_"
+
 PARTS = ("model", "optim", "extra_state")
+
+Sharding = Literal["fsdp", "megatron"]
 
 
 def step_folder(step: int) -> str:
@@ -86,8 +97,7 @@ def _problem(folder: Path, models: Sequence[str], processes: int) -> str | None:
         if others and str(processes) not in others:
             raise ConfigError(
                 f"{folder} was saved by {', '.join(sorted(others))} processes, and rl.backend.verl has nodes x "
-                f"gpus_per_node = {processes}: train on as many, or begin anew in another scratch folder "
-                "(deepsearch clean)."
+                f"gpus_per_node = {processes}: train on as many, or delete {folder.parent} to begin anew."
             )
 
         for part in PARTS:
@@ -102,3 +112,29 @@ def _point_to(tracker: Path, step: int) -> None:
     _LOG.warning("training goes on from step %d", step)
     with atomic_file(tracker) as partial:
         partial.write_text(str(step), encoding="utf-8")
+
+
+def merge_command(
+    python: str, sharding: Sharding, actor: Path, target: Path, *, rounds: bool
+) -> list[str]:
+    """Return the call that merges the shards of a checkpoint's ``actor`` folder into ``target``.
+
+    ``rounds``: bfloat16 whatever the weights are, as veRL's merger does by itself.
+    """
+    merger = "verl.model_merger" if rounds else "deepsearch_rl.train.verl.checkpoints"
+    command = [python, "-u", "-m", merger, "merge", "--backend", sharding]
+    return [*command, "--local_dir", str(actor), "--target_dir", str(target)]
+
+
+def main() -> None:
+    """Merge a checkpoint in the dtype that it has."""
+    import torch  # noqa: PLC0415 - for this command alone
+
+    tensor: Any = torch.Tensor
+    tensor.bfloat16 = lambda weights: weights
+    merger: Any = importlib.import_module("verl.model_merger.__main__")
+    merger.main()
+
+
+if __name__ == "__main__":
+    main()

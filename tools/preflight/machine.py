@@ -1,11 +1,13 @@
-"""Whether the interpreters of a profile have what its stages import, and see a GPU where they need one."""
+"""What the machine has: interpreters with the packages of a profile's stages, a GPU, and its memory."""
 
 import json
+import shutil
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from deepsearch_rl.train.attention import ATTENTION_PACKAGES
+from deepsearch_rl.train.sft import ATTENTION_PACKAGES
 from tools.preflight.project import Project
 
 # What the stages of a family import whatever the profile's settings are
@@ -66,3 +68,22 @@ def packages(values: Mapping[str, Any], family: str) -> list[str]:
     if family == "serve" and values["serving"]["backend"] == "vllm":
         return ["vllm"]
     return []
+
+
+def peak_gpu_gib(work: Callable[[], None]) -> float | None:
+    """Do the work and return the most memory that was in use on the fullest GPU; None where there is no GPU."""
+    if shutil.which("nvidia-smi") is None:
+        work()
+        return None
+
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    with tempfile.TemporaryFile("w+") as samples:
+        with subprocess.Popen([*query, "--loop-ms=500"], stdout=samples) as process:
+            try:
+                work()
+            finally:
+                process.terminate()
+        samples.seek(0)
+        used_mib = [float(line) for line in samples if line.strip().isdigit()]
+
+    return max(used_mib, default=0.0) / 1024
