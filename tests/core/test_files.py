@@ -12,6 +12,8 @@ from deepsearch_rl.core.files import (
     only_writer,
     read_json,
     read_jsonl,
+    require_another_file,
+    require_new_folder,
     sha256_json,
     write_json,
     write_jsonl,
@@ -221,3 +223,26 @@ def test_equal_json_has_equal_bytes_and_digests(tmp_path: Path) -> None:
         write_json(tmp_path / name, value)
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
     assert sha256_json(first) == sha256_json(second)
+
+
+def test_a_file_that_is_read_is_not_written_whatever_its_path(tmp_path: Path) -> None:
+    source = tmp_path / "train.jsonl"
+    source.touch()
+    (tmp_path / "link").symlink_to(source)
+    for out in (source, tmp_path / "link"):
+        with pytest.raises(ConfigError, match="is the source itself"):
+            require_another_file(out, [tmp_path / "missing.jsonl", source])
+
+    (tmp_path / "other.jsonl").touch()
+    require_another_file(tmp_path / "other.jsonl", [source, tmp_path / "missing.jsonl"])
+    require_another_file(tmp_path / "new.jsonl", [source])
+
+
+def test_a_new_or_an_empty_folder_is_written_and_another_one_is_not(tmp_path: Path) -> None:
+    require_new_folder(tmp_path / "new")
+    require_new_folder(tmp_path)
+
+    (tmp_path / "notes.txt").touch()
+    for path in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(ConfigError, match="exists already; remove it, or name another folder"):
+            require_new_folder(path)

@@ -12,17 +12,14 @@ import pytest
 
 from deepsearch_rl.core.errors import EndpointError, UnavailableError
 from deepsearch_rl.core.processes import (
-    CANCELLED_STATUS,
-    KILL_ROUNDS,
     LOOPBACK,
-    NOT_STARTED_STATUS,
     ProcessGuard,
-    _end_descendants,
     free_port,
     last_lines,
     running_server,
     stream_lines,
 )
+from deepsearch_rl.core.supervisor import CANCELLED_STATUS, NOT_STARTED_STATUS
 from tests import ports
 
 # A shell that starts a server in a session of its own, which ignores SIGHUP, notes both pids and
@@ -149,7 +146,7 @@ def test_a_command_whose_supervisor_is_killed_ends_with_the_guard(tmp_path: Path
 @pytest.mark.slow
 def test_a_command_whose_guard_cannot_be_watched_is_ended() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
-    supervisor = [sys.executable, "-m", "deepsearch_rl.core.processes", str(nothing)]
+    supervisor = [sys.executable, "-m", "deepsearch_rl.core.supervisor", str(nothing)]
     # The guard is the standard input, and this supervisor has none
     without_guard = ["sh", "-c", 'exec "$@" <&-', "sh", *supervisor, "sleep", "600"]
     answer = subprocess.run(
@@ -245,7 +242,7 @@ def test_a_port_in_use_is_passed_over() -> None:
 def test_a_guard_does_not_wait_for_ever_for_a_supervisor_that_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepsearch_rl.core.processes.SUPERVISOR_GRACE_S", 0.5)
+    monkeypatch.setattr("deepsearch_rl.core.processes._SUPERVISOR_GRACE_S", 0.5)
     with ProcessGuard() as guard:
         process = guard.start(
             ["sh", "-c", "echo $$ > shell.pid; echo started; sleep 600"], folder=tmp_path
@@ -256,24 +253,6 @@ def test_a_guard_does_not_wait_for_ever_for_a_supervisor_that_does_not_end(
         os.kill(process.pid, signal.SIGSTOP)
     assert process.returncode == -signal.SIGKILL
     assert gone(tmp_path / "shell.pid")
-
-
-@pytest.mark.slow
-def test_descendants_that_cannot_be_killed_are_named_and_left_behind(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("deepsearch_rl.core.processes.GRACE_S", 0.05)
-    ended: list[int] = []
-    monkeypatch.setattr(psutil.Process, "terminate", lambda process: ended.append(process.pid))
-    monkeypatch.setattr(psutil.Process, "kill", lambda process: ended.append(process.pid))
-    child = subprocess.Popen(["sleep", "600"])
-    try:
-        assert not _end_descendants()
-        assert str(child.pid) in capsys.readouterr().err
-        assert ended.count(child.pid) == 2 * KILL_ROUNDS
-    finally:
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
 
 
 @pytest.mark.slow
