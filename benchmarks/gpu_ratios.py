@@ -23,9 +23,9 @@ from benchmarks.measure import parse_options, publish
 from benchmarks.ratio import HEADER, Ratio, compare, table_rows, wall
 from benchmarks.server_ratios import DEFAULTS
 from deepsearch_rl.search.encoders import cuda_graphs
-from deepsearch_rl.search.encoders.configs import TransformersConfig
+from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersConfig
 from deepsearch_rl.search.encoders.encoder import normalise_rows
-from deepsearch_rl.search.encoders.transformer import TransformersEncoder
+from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersEncoder
 
 E5_BASE = {
     "hidden_size": 768,
@@ -56,7 +56,7 @@ def encoding(folder: Path, texts: list[str], rounds: int) -> Iterator[tuple[str,
     pooling = Pooling(transformer.get_embedding_dimension(), "mean")
     theirs = SentenceTransformer(modules=[transformer, pooling], device="cuda")
     config = {**DEFAULTS, "model": str(folder), "device": "cuda", "dtype": "float16"}
-    ours = TransformersEncoder(TransformersConfig.model_validate(config))
+    ours = SentenceTransformersEncoder(SentenceTransformersConfig.model_validate(config))
 
     def encode_here(batch: list[str]) -> object:
         return ours.encode(batch, "query")

@@ -40,10 +40,10 @@ from benchmarks.arithmetic_limit import arithmetic_limit
 from benchmarks.measure import fill_section, markdown_table, parse_options
 from benchmarks.ratio import HEADER, MAX_LOSS, Ratio, compare, cpu, table_rows, wall
 from benchmarks.server_ratios import DEFAULTS, int8_server, server, two_workers
-from deepsearch_rl.search.bm25.bm25 import Bm25Index
-from deepsearch_rl.search.encoders.configs import TransformersConfig
+from deepsearch_rl.search.bm25.builtin import Bm25Index
+from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersConfig
 from deepsearch_rl.search.encoders.encoder import normalise_rows
-from deepsearch_rl.search.encoders.transformer import TransformersEncoder
+from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersEncoder
 
 TABLE = Path("benchmarks/ratios.json")
 DOCUMENT = Path("docs/measurements.md")
@@ -85,7 +85,7 @@ def encoding(
     pooling = Pooling(transformer.get_embedding_dimension(), "mean")
     theirs = SentenceTransformer(modules=[transformer, pooling], device="cpu")
     config = {**DEFAULTS, "model": str(folder), "threads": threads}
-    encoder = TransformersEncoder(TransformersConfig.model_validate(config))
+    encoder = SentenceTransformersEncoder(SentenceTransformersConfig.model_validate(config))
 
     def encode_here(batch: list[str]) -> object:
         torch.set_num_threads(1)

@@ -39,8 +39,9 @@ from benchmarks.measure import (
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.search.analysis import analyse
-from deepsearch_rl.search.bm25.bm25 import Bm25Index
-from deepsearch_rl.search.bm25.configs import Bm25Config, LuceneConfig
+from deepsearch_rl.search.bm25.builtin import Bm25Index
+from deepsearch_rl.search.bm25.builtin import Bm25Config
+from deepsearch_rl.search.bm25.lucene import LuceneConfig
 from deepsearch_rl.search.bm25.lucene import LuceneIndex
 from deepsearch_rl.search.ranking import Ranking, Retriever, rank
 

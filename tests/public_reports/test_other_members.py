@@ -62,7 +62,7 @@ from tests.public_reports.test_server import (
     embeddings_config,
     peak_memory_bytes,
 )
-from tests.search.encoders.folders import transformers_config
+from tests.search.encoders.folders import encoder_config
 from tests.search.server.searchers import engine, open_searcher, service_config
 from tests.search.test_rerank import config as reranker_config
 from tests.search.test_rerank import write_model
@@ -304,7 +304,7 @@ def test_a_reranker_reads_no_more_of_a_query_than_fits_a_pair(tmp_path: Path, qu
 @pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", "abc123", "F52BF8E", ""])
 def test_an_encoders_revision_that_can_move_is_refused(tmp_path: Path, revision: str) -> None:
     with pytest.raises(ValidationError, match="is no commit"):
-        transformers_config(tmp_path, revision=revision)
+        encoder_config(tmp_path, revision=revision)
 
 
 SERVER = """

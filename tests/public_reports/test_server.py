@@ -37,10 +37,10 @@ from deepsearch_rl.core.errors import (
 from deepsearch_rl.core.files import read_distinct, write_jsonl
 from deepsearch_rl.core.records import Document, Question
 from deepsearch_rl.search.analysis import analyse
-from deepsearch_rl.search.bm25.bm25 import Bm25Index
-from deepsearch_rl.search.bm25.configs import Bm25Config
+from deepsearch_rl.search.bm25.builtin import Bm25Index
+from deepsearch_rl.search.bm25.builtin import Bm25Config
 from deepsearch_rl.search.build import IndexSection, build_index, build_indexes
-from deepsearch_rl.search.encoders.configs import RemoteEncoderConfig as RemoteConfig
+from deepsearch_rl.search.encoders.remote import RemoteEncoderConfig as RemoteConfig
 from deepsearch_rl.search.encoders.remote import RemoteEncoder
 from deepsearch_rl.search.manifest import IndexConfig
 from deepsearch_rl.search.quality import DatasetConfig, measure_datasets

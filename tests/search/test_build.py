@@ -144,7 +144,7 @@ def test_a_malformed_chunk_names_file_line_and_field(
 @pytest.fixture
 def section(index_config: IndexConfig) -> IndexSection:
     quality = {"split": "val", "cutoffs": [1]}
-    encoding = {"engine": "local", "dtype": "float32", "block_rows": 4, "ray": None}
+    encoding = {"dtype": "float32", "block_rows": 4}
     added = {"corpus_vectors": {}, "encoding": encoding, "quality": quality}
     return IndexSection.model_validate({**index_config.model_dump(), **added})
 

@@ -21,7 +21,7 @@ from deepsearch_rl.search.rows import Filter
 from deepsearch_rl.search.searcher import open_index
 from deepsearch_rl.search.vectors.faiss_index import TIE_SLACK
 from tests.search.encoders.folders import write_bert
-from tests.search.sparse.test_lucene import needs_pyserini
+from tests.search.bm25.test_lucene import needs_pyserini
 from tests.settings import INDEX
 
 SIZE = 64

@@ -12,7 +12,7 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import file_digests
 from deepsearch_rl.search import build
 from deepsearch_rl.search.build import build_index
-from deepsearch_rl.search.encoders import encoding
+from deepsearch_rl.search import encoding
 from deepsearch_rl.search.manifest import IndexConfig
 from deepsearch_rl.search.searcher import open_index
 
@@ -20,10 +20,10 @@ BUILD = """
 import os, signal, sys
 from pathlib import Path
 from typing import Any
-from deepsearch_rl.search.bm25.bm25 import Bm25Index
+from deepsearch_rl.search.bm25.builtin import Bm25Index
 from deepsearch_rl.search import build
 from deepsearch_rl.search import manifest
-from deepsearch_rl.search.encoders import encoding
+from deepsearch_rl.search import encoding
 from deepsearch_rl.search.manifest import IndexConfig
 
 chunks, index, config, module, function, calls = sys.argv[1:]

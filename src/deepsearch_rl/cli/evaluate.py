@@ -27,7 +27,7 @@ from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import ProtocolName
 from deepsearch_rl.core.stage_state import package_digest
-from deepsearch_rl.search.names import RetrieverName
+from deepsearch_rl.search import RetrieverName
 from deepsearch_rl.serve.names import ServingBackend
 
 if TYPE_CHECKING:

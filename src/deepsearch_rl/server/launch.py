@@ -232,8 +232,6 @@ def serve(config: ServerConfig, listener: socket.socket, ready: int | None = Non
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     _LOG.info("%s", describe(config, listener))
-    if engine.choices:
-        _LOG.info("%s", engine.choices)
 
     if ready is not None:
         os.write(ready, str(os.getpid()).encode())

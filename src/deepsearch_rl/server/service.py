@@ -25,9 +25,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepsearch_rl import __version__
 from deepsearch_rl.core.errors import EndpointError
-from deepsearch_rl.search.encoders.configs import AnyEncoderConfig
-from deepsearch_rl.search.encoders.encoding import with_threads
-from deepsearch_rl.search.encoders.model_folder import ModelFolderConfig
 from deepsearch_rl.search.manifest import read_manifest
 from deepsearch_rl.search.rows import UNKNOWN_DAY
 from deepsearch_rl.search.searcher import SearchesChunks, open_index
@@ -58,14 +55,11 @@ class SearchEngine:
     takes_filters: bool
     # Mean size of a passage in the chunk file; 0 where it is not known
     passage_bytes: float = 0.0
-    # How the machine is used, for whoever starts the server; empty where nothing is chosen
-    choices: str = ""
 
 
 def open_engine(config: ServerConfig) -> SearchEngine:
     """Open an index or an online search, reranked or not, ready for the first query; raise what opening them raises."""
     settings = config.retrieval
-    choices = ""
     if settings.online:
         searcher = open_online(settings.online)
         passages = searcher.config.max_results
@@ -77,7 +71,6 @@ def open_engine(config: ServerConfig) -> SearchEngine:
         searcher = open_index(config.index, config.chunks, settings.retriever, config.threads)
         searcher.find_hits(["warm up"], settings.top_k)
         manifest = read_manifest(config.index)
-        choices = _encoder_choices(with_threads(manifest.config.encoder, config.threads))
         passages = len(searcher.chunks)
         passage_bytes = manifest.chunks_bytes / manifest.rows
         takes_filters = bool(searcher.rows.sources) or bool(
@@ -89,17 +82,7 @@ def open_engine(config: ServerConfig) -> SearchEngine:
         reranker.warm_up()
         searcher = RerankedSearcher(searcher, reranker, settings.reranker.depth)
 
-    return SearchEngine(searcher, passages, takes_filters, passage_bytes, choices)
-
-
-def _encoder_choices(encoder: AnyEncoderConfig | None) -> str:
-    if not isinstance(encoder, ModelFolderConfig):
-        return ""
-    threads = encoder.used_threads
-    plural = "" if threads == 1 else "s"
-    return (
-        f"encoding on {threads} thread{plural}, at most {encoder.used_batch_tokens:,} tokens each"
-    )
+    return SearchEngine(searcher, passages, takes_filters, passage_bytes)
 
 
 class RetrievalApp:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import sha256_file
 from deepsearch_rl.search.analysis import analyse
-from deepsearch_rl.search.bm25.bm25 import (
+from deepsearch_rl.search.bm25.builtin import (
     MAX_LANES,
     MIN_COLUMNS,
     SCORES_AT_ONCE,
@@ -22,7 +22,7 @@ from deepsearch_rl.search.bm25.bm25 import (
     top_rows,
 )
 from deepsearch_rl.search.bm25.building import RunWriter, merge_runs
-from deepsearch_rl.search.bm25.configs import Bm25Config
+from deepsearch_rl.search.bm25.builtin import Bm25Config
 from deepsearch_rl.search.ranking import Ranking, rank
 from tests.chunks import make_chunk, make_chunks
 

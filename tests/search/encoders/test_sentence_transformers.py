@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.search.encoders.transformer import TransformersEncoder
-from tests.search.encoders.folders import transformers_config, write_bert, write_qwen3_embedding
+from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersEncoder
+from tests.search.encoders.folders import encoder_config, write_bert, write_qwen3_embedding
 
 TEXTS = [
     "comet",
@@ -37,7 +37,7 @@ def reference(folder: Path, text: str, pooling: str) -> np.ndarray:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 def test_tokens_are_pooled_over_the_prefixed_text(bert_folder: Path, pooling: str) -> None:
-    encoder = TransformersEncoder(transformers_config(bert_folder, pooling=pooling))
+    encoder = SentenceTransformersEncoder(encoder_config(bert_folder, pooling=pooling))
     [vector] = encoder.encode(["a comet"], "query")
     assert vector == pytest.approx(reference(bert_folder, "query: a comet", pooling), abs=1e-5)
     assert not np.allclose(vector, reference(bert_folder, "a comet", pooling), atol=1e-2)
@@ -47,10 +47,10 @@ def test_the_last_token_and_a_dense_step_give_the_vector_of_a_folder_like_qwen3_
     tmp_path: Path,
 ) -> None:
     root = write_qwen3_embedding(tmp_path)
-    config = transformers_config(
+    config = encoder_config(
         root, pooling=None, query_prefix=None, passage_prefix=None, batch_tokens=48
     )
-    encoder = TransformersEncoder(config)
+    encoder = SentenceTransformersEncoder(config)
     vectors_ND = encoder.encode(TEXTS, "query")
     assert (encoder.dimension, vectors_ND.shape) == (6, (len(TEXTS), 6))
     weight_DE = load_file(root / "3_Dense" / "model.safetensors")["linear.weight"]
@@ -65,19 +65,19 @@ def test_the_last_token_and_a_dense_step_give_the_vector_of_a_folder_like_qwen3_
 
 @pytest.mark.parametrize("batch_tokens", [1, 30, 1000])
 def test_a_vector_does_not_depend_on_its_neighbours(bert_folder: Path, batch_tokens: int) -> None:
-    batched_ND = TransformersEncoder(
-        transformers_config(bert_folder, batch_tokens=batch_tokens)
+    batched_ND = SentenceTransformersEncoder(
+        encoder_config(bert_folder, batch_tokens=batch_tokens)
     ).encode(TEXTS, "query")
-    alone = TransformersEncoder(transformers_config(bert_folder))
+    alone = SentenceTransformersEncoder(encoder_config(bert_folder))
     assert batched_ND == pytest.approx(
         np.vstack([alone.encode([text], "query") for text in TEXTS]), abs=1e-5
     )
 
 
 def test_each_side_has_its_own_prefix(bert_folder: Path) -> None:
-    encoder = TransformersEncoder(transformers_config(bert_folder))
-    plain = TransformersEncoder(
-        transformers_config(bert_folder, query_prefix="", passage_prefix="")
+    encoder = SentenceTransformersEncoder(encoder_config(bert_folder))
+    plain = SentenceTransformersEncoder(
+        encoder_config(bert_folder, query_prefix="", passage_prefix="")
     )
     for kind in ("query", "passage"):
         expected_ND = plain.encode([f"{kind}: comet"], "query")
@@ -88,7 +88,7 @@ def test_each_side_has_its_own_prefix(bert_folder: Path) -> None:
 
 
 def test_what_lies_behind_max_tokens_is_not_read(bert_folder: Path) -> None:
-    encoder = TransformersEncoder(transformers_config(bert_folder, max_tokens=6))
+    encoder = SentenceTransformersEncoder(encoder_config(bert_folder, max_tokens=6))
     cut, longer, shorter = encoder.encode(
         ["a comet", "a comet river city", "comet"], "query"
     )  # [CLS] query : a comet [SEP]
@@ -98,19 +98,19 @@ def test_what_lies_behind_max_tokens_is_not_read(bert_folder: Path) -> None:
 
 def test_more_tokens_than_the_model_has_positions_are_refused(bert_folder: Path) -> None:
     with pytest.raises(ConfigError, match="reads 64"):
-        TransformersEncoder(transformers_config(bert_folder, max_tokens=65))
+        SentenceTransformersEncoder(encoder_config(bert_folder, max_tokens=65))
 
 
 def test_a_folder_without_an_encoder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no encoder"):
-        TransformersEncoder(transformers_config(tmp_path))
+        SentenceTransformersEncoder(encoder_config(tmp_path))
 
 
 def test_float16_is_refused_on_a_cpu_and_bfloat16_is_close_to_float32(bert_folder: Path) -> None:
     with pytest.raises(ValidationError, match="slower than float32"):
-        transformers_config(bert_folder, dtype="float16")
+        encoder_config(bert_folder, dtype="float16")
     full, short = (
-        TransformersEncoder(transformers_config(bert_folder, dtype=dtype)).encode(
+        SentenceTransformersEncoder(encoder_config(bert_folder, dtype=dtype)).encode(
             ["the lander", "a comet"], "query"
         )
         for dtype in ("float32", "bfloat16")
@@ -122,14 +122,14 @@ def test_float16_is_refused_on_a_cpu_and_bfloat16_is_close_to_float32(bert_folde
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_missing_gpu_is_named(bert_folder: Path) -> None:
     with pytest.raises(UnavailableError, match="torch finds none"):
-        TransformersEncoder(transformers_config(bert_folder, device="cuda", dtype="float16"))
+        SentenceTransformersEncoder(encoder_config(bert_folder, device="cuda", dtype="float16"))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_on_a_gpu_is_close_to_full_precision(bert_folder: Path, dtype: str) -> None:
-    exact_ND = TransformersEncoder(transformers_config(bert_folder)).encode(TEXTS, "query")
-    half_ND = TransformersEncoder(
-        transformers_config(bert_folder, device="cuda", dtype=dtype)
+    exact_ND = SentenceTransformersEncoder(encoder_config(bert_folder)).encode(TEXTS, "query")
+    half_ND = SentenceTransformersEncoder(
+        encoder_config(bert_folder, device="cuda", dtype=dtype)
     ).encode(TEXTS, "query")
     assert (exact_ND * half_ND).sum(1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-2)

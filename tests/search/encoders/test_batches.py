@@ -22,9 +22,9 @@ from deepsearch_rl.search.encoders.model_folder import (
     ModelFolder,
     read_model_folder,
 )
-from deepsearch_rl.search.encoders.transformer import TransformersEncoder
+from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersEncoder
 from tests.search.encoders.folders import (
-    transformers_config,
+    encoder_config,
     write,
     write_bert,
     write_sentence_bert,
@@ -36,7 +36,7 @@ PROMPTS = {"prompts": {"query": "query: ", "document": "passage: "}}
 
 
 def read_folder(root: Path, **changes: object) -> ModelFolder:
-    return read_model_folder(transformers_config(root, **{**SILENT, **changes}), "*.safetensors")
+    return read_model_folder(encoder_config(root, **{**SILENT, **changes}), "*.safetensors")
 
 
 @pytest.mark.parametrize("transformer", ["", "0_Transformer"])
@@ -56,9 +56,9 @@ def test_a_sentence_transformers_folder_needs_no_params(tmp_path: Path, transfor
         {"query": "query: ", "passage": "passage: "},
         True,
     )
-    silent = TransformersEncoder(transformers_config(root, **SILENT))
-    plain = TransformersEncoder(
-        transformers_config(write_bert(tmp_path / "plain"), pooling="cls", max_tokens=9)
+    silent = SentenceTransformersEncoder(encoder_config(root, **SILENT))
+    plain = SentenceTransformersEncoder(
+        encoder_config(write_bert(tmp_path / "plain"), pooling="cls", max_tokens=9)
     )
     for kind in ("query", "passage"):
         vectors_ND = silent.encode(["A Comet"], kind)
@@ -193,7 +193,7 @@ def test_every_text_gets_its_own_vector_on_any_number_of_threads(threads: int) -
 
 
 def test_threads_and_batches_that_are_not_named_follow_the_machine() -> None:
-    config = transformers_config(Path("encoder"), threads=None, batch_tokens=None)
+    config = encoder_config(Path("encoder"), threads=None, batch_tokens=None)
     affinity = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(affinity)})
     try:
@@ -203,7 +203,7 @@ def test_threads_and_batches_that_are_not_named_follow_the_machine() -> None:
 
     assert config.used_batch_tokens == BATCH_TOKENS["cpu"]
     assert config.model_dump()["threads"] is None
-    assert transformers_config(Path("encoder"), threads=7).used_threads == 7
+    assert encoder_config(Path("encoder"), threads=7).used_threads == 7
 
 
 def test_a_folder_trained_for_another_measure_than_cosine_logs_a_warning(
