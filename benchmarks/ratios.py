@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.ratios                    # about two minutes; status 1 after a loss
     .venv/bin/python -m benchmarks.ratios --update           # and write the table, and the documents' copy of it
     .venv/bin/python -m benchmarks.ratios --all --update     # and what a user sees, on all cores
-    .venv/bin/python -m benchmarks.ratios --only int8        # a part alone
+    .venv/bin/python -m benchmarks.ratios --only bm25        # a part alone
 
 Every ratio is the other's time to the project's, or the project's rate to the other's: more than 1
 means that the project is faster. Both run in turn, in rounds, and the ratio is that of a round, so
@@ -17,9 +17,8 @@ below the table's by more than 15 %, or by more than the noise where that is gre
                over the same vectors, each on one core, by queries of a request x clients
 
 CPU time, because it holds on a busy machine. ``--all`` measures what a user sees as well, which holds
-on a quiet machine alone: encoding with all cores, queries/s and p99 of both servers on all cores, those
-of a server with the encoder in int8, and those of two workers beside one process. The last two parts
-are measured on all cores alone. A part that is updated alone leaves the note on the whole run as it is.
+on a quiet machine alone: encoding with all cores, queries/s and p99 of both servers on all cores, and
+those of two workers beside one process. A part that is updated alone leaves the note on the whole run as it is.
 """
 
 import argparse
@@ -39,11 +38,13 @@ from benchmarks import data, sparse
 from benchmarks.arithmetic_limit import arithmetic_limit
 from benchmarks.measure import fill_section, markdown_table, parse_options
 from benchmarks.ratio import HEADER, MAX_LOSS, Ratio, compare, cpu, table_rows, wall
-from benchmarks.server_ratios import DEFAULTS, int8_server, server, two_workers
+from benchmarks.server_ratios import DEFAULTS, server, two_workers
 from deepsearch_rl.search.bm25.builtin import Bm25Index
-from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersConfig
 from deepsearch_rl.search.encoders.encoder import normalise_rows
-from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersEncoder
+from deepsearch_rl.search.encoders.sentence_transformers import (
+    SentenceTransformersConfig,
+    SentenceTransformersEncoder,
+)
 
 TABLE = Path("benchmarks/ratios.json")
 DOCUMENT = Path("docs/measurements.md")
@@ -168,7 +169,7 @@ def main() -> None:
         seconds=(1.5, "of load per round and server"),
         passages=(2000, "rows of the servers' index"),
         all=(False, "more clients, several minutes"),
-        only=("", "one part alone", ("", "bm25", "encoding", "server", "int8", "workers")),
+        only=("", "one part alone", ("", "bm25", "encoding", "server", "workers")),
         update=(False, "write the table and the document instead of comparing"),
         work=(data.WORK, "indexes"),
     )
@@ -203,7 +204,6 @@ def _parts(
     on_all_cores = {
         "encoding": [encoding(encoder, texts, options.rounds, None)],
         "server": [server(options, texts, encoder, None)],
-        "int8": [int8_server(options, texts, encoder)],
         "workers": [
             two_workers(options, texts, encoder, "bm25"),
             two_workers(options, texts, encoder, "dense"),

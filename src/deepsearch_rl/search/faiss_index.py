@@ -96,8 +96,8 @@ class FaissConfig(Record):
             faiss.ParameterSpace().set_index_parameters(index, self.search)
         except RuntimeError as error:
             raise ConfigError(
-                f"index.vectors.search: FAISS does not search {folder / INDEX_FILE}, a "
-                f"{type(index).__name__}, with {self.search!r}."
+                f"index.vectors.search: FAISS cannot search {folder / INDEX_FILE} (of type "
+                f"{type(index).__name__}) with {self.search!r}."
             ) from error
 
         if self.refine is None:

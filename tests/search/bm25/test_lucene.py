@@ -11,10 +11,8 @@ from statistics import fmean
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.search.bm25.builtin import Bm25Index
-from deepsearch_rl.search.bm25.builtin import Bm25Config
-from deepsearch_rl.search.bm25.lucene import LuceneConfig
-from deepsearch_rl.search.bm25.lucene import LuceneIndex, start_jvm
+from deepsearch_rl.search.bm25.builtin import Bm25Config, Bm25Index
+from deepsearch_rl.search.bm25.lucene import LuceneConfig, LuceneIndex, start_jvm
 from tests.chunks import make_chunks
 
 CONFIG = LuceneConfig(engine="lucene", k1=0.9, b=0.4, heap_mb=256)

@@ -1,5 +1,6 @@
-"""The transformers encoder over a tiny BERT with random weights."""
+"""Encoders with weights, over tiny ones with random weights in the layouts that real ones are published in."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,14 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.core.errors import ArtifactError, UnavailableError
 from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersEncoder
-from tests.search.encoders.folders import encoder_config, write_bert, write_qwen3_embedding
+from tests.search.encoders.folders import (
+    encoder_config,
+    write_bert,
+    write_qwen3_embedding,
+    write_sentence_bert,
+)
 
 TEXTS = [
     "comet",
@@ -96,9 +102,72 @@ def test_what_lies_behind_max_tokens_is_not_read(bert_folder: Path) -> None:
     assert not np.allclose(shorter, cut, atol=1e-2)
 
 
-def test_more_tokens_than_the_model_has_positions_are_refused(bert_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="reads 64"):
-        SentenceTransformersEncoder(encoder_config(bert_folder, max_tokens=65))
+SILENT = {"pooling": None, "query_prefix": None, "passage_prefix": None, "max_tokens": None}
+"""Params that leave everything to the folder."""
+PROMPTS = {"prompts": {"query": "query: ", "document": "passage: "}}
+
+
+@pytest.mark.parametrize("transformer", ["", "0_Transformer"])
+def test_a_sentence_transformers_folder_needs_no_params(tmp_path: Path, transformer: str) -> None:
+    root = write_sentence_bert(
+        tmp_path,
+        transformer,
+        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+        sentence_bert_config={"max_seq_length": 9, "do_lower_case": True},
+        config_sentence_transformers=PROMPTS,
+    )
+    silent = SentenceTransformersEncoder(encoder_config(root, **SILENT))
+    plain = SentenceTransformersEncoder(
+        encoder_config(write_bert(tmp_path / "plain"), pooling="cls", max_tokens=9)
+    )
+    for kind in ("query", "passage"):
+        vectors_ND = silent.encode(["A Comet on a river on a river"], kind)
+        expected_ND = plain.encode(["a comet on a river on a river"], kind)
+        np.testing.assert_allclose(vectors_ND, expected_ND, atol=1e-6)
+
+
+def test_params_win_over_the_folders_prompts_and_length(tmp_path: Path) -> None:
+    root = write_sentence_bert(
+        tmp_path, sentence_bert_config={"max_seq_length": 9}, config_sentence_transformers=PROMPTS
+    )
+    changed = SentenceTransformersEncoder(
+        encoder_config(root, **{**SILENT, "query_prefix": "", "max_tokens": 20})
+    )
+    write_bert(tmp_path / "plain")
+    text = "a lander on a river on a comet on a river"
+    # The passage's prefix is the folder's still
+    for kind, prefixed in (("query", text), ("passage", f"passage: {text}")):
+        [reference_D] = SentenceTransformersEncoder(
+            encoder_config(tmp_path / "plain", query_prefix="", max_tokens=20)
+        ).encode([prefixed], "query")
+        np.testing.assert_allclose(changed.encode([text], kind)[0], reference_D, atol=1e-6)
+
+
+def test_a_plain_folder_without_a_pooling_is_pooled_by_the_mean(bert_folder: Path) -> None:
+    silent = SentenceTransformersEncoder(encoder_config(bert_folder, pooling=None))
+    mean = SentenceTransformersEncoder(encoder_config(bert_folder, pooling="mean"))
+    np.testing.assert_allclose(
+        silent.encode(TEXTS, "query"), mean.encode(TEXTS, "query"), atol=1e-6
+    )
+
+
+def test_threads_that_are_not_named_follow_the_machine() -> None:
+    config = encoder_config(Path("encoder"), threads=None)
+    affinity = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(affinity)})
+    try:
+        assert config.used_threads == 1
+    finally:
+        os.sched_setaffinity(0, affinity)
+
+    assert encoder_config(Path("encoder"), threads=7).used_threads == 7
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ArtifactError, match=r"no encoder folder .* correct `model` in the index's manifest"
+    ):
+        SentenceTransformersEncoder(encoder_config(tmp_path / "none"))
 
 
 def test_a_folder_without_an_encoder_is_refused(tmp_path: Path) -> None:
