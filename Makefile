@@ -13,7 +13,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment documents documents-of-own repro restore flow rft rft-rounds plan preflight own multihoprag api-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint bench gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
+.PHONY: help environment documents documents-of-own repro flow rft rft-rounds plan preflight own multihoprag api-stages optimize-prompt optimize-prompt-stages ui deploy worker worker-service test test-all unit lint bench gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -38,62 +38,54 @@ documents-of-own:
 
 repro: documents environment  ##start run whatever changed, JOBS (2) stages side by side, then print the F1 table and where the time went
 	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
-	@$(if $(DOCUMENTS),$(TURN) $(PROFILE) "make repro" tools/take_documents "$(DOCUMENTS)" $(PROFILE))
-	@$(BIN)/python -m flows.repro $(PROFILE) $(if $(JOBS),--jobs $(JOBS))
+	@$(if $(DOCUMENTS),tools/take_documents "$(DOCUMENTS)" $(PROFILE))
+	@$(BIN)/python -m flows.driver $(PROFILE) $(if $(JOBS),--jobs $(JOBS))
 	@$(BIN)/deepsearch summary $(PROFILE)
-
-restore: environment  ##run back to the committed params and their results, from DVC's caches; trains nothing
-	@$(BIN)/python -m flows.restore $(PROFILE)
 
 flow: environment  ##run the graph as a Prefect flow run: a task per stage
-	@$(BIN)/python -m flows.reproduce $(PROFILE) --skip-unchanged
+	@$(BIN)/python -m flows.reproduce $(PROFILE)
 	@$(BIN)/deepsearch summary $(PROFILE)
-
-# Several commands of DVC as one run: others of the profile wait for the last of them (flows/locks.py). TURN is followed by
-# the profile, by the run's name for those who wait, and by a command.
-TURN = $(BIN)/python -m flows.in_turn
 
 # DVC does not see who OPENAI_MODEL names: evaluating is forced. It takes the answers that it has from the scratch folder,
 # where they are kept for every model behind an endpoint.
 own multihoprag api-stages optimize-prompt: export DEEPSEARCH_RESUME = 1
 own: documents-of-own environment  ##run questions of your own documents, and an API's model on them; DOCUMENTS=FOLDER, OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
-	@$(if $(DOCUMENTS),$(TURN) own "make $@" tools/take_documents "$(DOCUMENTS)" own)
-	@$(TURN) own "make $@" $(MAKE) --no-print-directory api-stages PROFILE=own
+	@$(if $(DOCUMENTS),tools/take_documents "$(DOCUMENTS)" own)
+	@$(MAKE) --no-print-directory api-stages PROFILE=own
 	@$(BIN)/deepsearch table own
 
 multihoprag: environment  ##run an API's model on MultiHop-RAG; OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
-	@$(TURN) multihoprag "make $@" $(MAKE) --no-print-directory api-stages PROFILE=multihoprag
+	@$(MAKE) --no-print-directory api-stages PROFILE=multihoprag
 	@$(BIN)/deepsearch table multihoprag
 
 api-stages:
 	@$(BIN)/python -m deepsearch_rl.core.project_state
-	@$(BIN)/python flows/dvc repro $(GRAPH):index
-	@$(BIN)/python flows/dvc repro --force --single-item $(GRAPH):evaluate@api
-	@$(BIN)/python flows/dvc repro $(GRAPH):track
+	@$(BIN)/dvc repro $(GRAPH):index
+	@$(BIN)/dvc repro --force --single-item $(GRAPH):evaluate@api
+	@$(BIN)/dvc repro $(GRAPH):track
 
 # The rows of both prompts stay in the table: `make params FORCE=1` takes the variant out again.
 optimize-prompt: environment  ##run a better prompt for that model, by GEPA, and its row; OPENAI_REFLECTION_MODEL writes prompts
-	@$(TURN) multihoprag "make $@" $(MAKE) --no-print-directory optimize-prompt-stages
+	@$(MAKE) --no-print-directory optimize-prompt-stages
 	@$(BIN)/deepsearch table multihoprag
 
 optimize-prompt-stages:
 	@$(BIN)/python -m deepsearch_rl.core.project_state
-	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
-	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:optimize_prompt@api
+	@$(BIN)/dvc repro profiles/multihoprag/dvc.yaml:index
+	@$(BIN)/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:optimize_prompt@api
 	@$(BIN)/python -m tools.optimized_prompt multihoprag api
-	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
-	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
+	@$(BIN)/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
+	@$(BIN)/dvc repro profiles/multihoprag/dvc.yaml:track
 
 # Round n samples from the model of round n - 1, which is kept as models/PROFILE/rft/<n - 1>; a finished round comes from
 # DVC's cache.
 rft: environment  ##run ROUNDS (2) of rejection sampling: SFT on the model's own right answers, then on the new model's
-	@$(TURN) $(PROFILE) "make $@ PROFILE=$(PROFILE)" $(MAKE) --no-print-directory rft-rounds
+	@$(MAKE) --no-print-directory rft-rounds
 
 rft-rounds:
 	@$(BIN)/python -m deepsearch_rl.core.project_state
-	@$(BIN)/python -m flows.trains $(PROFILE)
 	@from=models/$(PROFILE)/base; for round in $$(seq $(or $(ROUNDS),2)); do \
-	  $(BIN)/python flows/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.teacher=$$from || exit 1; \
+	  $(BIN)/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.teacher=$$from || exit 1; \
 	  from=models/$(PROFILE)/rft/$$round; mkdir -p $$from && rm -r $$from && cp -r models/$(PROFILE)/sft $$from || exit 1; \
 	done
 
@@ -104,10 +96,7 @@ preflight: environment  ##full PROFILE's training path on a small model: what wo
 	@$(BIN)/deepsearch preflight $(PROFILE)
 
 ui: environment  ##start Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0.0 for other machines, with a login
-	@$(BIN)/python -m flows.ui $(if $(HOST),--host $(HOST))
-
-experiments: environment  ##start F1 of a profile's DVC experiments, and the params in which they differ
-	@$(BIN)/deepsearch experiments $(PROFILE)
+	@$(BIN)/python -m flows.servers $(if $(HOST),--host $(HOST))
 
 deploy: environment  ##team a Prefect deployment of every profile, with a paused nightly schedule
 	@$(BIN)/python -m flows.worker deploy
@@ -142,18 +131,17 @@ test-all: environment  ##change the checks of `make test`, and what a night has 
 unit: environment  ##change the quick tests, each below .2 s
 	@$(PYTEST) -m "not slow and not nightly"
 
-lint: environment  ##change ruff, the rules of tools/lint.py, pyright, and whether uv.lock fits pyproject.toml
+lint: environment  ##change ruff, pyright, and whether uv.lock fits pyproject.toml
 	@.venvs/uv/bin/uv lock --quiet --check
 	@$(BIN)/ruff check
-	@$(BIN)/python -m tools.lint
+	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/pyright
 
 bench: environment  ##change the speed of retrieval as ratios to other libraries, against the committed ones; 3 minutes on a quiet machine
 	@$(BIN)/python -m benchmarks.ratios
 
-readme: environment  ##change the generated parts of documents: README's results, the file tree, the gpu profile's departures
+readme: environment  ##change the generated parts of documents: README's results, the gpu profile's departures
 	@$(BIN)/python -m tools.readme
-	@$(BIN)/python -m tools.file_tree
 	@$(BIN)/python -m tools.departures
 
 params: environment  ##change every params.yaml, from profiles/*/profile.yaml and the preset tiny (FORCE=1: drop edited values)
@@ -167,7 +155,6 @@ gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the inte
 	  $(PYTHON) tools/environment.py --adopt .venvs/$$family || exit 1; \
 	done
 	@.venvs/serve/bin/python -m tools.sentence_model
-	@$(BIN)/python -m tools.packages
 
 verl-environment: environment  ##full .venvs/verl, for rl.backend.engine: verl
 	@$(UV) venv -q --allow-existing --relocatable --python 3.11 .venvs/verl

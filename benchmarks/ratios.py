@@ -17,8 +17,8 @@ below the table's by more than 15 %, or by more than the noise where that is gre
                over the same vectors, each on one core, by queries of a request x clients
 
 CPU time, because it holds on a busy machine. ``--all`` measures what a user sees as well, which holds
-on a quiet machine alone: encoding with all cores, queries/s and p99 of both servers on all cores, and
-those of two workers beside one process. A part that is updated alone leaves the note on the whole run as it is.
+on a quiet machine alone: encoding with all cores, and queries/s and p99 of both servers. A part that is
+updated alone leaves the note on the whole run as it is.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from benchmarks import data, sparse
 from benchmarks.arithmetic_limit import arithmetic_limit
 from benchmarks.measure import fill_section, markdown_table, parse_options
 from benchmarks.ratio import HEADER, MAX_LOSS, Ratio, compare, cpu, table_rows, wall
-from benchmarks.server_ratios import DEFAULTS, server, two_workers
+from benchmarks.server_ratios import DEFAULTS, server
 from deepsearch_rl.search.bm25.builtin import Bm25Index
 from deepsearch_rl.search.encoders.encoder import normalise_rows
 from deepsearch_rl.search.encoders.sentence_transformers import (
@@ -169,7 +169,7 @@ def main() -> None:
         seconds=(1.5, "of load per round and server"),
         passages=(2000, "rows of the servers' index"),
         all=(False, "more clients, several minutes"),
-        only=("", "one part alone", ("", "bm25", "encoding", "server", "workers")),
+        only=("", "one part alone", ("", "bm25", "encoding", "server")),
         update=(False, "write the table and the document instead of comparing"),
         work=(data.WORK, "indexes"),
     )
@@ -204,10 +204,6 @@ def _parts(
     on_all_cores = {
         "encoding": [encoding(encoder, texts, options.rounds, None)],
         "server": [server(options, texts, encoder, None)],
-        "workers": [
-            two_workers(options, texts, encoder, "bm25"),
-            two_workers(options, texts, encoder, "dense"),
-        ],
     }
     has_all_cores = options.all or options.only in on_all_cores.keys() - on_one_core.keys()
     for parts in (on_one_core, on_all_cores if has_all_cores else {}):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.evaluate.explain.sources import Searched
 from deepsearch_rl.evaluate.report.write_report import (
     ReportConfig,
@@ -13,6 +13,21 @@ from deepsearch_rl.evaluate.report.write_report import (
     Sources,
     TrainedConfig,
     write_report,
+)
+
+STAGE = Stage(
+    sections=("seed", "report", "models", "rl", "datasets", "evaluate", "trained", "download"),
+    packages=("core", "data", "chat", "search", "train", "evaluate"),
+    inputs=(
+        "data/{profile}/evaluate",
+        "data/{profile}/questions",
+        "reports/{profile}/retrieval.json",
+        "{report.searched.index}",
+        "{report.searched.chunks}",
+        "{trained.models}",
+        "{trained.filter}",
+        "{trained.ifeval}",
+    ),
 )
 
 
@@ -77,4 +92,4 @@ def question_origins(download: Mapping[str, Any], split: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

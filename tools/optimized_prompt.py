@@ -7,9 +7,10 @@
 
 import argparse
 
+from dvc.utils.serialize import modify_yaml
+
 from deepsearch_rl.core.profile import PARAMS, dvc_file, find_profile
-from flows.dvc.__main__ import modify_yaml_at_once
-from tools.imports import ROOT
+from tools import ROOT
 
 VARIANT = "optimized"
 
@@ -27,7 +28,7 @@ def add_variant(profile: str, model: str) -> None:
         "questions": None,
         "samples": 1,
     }
-    with modify_yaml_at_once(str((ROOT / dvc_file(profile)).with_name(PARAMS))) as values:
+    with modify_yaml(str((ROOT / dvc_file(profile)).with_name(PARAMS))) as values:
         values["evaluate"]["variants"][VARIANT] = variant
         values["evaluate"]["prompts"] = prompts.as_posix()
 

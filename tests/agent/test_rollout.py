@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.errors import EndpointError, UnknownNameError
 from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.records import Retrieval, StopReason, Trajectory

@@ -23,7 +23,7 @@ from deepsearch_rl.cli.main import app, load_command
 from deepsearch_rl.cli.model_converters import Kind
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.data.catalogue import QUESTION_FORMATS
-from deepsearch_rl.data.dataset_card import CARDS
+from deepsearch_rl.data.catalogue import CARDS
 from deepsearch_rl.search.rows import Filter
 from deepsearch_rl.serve.launch import vllm_serve_command
 from tests.conftest import ROOT
@@ -217,21 +217,7 @@ SERVE = Command(
 SERVE_ONLINE = Command(
     "retrieve serve",
     SERVE.function,
-    {"--online": ("endpoint.yaml", "0.retrieval.online", Path("endpoint.yaml"))},
-)
-ONLINE_PRESET = Command(
-    "retrieve online google --out web.yaml",
-    "deepsearch_rl.cli.retrieve_online.write_preset",
-    {
-        "--out": ("other.yaml", "1", Path("other.yaml")),
-        "--engine": ("id", "2", "id"),
-        "--address": ("http://127.0.0.1:8888", "3", "http://127.0.0.1:8888"),
-    },
-)
-SERVE_WORKERS = Command(
-    "retrieve serve --index index",
-    "deepsearch_rl.server.workers.serve_workers",
-    {"--workers": ("2", "0.workers", 2)},
+    {"--online": ("brave", "0.retrieval.online", "brave")},
 )
 SEARCH = Command(
     "retrieve search --index index words",
@@ -330,15 +316,6 @@ COMPARE = Command(
     "deepsearch_rl.cli.score.report_comparison",
     {"--draws": ("50", "3", 50), "--seed": ("7", "2", 7)},
 )
-COMPARE_REPORTS = Command(
-    "compare workspace HEAD",
-    "graph_commands.compare.compare_named",
-    {
-        "--profile": ("smoke", "1.profile", "smoke"),
-        "--store": ("http://127.0.0.1:9", "1.store", "http://127.0.0.1:9"),
-        "--timeout-s": ("7", "1.timeout_s", 7.0),
-    },
-)
 PREFLIGHT = Command(
     "preflight gpu",
     "tools.preflight.__main__.preflight",
@@ -399,15 +376,6 @@ LIVE = Command(
         "--tag": ("commit=abc", "5.commit", "abc"),
     },
 )
-GC = Command(
-    "gc",
-    "deepsearch_rl.cli.gc.collect",
-    {
-        "--also": ("clone", "1.0", Path("clone")),
-        "--yes": ("", "2", True),
-        "--remote": ("", "3", True),
-    },
-)
 LIVE_FOLLOWED = Command(
     "live", "deepsearch_rl.track.live.follow", {"--follow": ("", "0.stage", "")}
 )
@@ -437,35 +405,7 @@ CONVERT_MODEL = Command(
         "--rounded": ("", "0.rounds", True),
     },
 )
-FORK = Command(
-    "rl fork sft 20",
-    "deepsearch_rl.train.rl.fork.fork_run",
-    {
-        "--profile": ("smoke", "0.name", "smoke"),
-        "--set-param": ("rl.steps.base=4", "0.values.rl.steps.base", 4),
-        "-S": ("rl.learning_rate=0.5", "0.values.rl.learning_rate", 0.5),
-    },
-)
-CLEAN = Command(
-    "clean tiny",
-    "deepsearch_rl.cli.clean.find_leftovers",
-    {"--all": ("", "1", True), "--runs": ("", "2", True)},
-)
-CLEAN_NOW = Command("clean tiny", "deepsearch_rl.cli.clean.show", {"--yes": ("", "1", True)})
-COMPARE_RL = Command(
-    "rl compare rl.loss.algorithm=rloo",
-    "deepsearch_rl.evaluate.rl_comparison.page.compare",
-    {
-        "--profile": ("smoke", "0.profile.name", "smoke"),
-        "--start": ("base", "0.start", "base"),
-        "--seeds": ("5", "0.seeds", 5),
-        "--samples": ("7", "0.samples", 7),
-        "--world-seed": ("9", "0.world_seed", 9),
-        "--out": ("table", "1", Path("table")),
-    },
-)
 COMMANDS = (
-    COMPARE_RL,
     PLAN,
     PLAN_SIZES,
     CONVERT_MODEL,
@@ -479,8 +419,6 @@ COMMANDS = (
     QUANTIZE,
     SERVE,
     SERVE_ONLINE,
-    ONLINE_PRESET,
-    SERVE_WORKERS,
     SEARCH,
     SEARCH_OPENED,
     SEARCH_RERANKED,
@@ -492,7 +430,6 @@ COMMANDS = (
     ASK_ENDPOINT,
     SCORE,
     COMPARE,
-    COMPARE_REPORTS,
     PREFLIGHT,
     EXPLAIN,
     CONVERT,
@@ -503,10 +440,6 @@ COMMANDS = (
     LIVE,
     LIVE_FOLLOWED,
     LIVE_STAGE,
-    FORK,
-    CLEAN,
-    CLEAN_NOW,
-    GC,
 )
 CASES = [(command, option) for command in COMMANDS for option in command.options]
 
@@ -627,7 +560,6 @@ def test_an_option_arrives_where_it_is_used(
     assert field(arguments_of(command, f"{option} {text}", monkeypatch), path) == expected
     if option != "--cross-validate" and command not in (
         SERVE_ONLINE,
-        SERVE_WORKERS,
         FRONTIER_OF_INDEX,
         LIVE_FOLLOWED,
         LIVE_STAGE,
@@ -656,8 +588,6 @@ def test_every_option_of_every_command_has_a_case() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("compare predictions.jsonl predictions.jsonl --profile smoke", "--profile does nothing"),
-        ("compare predictions.jsonl predictions.jsonl --timeout-s 9", "--timeout-s does nothing"),
         ("plan tiny --sizes 3 --check", "--check does nothing with --sizes"),
         ("plan tiny --check --json", "--json does nothing with --check"),
         ("preflight gpu --list --only serve", "--only does nothing with --list"),

@@ -12,8 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from deepsearch_rl.chat import prompts as prompts_module
-from deepsearch_rl.chat.prompts import load_prompt
-from deepsearch_rl.chat.trained_with import served_with
+from deepsearch_rl.chat.prompts import load_prompt, served_with
 from deepsearch_rl.core.errors import ArtifactError, EndpointError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl, write_json, write_jsonl
 from deepsearch_rl.core.profile import load_profile
@@ -410,8 +409,8 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         "multihoprag", served_here=True
     )
 
-    online = tmp_path / "search.yaml"
-    online.write_text("name: a")
+    (tmp_path / "web.py").write_text("def search(client, query, top_k): return []")
+    online = f"{tmp_path / 'web.py'}:search"
     reranker = {"model": tmp_path / "reranker", "depth": 9, "max_tokens": 99, "batch_tokens": 99}
     reranked = RerankerConfig.model_validate(reranker | {"device": "cpu", "dtype": "float32"})
     (tmp_path / "reranker").mkdir()
@@ -429,12 +428,12 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         fingerprint,
         *(changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other),
     ]
-    online.write_text("name: b")
+    (tmp_path / "web.py").write_text("def search(client, query, top_k): return [1]")
     (tmp_path / "reranker" / "config.json").write_text("{}")
     fingerprints += [
         changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other[1:]
     ]
-    monkeypatch.setattr("deepsearch_rl.chat.agent_config.RETRIEVE_TOOL", {"type": "function"})
+    monkeypatch.setattr("deepsearch_rl.agent.config.RETRIEVE_TOOL", {"type": "function"})
     fingerprints.append(own.rollout_fingerprint("multihoprag", served_here=False))
     assert len(set(fingerprints)) == 7
 

@@ -12,10 +12,10 @@ import yaml
 
 from deepsearch_rl.cli.summary import latest_runs
 from deepsearch_rl.core.processes import LOOPBACK
-from deepsearch_rl.core.stage_entry import TIMINGS
+from deepsearch_rl.core.stage import TIMINGS
 from tests.ports import free_port
 from tests.repository import commit_all, git
-from tools.imports import ROOT
+from tools import ROOT
 
 GRAPH = "profiles/smoke/dvc.yaml"
 LOCK = "profiles/smoke/dvc.lock"

@@ -19,7 +19,7 @@ from tests.data.real_news import read_rows, write_repository
 from tests.evaluate.chat import KEY, says, searches, serve_chat
 from tests.pipeline.smoke_copy import copy_of_working_tree, run
 from tests.settings import new_scratch
-from tools.imports import ROOT
+from tools import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.realdata, pytest.mark.timeout(600)]
 GRAPH = "profiles/multihoprag/dvc.yaml"

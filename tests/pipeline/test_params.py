@@ -12,12 +12,11 @@ from dvc.utils.hydra import apply_overrides
 from dvc.utils.serialize import parse_yaml
 from ruamel.yaml import YAML
 
-from deepsearch_rl import presets
+from deepsearch_rl.core import presets
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError
 from deepsearch_rl.core.presets import extended_values, load_preset, preset_file
 from deepsearch_rl.core.profile import load_profile
-from tools import params
-from tools.imports import ROOT
+from tools import ROOT, params
 from tools.params import generate, profile_files, write_params
 
 PROFILES = profile_files()

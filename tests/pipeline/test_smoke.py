@@ -5,15 +5,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-import yaml
 
 from deepsearch_rl.cli.summary import latest_runs
-from deepsearch_rl.core.files import read_jsonl
-from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluate.tables import F1Table
-from tests.pipeline.disturbed_runs import edits, kills
-from tests.pipeline.findings import faults
-from tests.pipeline.finished_graph import FinishedGraph
 from tests.pipeline.smoke_copy import GRAPH, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -66,92 +60,3 @@ def test_the_flow_finds_every_stage_cached_and_its_server_has_the_last_logs(fini
     with sqlite3.connect(finished / ".prefect" / "prefect.db") as database:
         logs = [message for (message,) in database.execute("SELECT message FROM log")]
     assert "Finished in state Completed()" in logs
-
-
-@pytest.mark.nightly
-def test_settings_of_rl_are_compared_from_one_start_and_never_trained_twice(finished: Path) -> None:
-    settings = ["rl.loss.algorithm=rloo", "rl.loss.algorithm=cispo rl.minibatches=2"]
-    command = [
-        "deepsearch",
-        "rl",
-        "compare",
-        *settings,
-        "--profile",
-        "smoke",
-        "--seeds",
-        "1",
-        "--samples",
-        "1",
-    ]
-    shown = run(finished, *command)
-    assert all(name in shown for name in ("dev F1", "greedy", "entropy", "rloo", "cispo"))
-    folder = finished / "work/smoke/compare"
-    table = json.loads((folder / "table.json").read_text())
-    assert set(table["runs"]) == set(settings)
-    for (trained,) in table["runs"].values():
-        assert 0 <= trained["scores"]["dev_sampled"] <= 1
-        assert trained["scores"]["world_sampled"] is None
-        assert trained["cpu_s"] > 1
-
-    times = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.json")}
-    assert len(times) == 2 * 2 + 1, "training and scores of two runs, and the start's scores"
-    assert run(finished, *command) == shown
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/*.json")} == times
-
-    run(finished, *command, "--world-seed", "7")
-    scored_again = json.loads((folder / "table.json").read_text())
-    assert 0 <= scored_again["start_scores"]["world_sampled"] <= 1
-    for name, (trained,) in scored_again["runs"].items():
-        assert 0 <= trained["scores"]["world_sampled"] <= 1
-        assert trained["cpu_s"] == table["runs"][name][0]["cpu_s"], "of the same training"
-
-
-@pytest.mark.nightly
-def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothing(
-    finished: Path,
-) -> None:
-    findings = list(faults(FinishedGraph(finished), "chunk", per_stage=1, seed=1))
-    assert [finding.part for finding in findings] == ["outside", "outside", "fault"]
-    assert [finding for finding in findings if finding.is_survivor] == []
-
-
-def test_a_model_that_teaches_itself_is_trained_on_what_it_wrote(finished: Path) -> None:
-    graph = FinishedGraph(finished)
-    params = yaml.safe_load(graph.read(PARAMS))
-    teaching = {"teacher": "models/smoke/base", "questions": 12, "samples": 2, "temperature": 1.0}
-    params["synthesize"] |= teaching
-    # A model this small is hardly ever right
-    params["filter"] |= {"predicates": ["answered"], "per_question": 2}
-
-    with graph.experiment("filter"), graph.experiment("synthesize"):
-        graph.write(PARAMS, yaml.safe_dump(params, sort_keys=False))
-        # No cache of DVC has it
-        graph.write(FUNNEL, graph.read(FUNNEL))
-        for stage in ("synthesize", "filter"):
-            run = graph.repro(stage)
-            assert run.status == 0, run.output
-            assert run.has_run
-
-        rollouts = list(read_jsonl(finished / "data/smoke/trajectories/teacher.jsonl", Trajectory))
-        kept = json.loads(graph.read(FUNNEL))["rows"]
-
-    assert len(rollouts) == 24
-    # The scripted teacher answers once, at temperature 0
-    assert {(rollout.sample, rollout.temperature) for rollout in rollouts} == {(0, 1.0), (1, 1.0)}
-    assert 1 <= kept <= sum(rollout.answer is not None for rollout in rollouts)
-
-
-@pytest.mark.nightly
-def test_a_killed_stage_resumes_with_the_code_that_it_was_killed_in_and_with_no_other(
-    finished: Path,
-) -> None:
-    findings = list(kills(FinishedGraph(finished), "synthesize", seed=1))
-    assert len(findings) == 2
-    assert [finding for finding in findings if finding.is_survivor] == []
-
-
-@pytest.mark.nightly
-def test_the_result_of_a_stage_that_was_edited_while_it_ran_is_nowhere(finished: Path) -> None:
-    findings = list(edits(FinishedGraph(finished), "synthesize", seed=1, way="dvc repro"))
-    assert len(findings) == 2
-    assert [finding for finding in findings if finding.is_survivor] == []

@@ -15,7 +15,7 @@ from deepsearch_rl.cli.planning.whole_run import require_base_model
 from deepsearch_rl.cli.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError, look_up
 from deepsearch_rl.core.profile import find_profile
-from tools.imports import ROOT
+from tools import ROOT
 from tools.preflight.phases import Preflight, SkippedError
 from tools.preflight.project import Project, cut_copy, open_copy
 from tools.preflight.runner import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from typer import Option
 
-from deepsearch_rl.chat.agent_config import prompt_option
+from deepsearch_rl.agent.config import prompt_option
 from deepsearch_rl.cli.defaults import (
     PROMPT_HELP,
     FieldOption,
@@ -26,9 +26,9 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import ProtocolName
-from deepsearch_rl.core.stage_state import package_digest
+from deepsearch_rl.core.stage import package_digest
 from deepsearch_rl.search import RetrieverName
-from deepsearch_rl.serve.names import ServingBackend
+from deepsearch_rl.serve.launch import ServingBackend
 
 if TYPE_CHECKING:
     from deepsearch_rl.evaluate.standalone import Standalone
@@ -346,7 +346,7 @@ def _endpoint_folder(model: str, base_url: str, key_variable: str, request: list
     """Return a folder that is made for a model behind an endpoint; raise ConfigError for a key."""
     from pydantic import ValidationError  # noqa: PLC0415
 
-    from deepsearch_rl.chat.remote import FILE, RemoteConfig  # noqa: PLC0415
+    from deepsearch_rl.chat.endpoint import FILE, RemoteConfig  # noqa: PLC0415
     from deepsearch_rl.core.files import first_problem, sha256_json, write_json  # noqa: PLC0415
 
     if "@" in base_url:

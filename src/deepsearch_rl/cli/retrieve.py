@@ -283,7 +283,10 @@ def search_command(
 def serve_command(
     index: Annotated[Path | None, Option(help="Folder that `retrieve build` wrote.")] = None,
     online: Annotated[
-        Path | None, Option(help="YAML file of a search endpoint, instead of an index.")
+        str | None,
+        Option(
+            help="Search the web instead of an index: serpapi, google, brave, searxng or FILE.py:NAME."
+        ),
     ] = None,
     retriever: _Retriever = None,
     top_k: Annotated[
@@ -302,9 +305,6 @@ def serve_command(
             help="CPU threads of an encoder with weights.", min=1, show_default="one for each core"
         ),
     ] = None,
-    workers: Annotated[
-        int, Option(help="Processes that share the port, the cores and the index's files.", min=1)
-    ] = 1,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
@@ -323,7 +323,7 @@ def serve_command(
     """Serve an index to any trainer: Search-R1, veRL, RLinf, ASearcher, and agents over MCP.
 
     It answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp (streamable
-    HTTP) and, with one worker, /sse. It stops on Ctrl-C or SIGTERM, after it has answered the
+    HTTP) and /sse. It stops on Ctrl-C or SIGTERM, after it has answered the
     requests that it has accepted.
 
         deepsearch retrieve serve --index index --port 8000 -S retrieval.max_batch=64
@@ -331,10 +331,9 @@ def serve_command(
     from deepsearch_rl.server import launch  # noqa: PLC0415 - and the MCP library
     from deepsearch_rl.server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
     from deepsearch_rl.server.rerank import RerankerConfig  # noqa: PLC0415 - loads FAISS
-    from deepsearch_rl.server.workers import serve_workers  # noqa: PLC0415
 
     if (index is None) == (online is None):
-        what = "--index with an index folder, or --online with a search endpoint"
+        what = "--index with an index folder, or --online with a search engine"
         raise ConfigError(f"say what to serve: {what}.")
 
     given = {
@@ -355,7 +354,6 @@ def serve_command(
         index=index,
         chunks=chunks,
         threads=threads,
-        workers=workers,
         host=host,
         port=port,
         public=public,
@@ -363,11 +361,8 @@ def serve_command(
         no_token=no_token,
     )
     launch.log_to_stderr()
-    if workers > 1:
-        serve_workers(config)
-    else:
-        with launch.open_listener(config) as listener:
-            launch.serve(config, listener)
+    with launch.open_listener(config) as listener:
+        launch.serve(config, listener)
 
 
 def _changed_retrieval(changes: list[str] | None, given: dict[str, object]) -> Profile:

@@ -4,7 +4,7 @@ All profiles have the same graph. One that trains nothing has no base model, one
 teacher, and a run without a target stops there.
 """
 
-from deepsearch_rl.agent.scripted_config import SCRIPTED
+from deepsearch_rl.agent.config import SCRIPTED
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import Profile, dvc_file
 

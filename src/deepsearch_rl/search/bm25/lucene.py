@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.core.installed import install_hint
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError, install_hint
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import Chunk, Record
 from deepsearch_rl.search.ranking import Mask, Ranking, rank
