@@ -110,12 +110,12 @@ def build_command(
     ] = None,
     seed: Annotated[int, Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)] = 0,
 ) -> None:
-    """Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
+    r"""Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
 
     The folder appears when the index is complete; a build that was stopped goes on with the vectors
     that it has. The passages stay where they are: searching reads them from there.
 
-        deepsearch retrieve build --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2 \\
+        deepsearch retrieve build --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2 \
             -S index.encoder.device=cuda -S index.encoder.query_prefix="query: " -S index.bm25.b=0.75
     """
     from deepsearch_rl.search.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
