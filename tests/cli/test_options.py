@@ -22,8 +22,7 @@ from deepsearch_rl.cli import main as cli
 from deepsearch_rl.cli.main import app, load_command
 from deepsearch_rl.cli.model_converters import Kind
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.data.catalogue import QUESTION_FORMATS
-from deepsearch_rl.data.catalogue import CARDS
+from deepsearch_rl.data.catalogue import CARDS, QUESTION_FORMATS
 from deepsearch_rl.search.rows import Filter
 from deepsearch_rl.serve.launch import vllm_serve_command
 from tests.conftest import ROOT
@@ -318,8 +317,8 @@ COMPARE = Command(
 )
 PREFLIGHT = Command(
     "preflight gpu",
-    "tools.preflight.__main__.preflight",
-    {"--only": ("serve", "1", "serve"), "--jobs": ("2", "2", 2), "--keep": ("", "3", True)},
+    "tools.preflight.command.preflight",
+    {"--only": ("rl", "1", "rl"), "--keep": ("", "2", True)},
 )
 EXPLAIN = Command(
     "explain predictions.jsonl",
