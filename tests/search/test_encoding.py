@@ -9,29 +9,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
-from deepsearch_rl.core.errors import ArtifactError, UnavailableError
-from deepsearch_rl.search.encoders import encoding
-from deepsearch_rl.search.encoders.configs import TfidfSvdConfig
-from deepsearch_rl.search.encoders.encoding import (
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.search import encoding
+from deepsearch_rl.search.encoders.tfidf_svd import TfidfSvdConfig
+from deepsearch_rl.search.encoding import (
     EncodingConfig,
     EncodingJob,
     encode_to_file,
-    open_encoder,
-    prepare_encoder,
     write_rows,
 )
 from tests.chunks import make_chunks
 
 CHUNKS = make_chunks([f"comet {'river ' * (row % 9)}lander number{row % 7}" for row in range(50)])
 SVD = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=1000, max_terms=1000)
-CONFIG = EncodingConfig(engine="local", dtype="float32", block_rows=8, ray=None)
+CONFIG = EncodingConfig(dtype="float32", block_rows=8)
 
 
 @pytest.fixture
 def learnt(tmp_path: Path) -> Path:
-    prepare_encoder(CHUNKS, SVD, tmp_path / "learnt", seed=0)
+    SVD.prepare(CHUNKS, tmp_path / "learnt", seed=0)
     return tmp_path / "learnt"
 
 
@@ -56,23 +53,11 @@ def blocks_encoded(learnt: Path, monkeypatch: pytest.MonkeyPatch, **changes: obj
     return len(written)
 
 
-def test_without_ray_both_ways_to_install_it_are_named(
-    learnt: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workers = {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0, "object_store_mb": 80}
-    values = CONFIG.model_dump() | {"engine": "ray", "ray": {"address": None, **workers}}
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        UnavailableError, match=r"deepsearch-rl\[ray\]'.* `make environment EXTRAS='--extra ray'`"
-    ):
-        encode(learnt, config=EncodingConfig.model_validate(values))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_row_n_holds_the_vector_of_chunk_n(learnt: Path, dtype: str) -> None:
     encode(learnt, config=CONFIG.model_copy(update={"dtype": dtype}))
     vectors_ND = np.load(learnt.parent / "out.npy", mmap_mode="r")
-    expected_ND = open_encoder(SVD, learnt).encode([chunk.contents for chunk in CHUNKS], "passage")
+    expected_ND = SVD.open(learnt).encode([chunk.contents for chunk in CHUNKS], "passage")
     assert vectors_ND.dtype == dtype
     assert np.array_equal(vectors_ND, expected_ND.astype(dtype))
 
@@ -125,7 +110,7 @@ def test_work_of_another_job_is_not_continued(
     assert blocks_encoded(learnt, monkeypatch, digest="other chunks") == 7
     halves = CONFIG.model_copy(update={"dtype": "float16"})
     assert blocks_encoded(learnt, monkeypatch, digest="other chunks", config=halves) == 7
-    prepare_encoder(CHUNKS[:9], SVD, learnt.parent / "other", seed=0)
+    SVD.prepare(CHUNKS[:9], learnt.parent / "other", seed=0)
     assert (
         blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves)
         == 7
@@ -154,14 +139,27 @@ def test_new_weights_under_an_old_name_are_another_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Here, because the processes that are killed below import this module and need no torch.
-    from tests.search.encoders.folders import transformers_config, write_bert  # noqa: PLC0415
+    from tests.search.encoders.folders import encoder_config, write_bert  # noqa: PLC0415
 
-    bert = transformers_config(write_bert(tmp_path / "bert"))
-    prepare_encoder(CHUNKS, bert, tmp_path / "learnt", seed=0)
+    bert = encoder_config(write_bert(tmp_path / "bert"))
     first = encode(tmp_path / "learnt", encoder=bert)
     write_bert(tmp_path / "bert", seed=1)
     assert blocks_encoded(tmp_path / "learnt", monkeypatch, encoder=bert) == 7
     assert (tmp_path / "out.npy").read_bytes() != first
+
+
+def test_another_number_of_threads_is_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.search.encoders.folders import encoder_config, write_bert  # noqa: PLC0415
+
+    bert = encoder_config(write_bert(tmp_path / "bert"), threads=None)
+    threads = "deepsearch_rl.search.encoders.sentence_transformers.usable_cores"
+    monkeypatch.setattr(threads, lambda: 1)
+    encode(tmp_path / "learnt", encoder=bert)
+    assert blocks_encoded(tmp_path / "learnt", monkeypatch, encoder=bert) == 0
+    monkeypatch.setattr(threads, lambda: 2)
+    assert blocks_encoded(tmp_path / "learnt", monkeypatch, encoder=bert) == 7
 
 
 def test_published_vectors_outlive_the_work_folder(learnt: Path) -> None:
@@ -175,16 +173,10 @@ def test_vectors_that_cannot_be_written_are_an_error_that_names_their_file() -> 
         write_rows(Path("/proc/vectors.npy"), 0, np.zeros((1, 2), np.float32), 1, "float32")
 
 
-def test_an_engine_and_its_fields_go_together() -> None:
-    with pytest.raises(ValidationError, match="go together"):
-        EncodingConfig(engine="ray", dtype="float32", block_rows=8, ray=None)
-
-
 ENCODE_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
-from deepsearch_rl.search.encoders import encoding
-from tests.search.encoders.test_encoding import encode
+from tests.search.test_encoding import encode
 
 blocks, step = int(sys.argv[2]), sys.argv[3]
 calls = []

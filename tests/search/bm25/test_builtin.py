@@ -14,15 +14,15 @@ from pydantic import ValidationError
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import sha256_file
 from deepsearch_rl.search.analysis import analyse
-from deepsearch_rl.search.bm25.bm25 import (
+from deepsearch_rl.search.bm25.building import RunWriter, merge_runs
+from deepsearch_rl.search.bm25.builtin import (
     MAX_LANES,
     MIN_COLUMNS,
     SCORES_AT_ONCE,
+    Bm25Config,
     Bm25Index,
     top_rows,
 )
-from deepsearch_rl.search.bm25.building import RunWriter, merge_runs
-from deepsearch_rl.search.bm25.configs import Bm25Config
 from deepsearch_rl.search.ranking import Ranking, rank
 from tests.chunks import make_chunk, make_chunks
 
@@ -193,7 +193,7 @@ def test_merging_in_parts_gives_the_same_bytes(tmp_path: Path) -> None:
     assert len(runs) > 3
     for name, postings_at_once in (("whole", 10**9), ("parts", 40)):
         (tmp_path / name).mkdir()
-        merge_runs(runs, CONFIG, tmp_path / name, postings_at_once)
+        merge_runs(runs, [1.0], CONFIG.k1, CONFIG.b, tmp_path / name, postings_at_once)
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
 
 

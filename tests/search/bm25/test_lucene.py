@@ -11,9 +11,8 @@ from statistics import fmean
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.search.bm25.bm25 import Bm25Index
-from deepsearch_rl.search.bm25.configs import Bm25Config, LuceneConfig
-from deepsearch_rl.search.bm25.lucene import LuceneIndex, start_jvm
+from deepsearch_rl.search.bm25.builtin import Bm25Config, Bm25Index
+from deepsearch_rl.search.bm25.lucene import LuceneConfig, LuceneIndex, start_jvm
 from tests.chunks import make_chunks
 
 CONFIG = LuceneConfig(engine="lucene", k1=0.9, b=0.4, heap_mb=256)
@@ -29,7 +28,7 @@ SEARCH_AND_STOP = """
 import json, os, signal, sys
 from pathlib import Path
 from deepsearch_rl.search.bm25.lucene import LuceneIndex
-from deepsearch_rl.search.bm25.configs import LuceneConfig
+from deepsearch_rl.search.bm25.lucene import LuceneConfig
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs without
 index = LuceneIndex.open(Path(sys.argv[1]), LuceneConfig.model_validate_json(sys.argv[2]))
 assert "torch" not in sys.modules and "openai" not in sys.modules

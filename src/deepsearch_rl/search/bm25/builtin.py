@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,12 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError, full_disk_name
 from deepsearch_rl.core.files import read_record, write_json
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import Chunk, Record
-from deepsearch_rl.search.analysis import analyse, field_text, term_key
+from deepsearch_rl.search.analysis import FieldName, analyse, field_text, term_key
 from deepsearch_rl.search.bm25.building import (
     TOKENS_PER_RUN,
     RunWriter,
     merge_runs,
 )
-from deepsearch_rl.search.bm25.configs import Bm25Config
 from deepsearch_rl.search.ranking import Mask, Ranking
 from deepsearch_rl.search.rows import open_column
 
@@ -54,6 +53,28 @@ FEW_POSTINGS = 2**15
 FEW_ROWS = 2**16
 
 SMALLEST_SCORE = np.nextafter(np.float32(0), np.float32(1))
+
+
+class Bm25Config(Record):
+    """Parameters of BM25F, which is BM25 with the one field ``contents``."""
+
+    engine: Literal["builtin"]
+    k1: float = Field(gt=0, description="how slowly repeated terms saturate")
+    b: float = Field(
+        ge=0, le=1, description="how strongly long fields are discounted; 0 is not at all"
+    )
+    fields: dict[FieldName, Annotated[float, Field(gt=0)]] = Field(
+        min_length=1,
+        description="what is searched (search/analysis.py), and how much a word there counts",
+    )
+
+    def build(self, chunks: Collection[Chunk], folder: Path) -> "Bm25Index":
+        """See :meth:`Bm25Index.build`."""
+        return Bm25Index.build(chunks, folder, self)
+
+    def open(self, folder: Path) -> "Bm25Index":
+        """See :meth:`Bm25Index.open`."""
+        return Bm25Index.open(folder, self)
 
 
 class IndexSummary(Record):
@@ -100,7 +121,7 @@ class Bm25Index:
                     "there is nothing to index: no chunk holds a word that is not a stop word."
                 )
 
-            merge_runs(runs, config, folder)
+            merge_runs(runs, list(config.fields.values()), config.k1, config.b, folder)
 
         summary = IndexSummary(rows=writer.rows, config=config)
         write_json(folder / "index.json", summary.model_dump(mode="json"))

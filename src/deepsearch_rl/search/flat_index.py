@@ -17,15 +17,18 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.records import Record
 from deepsearch_rl.search.encoders.encoder import Vectors
 from deepsearch_rl.search.ranking import Mask, Ranking, rank
 
+VECTORS_FILE = "vectors.npy"
 # Rows of one pass of a sequential read
 BLOCK_ROWS = 16_384
 # Rows that are copied out of the map at once
@@ -40,6 +43,23 @@ QUERIES = 256
 # Rows of float16 per query that are converted at once: few enough to be in the cache still when
 # they are compared.
 CONVERTED_ROWS = 256
+
+
+class FlatConfig(Record):
+    """Exact inner products with every vector."""
+
+    kind: Literal["flat"]
+
+    def build(self, vectors: Path, folder: Path, seed: int) -> None:  # noqa: ARG002 - nothing is drawn
+        """Put a vectors file into ``folder``: a hard link where the disk allows it; nothing where it lies there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        copy = folder / VECTORS_FILE
+        if not (copy.exists() and copy.samefile(vectors)):
+            link_or_copy(vectors, copy)
+
+    def open(self, folder: Path) -> "FlatIndex":
+        """Map the vectors; raise ArtifactError where the file is missing or damaged."""
+        return FlatIndex(open_vector_file(folder / VECTORS_FILE))
 
 
 @dataclass(frozen=True, slots=True)
