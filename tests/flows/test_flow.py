@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -149,7 +150,7 @@ def ended(served: Served) -> list[Any]:
 
 
 def test_plain_mlflow_writes_to_the_store_that_make_ui_shows(served: Served) -> None:
-    output(served.project, ["python", "-c", "import mlflow; mlflow.log_metric('f1', 0.5)"])
+    output(served.project, [sys.executable, "-c", "import mlflow; mlflow.log_metric('f1', 0.5)"])
     answer = httpx.post(
         f"{served.mlflow}/api/2.0/mlflow/runs/search", json={"experiment_ids": ["0"]}
     )
