@@ -127,8 +127,8 @@ class LoggedModel:
         try:
             completion = await complete(
                 client,
-                self._endpoint.options,
-                model=self._endpoint.model,
+                self._endpoint,
+                sample=sample,
                 messages=messages,
                 max_tokens=self._config.max_tokens,
                 temperature=self._config.temperature,
