@@ -163,9 +163,9 @@ def test_another_machine_runs_a_git_revision_and_shares_its_artifacts_by_dvcs_re
 ) -> None:
     project = served.project
     origin, remote = tmp_path / "origin", tmp_path / "remote"
+    output(project, module("dvc", "remote", "add", "--default", "storage", str(remote)))
     for command in (
         f"git init --quiet --bare {origin}",
-        f"dvc remote add --default storage {remote}",
         "git add --all",
         "git -c user.name=a -c user.email=a@b commit --quiet --message first",
         f"git remote add origin {origin}",
