@@ -179,6 +179,7 @@ def test_another_machine_runs_a_git_revision_and_shares_its_artifacts_by_dvcs_re
 
     clone = tmp_path / "laptop"
     output(tmp_path, ["git", "clone", "--quiet", "--branch", "other", str(origin), str(clone)])
+    (clone / "tried").touch()
     output(clone, module("dvc", "pull", "--run-cache"))
     assert "Stage 'rl' is cached" in output(clone, module("dvc", "repro", "--pull", "rl"))
     assert (clone / "policy.txt").read_text() == "12\n"
