@@ -24,8 +24,8 @@ from deepsearch_rl.core.files import sha256_json, write_json
 from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.retries import is_quota_spent
 from deepsearch_rl.evaluate.evaluate_model import checkpoint_name
-from deepsearch_rl.search.encoders.configs import RemoteEncoderConfig as EmbeddingsConfig
 from deepsearch_rl.search.encoders.remote import RemoteEncoder
+from deepsearch_rl.search.encoders.remote import RemoteEncoderConfig as EmbeddingsConfig
 from deepsearch_rl.serve.chat_answer import AnswerText
 from tests.agent.conftest import ChatServer, completion, response
 from tests.model_servers import running_engine, serve_here
