@@ -249,9 +249,11 @@ class _Gate:
                 await _refusal(503, "the server is stopping.", RETRY)(scope, receive, counted)
             raise
         except Exception:
-            _LOG.exception("a request to %s failed", route)
             if begun:
-                raise
+                # MCP's event streams do not end cleanly when the server stops; uvicorn closes them
+                _LOG.debug("the answer of %s was cut off", route, exc_info=True)
+                return
+            _LOG.exception("a request to %s failed", route)
             await _refusal(500, "the server failed; its log says why.")(scope, receive, counted)
 
 
