@@ -25,8 +25,8 @@ from tests.environment.check_environments import (
 )
 from tests.environment.params_of import write_params
 from tests.environment.scripted import QUESTION, Script
-from tests.server.searchers import engine, open_searcher, service_config
 from tests.search_servers import serve_app
+from tests.server.searchers import engine, open_searcher, service_config
 
 TAGS = Script("tags", (), tags=True)
 QUESTIONS = [

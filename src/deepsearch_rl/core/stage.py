@@ -30,6 +30,7 @@ What a stage declares is what dvc.yaml lists for it (a test compares them). Thei
 """
 
 import argparse
+import gc
 import inspect
 import json
 import logging
@@ -75,13 +76,13 @@ OPERATIONAL = (
     "agent.concurrency",
     "retrieval.startup_timeout_s",
     "rl.concurrency",
-    "rl.keep",
+    "rl.kept_checkpoints",
     "rl.watchdog",
     "serving.cpu.start_timeout_s",
     "serving.vllm.start_timeout_s",
 )
 
-_OWN_CODE = re.compile(r".+\.py:\w+")
+_OWN_CODE = re.compile(r"(.+\.py):\w+")
 
 # Files by their digest, and params by their value
 State = dict[str, Any]
@@ -120,6 +121,17 @@ class Stage:
 
         return paths
 
+    def own_code(self, profile: Profile) -> list[str]:
+        """Return the files of the user's own code that its sections name as ``FILE.py:NAME``."""
+        files: set[str] = set()
+        for section in self.sections:
+            for text in _texts(profile.value(section)):
+                match = _OWN_CODE.fullmatch(text)
+                if match:
+                    files.add(match[1])
+
+        return sorted(files)
+
     def read_state(self, profile: Profile, item: str, program: str) -> State:
         """Return the content of everything that decides the stage's result."""
         state: State = {}
@@ -130,12 +142,7 @@ class Stage:
 
         paths = [f"stages/{program}.py", str(profile.value("packages"))]
         paths += [str(SOURCES / package) for package in self.packages]
-        paths += self.input_paths(profile, item)
-        # A reward or retriever of the user's own, FILE.py:NAME
-        for value in list(state.values()):
-            if isinstance(value, str) and _OWN_CODE.fullmatch(value):
-                paths.append(value.rpartition(":")[0])
-
+        paths += self.input_paths(profile, item) + self.own_code(profile)
         for path in paths:
             state |= _digests(Path(path))
 
@@ -157,6 +164,10 @@ def run(stage: Stage, main: Callable[..., None]) -> None:
     The exit status is then 1, or :data:`OUTSIDE_STATUS` where a server did not answer. ``main``
     takes the profile, the item if it has a parameter of this name, and likewise the scratch folder.
     """
+    # From here on, and never among what was loaded until now (stages/__init__.py)
+    gc.freeze()
+    gc.enable()
+
     parameters = inspect.signature(main).parameters
     parser = argparse.ArgumentParser(description=sys.modules[main.__module__].__doc__)
     parser.add_argument("params", type=Path, help="the profile's params.yaml")
@@ -282,6 +293,19 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{name}.{key}", inner)
     else:
         yield name, value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a section, the keys of its mappings too: rewards are keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def _digests(path: Path) -> State:

@@ -20,9 +20,9 @@ from deepsearch_rl.evaluate.evaluate_model import evaluate_model
 from deepsearch_rl.evaluate.evaluation_plan import Evaluation
 from deepsearch_rl.search.build import IndexSection, build_index
 from tests.conftest import ROOT
-from tests.evaluate.chat import KEY, says, serve_chat
 from tests.data.question_writing.planted_faults import audit_figures, require_found, write_world
 from tests.data.question_writing.scripted_writer import ScriptedModel, ScriptedWriter
+from tests.evaluate.chat import KEY, says, serve_chat
 from tests.search_servers import serve_index_here
 from tests.worlds import smoke
 
@@ -70,7 +70,16 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(folder: Path, config: WritingConfig, smoke: Profile, work: Path, out: Path) -> Funnel:
     index = smoke.section("index", IndexSection).of("documents")
     bm25 = index.model_copy(update={"encoder": None})
-    return make_questions(folder, config, smoke.section("chunk", ChunkConfig), bm25, 0, work, out)
+    return make_questions(
+        folder,
+        config,
+        smoke.section("chunk", ChunkConfig),
+        bm25,
+        0,
+        work,
+        work / "replies.jsonl",
+        out,
+    )
 
 
 def read_splits(out: Path) -> dict[str, list[Question]]:
