@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent.exchange import export_rows
+from deepsearch_rl.environment.exchange import export_rows
 from deepsearch_rl.cli.main import main
 from deepsearch_rl.core.errors import RecordError
 from deepsearch_rl.core.files import read_distinct, read_jsonl, write_jsonl

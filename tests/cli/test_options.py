@@ -339,12 +339,12 @@ EXPLAIN = Command(
 )
 CONVERT = Command(
     "trajectories convert rows.jsonl out.jsonl --to trl",
-    "deepsearch_rl.agent.exchange.export_rows",
+    "deepsearch_rl.environment.exchange.export_rows",
     {"--to": ("verl", "2", "verl")},
 )
 CONVERT_QUESTIONS = Command(
     "trajectories convert rows.jsonl out.jsonl --to verl",
-    "deepsearch_rl.agent.exchange.export_rows",
+    "deepsearch_rl.environment.exchange.export_rows",
     {
         "--dataset": ("musique", "3", "musique"),
         "--split": ("dev", "4", "dev"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent.exchange import export_rows
+from deepsearch_rl.environment.exchange import export_rows
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
 from deepsearch_rl.chat.chat_messages import OTHER_THOUGHTS
 from deepsearch_rl.chat.model_failures import WORDINGS, failure_in

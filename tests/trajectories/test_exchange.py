@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from trl.data_utils import apply_chat_template
 from typer.testing import CliRunner
 
-from deepsearch_rl.agent.exchange import export_rows
+from deepsearch_rl.environment.exchange import export_rows
 from deepsearch_rl.agent.protocols import SearchTags
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, chat_messages
 from deepsearch_rl.chat.prompts import load_prompt

@@ -270,6 +270,10 @@ class TokenUsage(Record):
     completion_tokens: int = Field(ge=0)
 
 
+# The prompt of trajectories that another system made, whose results do not name theirs
+UNKNOWN_PROMPT = "unknown"
+
+
 class Trajectory(Record):
     """One finished rollout. Scores are derived from it, never stored in it.
 

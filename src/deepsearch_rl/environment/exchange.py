@@ -23,9 +23,8 @@ from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError, UnknownNameError
 from deepsearch_rl.core.files import atomic_file, distinct, read_distinct, write_jsonl
 from deepsearch_rl.core.frames import check_frame
-from deepsearch_rl.core.records import Trajectory
+from deepsearch_rl.core.records import UNKNOWN_PROMPT, Trajectory
 from deepsearch_rl.data.flashrag import numbered_questions
-from deepsearch_rl.evaluate.imported_results import UNKNOWN
 from deepsearch_rl.train.swift_rows import row_targets, swift_row
 
 ExportRow = RootModel[dict[str, Any]]
@@ -172,7 +171,7 @@ def _require_tool_calls(trajectory: Trajectory, to: str) -> None:
             "trajectories out."
         )
 
-    if trajectory.prompt == UNKNOWN:
+    if trajectory.prompt == UNKNOWN_PROMPT:
         raise CheckFailedError(
             f"trajectory {trajectory.id} is another system's result: it holds the last text alone, "
             f"and rows for {to} made of it would teach to answer without searching."
