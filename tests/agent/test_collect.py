@@ -25,7 +25,7 @@ from deepsearch_rl.core.files import only_writer, read_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Question, StopReason, Trajectory
-from tests.trajectories.scripted import ScriptedAgent, make_questions, make_trajectory
+from tests.agent.scripted import ScriptedAgent, make_questions, make_trajectory
 
 QUESTIONS = make_questions(20)
 

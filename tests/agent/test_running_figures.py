@@ -4,7 +4,7 @@ import pytest
 
 from deepsearch_rl.agent.collect import RunningFigures
 from deepsearch_rl.core.records import StopReason, TokenUsage
-from tests.trajectories.scripted import make_questions, make_trajectory
+from tests.agent.scripted import make_questions, make_trajectory
 
 [QUESTION] = make_questions(1)
 

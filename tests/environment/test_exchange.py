@@ -12,17 +12,17 @@ from transformers import AutoTokenizer
 from trl.data_utils import apply_chat_template
 from typer.testing import CliRunner
 
-from deepsearch_rl.environment.exchange import export_rows
 from deepsearch_rl.agent.protocols import SearchTags
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, chat_messages
 from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import CheckFailedError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
-from deepsearch_rl.core.records import Question, StopReason, ToolCall, Trajectory
-from deepsearch_rl.evaluate.imported_results import UNKNOWN, import_results
+from deepsearch_rl.core.records import UNKNOWN_PROMPT, Question, StopReason, ToolCall, Trajectory
+from deepsearch_rl.environment.exchange import export_rows
+from deepsearch_rl.evaluate.imported_results import import_results
 from deepsearch_rl.train.swift_rows import SwiftRow
-from tests.trajectories.test_swift_rows import ONE_CALL, conversation
+from tests.train.test_swift_rows import ONE_CALL, conversation
 
 SOURCE = {"dataset": "hotpotqa", "split": "train", "prompt": "multihoprag_nothink"}
 PARALLEL = conversation(("", ["one", 'two "quoted" Zoë']), ("I look.", ["three"])).model_copy(
@@ -159,7 +159,7 @@ def test_a_call_that_is_no_json_and_another_systems_result_are_refused_by_their_
             ONE_CALL.model_copy(update={"messages": turns}),
             "call_1: its arguments are no JSON object",
         ),
-        (ONE_CALL.model_copy(update={"prompt": UNKNOWN}), "another system's result"),
+        (ONE_CALL.model_copy(update={"prompt": UNKNOWN_PROMPT}), "another system's result"),
     ):
         write_jsonl(tmp_path / "t.jsonl", [one])
         with pytest.raises(CheckFailedError, match=words):

@@ -11,7 +11,7 @@ from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.train.swift_rows import swift_row
 from deepsearch_rl.train.training_set import TokenProof
-from tests.trajectories.conversations import conversation_of
+from tests.conversations import conversation_of
 
 PASSAGES = '[1] Zoë\'s "Café"\nThe mayor of Northgate is Kaspar Granger.\n\n[2] B\n{"x": 1}'
 

@@ -19,7 +19,7 @@ from deepsearch_rl.core.records import (
     Trajectory,
 )
 from deepsearch_rl.evaluate.trajectory_statistics import Tally, read_statistics
-from tests.trajectories.test_swift_rows import ONE_CALL, conversation
+from tests.train.test_swift_rows import ONE_CALL, conversation
 
 FACT = "The mayor of Northgate  is\nKaspar Granger."
 """As in the passage of the test conversations, but for white space."""

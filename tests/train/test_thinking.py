@@ -30,7 +30,7 @@ from deepsearch_rl.toy.pretrained_model import world_tokenizer
 from deepsearch_rl.train.swift_rows import row_targets, swift_row
 from deepsearch_rl.train.training_set import IGNORED, TokenProof
 from tests.agent.conftest import ChatServer, Searches
-from tests.trajectories.conversations import Turn, conversation_of
+from tests.conversations import Turn, conversation_of
 
 ASSISTANT_TURN = "{{- '<|im_start|>' + turn.role + '\\n' + content }}"
 THINKING_TURN = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.records import Trajectory
-from tests.trajectories.scripted import ANNOUNCEMENT_BYTES, CONCURRENCY, SAMPLES
+from tests.agent.scripted import ANNOUNCEMENT_BYTES, CONCURRENCY, SAMPLES
 
 PIPE_BYTES = 4096
 """The kernel's smallest pipe: so far, 64 announcements, a child can run ahead of what the test has read."""
@@ -24,7 +24,7 @@ def start(root: Path, tmp_path: Path):
         command = [
             sys.executable,
             "-m",
-            "tests.trajectories.scripted",
+            "tests.agent.scripted",
             str(log),
             str(out),
             str(questions),

@@ -1,4 +1,4 @@
-"""The scripted servers of the agent's tests, for reports about replies of a model server, and the time of limits."""
+"""The time of limits per minute, which tests move."""
 
 import asyncio
 import itertools
@@ -8,10 +8,6 @@ from types import SimpleNamespace
 import pyrate_limiter.limiter
 import pytest
 from pyrate_limiter.clocks import MonotonicClock
-
-from tests.agent.conftest import agent_config, answer, chat_server, mcp_server, searches
-
-__all__ = ["agent_config", "answer", "chat_server", "mcp_server", "searches"]
 
 _CLOCK_NUMBERS = itertools.count(1)
 _FAR_APART_S = 1e6

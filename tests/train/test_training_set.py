@@ -17,8 +17,8 @@ from deepsearch_rl.train.sft import SftConfig
 from deepsearch_rl.train.swift_rows import SwiftRow, swift_row
 from deepsearch_rl.train.training_set import FilterConfig, build_training_set
 from tests.conftest import ROOT
-from tests.trajectories import test_filters
-from tests.trajectories.test_filters import QUESTION
+from tests.train import test_filters
+from tests.train.test_filters import QUESTION
 
 
 def trajectory(**changes: Any) -> Trajectory:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.environment.exchange import export_rows
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
 from deepsearch_rl.chat.chat_messages import OTHER_THOUGHTS
 from deepsearch_rl.chat.model_failures import WORDINGS, failure_in
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import StopReason
+from deepsearch_rl.environment.exchange import export_rows
 from deepsearch_rl.evaluate.ifeval import (
     IfevalConfig,
     IfevalResponse,
