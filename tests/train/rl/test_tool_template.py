@@ -6,7 +6,7 @@ import pytest
 
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.train.rl.start_template import require_tool_template
+from deepsearch_rl.train.rl.start_template import require_template
 from tests.environment.scripted import Script
 from tests.policies import policy_folder
 
@@ -31,7 +31,7 @@ def with_template(folder: Path, template: str) -> ChatFormat:
 
 
 def test_a_template_with_tools_is_taken(policy_folder: Path) -> None:
-    require_tool_template(load_chat_format(policy_folder), CALLS.config, policy_folder)
+    require_template(load_chat_format(policy_folder), CALLS.config, policy_folder)
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_a_template_that_cannot_show_them_is_named_with_what_to_do(
     template: str, named: str, policy_folder: Path
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        require_tool_template(with_template(policy_folder, template), CALLS.config, policy_folder)
+        require_template(with_template(policy_folder, template), CALLS.config, policy_folder)
     assert named in str(raised.value)
     assert str(policy_folder) in str(raised.value)
     assert "search_tags" in str(raised.value)
 
 
 def test_tags_need_no_tool_role(policy_folder: Path) -> None:
-    require_tool_template(with_template(policy_folder, PLAIN), TAGS.config, policy_folder)
+    require_template(with_template(policy_folder, PLAIN), TAGS.config, policy_folder)
