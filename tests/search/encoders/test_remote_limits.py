@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from deepsearch_rl.core.errors import EndpointDownError
-from deepsearch_rl.search.encoders.configs import RemoteEncoderConfig as EmbeddingsConfig
 from deepsearch_rl.search.encoders.remote import RemoteEncoder
+from deepsearch_rl.search.encoders.remote import RemoteEncoderConfig as EmbeddingsConfig
 from tests.agent.conftest import ChatServer, response
 from tests.limit_clock import LimitClock
 
