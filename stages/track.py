@@ -22,8 +22,7 @@ from deepsearch_rl.track.outbox import outbox_folder
 from deepsearch_rl.track.upload import FailedUpload, put_into_outbox, upload_all
 from stages.provenance import read_provenance
 
-# Evaluated model -> folder of section trained's models whose train_log.jsonl is its training
-# curve
+# Evaluated model -> folder below models/<profile> whose train_log.jsonl is its training curve
 TRAIN_LOGS = {
     "base": "base",
     "sft": "sft_adapter",
@@ -62,14 +61,13 @@ def main(profile: Profile) -> None:
 
 def _results(profile: Profile) -> Results:
     table = read_record(profile.reports / "f1_table.json", F1Table)
-    trained = Path(profile.value("trained")["models"])
     evaluations: dict[str, Path] = {}
     logs: dict[str, Path] = {}
     for model in sorted({row.model for row in table.rows}):
         evaluations[model] = profile.data / "evaluate" / model
         # Models of other profiles, and those behind endpoints, have no log here
         if model in TRAIN_LOGS:
-            log = trained / TRAIN_LOGS[model] / "train_log.jsonl"
+            log = profile.models / TRAIN_LOGS[model] / "train_log.jsonl"
             if log.is_file():
                 logs[model] = log
 

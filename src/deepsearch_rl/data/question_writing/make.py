@@ -18,7 +18,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from deepsearch_rl.chat.remote import open_endpoint
+from deepsearch_rl.chat.remote import open_endpoint, require_remote
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import (
     AppendLog,
@@ -109,7 +109,7 @@ def make_questions(
         EndpointError: the writer fails; a repeated run goes on from the replies in ``work``.
         UnavailableError: a package that reads a kind of document is not installed.
     """
-    endpoint = open_endpoint(config.writer.endpoint)
+    endpoint = open_endpoint(require_remote(Path(config.writer.endpoint)))
     documents = DocumentFolder(folder)
 
     with (
