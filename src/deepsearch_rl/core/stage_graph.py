@@ -146,6 +146,9 @@ def _stages(
 
 def _params(template: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for entry in template.get("params", ()):
+        if isinstance(entry, str):
+            yield "params.yaml", entry
+            continue
         for file, names in entry.items():
             for name in names:
                 yield str(_filled(file, values)), str(name)

@@ -101,7 +101,7 @@ def read_state(profile: Profile, stage: str, root: Path) -> StageState:
     data = list(declared.data)
     for name in FILES_IN_PARAMS:
         # A path is a param like others: an edit of its file would go unseen
-        path = params.get(f"{profile.values.get('params')}: {name}")
+        path = params.get(f"{profile.path.as_posix()}: {name}")
         if isinstance(path, str):
             data.append(path)
 
@@ -231,7 +231,7 @@ def _values(
     profile: Profile, declared: DeclaredStage, root: Path
 ) -> Iterator[tuple[str, JsonValue]]:
     """Yield all values of the declared params; a section is as many of them as it has fields."""
-    files: dict[str, Any] = {str(profile.values.get("params")): profile.values}
+    files: dict[str, Any] = {profile.path.as_posix(): profile.values}
     for file, name in declared.params:
         if file == profile.values.get("packages"):
             continue

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from deepsearch_rl.core.files import (
     atomic_file,
-    read_json,
     read_record,
     sha256_file,
     write_json,
