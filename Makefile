@@ -13,7 +13,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment documents repro restore flow rft plan preflight ui experiments deploy worker worker-service test test-all unit lint bench gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
+.PHONY: help environment documents repro flow rft plan preflight ui deploy worker worker-service test test-all unit lint bench gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -37,14 +37,11 @@ documents:
 
 repro: documents environment  ##start run whatever changed, JOBS (2) stages side by side, then print the F1 table and where the time went
 	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
-	@$(BIN)/python -m flows.repro $(PROFILE) $(if $(JOBS),--jobs $(JOBS))
+	@$(BIN)/python -m flows.driver $(PROFILE) $(if $(JOBS),--jobs $(JOBS))
 	@$(BIN)/deepsearch summary $(PROFILE)
 
-restore: environment  ##run back to the committed params and their results, from DVC's caches; trains nothing
-	@$(BIN)/python -m flows.restore $(PROFILE)
-
 flow: environment  ##run the graph as a Prefect flow run: a task per stage
-	@$(BIN)/python -m flows.reproduce $(PROFILE) --skip-unchanged
+	@$(BIN)/python -m flows.reproduce $(PROFILE)
 	@$(BIN)/deepsearch summary $(PROFILE)
 
 # Round n samples from the model of round n - 1, which is kept as models/PROFILE/rft/<n - 1>.
@@ -61,10 +58,7 @@ preflight: environment  ##full PROFILE's training path on a small model: what wo
 	@$(BIN)/deepsearch preflight $(PROFILE)
 
 ui: environment  ##start Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0.0 for other machines, with a login
-	@$(BIN)/python -m flows.ui $(if $(HOST),--host $(HOST))
-
-experiments: environment  ##start F1 of a profile's DVC experiments, and the params in which they differ
-	@$(BIN)/deepsearch experiments $(PROFILE)
+	@$(BIN)/python -m flows.servers $(if $(HOST),--host $(HOST))
 
 deploy: environment  ##team a Prefect deployment of every profile, with a paused nightly schedule
 	@$(BIN)/python -m flows.worker deploy
@@ -99,18 +93,16 @@ test-all: environment  ##change the checks of `make test`, and what a night has 
 unit: environment  ##change the quick tests, each below .2 s
 	@$(PYTEST) -m "not slow and not nightly"
 
-lint: environment  ##change ruff, the rules of tools/lint.py, pyright, and whether uv.lock fits pyproject.toml
+lint: environment  ##change ruff, pyright, and whether uv.lock fits pyproject.toml
 	@.venvs/uv/bin/uv lock --quiet --check
 	@$(BIN)/ruff check
-	@$(BIN)/python -m tools.lint
 	@$(BIN)/pyright
 
 bench: environment  ##change the speed of retrieval as ratios to other libraries, against the committed ones; 3 minutes on a quiet machine
 	@$(BIN)/python -m benchmarks.ratios
 
-readme: environment  ##change the generated parts of documents: README's results, the file tree, the gpu profile's departures
+readme: environment  ##change the generated parts of documents: README's results, the gpu profile's departures
 	@$(BIN)/python -m tools.readme
-	@$(BIN)/python -m tools.file_tree
 	@$(BIN)/python -m tools.departures
 
 params: environment  ##change params.yaml and dvc.yaml of every profile, from the project's own two and profiles/*/profile.yaml
@@ -124,7 +116,6 @@ gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the inte
 	  $(PYTHON) tools/environment.py --adopt .venvs/$$family || exit 1; \
 	done
 	@.venvs/serve/bin/python -m tools.sentence_model
-	@$(BIN)/python -m tools.packages
 
 verl-environment: environment  ##full .venvs/verl, for rl.backend.engine: verl
 	@$(UV) venv -q --allow-existing --relocatable --python 3.11 .venvs/verl

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepsearch_rl.chat.passages import format_passages
+from deepsearch_rl.chat.chat_messages import format_passages
 from deepsearch_rl.core.answers import CLOSED_ANSWERS, normalise
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.presets import load_preset

@@ -52,9 +52,9 @@ from benchmarks.measure import (
 )
 from benchmarks.servers import ServerProcess, running_server, spare_core
 from deepsearch_rl.agent.collect import BulkRun, collect
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat.address import NO_KEY, Endpoint
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.endpoint import NO_KEY, Endpoint
 from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.records import Question

@@ -1,3 +1,10 @@
-"""Prefect decides when and where a stage runs, DVC whether it needs to, the library how."""
+"""Prefect decides when and where a stage runs, DVC decides whether, the library decides how."""
 
-import stages.environment  # noqa: F401  before prefect is imported, which reads it
+from pathlib import Path
+
+from deepsearch_rl.core.environment import prepare_environment
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before prefect is imported, which reads it
+prepare_environment()

@@ -1,14 +1,26 @@
 """Choose which of SFT's checkpoints goes on: the last, or the best by loss or by rollouts on dev questions."""
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.scratch import Scratch
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Scratch, Stage, run
 from deepsearch_rl.train.choose_checkpoint import (
     ChooseCheckpointConfig,
     choose_without_rollouts,
 )
 from deepsearch_rl.train.curves import recorded_curve
 from deepsearch_rl.train.followed import followed
+
+STAGE = Stage(
+    sections=("seed", "choose_checkpoint", "agent", "retrieval", "serving", "datasets"),
+    packages=("core", "data", "chat", "search", "server", "serve", "agent", "train"),
+    inputs=(
+        "models/{profile}/sft_checkpoints",
+        "models/{profile}/base",
+        "{agent.prompt}",
+        "data/{profile}/index",
+        "data/{profile}/chunks",
+        "data/{profile}/questions",
+    ),
+)
 
 
 def main(profile: Profile, scratch: Scratch) -> None:
@@ -25,7 +37,7 @@ def main(profile: Profile, scratch: Scratch) -> None:
 
 
 def _choose_on_dev(profile: Profile, config: ChooseCheckpointConfig, scratch: Scratch) -> None:
-    from deepsearch_rl.agent.rollout_setting import RolloutSetting  # noqa: PLC0415
+    from deepsearch_rl.agent.collect import RolloutSetting  # noqa: PLC0415
     from deepsearch_rl.serve.launch import ServingConfig  # noqa: PLC0415 - with the agent's libraries, seconds
     from deepsearch_rl.train.choose_on_dev import DevRollouts, choose_on_dev  # noqa: PLC0415
 
@@ -38,4 +50,4 @@ def _choose_on_dev(profile: Profile, config: ChooseCheckpointConfig, scratch: Sc
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

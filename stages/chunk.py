@@ -1,8 +1,14 @@
 """Documents -> chunks of a bounded number of tokens."""
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.data.chunking import ChunkConfig, chunk_corpora
+
+STAGE = Stage(
+    sections=("chunk",),
+    packages=("core", "data"),
+    inputs=("data/{profile}/corpora",),
+)
 
 
 def main(profile: Profile) -> None:
@@ -13,4 +19,4 @@ def main(profile: Profile) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

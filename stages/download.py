@@ -1,8 +1,14 @@
 """Corpora and question sets: generated, from a folder, or from the hub."""
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.data.download import DownloadConfig, download
+
+STAGE = Stage(
+    sections=("seed", "download"),
+    packages=("core", "data", "toy"),
+    inputs=("{download.path}",),
+)
 
 
 def main(profile: Profile) -> None:
@@ -12,4 +18,4 @@ def main(profile: Profile) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

@@ -3,10 +3,12 @@
 DVC compares what this stage writes, and so sees that $OPENAI_MODEL names another model.
 """
 
-from deepsearch_rl.chat.remote import RemoteConfig, write_endpoint
+from deepsearch_rl.chat.endpoint import RemoteConfig, write_endpoint
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
+
+STAGE = Stage(sections=("endpoints",), packages=("core", "chat"))
 
 
 def main(profile: Profile, item: str) -> None:
@@ -16,4 +18,4 @@ def main(profile: Profile, item: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

@@ -2,23 +2,38 @@
 
 from pathlib import Path
 
-from deepsearch_rl.agent.collect import SERVER_FAILURES, keep_times
-from deepsearch_rl.chat.remote import read_remote
+from deepsearch_rl.agent.timing import keep_times
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.scratch import Scratch
-from deepsearch_rl.core.stage_entry import ROOT, run
-from deepsearch_rl.core.stage_graph import require_data
+from deepsearch_rl.core.stage import Scratch, Stage, run
 from deepsearch_rl.evaluate.evaluate_model import evaluate_model
-from deepsearch_rl.evaluate.evaluation_plan import Evaluation, settings_of
+from deepsearch_rl.evaluate.evaluation_plan import Evaluation
+
+STAGE = Stage(
+    sections=(
+        "seed",
+        "evaluate",
+        "agent",
+        "retrieval",
+        "serving",
+        "datasets",
+        "chunk",
+        "model_settings",
+    ),
+    packages=("core", "data", "chat", "search", "server", "serve", "agent", "evaluate"),
+    inputs=(
+        "{models.{item}}",
+        "{agent.prompt}",
+        "src/deepsearch_rl/prompts",
+        "data/{profile}/index",
+        "data/{profile}/chunks",
+        "data/{profile}/questions",
+    ),
+)
 
 
 def main(profile: Profile, item: str, scratch: Scratch) -> None:
-    """Write ``data/<profile>/evaluate/<model>/``.
-
-    The rollouts are kept where they cost money, so that more questions or a further prompt ask only
-    what is new, and where a server failed some, so that a repeated run asks for those alone.
-    """
+    """Write ``data/<profile>/evaluate/<model>/``."""
     # A model's folder is among the stage's deps, so it is no param
     folders = profile.values["models"]
     folder = Path(look_up("model", item, folders))
@@ -31,15 +46,10 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
         for name in variant.models or ():
             look_up("model in evaluate.variants", name, folders)
 
-    prompts = {each.agent.prompt for each in settings_of(setting, item)}
-    require_data(profile, f"evaluate@{item}", prompts, ROOT)
     out = profile.data / "evaluate" / item
-    evaluation = evaluate_model(item, folder, setting, profile.data, out, scratch.path)
+    evaluate_model(item, folder, setting, profile.data, out, scratch.path)
     keep_times(scratch.path, profile.name, item)
-    has_failures = any(row.failures.keys() & SERVER_FAILURES for row in evaluation.rows)
-    if read_remote(folder) or has_failures:
-        scratch.keep()
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

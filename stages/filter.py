@@ -1,10 +1,21 @@
 """Choose the teacher's good trajectories and convert them to training rows."""
 
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.train.training_set import FilterConfig, build_training_set
+
+STAGE = Stage(
+    sections=("filter", "agent"),
+    packages=("core", "data", "chat", "search", "agent", "train"),
+    inputs=(
+        "{agent.prompt}",
+        "data/{profile}/trajectories",
+        "data/{profile}/questions",
+        "models/{profile}/base",
+    ),
+)
 
 
 def main(profile: Profile) -> None:
@@ -27,4 +38,4 @@ def main(profile: Profile) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

@@ -4,9 +4,15 @@ from pathlib import Path
 
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.evaluate.ifeval import IfevalConfig, evaluate_ifeval, load_prompts
 from deepsearch_rl.serve.launch import ServingConfig, serve_model
+
+STAGE = Stage(
+    sections=("seed", "ifeval", "serving", "model_settings"),
+    packages=("core", "data", "chat", "serve", "evaluate"),
+    inputs=("{models.{item}}", "{ifeval.path}"),
+)
 
 
 def main(profile: Profile, item: str) -> None:
@@ -25,4 +31,4 @@ def main(profile: Profile, item: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

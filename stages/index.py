@@ -3,14 +3,19 @@
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import RetrievalReport
-from deepsearch_rl.core.scratch import Scratch
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Scratch, Stage, run
 from deepsearch_rl.data.chunking import ChunkConfig
 from deepsearch_rl.search.build import IndexSection, build_indexes
 from deepsearch_rl.search.quality import (
     DatasetConfig,
     measure_datasets,
     training_questions,
+)
+
+STAGE = Stage(
+    sections=("seed", "index", "datasets", "chunk"),
+    packages=("core", "data", "search"),
+    inputs=("data/{profile}/chunks", "data/{profile}/questions"),
 )
 
 
@@ -31,4 +36,4 @@ def main(profile: Profile, scratch: Scratch) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

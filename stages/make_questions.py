@@ -4,11 +4,16 @@ from pathlib import Path
 
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.scratch import Scratch
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Scratch, Stage, run
 from deepsearch_rl.data.chunking import ChunkConfig
 from deepsearch_rl.data.question_writing.make import WritingConfig, make_questions
 from deepsearch_rl.search.build import IndexSection
+
+STAGE = Stage(
+    sections=("seed", "make_questions", "chunk", "index"),
+    packages=("core", "data", "chat", "search"),
+    inputs=("{make_questions.documents.{item}}", "{make_questions.writer.endpoint}"),
+)
 
 
 def main(profile: Profile, item: str, scratch: Scratch) -> None:
@@ -19,8 +24,6 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
     config = profile.section("make_questions", WritingConfig)
     folder = Path(look_up("folder in make_questions.documents", item, config.documents))
     index = profile.section("index", IndexSection).of(item)
-    # Replies cost money: a forced run takes those that it has
-    scratch.keep()
     make_questions(
         folder,
         config,
@@ -33,4 +36,4 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

@@ -1,9 +1,15 @@
 """merge: the SFT adapter into its base model."""
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.train.merge import merge_adapter
 from deepsearch_rl.train.merge_config import MergeConfig
+
+STAGE = Stage(
+    sections=("merge",),
+    packages=("core", "chat", "train"),
+    inputs=("models/{profile}/base", "models/{profile}/sft_adapter"),
+)
 
 
 def main(profile: Profile) -> None:
@@ -15,4 +21,4 @@ def main(profile: Profile) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.collect import RolloutSetting
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.scratch import Scratch
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Scratch, Stage, run
 from deepsearch_rl.serve.launch import ServingConfig
 from deepsearch_rl.train.curves import recorded_curve
 from deepsearch_rl.train.followed import followed
@@ -14,6 +13,19 @@ from deepsearch_rl.train.prompt_search import (
     OptimizePromptConfig,
     PromptTask,
     optimize_prompt,
+)
+
+STAGE = Stage(
+    sections=("seed", "optimize_prompt", "agent", "retrieval", "serving", "datasets"),
+    packages=("core", "data", "chat", "search", "server", "serve", "agent", "train"),
+    inputs=(
+        "{optimize_prompt.models.{item}}",
+        "{optimize_prompt.reflection.endpoint}",
+        "{agent.prompt}",
+        "data/{profile}/index",
+        "data/{profile}/chunks",
+        "data/{profile}/questions",
+    ),
 )
 
 
@@ -26,11 +38,9 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
         setting=RolloutSetting.of(profile, config.dataset),
         serving=profile.section("serving", ServingConfig),
     )
-    # Rollouts and reflections cost money: a forced run that may resume takes those that it has
-    scratch.keep()
     with recorded_curve(scratch.curve):
         optimize_prompt(task, config, scratch.path, profile.data / "prompts" / item)
 
 
 if __name__ == "__main__":
-    run(followed(main))
+    run(STAGE, followed(main))

@@ -11,7 +11,6 @@ import yaml
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.profile import PARAMS
-from deepsearch_rl.core.project_state import require_git
 from deepsearch_rl.track.bundle import DatasetDigest, Provenance
 from deepsearch_rl.track.run_names import (
     CHANGES_TAG,
@@ -38,7 +37,6 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
         ArtifactError: there is no dvc.lock, so the stage was not started by DVC.
         ConfigError: git refuses to say which commit this is.
     """
-    require_git(Path())
     lock = params_path.with_name("dvc.lock")
 
     if not lock.is_file():

@@ -5,12 +5,27 @@ from pathlib import Path
 from typing import Any
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.evaluate.explain.sources import Searched
 from deepsearch_rl.evaluate.report.write_report import (
     ReportConfig,
     Sources,
     write_report,
+)
+
+STAGE = Stage(
+    sections=("seed", "report", "models", "rl", "datasets", "evaluate", "download"),
+    packages=("core", "data", "chat", "search", "train", "evaluate"),
+    inputs=(
+        "data/{profile}/evaluate",
+        "data/{profile}/ifeval",
+        "data/{profile}/questions",
+        "data/{profile}/index",
+        "data/{profile}/chunks",
+        "models/{profile}/rl_adapter",
+        "reports/{profile}/retrieval.json",
+        "reports/{profile}/filter.json",
+    ),
 )
 
 
@@ -69,4 +84,4 @@ def question_origins(download: Mapping[str, Any], split: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

@@ -1,13 +1,33 @@
 """Reinforcement learning from one start model: `python -m stages.rl params.yaml sft`."""
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.scratch import Scratch
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Scratch, Stage, run
 from deepsearch_rl.train.followed import followed
 from deepsearch_rl.train.rl.engines import open_engine
-from deepsearch_rl.train.rl.fork import keep_run
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.worker import rl_run, train_watched
+
+STAGE = Stage(
+    sections=("seed", "rl", "agent", "retrieval", "datasets"),
+    packages=(
+        "core",
+        "data",
+        "chat",
+        "search",
+        "server",
+        "serve",
+        "agent",
+        "environment",
+        "train",
+    ),
+    inputs=(
+        "models/{profile}/{item}",
+        "{agent.prompt}",
+        "data/{profile}/index",
+        "data/{profile}/chunks",
+        "data/{profile}/questions",
+    ),
+)
 
 
 def main(profile: Profile, item: str, scratch: Scratch) -> None:
@@ -15,8 +35,7 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
     config = profile.section("rl", RlConfig)
     open_engine(config.backend)
     train_watched(rl_run(profile, config, item, scratch.path, scratch.curve))
-    keep_run(scratch.path, profile.work, item)
 
 
 if __name__ == "__main__":
-    run(followed(main))
+    run(STAGE, followed(main))

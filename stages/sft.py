@@ -1,12 +1,17 @@
 """sft: a LoRA on the teacher's successful trajectories, trained by ms-swift."""
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.scratch import Scratch
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Scratch, Stage, run
 from deepsearch_rl.train.curves import recorded_curve
 from deepsearch_rl.train.followed import followed
 from deepsearch_rl.train.sft import train_adapter
 from deepsearch_rl.train.swift_call import SftConfig
+
+STAGE = Stage(
+    sections=("seed", "sft"),
+    packages=("core", "chat", "train"),
+    inputs=("data/{profile}/sft", "models/{profile}/base"),
+)
 
 
 def main(profile: Profile, scratch: Scratch) -> None:
@@ -20,4 +25,4 @@ def main(profile: Profile, scratch: Scratch) -> None:
 
 
 if __name__ == "__main__":
-    run(followed(main))
+    run(STAGE, followed(main))

@@ -12,7 +12,7 @@ from pathlib import Path
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.files import read_record, write_json
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.evaluate.tables import F1Table
 from deepsearch_rl.track.build_bundle import Results, build_bundle
 from deepsearch_rl.track.bundle import TrackConfig
@@ -30,6 +30,24 @@ TRAIN_LOGS = {
     "sft_rl": "rl_adapter/sft",
 }
 _LOG = logging.getLogger(__name__)
+
+STAGE = Stage(
+    sections=("seed", "track", "evaluate"),
+    packages=("core", "chat", "agent", "train", "evaluate", "track"),
+    inputs=(
+        "reports/{profile}/f1_table.json",
+        "reports/{profile}/f1_table.md",
+        "reports/{profile}/f1_table.csv",
+        "reports/{profile}/metrics.json",
+        "reports/{profile}/lost_points.json",
+        "reports/{profile}/index.html",
+        "data/{profile}/evaluate",
+        "data/{profile}/questions",
+        "models/{profile}/base",
+        "models/{profile}/sft_adapter",
+        "models/{profile}/rl_adapter",
+    ),
+)
 
 
 def main(profile: Profile) -> None:
@@ -84,4 +102,4 @@ def _results(profile: Profile) -> Results:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

@@ -1,9 +1,15 @@
 """unsloth_merge: an RL adapter into the model that RL started from: `python -m stages.unsloth_merge P sft`."""
 
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.train.merge import merge_adapter
 from deepsearch_rl.train.merge_config import MergeConfig
+
+STAGE = Stage(
+    sections=("unsloth_merge",),
+    packages=("core", "chat", "train"),
+    inputs=("models/{profile}/{item}", "models/{profile}/rl_adapter/{item}"),
+)
 
 
 def main(profile: Profile, item: str) -> None:
@@ -17,4 +23,4 @@ def main(profile: Profile, item: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(STAGE, main)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.chat.address import Endpoint
 from deepsearch_rl.chat.chat_format import load_chat_format
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.serve.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serve.engine import Engine

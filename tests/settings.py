@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from deepsearch_rl.chat.agent_config import AgentConfig
-from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.core.stage import Scratch
 from deepsearch_rl.search.manifest import IndexConfig
 from deepsearch_rl.server.launch import RetrievalConfig
 

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from pydantic import BaseModel
 
-from deepsearch_rl.agent.collect import read_times
 from deepsearch_rl.agent.exchange import SCHEMAS
+from deepsearch_rl.agent.timing import read_times
 from deepsearch_rl.cli.doctor import Requirements
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.core.files import read_distinct, read_jsonl, read_record

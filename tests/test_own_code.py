@@ -17,11 +17,9 @@ from deepsearch_rl.core.errors import (
     UnknownNameError,
 )
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
-from deepsearch_rl.core.own_code import KINDS, load_own, own_path, require_deps
+from deepsearch_rl.core.own_code import load_own, own_path, require_deps
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Document, Question
-from deepsearch_rl.core.stage_graph import read_stage, stage_names
-from deepsearch_rl.core.stage_state import read_state
 from deepsearch_rl.search.build import build_index
 from deepsearch_rl.search.manifest import IndexConfig
 from deepsearch_rl.search.searcher import open_index
@@ -38,11 +36,10 @@ from deepsearch_rl.train.rewards import (
 )
 from stages import download
 from tests.chunks import make_chunks
-from tests.pipeline.own_deps import families_with_own_code
 from tests.pipeline.smoke_copy import copy_of_working_tree, run
 from tests.settings import INDEX, RETRIEVAL
 from tests.trajectories.test_filters import QUESTION, trajectory
-from tools.imports import ROOT
+from tools import ROOT
 
 PAGE = (ROOT / "docs" / "own_code.md").read_text()
 POLICY = PolicyText(len, ThinkLength(min_tokens=0, full_score_tokens=1, max_tokens=2))
@@ -323,28 +320,6 @@ def test_a_file_that_no_stage_depends_on_is_refused(
 def test_a_file_outside_of_the_project_is_refused_by_a_stage(path: str) -> None:
     with pytest.raises(ConfigError, match="path from the project's folder"):
         require_deps(changed("rl", "rewards", {f"{path}:a": 1}, reward=path))
-
-
-@pytest.mark.parametrize("kind", sorted(set(KINDS.values())))
-def test_a_file_is_code_of_exactly_the_stages_that_dvc_yaml_gives_its_kind(
-    own: Path, kind: str
-) -> None:
-    path = str(own / "rewards.py")
-    profile = load_profile(ROOT / "params.yaml").with_overrides({f"own.{kind}": path})
-    names = stage_names(profile, ROOT)
-    users = {name for name in names if path in read_stage(profile, name, ROOT).sources}
-    families = families_with_own_code(kind)
-    assert users == {name for name in names if name.partition("@")[0] in families} != set()
-
-
-def test_an_edit_of_the_file_is_another_state_of_its_stage(own: Path) -> None:
-    path = own / "filters.py"
-    profile = load_profile(ROOT / "params.yaml").with_overrides({"own.filter": str(path)})
-    before = read_state(profile, "filter", ROOT)
-    path.write_text(path.read_text() + "\n# edited\n")
-    after = read_state(profile, "filter", ROOT)
-    assert before.code != after.code
-    assert before.code.keys() == after.code.keys()
 
 
 @pytest.mark.slow

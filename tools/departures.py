@@ -16,7 +16,7 @@ from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.core.profile import PARAMS, Profile, load_profile, read_values
 from deepsearch_rl.core.records import NonEmpty, Record
-from tools.imports import ROOT
+from tools import ROOT
 from tools.markers import with_part
 
 PROFILE = ROOT / "profiles" / "gpu"

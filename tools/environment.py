@@ -15,9 +15,6 @@ PyPI's Linux build is a CUDA build of several gigabytes, which a CPU has no use 
 find-links (``PIP_FIND_LINKS`` or pip's configuration) offers the CPU build of the pinned version
 for this Python, that one is installed and the CUDA packages are left out.
 
-After a changed lock the versions that decide which stages run again are written into
-``packages.json`` (``tools/packages.py``).
-
 Standard library only: this runs before anything is installed.
 """
 
@@ -41,11 +38,6 @@ STAMP = ENVIRONMENT / ".installed"
 # As requires-python of pyproject.toml
 PYTHONS = ">=3.11,<3.13"
 ALL_PARTS = "--all-extras"
-HOOK = (
-    "import os, sys; path = os.path.join(os.path.dirname(sys.prefix), 'stages', 'environment.py'); "
-    "os.path.exists(path) and "
-    "exec(compile(open(path, encoding='utf-8').read(), path, 'exec'), {'__name__': 'environment', '__file__': path})\n"
-)
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 
 
@@ -94,8 +86,6 @@ def main() -> None:
         )
 
     _use_own_sources(ENVIRONMENT)
-    _write_hook()
-    _record_versions()
     # Last: an installation that a kill ended is not current
     STAMP.write_text("\n".join([_digest(), *sorted(all_parts)]), encoding="utf-8")
 
@@ -113,25 +103,10 @@ def _use_own_sources(environment: Path) -> None:
         editable.write_text(f"{os.path.relpath(ROOT / 'src', packages)}\n", encoding="utf-8")
 
 
-def _write_hook() -> None:
-    """Let every Python of the environment start with ``stages/environment.py`` of the folder around it."""
-    (_packages(ENVIRONMENT) / "deepsearch_environment.pth").write_text(HOOK, encoding="utf-8")
-
-
 def _packages(environment: Path) -> Path:
     """Return the folder of an environment's packages."""
     [packages] = environment.resolve().glob("lib/python3.*/site-packages")
     return packages
-
-
-def _record_versions() -> None:
-    """Write the new versions into every packages.json; an image installs the lock before it has the graph."""
-    if (ROOT / "dvc.yaml").is_file():
-        command = [ENVIRONMENT / "bin" / "python", "-m", "tools.packages"]
-        if subprocess.run(command, cwd=ROOT, check=False).returncode:
-            _say(
-                "packages.json may have older versions than are installed now; `make params` writes it."
-            )
 
 
 def _digest() -> str:

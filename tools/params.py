@@ -2,7 +2,7 @@
 
     python -m tools.params
 
-A profile.yaml holds what differs from the profile that it extends: ``extends: tiny`` is the project's
+It also writes packages.txt from the lock. A profile.yaml holds what differs from the profile that it extends: ``extends: tiny`` is the project's
 params.yaml, any other name is the profile of that name. Mappings are merged, and one with the tag
 ``!replace`` takes the place of the other. ``stages:`` lists the stages that the profile has; the
 generated files hold these stages and the sections that they read, and nothing else.
@@ -20,8 +20,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from deepsearch_rl.agent.synthesize import SynthesizeConfig
-from deepsearch_rl.chat.agent_config import AgentConfig
-from deepsearch_rl.chat.remote import RemoteConfig
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.chat.endpoint import RemoteConfig
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.core.own_code import own_files
@@ -45,8 +45,9 @@ from deepsearch_rl.train.prompt_search import OptimizePromptConfig
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.swift_call import SftConfig
 from deepsearch_rl.train.training_set import FilterConfig
+from tools import ROOT
+from tools.packages import package_files
 
-ROOT = Path(__file__).resolve().parents[1]
 BASE = "tiny"
 GRAPH = "dvc.yaml"
 CONFIGS: Mapping[str, type[Record]] = {
@@ -72,7 +73,7 @@ CONFIGS: Mapping[str, type[Record]] = {
     "track": TrackConfig,
 }
 # Sections that no stage reads
-SETTINGS = ("profile", "python", "requires", "flow")
+SETTINGS = ("profile", "packages", "threads", "python", "requires", "flow")
 # Of a profile.yaml alone
 _OF_PROFILES = ("extends", "stages")
 _SECTION = re.compile(
@@ -97,7 +98,7 @@ def main() -> None:
     """Write all generated files; an error ends the command with status 1 and one paragraph."""
     try:
         check(Profile(ROOT / PARAMS, read_values(ROOT / PARAMS)))
-        for path, text in generated().items():
+        for path, text in {**generated(), **package_files()}.items():
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
                 with atomic_file(path) as partial:
                     partial.write_text(text, encoding="utf-8")

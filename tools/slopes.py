@@ -18,7 +18,7 @@ from deepsearch_rl.cli.summary import StageRun, last_whole_run, latest_runs, wal
 from deepsearch_rl.core.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.core.profile import find_profile
-from tools.imports import ROOT
+from tools import ROOT
 
 # Stages and their own slopes; those that others are made of come first
 OWN = (

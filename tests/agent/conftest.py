@@ -14,10 +14,10 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat import endpoint as endpoint_module
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat import client as client_module
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.records import Question, Trajectory
 from tests.search_servers import in_thread, serve_app
 from tests.settings import AGENT
@@ -232,7 +232,7 @@ def answer(
     ``endpoint`` and ``url`` take the place of the two servers, ``logprobs`` and ``seed`` are the
     agent's; everything else is of its section.
     """
-    monkeypatch.setattr(endpoint_module, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(client_module, "FIRST_WAIT_S", 0.001)
 
     def run(
         *,

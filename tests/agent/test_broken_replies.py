@@ -6,8 +6,8 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from deepsearch_rl.chat.client import complete, open_client
 from deepsearch_rl.chat.completion import Completion
-from deepsearch_rl.chat.endpoint import complete, open_client
 from deepsearch_rl.chat.model_failures import model_failure
 from deepsearch_rl.chat.request_options import USUAL, RequestOptions
 from deepsearch_rl.core.errors import EndpointError
@@ -20,7 +20,7 @@ MESSAGES = [{"role": "user", "content": "Who?"}]
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deepsearch_rl.chat.endpoint.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("deepsearch_rl.chat.client.FIRST_WAIT_S", 0.001)
 
 
 def ask(server: ChatServer, options: RequestOptions = USUAL, timeout_s: float = 20.0) -> Completion:

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.client import complete, open_client
 from deepsearch_rl.chat.completion import Completion
-from deepsearch_rl.chat.endpoint import complete, open_client
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.chat.request_options import RequestOptions
 from deepsearch_rl.core.errors import EndpointError
 from tests.agent.conftest import ANSWER, KEY, ChatServer, Send, completion, response
@@ -32,7 +32,7 @@ def ask(endpoint: Endpoint, timeout_s: float = 20.0) -> Completion:
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deepsearch_rl.chat.endpoint.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("deepsearch_rl.chat.client.FIRST_WAIT_S", 0.001)
 
 
 def drip(piece: bytes, kind: str = "application/json") -> Send:

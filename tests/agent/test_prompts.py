@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.chat.prompts import load_prompt, prompt_title
 from deepsearch_rl.core.errors import ArtifactError, UnknownNameError

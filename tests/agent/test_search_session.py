@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.agent.collect import BulkRun, collect
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import Question, StopReason
 from tests.agent.conftest import ChatServer, completion

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from deepsearch_rl.chat.text_tokens import TextTokens
+from deepsearch_rl.chat.chat_format import TextTokens
 
 MARKS = ["<|end|>", "<|end|>s", "<s>"]
 WORDS = [

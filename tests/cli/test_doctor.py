@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner, Result
 
 from deepsearch_rl.cli import doctor
@@ -19,7 +18,6 @@ from deepsearch_rl.cli.doctor import (
 from deepsearch_rl.cli.main import app
 from deepsearch_rl.cli.package_parts import Package, with_locked_versions
 from deepsearch_rl.cli.profile_inputs import missing_inputs
-from deepsearch_rl.cli.result_versions import results_of_other_versions
 from deepsearch_rl.cli.verl_inputs import missing_gpus
 from deepsearch_rl.core.profile import Profile, find_profile
 from tests.conftest import ROOT
@@ -203,68 +201,6 @@ def test_each_version_that_the_lock_has_for_some_python_fits(tmp_path: Path) -> 
     }
     [numpy, torch] = with_locked_versions(installed, tmp_path / "uv.lock")["base"]
     assert (numpy.required, numpy.fits, torch.fits) == ("==2.4.6 or 2.5.5", True, True)
-
-
-@pytest.fixture
-def small_project(tmp_path: Path) -> Profile:
-    """A profile whose stages ran with torch 2.12, but for one item of `rl`, and now have torch 2.13 in the locks."""
-    python = {"core": ".venv/bin/python", "serve": ".venvs/serve/bin/python"}
-    (tmp_path / "uv.lock").write_text('[[package]]\nname = "torch"\nversion = "2.13.0"\n')
-    pins = tmp_path / "profiles/gpu/requirements/serve.txt"
-    pins.parent.mkdir(parents=True)
-    pins.write_text("torch==2.13.0\n    # via vllm\nvllm==0.32.0\n")
-
-    def entry(stage: str, family: str, **versions: str) -> dict[str, object]:
-        return {
-            "params": {"params.yaml": {"seed": 0}, "packages.json": {stage: {family: versions}}}
-        }
-
-    stages = {
-        "chunk": {"params": {"params.yaml": {"seed": 0}}},
-        "sft": entry("sft", "core", torch="2.12.0"),
-        "rl@sft": entry("rl", "core", torch="2.12.0"),
-        "rl@base": entry("rl", "core", torch="2.13.0"),
-        "evaluate@sft": entry("evaluate", "serve", torch="2.13.0", vllm="0.31.0", gone="1.0"),
-        "evaluate@rl": entry("evaluate", "serve", torch="2.13.0", vllm="0.31.0", gone="1.0"),
-    }
-    (tmp_path / "dvc.lock").write_text(
-        yaml.safe_dump({"schema": "2.0", "stages": stages}, sort_keys=False)
-    )
-    return Profile(
-        tmp_path / "params.yaml", {"profile": "tiny", "packages": "packages.json", "python": python}
-    )
-
-
-def test_results_of_other_versions_than_the_locked_ones_are_named_by_the_stages_that_made_them(
-    small_project: Profile,
-) -> None:
-    assert results_of_other_versions(small_project.path.parent, small_project) == [
-        "rl@sft, sft: torch 2.12.0 (locked: 2.13.0)",
-        "evaluate: vllm 0.31.0 (locked: 0.32.0), gone 1.0 (locked: none)",
-    ]
-
-
-def test_a_lock_that_cannot_be_read_is_named_and_a_profile_without_results_has_none(
-    small_project: Profile,
-) -> None:
-    lock = small_project.path.with_name("dvc.lock")
-    lock.write_text("stages: [\n<<<<<<< ours\n")
-    assert results_of_other_versions(lock.parent, small_project) == [
-        "dvc.lock cannot be read: `git restore dvc.lock`"
-    ]
-    lock.unlink()
-    assert results_of_other_versions(lock.parent, small_project) == []
-
-
-def test_the_report_names_results_of_other_versions_with_what_makes_them_again() -> None:
-    commands = {"smoke": "dvc repro profiles/smoke/dvc.yaml"}
-    outdated = {"smoke": ["sft: torch 2.12.0 (locked: 2.13.0)"]}
-    report = DoctorReport(LAPTOP, {"base": ()}, {"smoke": ()}, commands, outdated)
-    assert render(report).endswith(
-        "  smoke        ready: dvc repro profiles/smoke/dvc.yaml\n"
-        "    made with other versions of packages; `dvc repro profiles/smoke/dvc.yaml` makes them again:\n"
-        "    - sft: torch 2.12.0 (locked: 2.13.0)"
-    )
 
 
 def test_a_profile_that_is_ready_has_the_command_that_runs_it(

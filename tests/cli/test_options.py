@@ -330,15 +330,6 @@ COMPARE = Command(
     "deepsearch_rl.cli.score.report_comparison",
     {"--draws": ("50", "3", 50), "--seed": ("7", "2", 7)},
 )
-COMPARE_REPORTS = Command(
-    "compare workspace HEAD",
-    "graph_commands.compare.compare_named",
-    {
-        "--profile": ("smoke", "1.profile", "smoke"),
-        "--store": ("http://127.0.0.1:9", "1.store", "http://127.0.0.1:9"),
-        "--timeout-s": ("7", "1.timeout_s", 7.0),
-    },
-)
 PREFLIGHT = Command(
     "preflight gpu",
     "tools.preflight.__main__.preflight",
@@ -399,15 +390,6 @@ LIVE = Command(
         "--tag": ("commit=abc", "5.commit", "abc"),
     },
 )
-GC = Command(
-    "gc",
-    "deepsearch_rl.cli.gc.collect",
-    {
-        "--also": ("clone", "1.0", Path("clone")),
-        "--yes": ("", "2", True),
-        "--remote": ("", "3", True),
-    },
-)
 LIVE_FOLLOWED = Command(
     "live", "deepsearch_rl.track.live.follow", {"--follow": ("", "0.stage", "")}
 )
@@ -437,35 +419,7 @@ CONVERT_MODEL = Command(
         "--rounded": ("", "0.rounds", True),
     },
 )
-FORK = Command(
-    "rl fork sft 20",
-    "deepsearch_rl.train.rl.fork.fork_run",
-    {
-        "--profile": ("smoke", "0.name", "smoke"),
-        "--set-param": ("rl.steps.base=4", "0.values.rl.steps.base", 4),
-        "-S": ("rl.learning_rate=0.5", "0.values.rl.learning_rate", 0.5),
-    },
-)
-CLEAN = Command(
-    "clean tiny",
-    "deepsearch_rl.cli.clean.find_leftovers",
-    {"--all": ("", "1", True), "--runs": ("", "2", True)},
-)
-CLEAN_NOW = Command("clean tiny", "deepsearch_rl.cli.clean.show", {"--yes": ("", "1", True)})
-COMPARE_RL = Command(
-    "rl compare rl.loss.algorithm=rloo",
-    "deepsearch_rl.evaluate.rl_comparison.page.compare",
-    {
-        "--profile": ("smoke", "0.profile.name", "smoke"),
-        "--start": ("base", "0.start", "base"),
-        "--seeds": ("5", "0.seeds", 5),
-        "--samples": ("7", "0.samples", 7),
-        "--world-seed": ("9", "0.world_seed", 9),
-        "--out": ("table", "1", Path("table")),
-    },
-)
 COMMANDS = (
-    COMPARE_RL,
     PLAN,
     PLAN_SIZES,
     CONVERT_MODEL,
@@ -492,7 +446,6 @@ COMMANDS = (
     ASK_ENDPOINT,
     SCORE,
     COMPARE,
-    COMPARE_REPORTS,
     PREFLIGHT,
     EXPLAIN,
     CONVERT,
@@ -503,10 +456,6 @@ COMMANDS = (
     LIVE,
     LIVE_FOLLOWED,
     LIVE_STAGE,
-    FORK,
-    CLEAN,
-    CLEAN_NOW,
-    GC,
 )
 CASES = [(command, option) for command in COMMANDS for option in command.options]
 
@@ -656,8 +605,6 @@ def test_every_option_of_every_command_has_a_case() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("compare predictions.jsonl predictions.jsonl --profile smoke", "--profile does nothing"),
-        ("compare predictions.jsonl predictions.jsonl --timeout-s 9", "--timeout-s does nothing"),
         ("plan tiny --sizes 3 --check", "--check does nothing with --sizes"),
         ("plan tiny --check --json", "--json does nothing with --check"),
         ("preflight gpu --list --only serve", "--only does nothing with --list"),

@@ -15,8 +15,6 @@ COMMANDS = (
     "clean",
     "live",
     "experiments",
-    "rl runs",
-    "rl compare seed=1",
     "preflight gpu",
 )
 

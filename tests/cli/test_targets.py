@@ -50,7 +50,6 @@ def test_a_folder_without_permission_is_named(
         "explain runs.jsonl --page FOLDER",
         "trajectories convert runs.jsonl FOLDER --to trl",
         "evaluate --model m --out FILE",
-        "rl compare rl.loss.algorithm=rloo --out FILE",
         "model convert actor FILE --from verl-fsdp --start base --python python",
         "retrieve build --corpus corpus.jsonl --out FILE",
         "retrieve frontier --out FILE",

@@ -39,7 +39,6 @@ ENVIRONMENTS = {
         TORCH,
     ],
     "verifiers": ["verifiers==0.4.0", "transformers==5.2.0", "fastapi==0.150.0", TORCH],
-    "agent_lightning": ["agentlightning==0.3.0", "transformers==5.2.0", TORCH],
 }
 """The packages of each trainer's own environment; cachetools is imported by veRL, which does not ask for it."""
 CHECKOUTS = {

@@ -14,10 +14,10 @@ from typing import Any, cast
 
 from mcp.server.mcpserver.exceptions import ToolError
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.chat.chat_format import ChatFormat
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.serve.chat_server import chat_app, serve_in_thread

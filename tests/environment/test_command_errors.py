@@ -11,9 +11,9 @@ from deepsearch_rl.core.records import Question
 
 # The options of each command besides params, questions, model and server
 OPTIONS = {
-    "ms_swift_rows": ["--output", "rows.jsonl"],
-    "rlinf_rows": ["--output_dir", "rows", "--rlinf", "RLinf", "--megatron_model", "Qwen3-0.6B"],
-    "verl_rows": ["--output_dir", "rows"],
+    "ms_swift": ["--output", "rows.jsonl"],
+    "rlinf": ["--output_dir", "rows", "--rlinf", "RLinf", "--megatron_model", "Qwen3-0.6B"],
+    "verl": ["--output_dir", "rows"],
 }
 
 PARAMS = Path(__file__).resolve().parents[2] / "params.yaml"
@@ -47,7 +47,7 @@ def test_a_model_folder_that_is_missing_or_has_no_tokenizer_is_named(
     assert "model cannot be loaded" in message
 
 
-@pytest.mark.parametrize("name", ["rlinf_rows", "verl_rows"])
+@pytest.mark.parametrize("name", ["rlinf", "verl"])
 def test_files_of_one_name_in_two_folders_are_refused_before_one_replaces_the_other(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def test_files_of_one_name_in_two_folders_are_refused_before_one_replaces_the_ot
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    [("rlinf_rows", ["--output_dir", "."]), ("ms_swift_rows", ["--output", "train.jsonl"])],
+    [("rlinf", ["--output_dir", "."]), ("ms_swift", ["--output", "train.jsonl"])],
 )
 def test_questions_are_not_replaced_by_their_rows(
     name: str, target: list[str], monkeypatch: pytest.MonkeyPatch

@@ -13,8 +13,7 @@ from deepsearch_rl.chat.chat_format import ChatFormat
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.environment.adapters import rlinf_rows
-from deepsearch_rl.environment.adapters.rlinf_config import RlinfRun, config_facts, rlinf_config
+from deepsearch_rl.environment.adapters.rlinf import RlinfRun, config_facts, main, rlinf_config
 from deepsearch_rl.server.requests import Guard
 from deepsearch_rl.server.service import RetrievalApp
 from deepsearch_rl.train.rl.rl_config import RlConfig
@@ -84,8 +83,8 @@ def written_files(
     }
     line = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     line += ["--questions", str(folder / "train.jsonl"), str(folder / "dev.jsonl")]
-    monkeypatch.setattr(sys, "argv", ["rlinf_rows", *line])
-    rlinf_rows.main()
+    monkeypatch.setattr(sys, "argv", ["rlinf", *line])
+    main()
     return yaml.safe_load((folder / "rows" / "searchr1.yaml").read_text(encoding="utf-8"))
 
 

@@ -9,13 +9,12 @@ import pytest
 
 from deepsearch_rl.chat.chat_format import ChatFormat
 from deepsearch_rl.core.files import write_jsonl
-from deepsearch_rl.environment.adapters.ms_swift_rows import SwiftRolloutRow, swift_rows
+from deepsearch_rl.environment.adapters.ms_swift import SwiftRolloutRow, swift_rows
 from deepsearch_rl.train.rewards import reward_parts
 from tests.environment import text_trainers_child
 from tests.environment.check_environments import (
     ROOT,
     child_lines,
-    interpreter_of,
     lines_by_script,
     packages_of,
 )
@@ -125,27 +124,6 @@ def test_skyrl_reads_what_the_agents_own_rollout_reads(
     assert line["observations"] == read[: len(line["observations"])]
     assert line["opening"][-1]["content"] == theirs.messages[len(line["opening"]) - 1].content
     assert line["metrics"][f"stop_{script.stop_reason}"] == 1.0
-
-
-@pytest.fixture(scope="module")
-def lightning_lines(policy_folder: Path, retrieval_url: str, work: Path) -> Lines:
-    python = interpreter_of("agent_lightning")
-    if not python.exists():
-        pytest.skip("make check-trainers builds Agent-Lightning's environment")
-    return play(python, "agent_lightning", policy_folder, retrieval_url, work)
-
-
-@pytest.mark.parametrize("script", PLAYED, ids=lambda script: script.name)
-def test_agent_lightning_is_asked_what_the_agents_own_rollout_asks(
-    script: Script, lightning_lines: Lines, chat_format: ChatFormat, retrieval_url: str
-) -> None:
-    reference = own_rollout(script, chat_format, retrieval_url)
-    line = lightning_lines[script.name]
-    if script.stop_reason == "tool_error":
-        assert "EndpointError: tool_error" in line["error"]
-        return
-    assert (line["prompts"], line["written"]) == (reference.prompts, reference.written)
-    assert line["reward"] == reward_of(reference, chat_format)
 
 
 def test_rows_of_ms_swift_hold_messages_tools_and_what_plays_them(

@@ -124,5 +124,5 @@ def test_the_documented_line_trains_with_the_tiny_params(
     options |= {"max_completion_length": 96, "per_device_train_batch_size": 2, "num_generations": 2}
     options |= {"use_cpu": True, "bf16": False, "report_to": "none"}
     line = [text for name, value in options.items() for text in (f"--{name}", value)]
-    run_in_trl(*line, module="deepsearch_rl.environment.adapters.trl_train")
+    run_in_trl(*line, module="deepsearch_rl.environment.adapters.trl")
     assert (tmp_path / "out" / "model.safetensors").is_file()

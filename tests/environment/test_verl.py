@@ -7,7 +7,8 @@ import pytest
 
 from deepsearch_rl.chat.chat_format import ChatFormat
 from deepsearch_rl.core.answers import score_rollout
-from deepsearch_rl.environment.adapters.verl_reward import STOPS, compute_score
+from deepsearch_rl.environment.adapters.verl import compute_score
+from deepsearch_rl.environment.episode import STOPS
 from deepsearch_rl.train.rewards import reward_parts
 from tests.environment.check_environments import (
     child_lines,

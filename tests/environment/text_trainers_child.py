@@ -1,6 +1,6 @@
 """Runs in a process that has a trainer: the scripts through its adapter, a JSON line for each.
 
-python -m tests.environment.text_trainers_child ms_swift|skyrl|agent_lightning FOLDER URL WORK
+python -m tests.environment.text_trainers_child ms_swift|skyrl FOLDER URL WORK
 """
 
 import asyncio
@@ -9,15 +9,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.core.processes import LOOPBACK
-from deepsearch_rl.serve.chat_server import chat_app, serve_in_thread
-from deepsearch_rl.serve.engine import Engine
 from tests.environment.params_of import write_params
-from tests.environment.scripted import NEVER_FITS, QUESTION, SCRIPTS, Script, ScriptedEngine
+from tests.environment.scripted import NEVER_FITS, QUESTION, SCRIPTS, Script
 
 Line = dict[str, Any]
 
@@ -108,27 +105,9 @@ def skyrl(script: Script, params: Path, folder: Path, url: str) -> Line:
     }
 
 
-def agent_lightning(script: Script, params: Path, folder: Path, url: str) -> Line:
-    adapter: Any = importlib.import_module("deepsearch_rl.environment.adapters.agent_lightning")
-    types: Any = importlib.import_module("agentlightning.types")
-    agent = adapter.SearchLitAgent(params, model=folder, retrieval_url=url)
-    assert agent.is_async()
-    chat_format = load_chat_format(folder)
-    end_id = cast(int, chat_format.tokenizer.eos_token_id)
-    engine = ScriptedEngine(script.turn_ids(chat_format), end_id, script.config.context_tokens)
-    rollout = types.Rollout(rollout_id="r", input={}, start_time=0.0)
-
-    with serve_in_thread(chat_app(cast(Engine, engine), chat_format, lambda: "policy")) as port:
-        llm = types.LLM(endpoint=f"http://{LOOPBACK}:{port}/v1", model="policy")
-        task = QUESTION.model_dump(mode="json")
-        reward = asyncio.run(agent.training_rollout_async(task, {"main_llm": llm}, rollout))
-    return {"prompts": engine.prompts, "written": engine.written, "reward": reward}
-
-
 PLAY: dict[str, Callable[[Script, Path, Path, str], Line]] = {
     "ms_swift": ms_swift,
     "skyrl": skyrl,
-    "agent_lightning": agent_lightning,
 }
 
 

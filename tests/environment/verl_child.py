@@ -16,7 +16,7 @@ from typing import Any
 
 from deepsearch_rl.agent.search_tool import open_session, search_over_mcp
 from deepsearch_rl.chat.chat_format import load_chat_format
-from deepsearch_rl.environment.adapters.verl_rows import write_agent, write_rows
+from deepsearch_rl.environment.adapters.verl import write_agent, write_rows
 from deepsearch_rl.environment.episode import RewardSetting
 from deepsearch_rl.environment.search_environment import SearchEnvironment
 from deepsearch_rl.train.rl.tokens import end_ids

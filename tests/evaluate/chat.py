@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.endpoint import Endpoint
 from tests.search_servers import serve_app
 
 KEY = "sk-secret-of-the-test"

@@ -2,9 +2,8 @@ import asyncio
 
 import pytest
 
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.chat.passages import format_passages
+from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, format_passages
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.records import Evidence, Question, QuestionMetadata, StopReason, Trajectory
 from deepsearch_rl.evaluate.controls import (
     ControlAgent,

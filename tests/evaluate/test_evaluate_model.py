@@ -12,8 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from deepsearch_rl.chat import prompts as prompts_module
-from deepsearch_rl.chat.prompts import load_prompt
-from deepsearch_rl.chat.trained_with import served_with
+from deepsearch_rl.chat.prompts import load_prompt, served_with
 from deepsearch_rl.core.errors import ArtifactError, EndpointError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl, write_json, write_jsonl
 from deepsearch_rl.core.profile import load_profile
@@ -434,7 +433,7 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
     fingerprints += [
         changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other[1:]
     ]
-    monkeypatch.setattr("deepsearch_rl.chat.agent_config.RETRIEVE_TOOL", {"type": "function"})
+    monkeypatch.setattr("deepsearch_rl.agent.config.RETRIEVE_TOOL", {"type": "function"})
     fingerprints.append(own.rollout_fingerprint("multihoprag", served_here=False))
     assert len(set(fingerprints)) == 7
 

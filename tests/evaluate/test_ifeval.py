@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from evalscope.benchmarks.ifeval import instructions, instructions_registry, instructions_util
 
-from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.errors import (
     ArtifactError,
     CheckFailedError,

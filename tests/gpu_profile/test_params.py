@@ -4,7 +4,6 @@ import ast
 import importlib
 import importlib.metadata
 import re
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from dvc.utils.hydra import apply_overrides
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.synthesize import SynthesizeConfig
-from deepsearch_rl.chat.agent_config import AgentConfig
-from deepsearch_rl.chat.remote import read_remote
+from deepsearch_rl.chat.endpoint import read_remote
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.evaluate.evaluation_plan import Evaluation
 from deepsearch_rl.search.build import IndexSection
@@ -28,9 +27,7 @@ from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.swift_call import SftConfig
 from deepsearch_rl.train.training_set import FilterConfig
 from deepsearch_rl.train.verl.overrides import require_honoured
-from tests.gpu_profile.check_environment import pins
 from tools.departures import read_published
-from tools.imports import PACKAGES, closure, imported_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = {
@@ -315,28 +312,6 @@ def test_a_corpus_of_paragraphs_is_not_cut_again(profile: str) -> None:
     assert {each["corpus"] for each in params.value("datasets").values()} == corpora.keys()
 
 
-@pytest.mark.slow
-def test_everything_that_a_stage_imports_is_pinned_in_its_familys_environment(
-    gpu: dict[str, Any],
-) -> None:
-    distributions = importlib.metadata.packages_distributions()
-    optional = extras()
-    for family, interpreter in gpu["python"].items():
-        pinned = {
-            canonicalize_name(pin.partition("==")[0].partition("[")[0])
-            for pin in pins(f"{family}.txt")
-        }
-        assert Path(interpreter).parts[:2] == (".venvs", family)
-        for stage in stages_of(family):
-            for package in third_party_packages(closure(ROOT / f"stages/{stage}.py")):
-                names = {canonicalize_name(name) for name in distributions[package]} - optional
-                # The same package, by another distribution
-                names |= {"faiss-gpu"} if package == "faiss" else set()
-                assert not names or names & pinned, (
-                    f"stages/{stage}.py imports {package}; {family}.txt lacks it"
-                )
-
-
 def extras() -> set[str]:
     """Packages that only a backend needs which no profile names; without them it says what to install."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
@@ -355,14 +330,3 @@ def stages_of(family: str) -> set[str]:
     return set(
         re.findall(rf"\$\{{python\.{family}\}} -m stages\.(\w+)", (ROOT / "dvc.yaml").read_text())
     )
-
-
-def third_party_packages(files: set[Path]) -> set[str]:
-    """Top-level packages that files import at any depth of their code, but for the standard library and our own."""
-    imported = {
-        name.partition(".")[0]
-        for path in files
-        if path.suffix == ".py"
-        for name in imported_names(path)
-    }
-    return imported - sys.stdlib_module_names - PACKAGES.keys() - {""}

@@ -9,7 +9,7 @@ import torch
 from deepsearch_rl.core.errors import UnavailableError
 from deepsearch_rl.core.hardware import require_gpu
 from deepsearch_rl.core.profile import load_profile
-from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.core.stage import Scratch
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 STAGES = {

@@ -4,6 +4,8 @@ import fcntl
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.repository import commit_all, git
@@ -41,15 +43,21 @@ def finished_smoke_graph(folder: Path, kept: Path) -> Path:
     earlier run of the tests left in the folder ``kept``. Copies share the objects by hard links.
     """
     copy_of_working_tree(folder)
-    with (kept / "lock").open("w") as lock:
-        # One test process runs the graph, the others find its results
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with only_process(kept):
         for source in (kept, ROOT):
             link_tree(source / CACHE, folder / CACHE)
         run(folder, "dvc", "repro", GRAPH)
         link_tree(folder / CACHE, kept / CACHE)
 
     return folder
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in this block for a folder: what one runs, the next one finds in the cache."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def link_tree(source: Path, target: Path) -> None:

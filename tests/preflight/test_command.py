@@ -3,7 +3,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import ConfigError
-from tools.imports import ROOT
+from tools import ROOT
 
 
 @pytest.mark.parametrize("options", [[], ["--list"]])

@@ -9,7 +9,7 @@ from deepsearch_rl.core.profile import load_profile, profile_names
 from deepsearch_rl.evaluate.ifeval import IfevalConfig, load_prompts
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.swift_call import SftConfig
-from tools.imports import ROOT
+from tools import ROOT
 from tools.preflight.figures import difference, long_row
 from tools.preflight.interpreters import packages
 from tools.preflight.project import Project, cut_copy, open_copy

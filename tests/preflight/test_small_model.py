@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, Qwen3Config
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.records import Message, Trajectory
 from tests.policies import policy_folder  # noqa: F401  a fixture
-from tools.imports import ROOT
+from tools import ROOT
 from tools.preflight import small_model
 from tools.preflight.project import cut_values
 from tools.preflight.small_model import empty_model, teach

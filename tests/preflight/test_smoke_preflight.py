@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.imports import ROOT
+from tools import ROOT
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 

@@ -28,9 +28,9 @@ from pydantic import ValidationError
 
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
 from deepsearch_rl.chat import chat_messages
-from deepsearch_rl.chat.remote import read_remote, resolve_endpoint
+from deepsearch_rl.chat.endpoint import read_remote, resolve_endpoint
 from deepsearch_rl.chat.request_options import RequestOptions
-from deepsearch_rl.core import files, processes, remembered_digests
+from deepsearch_rl.core import files, processes
 from deepsearch_rl.core.answers import f1
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.processes import running_server
@@ -345,18 +345,6 @@ def test_the_log_of_a_server_that_ended_by_itself_is_kept_however_the_block_ends
             raise error
     logs = list(tmp_path.glob("deepsearch-*/output.log"))
     assert [log.read_text() for log in logs] == (["the reason\n"] if dies else [])
-
-
-def test_a_machine_without_a_folder_for_temporary_files_reads_the_chunks_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remembered_digests, "REMEMBERED_FROM_BYTES", 0)
-    monkeypatch.setattr(remembered_digests, "SETTLED_NS", 0)
-    monkeypatch.setattr(remembered_digests.tempfile, "tempdir", str(tmp_path / "missing"))
-    path = tmp_path / "chunks.jsonl"
-    path.write_text("one")
-    assert remembered_digests.remembered_sha256(path) == files.sha256_file(path)
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.slow

@@ -12,14 +12,12 @@ from typing import Any
 import openai
 import pytest
 
-from deepsearch_rl.chat import pacing
-from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat import client as client_module
 from deepsearch_rl.chat.chat_format import assistant_message, load_chat_format
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.chat.client import complete, open_client, pausable
 from deepsearch_rl.chat.completion import Completion
-from deepsearch_rl.chat.endpoint import complete, open_client
-from deepsearch_rl.chat.pacing import pausable
-from deepsearch_rl.chat.remote import RemoteConfig
+from deepsearch_rl.chat.endpoint import Endpoint, RemoteConfig
 from deepsearch_rl.chat.request_options import RequestOptions, remedy
 from deepsearch_rl.core.errors import EndpointDownError
 from deepsearch_rl.core.files import sha256_json, write_json
@@ -28,7 +26,7 @@ from deepsearch_rl.core.retries import is_quota_spent
 from deepsearch_rl.evaluate.evaluate_model import checkpoint_name
 from deepsearch_rl.search.encoders.configs import RemoteEncoderConfig as EmbeddingsConfig
 from deepsearch_rl.search.encoders.remote import RemoteEncoder
-from deepsearch_rl.serve.answer_text import AnswerText
+from deepsearch_rl.serve.chat_answer import AnswerText
 from tests.agent.conftest import ChatServer, completion, response
 from tests.model_servers import running_engine, serve_here
 from tests.policies import policy_folder
@@ -453,7 +451,7 @@ def streams(chat: ChatServer, chunks: list[dict[str, Any]]) -> None:
 def test_a_streamed_call_and_thought_are_put_together_and_a_cut_stream_is_asked_for_again(
     chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepsearch_rl.chat.endpoint.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("deepsearch_rl.chat.client.FIRST_WAIT_S", 0.001)
     streams(chat_server, CALL_CHUNKS[:3])
     streams(chat_server, CALL_CHUNKS)
     [completion] = asyncio.run(
@@ -575,7 +573,7 @@ def test_a_429_without_a_wait_is_waited_for_by_minutes_and_costs_a_question_no_t
 
             # Of this module alone: servers in other threads sleep too
             own_asyncio = SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
-            monkeypatch.setattr(pacing, "asyncio", own_asyncio)
+            monkeypatch.setattr(client_module, "asyncio", own_asyncio)
             with pausable(deadline, pauses_s.append):
                 return await answer_of(Endpoint(chat_server.url, "m"))
 

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 import tracemalloc
 from collections.abc import MutableMapping, Sequence
@@ -26,7 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from deepsearch_rl.cli.main import main
-from deepsearch_rl.core import files, remembered_digests
+from deepsearch_rl.core import files
 from deepsearch_rl.core.errors import (
     ArtifactError,
     ConfigError,
@@ -644,33 +643,6 @@ def test_a_client_that_accepts_neither_json_nor_events_is_refused() -> None:
             headers={"Accept": "text/html"},
         )
     assert answer.status_code == 406
-
-
-def test_an_index_whose_large_chunk_file_did_not_change_is_opened_without_reading_that_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(remembered_digests, "REMEMBERED_FROM_BYTES", 0)
-    monkeypatch.setattr(remembered_digests, "SETTLED_NS", 0)
-    chunks, index = tmp_path / "chunks.jsonl", tmp_path / "index"
-    write_jsonl(chunks, make_chunks(["Vienna\nA city.", "Philae\nA lander."]))
-    build_index(chunks, index, INDEX, seed=0)
-    reads: list[Path] = []
-    monkeypatch.setattr(
-        remembered_digests,
-        "sha256_file",
-        lambda path: reads.append(path) or files.sha256_file(path),
-    )
-    for _ in range(3):
-        open_index(index)
-    assert reads == [chunks.resolve()]
-    changed = chunks.read_text().replace("lander", "sender")
-    chunks.write_text(changed)
-    with pytest.raises(ArtifactError, match="built from other chunks"):
-        open_index(index)
-    chunks.write_text(changed.replace("sender", "lander"))
-    open_index(index)
-    assert len(reads) == 3
 
 
 @pytest.mark.slow

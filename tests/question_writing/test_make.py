@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.chat.remote import RemoteConfig
+from deepsearch_rl.chat.endpoint import RemoteConfig
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_json, read_jsonl, write_json
 from deepsearch_rl.core.profile import Profile, load_profile

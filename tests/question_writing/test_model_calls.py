@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.chat.remote import RemoteConfig
+from deepsearch_rl.chat.endpoint import RemoteConfig
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import AppendLog, read_jsonl
 from deepsearch_rl.data.question_writing.model_calls import Call, LoggedModel, WriterConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.chat.address import Endpoint
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_json, write_json
 from deepsearch_rl.core.profile import load_profile

@@ -8,9 +8,9 @@ import pytest
 import torch
 from fastapi import FastAPI
 
-from deepsearch_rl.chat.address import Endpoint
 from deepsearch_rl.chat.chat_format import assistant_message, load_chat_format
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.serve.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serve.engine import Engine, Generation

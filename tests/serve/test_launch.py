@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from deepsearch_rl.chat.remote import shown_address
+from deepsearch_rl.chat.endpoint import shown_address
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import load_profile

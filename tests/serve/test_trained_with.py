@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.chat.prompt_digests import PromptDigests, TrainedWith, tools_text
-from deepsearch_rl.chat.trained_with import (
+from deepsearch_rl.chat.prompts import (
+    PromptDigests,
+    TrainedWith,
     chat_template,
     read_trained_with,
     require_trained_with,
     served_with,
+    tools_text,
 )
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import write_json

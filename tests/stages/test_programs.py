@@ -9,7 +9,7 @@ from deepsearch_rl.core.errors import UnknownNameError
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import Profile, find_profile
-from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.core.stage import Scratch
 from deepsearch_rl.train.followed import RUNNER, followed
 from stages import filter as filter_stage
 from stages import optimize_prompt, synthesize

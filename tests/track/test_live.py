@@ -40,7 +40,7 @@ WAIT_S = 120
 STAGE = """
 import os, time
 from deepsearch_rl.train.curves import record_step, recorded_curve
-from deepsearch_rl.core.stage_entry import run
+from deepsearch_rl.core.stage import run
 from deepsearch_rl.train.followed import followed
 
 def main(profile, item, scratch):

@@ -10,16 +10,16 @@ import pytest
 from mlflow.entities import Trace
 from mlflow.tracking import MlflowClient
 
-from deepsearch_rl.agent.collect import (
-    BulkRun,
-    collect,
+from deepsearch_rl.agent.collect import BulkRun, collect
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.agent.timing import (
+    RolloutTimes,
     kept_times,
     read_times,
     times_path,
+    trajectory_digest,
 )
-from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat.agent_config import AgentConfig
-from deepsearch_rl.chat.timing import RolloutTimes, trajectory_digest
 from deepsearch_rl.core.files import read_jsonl, read_record, sha256_file
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.evaluate.tables import F1Table

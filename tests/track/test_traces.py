@@ -3,7 +3,7 @@ import json
 import pytest
 from mlflow.entities import Trace
 
-from deepsearch_rl.chat.timing import RolloutTimes, TimedStep, trajectory_digest
+from deepsearch_rl.agent.timing import RolloutTimes, TimedStep, trajectory_digest
 from deepsearch_rl.core.records import Message, Retrieval, StopReason, ToolCall, Trajectory
 from deepsearch_rl.track.bundle import TracedRollout
 from deepsearch_rl.track.traces import NO_TIMES, Owner, build_trace

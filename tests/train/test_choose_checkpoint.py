@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.collect import RolloutSetting
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.files import read_json, read_jsonl, sha256_file, write_json, write_jsonl
 from deepsearch_rl.core.records import Question

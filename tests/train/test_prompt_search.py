@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.collect import RolloutSetting
 from deepsearch_rl.chat.prompts import MADE_PROMPT
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.files import AppendLog, read_json, read_jsonl, write_json, write_jsonl

@@ -18,8 +18,7 @@ import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from deepsearch_rl.chat.prompt_digests import PromptDigests
-from deepsearch_rl.chat.trained_with import chat_template, read_trained_with, served_with
+from deepsearch_rl.chat.prompts import PromptDigests, chat_template, read_trained_with, served_with
 from deepsearch_rl.core.errors import (
     ArtifactError,
     CommandError,

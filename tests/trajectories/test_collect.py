@@ -17,9 +17,9 @@ from deepsearch_rl.agent.collect import (
     collect,
     collect_in_turn,
 )
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.errors import ConfigError, EndpointError, RecordError
 from deepsearch_rl.core.files import only_writer, read_jsonl
 from deepsearch_rl.core.profile import Profile

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.collect import RolloutSetting
 from deepsearch_rl.core.errors import UnknownNameError
 from deepsearch_rl.core.profile import Profile
 

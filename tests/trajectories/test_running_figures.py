@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepsearch_rl.agent.running_figures import RunningFigures
+from deepsearch_rl.agent.collect import RunningFigures
 from deepsearch_rl.core.records import StopReason, TokenUsage
 from tests.trajectories.scripted import make_questions, make_trajectory
 

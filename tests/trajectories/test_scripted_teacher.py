@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.scripted_config import ScriptedConfig
+from deepsearch_rl.agent.config import ScriptedConfig
 from deepsearch_rl.agent.synthesize import SynthesizeConfig
-from deepsearch_rl.chat.passages import format_passages
+from deepsearch_rl.chat.chat_messages import format_passages
 from deepsearch_rl.core.answers import INSUFFICIENT, SUCCESS_F1, extract_answer, f1
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.chat.prompt_digests import PromptDigests
+from deepsearch_rl.chat.prompts import PromptDigests
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_distinct, write_json
 from deepsearch_rl.core.profile import Profile
@@ -35,7 +35,7 @@ def profile(
     """The smoke profile with an untrained model as its own teacher, in a folder with the stage's inputs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("deepsearch_rl.agent.synthesize.serve_index", serve_index_here)
-    monkeypatch.setattr("deepsearch_rl.agent.teachers.serve_model", serve_model_here)
+    monkeypatch.setattr("deepsearch_rl.agent.synthesize.serve_model", serve_model_here)
     data = world.index.parents[1]
     for name in ("questions", "index", "chunks"):
         (tmp_path / "data" / "smoke").mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.agent import synthesize as module
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.collect import RolloutSetting
+from deepsearch_rl.agent.config import AgentConfig, require_made_with
 from deepsearch_rl.agent.synthesize import SynthesizeConfig, synthesize
-from deepsearch_rl.agent.teacher_manifest import require_made_with
-from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.core.answers import SUCCESS_F1, f1
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_distinct, write_json, write_jsonl

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from swift.dataset import load_dataset
 from transformers import Qwen3Config
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError
 from deepsearch_rl.core.files import write_jsonl

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.agent.teacher_manifest import write_manifest
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig, write_manifest
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, UnknownNameError
 from deepsearch_rl.core.files import read_json, read_jsonl, write_jsonl
@@ -246,7 +245,7 @@ def test_trajectories_of_another_tool_schema_or_of_nobody_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "deepsearch_rl.chat.agent_config.RETRIEVE_TOOL", {**RETRIEVE_TOOL, "strict": True}
+        "deepsearch_rl.agent.config.RETRIEVE_TOOL", {**RETRIEVE_TOOL, "strict": True}
     )
     with pytest.raises(ConfigError, match="another tool schema"):
         build_training_set(config, agent, **vars(paths))

@@ -11,11 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from deepsearch_rl.cli.planning.whole_run import require_base_model
 from deepsearch_rl.cli.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError, look_up
 from deepsearch_rl.core.profile import find_profile
-from tools.imports import ROOT
+from tools import ROOT
 from tools.preflight.phases import Preflight, SkippedError
 from tools.preflight.project import Project, cut_copy, open_copy
 from tools.preflight.runner import (
@@ -87,7 +86,11 @@ def _copy(profile: str) -> Path:
 def _phases(profile: str) -> list[Phase]:
     """Return the phases of a profile; raise ConfigError for one whose training path cannot be tried."""
     settings = find_profile(ROOT, profile)
-    require_base_model(settings)
+    if "sft" not in settings.values:
+        raise ConfigError(
+            f"the profile {profile} has no stage sft, so it has no training path to try. `make repro "
+            f"PROFILE={profile}` runs it, and `deepsearch doctor` says what it needs."
+        )
     protocol = settings.value("agent.protocol")
     if protocol != TEACHERS_PROTOCOL:
         raise ConfigError(

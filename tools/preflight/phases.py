@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.chat.remote import read_remote
+from deepsearch_rl.chat.endpoint import read_remote
 from deepsearch_rl.cli.doctor import inspect
 from deepsearch_rl.core.errors import CheckFailedError, UnavailableError
 from deepsearch_rl.core.files import read_json
 from deepsearch_rl.core.profile import find_profile
-from deepsearch_rl.train.rl.fork import RUNS
 from tools.preflight.figures import (
     Figures,
     difference,
@@ -260,21 +259,21 @@ class Preflight:
             lambda: any(map(steps_of, logs())), "rl", "stages.rl", START, params=params
         )
         (log,) = logs()
+        if not list(log.parent.glob("**/optimizer.pt")):
+            raise CheckFailedError(
+                f"no checkpoint below {log.parent} has the optimizer's state, so a resume loses it."
+            )
+
         # Of steps 0 and 1, which a resumed run may not make again
         before = log.read_text().splitlines()[:2]
         project.run("rl", "stages.rl", START, params=params)
-        (log,) = project.files(f"{RUNS}/{START}-*/train_log.jsonl")
-        lines = (project.models / "rl_adapter" / START / "train_log.jsonl").read_text().splitlines()
+        log = project.models / "rl_adapter" / START / "train_log.jsonl"
+        lines = log.read_text().splitlines()
         steps = [json.loads(line) for line in lines]
 
         if lines[:2] != before or [step["step"] for step in steps] != [0, 1, 2, 3]:
             raise CheckFailedError(
                 f"RL did not go on after the step that it was killed behind; its log is {log}."
-            )
-
-        if not list(log.parent.glob("**/optimizer.pt")):
-            raise CheckFailedError(
-                f"no checkpoint below {log.parent} has the optimizer's state, so a resume loses it."
             )
 
         if not any(step.get("trainable_groups") for step in steps):

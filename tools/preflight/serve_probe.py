@@ -23,10 +23,10 @@ from pydantic import BaseModel
 from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.agent.protocols import FunctionCalling
-from deepsearch_rl.chat.address import Endpoint
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, chat_messages
 from deepsearch_rl.chat.completion import Completion
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.files import read_jsonl, write_json

@@ -1,7 +1,7 @@
 """Bulk runs: many questions at once, resumed after a kill.
 
 Finished rollouts go to an append-only log, which the caller keeps in a place of its own for
-everything that determines them (:mod:`deepsearch_rl.core.scratch`). A resumed run repeats the rollouts
+everything that determines them (:mod:`deepsearch_rl.core.stage`). A resumed run repeats the rollouts
 that a server failed; a run stops when many in a row show that a server is gone. Memory does not
 grow with the number of trajectories. docs/evaluation.md, "Bulk runs", says what every kind of line
 means when the log is opened again.
@@ -10,29 +10,32 @@ means when the log is opened again.
 import asyncio
 import contextlib
 import logging
-import shutil
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout_log import RolloutLog
-from deepsearch_rl.agent.running_figures import RunningFigures
+from deepsearch_rl.agent.timing import Stopwatch, times_path
 from deepsearch_rl.chat.request_options import remedy
-from deepsearch_rl.chat.timing import RolloutTimes, Stopwatch
-from deepsearch_rl.core.errors import ArtifactError, EndpointError
+from deepsearch_rl.core.answers import score_rollout
+from deepsearch_rl.core.errors import ArtifactError, EndpointError, look_up
 from deepsearch_rl.core.files import (
     AppendLog,
     only_writer,
-    parse_record,
     read_distinct,
     read_jsonl,
     write_jsonl,
 )
+from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.core.records import SERVER_FAILURES, Question, Trajectory
+from deepsearch_rl.core.records import SERVER_FAILURES, Question, Record, StopReason, Trajectory
+from deepsearch_rl.search.quality import DatasetConfig
+from deepsearch_rl.server.config import RetrievalConfig
 
 _LOG = logging.getLogger(__name__)
 SHOWN_NAMES = 10
@@ -51,48 +54,44 @@ class Agent(Protocol):
 MakeAgent: TypeAlias = Callable[[], AbstractAsyncContextManager[Agent]]
 
 
-def kept_times(profile: str, model: str) -> Path:
-    """Return the folder with the times of a model's rollouts, which outlive the logs of their evaluation."""
-    return Path("work", profile, "times", model)
-
-
-def keep_times(logs: Path, profile: str, model: str) -> None:
-    """Copy the times of an evaluation's rollouts from its scratch folder to :func:`kept_times`."""
-    for times in logs.glob("*/*.times"):
-        target = kept_times(profile, model) / times.parent.name / times.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(times, target)
-
-
-def times_path(log: Path) -> Path:
-    """Return the file beside a log with its rollouts' times, a :class:`RolloutTimes` a line; no part of an artifact."""
-    return log.with_suffix(".times")
-
-
-def read_times(logs: Path, trajectories: Collection[str]) -> dict[str, RolloutTimes]:
-    """Return the times of rollouts in all logs of an evaluation, by the digest of their trajectory; the latest counts.
-
-    A last line that a kill cut off is left out; raise RecordError where another does not fit.
-    """
-    times: dict[str, RolloutTimes] = {}
-    for path in logs.glob("*/*.times"):
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.endswith(b"\n") and line.strip():
-                    record = parse_record(RolloutTimes, line, path, number)
-                    earlier = times.get(record.trajectory, record)
-                    if record.trajectory in trajectories and earlier.start_ns <= record.start_ns:
-                        times[record.trajectory] = record
-
-    return times
-
-
 def read_questions(path: Path, count: int | None = None) -> list[Question]:
     """Return the first ``count`` questions of a file, or all; raise ArtifactError where there is none."""
     questions = list(islice(read_distinct(path, Question), count))
     if not questions:
         raise ArtifactError(f"{path} holds no question; run the download stage again.")
     return questions
+
+
+class RolloutSetting(Record):
+    """The folder of a data set's questions, index and chunks of its corpus, and the settings of rollouts."""
+
+    questions: Path
+    index: Path
+    chunks: Path
+    agent: AgentConfig
+    retrieval: RetrievalConfig
+    seed: int
+
+    @classmethod
+    def of(cls, profile: Profile, dataset: str) -> Self:
+        """Return a profile's setting for one of its data sets.
+
+        Raise UnknownNameError for an unknown data set, ConfigError where a section does not fit.
+        """
+        datasets = profile.mapping("datasets", DatasetConfig)
+        corpus = look_up("dataset", dataset, datasets).corpus
+        return cls(
+            questions=profile.data / "questions" / dataset,
+            index=profile.data / "index" / corpus,
+            chunks=profile.data / "chunks" / f"{corpus}.jsonl",
+            agent=profile.section("agent", AgentConfig),
+            retrieval=profile.section("retrieval", RetrievalConfig).for_dataset(dataset, datasets),
+            seed=profile.value("seed"),
+        )
+
+    def split(self, name: str) -> Path:
+        """Return the file of a split's questions, e.g. of ``dev``."""
+        return self.questions / f"{name}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +136,46 @@ class BulkRun:
     log: Path
     label: str
     out: Path
+
+
+@dataclass(slots=True)
+class RunningFigures:
+    """Sums over the rollouts of a bulk run, those of earlier runs with them.
+
+    A failed rollout counts as zero in the running F1, as in the F1 table. Tokens per second are
+    this run's alone.
+    """
+
+    finished: int = 0
+    _f1_sum: float = 0.0
+    _failures: Counter[StopReason] = field(default_factory=Counter)
+    _completion_tokens: int = 0
+
+    def add(self, trajectory: Trajectory, *, resumed: bool = False) -> None:
+        """Count a rollout of this run, or a resumed one that an earlier run made."""
+        self.finished += 1
+        self._f1_sum += score_rollout(trajectory).f1
+        if trajectory.failed:
+            self._failures[trajectory.stop_reason] += 1
+        if not resumed:
+            self._completion_tokens += trajectory.completion_tokens
+
+    @property
+    def server_failures(self) -> int:
+        """Rollouts that ended because a server failed."""
+        return sum(self._failures[reason] for reason in SERVER_FAILURES)
+
+    def note(self, elapsed_s: float) -> str:
+        """Return the figures in words, e.g. ``F1 0.512, 3 token_budget, 1 model_error, 812 tokens/s``.
+
+        ``elapsed_s`` is how long this run has been answering. The speed is ``-`` where the endpoint
+        counts no tokens.
+        """
+        by_kind = sorted(self._failures.items(), key=lambda entry: (-entry[1], entry[0]))
+        failures = ", ".join(f"{count} {reason}" for reason, count in by_kind) or "none failed"
+        has_speed = self._completion_tokens > 0 < elapsed_s
+        speed = f"{self._completion_tokens / elapsed_s:.0f}" if has_speed else "-"
+        return f"F1 {self._f1_sum / max(1, self.finished):.3f}, {failures}, {speed} tokens/s"
 
 
 def collect(run: BulkRun, concurrency: int) -> TrajectoryFile:

@@ -35,22 +35,24 @@ from typing import Any, Protocol, TypeAlias
 
 import openai
 
+from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.transcript import RolloutStopped
-from deepsearch_rl.chat.agent_config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.chat.chat_messages import (
     CLOSE_THINK,
+    NO_PASSAGES,
     RAW_CHANNEL_CALL,
     RETRIEVE_TOOL,
+    PassageText,
     assistant_turn,
     chat_messages,
+    format_passages,
     search_call,
     split_thought,
     spoken_text,
     warn_once,
 )
+from deepsearch_rl.chat.client import complete
 from deepsearch_rl.chat.completion import Completion
-from deepsearch_rl.chat.endpoint import complete
-from deepsearch_rl.chat.passages import NO_PASSAGES, PassageText, format_passages
 from deepsearch_rl.chat.request_options import USUAL, RequestOptions
 from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.records import Message, StopReason, TokenUsage, ToolCall

@@ -27,17 +27,16 @@ from openai.types.responses import (
     ResponseOutputText,
 )
 
+from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.protocols import EndpointPolicy, Reply, RolloutPolicy, open_protocol
 from deepsearch_rl.agent.search_tool import SearchTool, open_session, search_over_mcp
 from deepsearch_rl.agent.steps import RolloutSteps
+from deepsearch_rl.agent.timing import timed
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped, Transcript
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.agent_config import FUNCTION_CALLING, AgentConfig
+from deepsearch_rl.chat.client import open_client, pausable
 from deepsearch_rl.chat.completion import replace_lone_surrogates
-from deepsearch_rl.chat.endpoint import open_client
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.chat.model_failures import failed_generation, model_failure
-from deepsearch_rl.chat.pacing import pausable
-from deepsearch_rl.chat.timing import timed
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.records import Message, Question, StopReason, Trajectory
 

@@ -29,12 +29,11 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import TextContent
 from pydantic import Field, ValidationError
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import AgentProtocol
+from deepsearch_rl.agent.timing import timed
 from deepsearch_rl.agent.transcript import RolloutStopped, Transcript
-from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
-from deepsearch_rl.chat.pools import SpreadPools, certificates
-from deepsearch_rl.chat.timing import timed
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.records import (
@@ -228,17 +227,14 @@ class _ErrorsAsResponses(httpx2.AsyncBaseTransport):
         self.problem = ""
         # ``agent.concurrency`` and the calls of one turn limit the searches at once
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        self._spread = SpreadPools(
-            lambda: httpx2.AsyncHTTPTransport(verify=certificates(), limits=limits)
-        )
+        self._transport = httpx2.AsyncHTTPTransport(limits=limits)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; the response to a call is read whole, because a connection may break in the middle of it."""
         try:
-            with self._spread.choose() as pool:
-                response = await pool.handle_async_request(request)
-                if request.method == "POST":
-                    await response.aread()
+            response = await self._transport.handle_async_request(request)
+            if request.method == "POST":
+                await response.aread()
         except httpx2.TransportError as error:
             self.problem = f"{type(error).__name__}: {error}"
             return httpx2.Response(503, text=self.problem)
@@ -250,4 +246,4 @@ class _ErrorsAsResponses(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._spread.aclose()
+        await self._transport.aclose()

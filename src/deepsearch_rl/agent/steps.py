@@ -14,10 +14,10 @@ rollout, and so does one after the notice that no searches are left.
 
 from dataclasses import dataclass
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import AgentProtocol, Reply
 from deepsearch_rl.agent.search_tool import parse_search
 from deepsearch_rl.agent.transcript import PromptCount, RolloutStopped, Transcript
-from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.chat.chat_messages import spoken_text
 from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.records import StopReason

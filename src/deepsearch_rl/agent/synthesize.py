@@ -1,28 +1,43 @@
 """Teacher trajectories for the training questions.
 
-The teacher answers through the same agent, tool and retriever as any model.
-:mod:`deepsearch_rl.agent.teachers` says who it can be.
+The teacher answers through the same agent, tool and retriever as any model. It is a folder, as
+those of `models` are:
+
+- weights, or an adapter that names its base: the model is served as the section `serving` says.
+  `synthesize.teacher: models/tiny/base` lets a model learn from its own right answers;
+- an ``endpoint.json``: the model behind that address;
+- :data:`SCRIPTED`, a package of this project: the scripted teacher of the generated worlds.
+
+DVC makes the folder first where a stage does, and runs `synthesize` again where it changes.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from deepsearch_rl.agent.collect import (
     BulkRun,
+    RolloutSetting,
     TrajectoryFile,
     collect,
     read_questions,
 )
-from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
-from deepsearch_rl.agent.scripted_config import ScriptedConfig
-from deepsearch_rl.agent.teacher_manifest import write_manifest
-from deepsearch_rl.agent.teachers import open_teacher
+from deepsearch_rl.agent.config import SCRIPTED, ScriptedConfig, write_manifest
+from deepsearch_rl.agent.rollout import PolicyPerRollout, SearchAgent
+from deepsearch_rl.chat.endpoint import Endpoint, open_endpoint, read_remote
+from deepsearch_rl.chat.prompts import (
+    require_trained_with,
+    served_with,
+)
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import sha256_json
-from deepsearch_rl.core.records import NonEmpty, Record
-from deepsearch_rl.serve.launch import ServingConfig
+from deepsearch_rl.core.records import NonEmpty, Question, Record
+from deepsearch_rl.serve.adapters import digest_weights, tokenizer_folder
+from deepsearch_rl.serve.launch import ServingConfig, serve_model
 from deepsearch_rl.server.launch import serve_index
 
 
@@ -79,3 +94,75 @@ def synthesize(
 
     write_manifest(out, agent)
     return artifact
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A teacher that answers now, and what its answers depend on besides params and questions."""
+
+    policy: Endpoint | PolicyPerRollout
+    determined_by: JsonValue
+
+
+@contextmanager
+def open_teacher(
+    name: str,
+    scripted: ScriptedConfig | None,
+    questions: Sequence[Question],
+    setting: RolloutSetting,
+    serving: ServingConfig,
+) -> Iterator[Teacher]:
+    """Open the teacher in the folder ``name``; a model with weights is served until the block ends.
+
+    Raises:
+        ConfigError: there is no such folder, the scripted teacher has no error rates or cannot
+            answer these questions, an environment variable of an endpoint is not set, or the
+            model was trained with another prompt.
+        EndpointError: nothing answers at the endpoint's address.
+    """
+    folder = Path(name)
+    if name.rstrip("/") == SCRIPTED:
+        yield Teacher(_scripted(scripted, questions, setting.seed), None)
+        return
+
+    remote = read_remote(folder)
+    if remote is not None:
+        endpoint = open_endpoint(remote)
+        yield Teacher(endpoint, [endpoint.base_url, endpoint.model])
+        return
+
+    if not folder.is_dir():
+        raise ConfigError(
+            f"synthesize.teacher is {name!r}, and there is no such folder. Give the folder of a "
+            f"model, one with an endpoint.json, or {SCRIPTED}, the scripted teacher of generated "
+            "questions."
+        )
+
+    served = served_with(tokenizer_folder(folder), setting.agent.prompt_digests())
+    require_trained_with(folder, served, f"the agent (agent.prompt: {setting.agent.prompt})")
+    with serve_model(folder, serving) as endpoint:
+        # The path may have other weights at the next start: answers of these must not be mixed with
+        # theirs
+        weights = digest_weights(folder)
+        yield Teacher(endpoint, [weights, endpoint.model, serving.digest_of_answers()])
+
+
+def _scripted(
+    config: ScriptedConfig | None, questions: Sequence[Question], seed: int
+) -> PolicyPerRollout:
+    # Its code is a dep of those stages alone whose params name it
+    from deepsearch_rl.toy.scripted_teacher import (  # noqa: PLC0415
+        ScriptedTeacher,
+        read_plan,
+    )
+
+    if config is None:
+        raise ConfigError(
+            f"synthesize.teacher is {SCRIPTED}, but synthesize.scripted is null; give its error rates."
+        )
+
+    for question in questions:
+        # Refuse a set without plans before the first answer, not in every rollout
+        read_plan(question)
+
+    return lambda question, sample: ScriptedTeacher(question, sample, config, seed)

@@ -28,7 +28,7 @@ import logging
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from pydantic import JsonValue
 
@@ -278,3 +278,22 @@ def search_call(query: str, number: int) -> ToolCall:
     """Return the call of a search; ``number`` distinguishes it from others of a conversation."""
     arguments = json.dumps({"query": query}, ensure_ascii=False)
     return ToolCall(id=f"call_{number}", name=RETRIEVE_TOOL_NAME, arguments=arguments)
+
+
+# The text for a model when a search succeeded without a hit
+NO_PASSAGES = "No passages found."
+
+
+class PassageText(Protocol):
+    """A chunk, or anything else with a title, a newline and a text."""
+
+    @property
+    def contents(self) -> str:
+        """Title, newline and text."""
+        ...
+
+
+def format_passages(passages: Iterable[PassageText]) -> str:
+    """Write passages, best first, as ``[rank] Title`` and text; a blank line stands between two of them."""
+    texts = [f"[{rank}] {passage.contents}" for rank, passage in enumerate(passages, 1)]
+    return "\n\n".join(texts) or NO_PASSAGES

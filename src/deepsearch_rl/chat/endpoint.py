@@ -1,181 +1,189 @@
-"""A model server: its client, and its chat completions.
+"""Where a model answers, and ``endpoint.json``, which describes an OpenAI-compatible server that runs already.
 
-A generation that failed and a reply that is cut or no JSON are asked for again; then they are an
-error with the provider's reason. What a completion holds is in
-:mod:`deepsearch_rl.chat.completion`, and what an error means is decided in
-:mod:`deepsearch_rl.chat.model_failures`.
+A model folder that holds ``endpoint.json`` instead of weights is such a model, so that an API's
+model is evaluated like any other and stands in the same table:
+
+    {"base_url": "$OPENAI_BASE_URL", "model": "$OPENAI_MODEL", "api_key_variable": "OPENAI_API_KEY"}
+
+A fourth field, ``request``, holds what else this model needs (:class:`RequestOptions`):
+
+    {..., "request": {"token_limit": "max_completion_tokens", "temperature": "omit", "requests_per_minute": 60}}
+
+Address and model name are texts, or ``$NAME`` for what the environment variable NAME holds; the key
+always comes from the environment. Results name the address and the model that the variables held.
+
+This module does not load the OpenAI client, which takes a second.
 """
 
-import asyncio
-import json
-import logging
-from typing import Any
+import base64
+import contextlib
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import httpx
-import openai
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion
+from pydantic import Field, JsonValue
 
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.completion import (
-    Completion,
-    error_text,
-    failed_under_200,
-    read_completion,
-)
-from deepsearch_rl.chat.model_failures import (
-    FailedGenerationError,
-    WordlessRefusalError,
-    failure_in,
-    is_wordless,
-)
-from deepsearch_rl.chat.pacing import call_in_turn, loggable
-from deepsearch_rl.chat.pools import spread_transport
 from deepsearch_rl.chat.request_options import USUAL, RequestOptions
-from deepsearch_rl.core.records import StopReason
-from deepsearch_rl.core.retries import retry
+from deepsearch_rl.core.errors import ConfigError, EndpointError
+from deepsearch_rl.core.files import atomic_directory, read_record, write_json
+from deepsearch_rl.core.records import NonEmpty, Record
+from deepsearch_rl.core.redaction import public_address, redact
 
-_LOG = logging.getLogger(__name__)
-
-# Further attempts of a model call; the client makes them for 408, 409, 5xx, connection errors
-# and time-outs.
-MODEL_RETRIES = 3
-CONNECT_TIMEOUT_S = 10.0
-
-# Wait before a failed generation is asked for again; it doubles with each further attempt.
-FIRST_WAIT_S = 0.5
+# The key for a server that needs none
+NO_KEY = "none"
 
 
-class _TimedClient(openai.DefaultAsyncHttpxClient):
-    """Ends a whole attempt, from the request to the last byte that it waits for, after the read timeout.
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server and its model; ``base_url`` ends in ``/v1`` and may hold a password, which no repr shows."""
 
-    httpx's own limit is for each read, so that a server which sends a blank now and then holds a
-    call for ever. A streamed answer is over here when its head has come.
-    """
+    base_url: str = field(repr=False)
+    model: str
+    api_key: str = field(default=NO_KEY, repr=False)
+    # The chat template opens a thought at the end of every prompt, and the server leaves thoughts
+    # in the text
+    begins_in_thought: bool = False
+    options: RequestOptions = field(default=USUAL, hash=False)
 
-    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        limit_s = request.extensions.get("timeout", {}).get("read")
-        try:
-            async with asyncio.timeout(limit_s):
-                return await super().send(request, **options)
-        except TimeoutError as error:
-            raise httpx.ReadTimeout(f"no whole answer in {limit_s} s", request=request) from error
+    def redact(self, text: str) -> str:
+        """Replace the key, user and password, which a server may repeat in an error, by asterisks."""
+        user = urlsplit(self.base_url).netloc.rpartition("@")[0]
+        as_header = base64.b64encode(unquote(user).encode()).decode()
+        return redact(text, (user, as_header, None if self.api_key == NO_KEY else self.api_key))
 
 
-def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
-    """Return a client that retries failed calls with back-off; ``timeout_s`` applies to each attempt as a whole."""
-    timeout = openai.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
-    http_client = _TimedClient(
-        transport=spread_transport(), event_hooks={"response": [_keep_what_is_final]}
+FILE = "endpoint.json"
+
+
+class RemoteConfig(Record):
+    """A server that runs already."""
+
+    base_url: NonEmpty = Field(
+        description="address up to and including /v1, or $NAME of the variable that holds it"
     )
-    return openai.AsyncOpenAI(
-        base_url=endpoint.base_url,
-        api_key=endpoint.api_key,
-        timeout=timeout,
-        max_retries=MODEL_RETRIES,
-        http_client=http_client,
+    model: NonEmpty = Field(
+        description="model name to ask for, or $NAME of the variable that holds it"
+    )
+    api_key_variable: str = Field(
+        pattern=r"^[A-Za-z_]\w*$", description="environment variable that holds the key"
+    )
+    request: RequestOptions = Field(
+        default=USUAL, description="how the model wants to be asked, and how often"
+    )
+
+    def of_answers(self) -> dict[str, JsonValue]:
+        """Return what decides the model's answers, in a form that stays what it was where no option is set."""
+        fields = self.model_dump(mode="json", exclude={"request"})
+        options = self.request.of_answers()
+        return fields | ({"request": options} if options else {})
+
+
+def read_remote(folder: Path) -> RemoteConfig | None:
+    """Return what ``endpoint.json`` of a model folder says, None if there is none."""
+    path = folder / FILE
+    return read_record(path, RemoteConfig) if path.is_file() else None
+
+
+def require_remote(folder: Path) -> RemoteConfig:
+    """Return what ``endpoint.json`` of a model folder says; raise ConfigError if there is none."""
+    remote = read_remote(folder)
+    if remote is None:
+        raise ConfigError(
+            f"{folder} has no {FILE}: name a folder of section endpoints, or put a file with "
+            "base_url, model and api_key_variable there."
+        )
+
+    return remote
+
+
+def write_endpoint(config: RemoteConfig, folder: Path) -> None:
+    """Write a model folder whose ``endpoint.json`` has what the environment variables hold now, except for the key.
+
+    An address with a password stays the variable's name. Raises as :func:`resolve_endpoint`.
+    """
+    endpoint = resolve_endpoint(config)
+    fields = config.model_dump(mode="json", exclude_defaults=True) | {"model": endpoint.model}
+    if shown_address(endpoint.base_url) == endpoint.base_url:
+        fields["base_url"] = endpoint.base_url
+    with atomic_directory(folder) as partial:
+        write_json(partial / FILE, fields)
+
+
+def resolve_endpoint(config: RemoteConfig) -> Endpoint:
+    """Return the endpoint with what its environment variables hold; nothing is asked yet.
+
+    ConfigError names a variable that is not set, or whose address or key cannot be used, and never
+    shows its value.
+    """
+    base_url = _resolved(
+        config.base_url, "the address of an OpenAI-compatible server, up to and including /v1"
+    )
+    address = shown_address(base_url, _place(config))
+    model = _resolved(config.model, "the name of the model to ask for")
+    key = _resolved(f"${config.api_key_variable}", f"the key of {address}")
+
+    # A client would call anything else a broken connection
+    if not re.fullmatch(r"[!-~]+", key):
+        raise ConfigError(
+            f"the environment variable {config.api_key_variable} holds no key: there is white "
+            "space (perhaps a line's end) or a character outside ASCII in it."
+        )
+
+    return Endpoint(
+        base_url=base_url,
+        model=model,
+        api_key=key,
+        begins_in_thought=config.request.begins_in_thought,
+        options=config.request,
     )
 
 
-async def _keep_what_is_final(response: httpx.Response) -> None:
-    """Keep the client from repeating a request whose status 5xx is about the request or about the model's own turn.
-
-    Ollama and llama.cpp report a malformed call of the model and a prompt that does not fit in that
-    way. Another attempt would draw another turn in place of the model's own. Status 429 is waited
-    for in :mod:`deepsearch_rl.chat.pacing`, with more patience than the client has.
-    """
-    if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
-        response.headers["x-should-retry"] = "false"
-    if response.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
-        return
-    await response.aread()
-    if failure_in(response.text) is not StopReason.MODEL_ERROR:
-        response.headers["x-should-retry"] = "false"
+def _resolved(value: str, meaning: str) -> str:
+    text = os.environ.get(value[1:]) if value.startswith("$") else value
+    if not text:
+        raise ConfigError(f"set the environment variable {value[1:]} to {meaning}.")
+    return text
 
 
-async def complete(
-    client: openai.AsyncOpenAI, options: RequestOptions = USUAL, **request: Any
-) -> Completion:
-    """Return the completion of a request; a failed generation is asked for as often as the client repeats a call.
-
-    So is a reply that is cut or no JSON. ``options`` say how the model takes requests, and how
-    many. Raises openai.APIError after all attempts, and as :func:`read_completion`.
-    """
-    arguments = options.arguments(request)
-
-    def log(error: BaseException, attempt: int) -> None:
-        _LOG.debug("attempt %d: %s", attempt, loggable(client, error))
-
-    async def ask() -> ChatCompletion:
-        if options.stream:
-            return await _receive(client, arguments)
-        return await _post(client, arguments)
-
-    @retry(client.max_retries + 1, FIRST_WAIT_S, FailedGenerationError, log)
-    async def ask_in_turn() -> Completion:
-        """Ask once, as soon as the endpoint's limits let it; what fails for good is raised as it is."""
-        try:
-            response = await call_in_turn(client, options, request, ask)
-        except openai.BadRequestError as error:
-            if not is_wordless(error.response.text):
-                raise
-            text = "the provider refused the request with status 400 and without a word"
-            raise WordlessRefusalError(text) from error
-
-        return read_completion(response)
-
-    return await ask_in_turn()
+def _place(config: RemoteConfig) -> str:
+    """Return where the address comes from."""
+    if config.base_url.startswith("$"):
+        return f"the environment variable {config.base_url[1:]}"
+    return f"base_url ({FILE})"
 
 
-async def _post(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCompletion:
-    """Return the whole answer to a request.
+def open_endpoint(config: RemoteConfig) -> Endpoint:
+    """Return the endpoint of :func:`resolve_endpoint`; raise EndpointError if nothing answers at its address."""
+    endpoint = resolve_endpoint(config)
 
-    ``chat.completions.create`` compares every field of every message and tool with its annotations,
-    to rename none of them: a sixth of the agent's CPU time.
-    """
-    body = dict(arguments)
-    body |= body.pop("extra_body", None) or {}
+    # Any answer will do: many servers have no list of models.
     try:
-        return await client.post("/chat/completions", cast_to=ChatCompletion, body=body)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FailedGenerationError(f"the endpoint's response is not JSON ({error})") from error
+        httpx.get(f"{endpoint.base_url.rstrip('/')}/models", timeout=20.0)
+    except httpx.TransportError as error:
+        raise EndpointError(
+            f"no model server answers at {shown_address(endpoint.base_url)} ({error}); start it, "
+            f"or correct its address in {_place(config)}."
+        ) from error
+
+    return endpoint
 
 
-def _attempt_s(client: openai.AsyncOpenAI) -> float | None:
-    """Return how long one attempt of a call may take; None: no limit."""
-    return client.timeout.read if isinstance(client.timeout, openai.Timeout) else client.timeout
+def shown_address(base_url: str, place: str = "the endpoint's settings") -> str:
+    """Return the address of a web server without user, password and query; ``place`` is where it comes from.
 
-
-async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCompletion:
-    """Return a streamed answer as a whole one.
-
-    Raises FailedGenerationError where the stream broke, could not be read or ended before the
-    answer, and EndpointError where it reports an error that another attempt would repeat.
+    Raises ConfigError if it cannot be read in one way only, so that nobody knows which part of it
+    is secret.
     """
-    pieces = ChatCompletionStreamState()
-    async with await client.chat.completions.create(**arguments) as stream:
-        try:
-            async with asyncio.timeout(_attempt_s(client)):
-                async for chunk in stream:
-                    pieces.handle_chunk(chunk)
-        except (TimeoutError, httpx.TimeoutException) as error:
-            raise FailedGenerationError("the provider's stream timed out") from error
-        except openai.APIError as error:
-            # An event of the stream that holds an error
-            raise failed_under_200(error_text(error.body or error.message)) from error
-        except Exception as error:
-            # The connection, or the library over a piece: it trusts what the server sends
-            reason = f"{type(error).__name__}: {error}"
-            raise FailedGenerationError(
-                f"the provider's stream broke or could not be read ({reason})"
-            ) from error
+    address = public_address(base_url)
+    with contextlib.suppress(httpx.InvalidURL):
+        url = httpx.URL(base_url)
+        if address is not None and url.host and url.scheme in {"http", "https"}:
+            return address
 
-    # The library asserts that something came.
-    try:
-        completion = pieces.current_completion_snapshot
-    except AssertionError as error:
-        raise FailedGenerationError("the provider's stream ended without an answer") from error
-
-    if not completion.choices or not completion.choices[0].finish_reason:
-        raise FailedGenerationError("the provider's stream ended before the answer did")
-    return completion
+    raise ConfigError(
+        f"the address in {place} cannot be read: give http:// or https://, a host, a port number "
+        "if it needs one, and the path up to /v1; percent-encode user and password."
+    )

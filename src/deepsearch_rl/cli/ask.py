@@ -17,7 +17,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 from typer import Option
 
-from deepsearch_rl.chat.agent_config import prompt_option
+from deepsearch_rl.agent.config import prompt_option
 from deepsearch_rl.cli.defaults import (
     PROMPT_HELP,
     RequestOption,
@@ -26,7 +26,6 @@ from deepsearch_rl.cli.defaults import (
     with_options,
 )
 from deepsearch_rl.core.errors import ConfigError, look_up
-from deepsearch_rl.core.left_out import loading_libraries
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.records import Message, Question, Trajectory
 
@@ -60,10 +59,9 @@ def ask(
         # The model takes longest to load. The agent's libraries load beside it, and then the index:
         # all three at once would take the model's core.
         wait_for_model = servers.enter_context(start_model(model, serving))
-        with loading_libraries():
-            from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - takes two seconds
-            from deepsearch_rl.agent.rollout_setting import RolloutSetting  # noqa: PLC0415
-            from deepsearch_rl.server.launch import start_index  # noqa: PLC0415 - FAISS
+        from deepsearch_rl.agent.collect import RolloutSetting  # noqa: PLC0415
+        from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - takes two seconds
+        from deepsearch_rl.server.launch import start_index  # noqa: PLC0415 - FAISS
 
         setting = RolloutSetting.of(settings, dataset)
         wait_for_index: Callable[[], str] | None = None

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,11 @@ from deepsearch_rl.cli.package_parts import (
     with_locked_versions,
 )
 from deepsearch_rl.cli.planning.plan import make_plan
-from deepsearch_rl.cli.planning.whole_run import run_command
 from deepsearch_rl.cli.profile_inputs import MissingRequirement, missing_inputs
-from deepsearch_rl.cli.result_versions import results_of_other_versions
 from deepsearch_rl.cli.verl_inputs import missing_for_verl, missing_gpus
-from deepsearch_rl.core.dvc_lock import repair_dvc_locks
-from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.locked import UV_LOCK
 from deepsearch_rl.core.processes import free_port
 from deepsearch_rl.core.profile import Profile, dvc_file, find_profile, profile_names
-from deepsearch_rl.core.project_state import notices, project_problems
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.track.local_store import local_store
 from deepsearch_rl.train.attention import ATTENTION_FIX, attention_problem
@@ -90,16 +85,14 @@ class Machine:
 class DoctorReport:
     """The machine, and the packages of each part of this package.
 
-    By profile, and empty outside a project: what is ``missing``, the command that runs it
-    (``commands``), and a sentence for each group of results that were made with other versions of
-    packages (``outdated``).
+    By profile, and empty outside a project: what is ``missing``, and the command that runs it
+    (``commands``).
     """
 
     machine: Machine
     parts: Parts
     missing: Mapping[str, tuple[MissingRequirement, ...]]
     commands: Mapping[str, str]
-    outdated: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:
@@ -119,21 +112,9 @@ def doctor_command() -> None:
     or not set, never shown. A lock file that a killed DVC left unreadable is removed.
     """
     root = Path()
-    problems = list(project_problems(root))
-    for problem in problems:
-        typer.echo(f"error: {problem}")
-    for sentence in [*repair_dvc_locks(root), *notices(root)]:
-        typer.echo(sentence)
-    try:
-        report = inspect(root)
-    except ConfigError:
-        # A params.yaml with both sides of a conflict, which is among the problems above
-        if problems:
-            raise typer.Exit(1) from None
-        raise
-
+    report = inspect(root)
     typer.echo(render(report))
-    raise typer.Exit(0 if report.is_ready and not problems else 1)
+    raise typer.Exit(0 if report.is_ready else 1)
 
 
 def inspect(root: Path) -> DoctorReport:
@@ -154,16 +135,14 @@ def inspect(root: Path) -> DoctorReport:
     )
     missing: dict[str, tuple[MissingRequirement, ...]] = {}
     commands: dict[str, str] = {}
-    outdated: dict[str, list[str]] = {}
     # Outside a project there are no profiles
     if (root / dvc_file("tiny")).is_file():
         for name in profile_names(root):
             missing[name] = tuple(_missing_for_profile(root, name, machine, parts))
             profile = find_profile(root, name)
-            commands[name] = run_command(profile)
-            outdated[name] = results_of_other_versions(root, profile)
+            commands[name] = f"make repro PROFILE={name}"
 
-    return DoctorReport(machine, parts, missing, commands, outdated)
+    return DoctorReport(machine, parts, missing, commands)
 
 
 def _system_java() -> str:
@@ -328,11 +307,6 @@ def render(report: DoctorReport) -> str:
         lines.append(f"  {name:<{NAME_WIDTH}}{state}")
         for requirement in missing:
             lines.append(f"    - {requirement.what}\n      {requirement.fix}")
-
-        outdated = report.outdated.get(name)
-        if outdated:
-            lines.append(f"    made with other versions of packages; `{command}` makes them again:")
-            lines += [f"    - {sentence}" for sentence in outdated]
 
     return "\n".join(lines)
 

@@ -15,9 +15,8 @@ import typer.main
 from typer.core import TyperGroup
 
 from deepsearch_rl import __version__
+from deepsearch_rl.core.environment import prepare_environment
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError, full_disk_named
-from deepsearch_rl.core.library_bars import hide_library_bars
-from deepsearch_rl.core.loopback import spare_loopback
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -28,8 +27,6 @@ COMMANDS = {
     "preflight": "Try a profile's training path on a small model: what works, and what to do before it costs hours.",
     "table": "Print the F1 table of a profile as it was last reported.",
     "summary": "Print the F1 table, each stage's time and peak memory, and where to look next.",
-    "remote": "Share what stages make with other machines, by DVC's remote.",
-    "gc": "Free the disk of results that nothing leads to any more: say how much, and with `--yes` do it.",
     "track": "Send a profile's report to MLflow, and with it every earlier one that a server did not take.",
     "live": "Send the curves of training runs to MLflow and TensorBoard: those that a server missed, or as they grow.",
     "ask": "Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.",
@@ -37,12 +34,9 @@ COMMANDS = {
     "evaluate": "Let a model answer a question set with search, and print its row of the F1 table.",
     "score": "Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.",
     "compare": "First minus second, question by question, with 95 % intervals and permutation p-values.",
-    "experiments": "Show a profile's DVC experiments: F1 on the in-domain set by model, and the params that differ.",
     "explain": "Show where runs lose points, cause by cause, what could be reached, and how a published row differs.",
     "retrieve": "Build, search, serve and measure passage indexes.",
-    "rl": "Runs of RL, their checkpoints, and new runs that begin at one of them.",
     "model": "Checkpoints of other trainers as model folders.",
-    "clean": "Show, or remove, what killed runs left behind: scratch folders that no stage resumes from.",
     "trajectories": "What became of rollouts, and files for other trainers.",
 }
 # The module of ``commands/`` where it is not called as the command
@@ -112,8 +106,7 @@ def _options(
         make repro           # run whatever is not up to date
         deepsearch table     # the F1 table
     """
-    spare_loopback()
-    hide_library_bars()
+    prepare_environment()
 
 
 def require_own_sources(folder: Path) -> None:

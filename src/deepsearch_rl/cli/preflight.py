@@ -1,13 +1,19 @@
 """``deepsearch preflight``."""
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Option
 
-from deepsearch_rl.cli.checkout import checkout_module
 from deepsearch_rl.cli.defaults import require_effect
 from deepsearch_rl.cli.profile_argument import ProfileName
+from deepsearch_rl.core.errors import UnavailableError
+
+# tools/ is in a clone of the project, not in an installed package
+CLONE = Path(__file__).resolve().parents[3]
 
 
 def preflight_command(
@@ -33,7 +39,12 @@ def preflight_command(
         deepsearch preflight gpu --list
         deepsearch preflight gpu --only serve
     """
-    program = checkout_module("tools.preflight.__main__")
+    if not (CLONE / "tools").is_dir():
+        raise UnavailableError(
+            "preflight needs a clone of the project: run .venv/bin/deepsearch there."
+        )
+    sys.path.append(str(CLONE))
+    program = importlib.import_module("tools.preflight.__main__")
     if is_listed:
         reason = "with --list, which runs no phase; leave one of them out"
         require_effect(context, ["only", "jobs", "is_kept"], reason)

@@ -1,6 +1,6 @@
 """`deepsearch score` and `deepsearch compare`, and the reports that they print."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,13 +9,9 @@ import typer
 from pydantic import Field
 from typer import Option
 
-from deepsearch_rl.cli.checkout import checkout_module
-from deepsearch_rl.cli.defaults import require_effect
-from deepsearch_rl.cli.summary import STORE_HELP
 from deepsearch_rl.cli.terminal import print_table
 from deepsearch_rl.core import answers
-from deepsearch_rl.core.errors import CheckFailedError, ConfigError
-from deepsearch_rl.core.profile import require_profile
+from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.evaluate.f1_row import ConstantScore
 from deepsearch_rl.evaluate.holm import holm
@@ -27,17 +23,9 @@ from deepsearch_rl.evaluate.score import (
     bootstrap_intervals,
     paired_differences,
 )
-from deepsearch_rl.track.local_store import local_store
 
 Predictions = Annotated[
     Path, typer.Argument(help="JSON Lines of predictions, or of trajectories.", show_default=False)
-]
-Compared = Annotated[
-    str,
-    typer.Argument(
-        help="Predictions or trajectories in JSON Lines, or the name of a report.",
-        show_default=False,
-    ),
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 Draws = Annotated[int, Option(min=0, help="Bootstrap resamples; 0 leaves the intervals out.")]
@@ -90,16 +78,11 @@ def score_command(
 ) -> None:
     """Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.
 
-    A row is {"id", "question", "golden_answers": [...], "pred"}, with "sample" where a question was
-    answered several times (it then counts once, with the mean of its answers), "question_type"
-    where types are known, and "failed": true or an "error" where there is no answer (it scores
-    zero). A "pred" that is null or missing counts as an empty answer. Failures are counted by kind.
-    Files of trajectories (`data/<profile>/evaluate/<model>/*.jsonl`) work as they are; a failed
-    rollout scores zero. The last columns are the golden answer that scores best when it is given to
-    every question: a model below it has learnt no more than one answer.
+    A row is {"id", "question", "golden_answers": [...], "pred"}, optionally with "sample" (answers
+    to one question are averaged), "question_type", and "failed": true or an "error": failures score
+    0 and are counted by kind. Files of trajectories work, too. The last columns show the constant
+    answer, the golden answer that scores best when it is given to every question.
 
-        deepsearch score predictions.jsonl
-        deepsearch score predictions.jsonl --json | jq .metrics.f1
         deepsearch score data/tiny/evaluate/sft/multihoprag.search.t0.7.jsonl
     """
     report = report_scores(score_predictions(predictions), seed, draws)
@@ -132,70 +115,25 @@ def score_command(
 
 
 def compare_command(
-    context: typer.Context,
-    first: Compared,
-    second: Compared,
-    profile: Annotated[
-        str, Option(help="Of reports: whose report a git revision stands for.")
-    ] = "tiny",
-    store: Annotated[str | None, STORE_HELP] = None,
+    first: Predictions,
+    second: Predictions,
     as_json: AsJson = False,
     draws: ComparisonDraws = 10_000,
     seed: Seed = 0,
-    timeout_s: Annotated[
-        float, Option(min=1, help="Of reports: seconds for one request to MLflow.")
-    ] = 30,
 ) -> None:
     """First minus second, question by question, with 95 % intervals and permutation p-values.
 
-    Two files of predictions must answer the same questions; files as for
-    `deepsearch score`. Two reports are compared in settings, code and data, and in
-    F1 of every model and set. A report is `workspace`, a git revision or a DVC
-    experiment, which come from DVC's cache or remote; or a run of MLflow, by its
-    id, its name or its report's digest. The tables' p-values are corrected for
-    their number by Holm-Bonferroni; --json has them as they are.
+    Both files must answer the same questions; files as for `deepsearch score`. The p-values of
+    the table are corrected for their number by Holm-Bonferroni; --json has them uncorrected.
 
         deepsearch compare rl.jsonl sft.jsonl
-        deepsearch compare workspace HEAD
-        deepsearch compare HEAD~1 fussy-kiln
-        deepsearch compare HEAD 'gpu 3f2a1c9d0b4e' --profile gpu
     """
-    names = (first, second)
-    files = [name for name in names if _is_file(name)]
-    if not files:
-        reports = checkout_module("graph_commands.compare")
-        require_profile(Path(), profile)
-        source = reports.ReportSource(
-            Path(), profile, store or local_store(Path("mlruns")), timeout_s
-        )
-        comparison = reports.compare_named(names, source, seed, draws)
-        if as_json:
-            typer.echo(comparison.model_dump_json(indent=2))
-        else:
-            reports.print_comparison(comparison)
-        return
-
-    _require_two_files(names, files)
-    reason = "with files of predictions: it is for reports; leave it out"
-    require_effect(context, ["profile", "store", "timeout_s"], reason)
-    report = report_comparison(
-        score_predictions(Path(first)), score_predictions(Path(second)), seed, draws
-    )
+    report = report_comparison(score_predictions(first), score_predictions(second), seed, draws)
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
         return
 
     _print_differences(f"{first} minus {second}", report)
-
-
-def _require_two_files(names: Sequence[str], files: Sequence[str]) -> None:
-    """Raise ConfigError where only one of the two ``names`` is among the ``files``, and the other is a report's."""
-    if len(files) == 1:
-        [other] = set(names) - set(files)
-        raise ConfigError(
-            f"{files[0]} is a file of predictions, and {other} is no file: compare two files, or "
-            "two reports."
-        )
 
 
 def _print_differences(title: str, report: ComparisonReport) -> None:
@@ -217,11 +155,6 @@ def _print_differences(title: str, report: ComparisonReport) -> None:
         ["questions", "n", "metric", "difference", "95 % interval", "p (Holm)"],
         rows,
     )
-
-
-def _is_file(name: str) -> bool:
-    """Return whether a name is meant as a file of predictions, also where there is none."""
-    return Path(name).is_file() or Path(name).suffix in {".jsonl", ".gz"}
 
 
 def report_scores(scored: ScoredFile, seed: int, draws: int) -> ScoreReport:

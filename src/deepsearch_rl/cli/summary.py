@@ -9,12 +9,11 @@ import typer
 from pydantic import Field, ValidationError
 from typer import Option
 
-from deepsearch_rl.cli.planning.whole_run import run_command
 from deepsearch_rl.cli.profile_argument import ProfileName
 from deepsearch_rl.core.errors import ArtifactError, DeepsearchError
-from deepsearch_rl.core.profile import dvc_file, find_profile, require_profile
+from deepsearch_rl.core.profile import dvc_file, require_profile
 from deepsearch_rl.core.records import ForeignRecord
-from deepsearch_rl.core.stage_entry import TIMINGS
+from deepsearch_rl.core.stage import TIMINGS
 from deepsearch_rl.track.local_store import local_store
 from deepsearch_rl.track.outbox import outbox_folder, waiting_reports
 
@@ -27,7 +26,7 @@ TIMELINE_WIDTH = 40
 
 
 class StageRun(ForeignRecord):
-    """One finished run of a stage, as core/stage_entry.py writes it into ``work/timings.jsonl``."""
+    """One finished run of a stage, as core/stage.py writes it into ``work/timings.jsonl``."""
 
     profile: str
     stage: str = Field(description="name as DVC gives it, e.g. rl@sft")
@@ -91,8 +90,7 @@ def read_table(root: Path, profile: str) -> str:
     table = root / "reports" / profile / "f1_table.md"
 
     if not table.is_file():
-        command = run_command(find_profile(root, profile))
-        raise ArtifactError(f"{table} does not exist yet; `{command}` makes it.")
+        raise ArtifactError(f"{table} does not exist yet; `make repro PROFILE={profile}` makes it.")
 
     return table.read_text(encoding="utf-8").rstrip()
 
@@ -138,7 +136,7 @@ def wall_s(runs: Sequence[StageRun]) -> float:
     return max(run.started + run.seconds for run in runs) - min(run.started for run in runs)
 
 
-def _timeline(runs: Sequence[StageRun]) -> Iterator[str]:
+def timeline(runs: Sequence[StageRun]) -> Iterator[str]:
     """Yield a line per stage, with a bar for those of the newest run: when it ran, from the run's start to its end."""
     newest = last_whole_run(runs)
     first = min(run.started for run in newest)
@@ -164,7 +162,7 @@ def render(root: Path, profile: str) -> str:
     runs = latest_runs(root, profile)
     if runs:
         title = "Where the time went (last run of each stage):"
-        parts.append("\n".join([title, "", *_timeline(runs)]))
+        parts.append("\n".join([title, "", *timeline(runs)]))
 
     dvc_yaml = dvc_file(profile)
     waiting = len(waiting_reports(outbox_folder(root, profile)))

@@ -105,3 +105,11 @@ def full_disk_named(place: Path | str) -> Iterator[None]:
             f"the disk is full ({getattr(error, 'filename', None) or place}). Free some space and "
             "run the command again; what it can resume from is kept."
         ) from error
+
+
+def install_hint(extra: str) -> str:
+    """Return how the packages of an extra are installed, in any environment and in the project's."""
+    return (
+        f"`pip install 'deepsearch-rl[{extra}]'`, or in the project "
+        f"`make environment EXTRAS='--extra {extra}'`"
+    )

@@ -17,9 +17,14 @@ from typing import Literal, Self, get_args
 import numpy as np
 from pydantic import Field, model_validator
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError, look_up
+from deepsearch_rl.core.errors import (
+    ArtifactError,
+    ConfigError,
+    UnavailableError,
+    install_hint,
+    look_up,
+)
 from deepsearch_rl.core.files import at_least_one, read_distinct, write_jsonl
-from deepsearch_rl.core.installed import install_hint
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Record
 from deepsearch_rl.data.spans import BLOCK_CHARS, Sentences, Span, sentence_blocks

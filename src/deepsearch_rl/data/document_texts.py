@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from deepsearch_rl.core.errors import UnavailableError
-from deepsearch_rl.core.installed import install_hint
+from deepsearch_rl.core.errors import UnavailableError, install_hint
 from deepsearch_rl.core.records import MAX_TITLE_BYTES
 
 if TYPE_CHECKING:

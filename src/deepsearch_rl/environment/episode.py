@@ -9,10 +9,13 @@ from deepsearch_rl.agent.protocols import Reply
 from deepsearch_rl.agent.search_tool import SearchTool
 from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import RolloutKey, RolloutStopped
+from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.records import SERVER_FAILURES, Message, StopReason, Trajectory
 from deepsearch_rl.train.rewards import PolicyText, reward_parts
 from deepsearch_rl.train.rl.tokens import TokenRecord, TokenRow
+
+STOPS = tuple(reason for reason in StopReason if reason not in SERVER_FAILURES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,19 @@ class Outcome:
     def is_server_failure(self) -> bool:
         """Whether a search failed, whatever the model wrote: such an episode is not trained on."""
         return self.stop_reason in SERVER_FAILURES
+
+    def figures(self) -> dict[str, float]:
+        """Return F1, exact match, searches, the reward's parts and the stop reason, for a trainer's log."""
+        scores = score_rollout(self.trajectory)
+        figures: dict[str, float] = {}
+        for name, part in self.parts.items():
+            figures[f"reward_{name}"] = part
+        figures |= {"f1": scores.f1, "em": scores.em, "searches": float(self.trajectory.tool_calls)}
+        # All of them each time: veRL averages a figure over the rollouts that have it
+        for reason in STOPS:
+            figures[f"stop_{reason}"] = float(reason == self.stop_reason)
+
+        return figures
 
 
 @dataclass(frozen=True, slots=True)

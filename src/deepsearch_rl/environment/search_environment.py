@@ -25,11 +25,11 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import open_protocol
 from deepsearch_rl.agent.search_tool import RolloutSearch, SearchTool, open_session, search_over_mcp
 from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, Transcript
-from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.profile import load_profile

@@ -19,14 +19,14 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self, TypeAlias
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import EndpointPolicy, open_protocol
 from deepsearch_rl.agent.rollout import RolloutModel, rollout_seed, run_rollout
 from deepsearch_rl.agent.search_tool import SearchTool, ShownPassage
 from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import RolloutKey, Transcript
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.agent_config import AgentConfig
-from deepsearch_rl.chat.endpoint import open_client
+from deepsearch_rl.chat.client import open_client
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.records import Chunk, Question, Retrieval, Trajectory
 from deepsearch_rl.data.titles import title_key
 from deepsearch_rl.search.gold import chunk_title_key, gold_evidence, without_space

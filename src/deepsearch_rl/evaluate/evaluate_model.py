@@ -21,13 +21,13 @@ from deepsearch_rl.agent.collect import (
     collect_in_turn,
     read_questions,
 )
-from deepsearch_rl.chat.remote import (
+from deepsearch_rl.chat.endpoint import (
     RemoteConfig,
     read_remote,
     resolve_endpoint,
     shown_address,
 )
-from deepsearch_rl.chat.trained_with import MANIFEST
+from deepsearch_rl.chat.prompts import MANIFEST
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import (
     atomic_directory,
@@ -76,7 +76,7 @@ def evaluate_model(
 
     ``data`` holds the profile's questions, chunks and indexes; ``work`` the logs of running
     evaluations. The folder may describe a model behind an endpoint
-    (:mod:`deepsearch_rl.chat.remote`).
+    (:mod:`deepsearch_rl.chat.endpoint`).
 
     Raise ArtifactError where an input is missing or a question set is empty, and as
     :func:`settings_of`, :func:`checkpoint_name`, :func:`serve_models`, :func:`serve_index` and

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.profile import Profile

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from deepsearch_rl.chat.prompt_digests import PromptPart, parts_text
+from deepsearch_rl.chat.prompts import PromptPart, parts_text
 from deepsearch_rl.core.records import NonEmpty, Record
 
 # Six decimals, so that equal results have equal files

@@ -26,10 +26,9 @@ from langdetect import DetectorFactory
 from openai.types.chat import ChatCompletionUserMessageParam
 from pydantic import Field, JsonValue, model_validator
 
-from deepsearch_rl.chat.address import Endpoint
 from deepsearch_rl.chat.chat_messages import spoken_reply
-from deepsearch_rl.chat.endpoint import complete, open_client
-from deepsearch_rl.chat.remote import shown_address
+from deepsearch_rl.chat.client import complete, open_client
+from deepsearch_rl.chat.endpoint import Endpoint, shown_address
 from deepsearch_rl.chat.request_options import remedy
 from deepsearch_rl.core.errors import (
     ArtifactError,

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from deepsearch_rl.agent.collect import Agent, BulkRun, MakeAgent, TrajectoryFile
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.prompt_digests import PromptPart
-from deepsearch_rl.chat.trained_with import read_trained_with, served_with
+from deepsearch_rl.chat.endpoint import Endpoint
+from deepsearch_rl.chat.prompts import PromptPart, read_trained_with, served_with
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.evaluate.controls import (
     ControlAgent,

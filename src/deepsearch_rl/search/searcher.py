@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.core.files import sha256_file
 from deepsearch_rl.core.own_code import is_own
 from deepsearch_rl.core.records import Chunk
-from deepsearch_rl.core.remembered_digests import remembered_sha256
 from deepsearch_rl.search import manifest
 from deepsearch_rl.search.bm25.engines import bm25_engine
 from deepsearch_rl.search.encoders.encoding import open_encoder, with_threads
@@ -23,6 +23,9 @@ from deepsearch_rl.search.ranking import FusionWeights, ReciprocalRankFusion, Re
 from deepsearch_rl.search.rows import ChunkStore, Filter, RowTable
 from deepsearch_rl.search.sentence_terms import SentenceTerms
 from deepsearch_rl.search.vectors.dense import DenseRetriever, open_vector_index
+
+# Of a larger chunk file the size is compared alone
+DIGESTED_BELOW_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,10 @@ def open_index(
             f"{path} does not exist; it is the chunk file of the index in {index_dir}. If it was moved, say where to."
         )
 
-    # The size first: it costs nothing, and a digest reads the whole file.
-    if path.stat().st_size != built.chunks_bytes or remembered_sha256(path) != built.chunks_sha256:
+    # The digest of a large file takes minutes; one of another corpus has another size
+    size_bytes = path.stat().st_size
+    is_other = size_bytes != built.chunks_bytes
+    if is_other or (size_bytes < DIGESTED_BELOW_BYTES and sha256_file(path) != built.chunks_sha256):
         raise ArtifactError(
             f"the index in {index_dir} was built from other chunks than {path}, so its rows would name the "
             f"wrong passages; build it again from this file (`dvc repro` does)."

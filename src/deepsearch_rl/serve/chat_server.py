@@ -11,6 +11,7 @@ very tokens that were sampled.
 """
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,27 +22,36 @@ from typing import Any
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import StreamingResponse
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.chat.chat_format import ChatFormat, ConversationError, load_chat_format
+from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.processes import LOOPBACK
-from deepsearch_rl.serve.answer_text import AnswerText
 from deepsearch_rl.serve.chat_answer import (
+    AnswerText,
     ChatAnswer,
     completion,
+    error_body,
+    error_text,
     make_answer,
     sampling_of,
+    start_stream,
     text_completion,
 )
 from deepsearch_rl.serve.chat_request import (
     ChatCompletionRequest,
     CompletionRequest,
+    RequestError,
     check_support,
 )
-from deepsearch_rl.serve.chat_stream import start_stream
-from deepsearch_rl.serve.engine import Engine, Generation, Watch
-from deepsearch_rl.serve.error_replies import ClientLeftError, add_error_replies
+from deepsearch_rl.serve.engine import (
+    ContextOverflowError,
+    Engine,
+    Generation,
+    Watch,
+)
 
 
 def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], str]) -> FastAPI:
@@ -222,3 +232,51 @@ def serve_folder(
         Engine(model.eval(), slots, context_tokens), load_chat_format(folder), lambda: served_name
     )
     _server(app).run([listener])
+
+
+_LOG = logging.getLogger(__name__)
+
+# Nobody reads it; nginx logs it for a client that has left
+CLIENT_LEFT = 499
+
+
+class ClientLeftError(Exception):
+    """The client of a request has gone away before its answer."""
+
+
+def add_error_replies(app: FastAPI) -> None:
+    """Answer every error in OpenAI's form: 400 for what a request asks, 500 with its name for what failed here."""
+
+    def refuse(problem: str, field: str | None = None, status: int = 400) -> JSONResponse:
+        return JSONResponse(error_body(problem, "invalid_request_error", field), status)
+
+    @app.exception_handler(RequestValidationError)
+    async def unreadable(_request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"][1:])
+        return refuse(f"{field}: {first['msg']}" if field else str(first["msg"]), field or None)
+
+    @app.exception_handler(RequestError)
+    async def unsupported(_request: Request, error: RequestError) -> JSONResponse:
+        return refuse(str(error), error.field)
+
+    @app.exception_handler(ConversationError)
+    @app.exception_handler(ContextOverflowError)
+    async def unanswerable(_request: Request, error: ValueError) -> JSONResponse:
+        return refuse(str(error))
+
+    @app.exception_handler(ClientLeftError)
+    async def left(_request: Request, _error: ClientLeftError) -> Response:
+        return Response(status_code=CLIENT_LEFT)
+
+    @app.exception_handler(404)
+    @app.exception_handler(405)
+    async def other(_request: Request, error: HTTPException) -> JSONResponse:
+        return refuse(str(error.detail), status=error.status_code)
+
+    @app.exception_handler(DeepsearchError)
+    # Starlette raises it again after the reply, so that the log has its traceback, too
+    @app.exception_handler(Exception)
+    async def failed(_request: Request, error: Exception) -> JSONResponse:
+        _LOG.error("a request failed: %s", error_text(error))
+        return JSONResponse(error_body(error_text(error), "server_error"), 500)

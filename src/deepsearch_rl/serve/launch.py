@@ -7,7 +7,7 @@ The folder holds a model, or an adapter that names its base (:mod:`deepsearch_rl
 
 Backends: ``cpu`` (our own engine over transformers' models) and ``vllm`` (GPU), each a program in a
 process of its own. A folder that describes a server which runs already
-(:mod:`deepsearch_rl.chat.remote`) needs neither.
+(:mod:`deepsearch_rl.chat.endpoint`) needs neither.
 """
 
 import contextlib
@@ -15,19 +15,21 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.remote import open_endpoint, read_remote
+from deepsearch_rl.chat.endpoint import Endpoint, open_endpoint, read_remote
+from deepsearch_rl.chat.prompts import prompt_opens_thought
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import sha256_json
 from deepsearch_rl.core.hardware import require_gpu
 from deepsearch_rl.core.processes import LOOPBACK, free_port, starting_server
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.serve.adapters import Adapter, read_adapter, served_rank
-from deepsearch_rl.serve.names import ServingBackend
-from deepsearch_rl.serve.opened_thought import prompt_opens_thought
+
+ServingBackend = Literal["cpu", "vllm"]
+
 
 SERVED_NAME = "policy"
 # Of a base that is served below its adapters

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError
-from deepsearch_rl.core.left_out import loading_libraries
 from deepsearch_rl.core.processes import LOOPBACK, starting_server
 from deepsearch_rl.core.redaction import read_key
 from deepsearch_rl.server.config import RetrievalConfig, ServerConfig
@@ -197,11 +196,10 @@ def serve(config: ServerConfig, listener: socket.socket, ready: int | None = Non
     is open.
     """
     # They take a second to load, and the process that starts a server needs none of them
-    with loading_libraries():
-        import uvicorn  # noqa: PLC0415
+    import uvicorn  # noqa: PLC0415
 
-        from deepsearch_rl.server.connections import RECEIVE_BYTES, ConnectionLimit  # noqa: PLC0415
-        from deepsearch_rl.server.service import RetrievalApp, open_engine  # noqa: PLC0415
+    from deepsearch_rl.server.connections import RECEIVE_BYTES, ConnectionLimit  # noqa: PLC0415
+    from deepsearch_rl.server.service import RetrievalApp, open_engine  # noqa: PLC0415
 
     token = None
     if config.token_variable is not None:

@@ -15,7 +15,7 @@ from mcp_types import CallToolResult, TextContent
 from pydantic import BeforeValidator, Field, JsonValue, ValidationError
 
 from deepsearch_rl import __version__
-from deepsearch_rl.chat.passages import format_passages
+from deepsearch_rl.chat.chat_messages import format_passages
 from deepsearch_rl.core.errors import DeepsearchError
 from deepsearch_rl.core.records import is_missing
 from deepsearch_rl.search.rows import Filter

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from deepsearch_rl.chat.passages import format_passages
+from deepsearch_rl.chat.chat_messages import format_passages
 from deepsearch_rl.toy.curriculum import CurriculumStage
 from deepsearch_rl.toy.grammar import STATEMENTS, Grammar, Relation
 

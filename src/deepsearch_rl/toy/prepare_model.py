@@ -55,12 +55,7 @@ def prepare_model(config: PrepareModelConfig, prompt: str, seed: int, folder: Pa
             cached = snapshot(config.hub, [*DESCRIPTIONS, "*.safetensors"])
             shutil.copytree(cached, partial, copy_function=shutil.copyfile, dirs_exist_ok=True)
         else:
-            raise ConfigError(
-                f"there is no section prepare_model.{config.source}, so this profile trains no model, "
-                "and a run of its whole graph stops here. README.md beside its params.yaml says what "
-                "runs the rest, as `make own` does for the profile own. To train a model, write the "
-                "section."
-            )
+            raise ConfigError(f"prepare_model.source is {config.source}; add prepare_model.{config.source}.")
 
 
 def snapshot(config: ModelHubConfig, patterns: list[str]) -> Path:

@@ -18,8 +18,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.chat.prompt_digests import PromptDigests, tools_text
-from deepsearch_rl.chat.trained_with import MANIFEST, TRAINED_WITH, served_with
+from deepsearch_rl.chat.prompts import (
+    MANIFEST,
+    TRAINED_WITH,
+    PromptDigests,
+    served_with,
+    tools_text,
+)
 from deepsearch_rl.core.files import AppendLog, write_json
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record

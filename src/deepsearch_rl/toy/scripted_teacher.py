@@ -14,8 +14,8 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from deepsearch_rl.agent.config import ScriptedConfig
 from deepsearch_rl.agent.protocols import Reply, RolloutPolicy
-from deepsearch_rl.agent.scripted_config import ScriptedConfig
 from deepsearch_rl.chat.chat_messages import search_call
 from deepsearch_rl.core.answers import INSUFFICIENT
 from deepsearch_rl.core.errors import ConfigError

@@ -18,8 +18,8 @@ from mlflow.tracing.constant import SpanAttributeKey, TokenUsageKey, TraceMetada
 from pydantic import JsonValue
 
 from deepsearch_rl.agent.collect import SERVER_FAILURES
+from deepsearch_rl.agent.timing import RolloutTimes
 from deepsearch_rl.chat.chat_messages import chat_messages
-from deepsearch_rl.chat.timing import RolloutTimes
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.records import Message, Retrieval, TokenUsage, ToolCall, Trajectory
 from deepsearch_rl.track.bundle import TracedRollout

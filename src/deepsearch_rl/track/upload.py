@@ -30,8 +30,7 @@ from mlflow.tracing.client import TracingClient
 from mlflow.tracking import MlflowClient
 from pydantic import JsonValue
 
-from deepsearch_rl.agent.collect import kept_times, read_times
-from deepsearch_rl.chat.timing import trajectory_digest
+from deepsearch_rl.agent.timing import kept_times, read_times, trajectory_digest
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError, EndpointDownError
 from deepsearch_rl.core.files import atomic_directory, read_jsonl
 from deepsearch_rl.evaluate.table_files import flat_rows, published_lines

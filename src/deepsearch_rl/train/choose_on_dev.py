@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from deepsearch_rl.agent.collect import BulkRun, collect, read_questions
+from deepsearch_rl.agent.collect import BulkRun, RolloutSetting, collect, read_questions
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
-from deepsearch_rl.chat.trained_with import require_trained_with
+from deepsearch_rl.chat.prompts import require_trained_with
 from deepsearch_rl.core.files import (
     atomic_directory,
     read_json,

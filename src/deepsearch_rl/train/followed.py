@@ -15,7 +15,7 @@ from typing import Any
 
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.core.scratch import Scratch
+from deepsearch_rl.core.stage import Scratch
 
 RUNNER = Path("tools", "python")
 # Started by this text, in the interpreter that has MLflow: a module that is imported, or started

@@ -20,13 +20,11 @@ from gepa.api import optimize
 from gepa.core.adapter import EvaluationBatch
 from pydantic import Field, FiniteFloat, field_validator
 
-from deepsearch_rl.agent.collect import BulkRun, collect, read_questions
+from deepsearch_rl.agent.collect import BulkRun, RolloutSetting, collect, read_questions
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.endpoint import Endpoint, open_endpoint, read_remote, require_remote
 from deepsearch_rl.chat.prompts import MADE_PROMPT, load_prompt
-from deepsearch_rl.chat.remote import open_endpoint, read_remote, require_remote
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import (
     AppendLog,

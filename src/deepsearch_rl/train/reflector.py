@@ -7,9 +7,9 @@ from typing import Any
 import openai
 from pydantic import Field
 
-from deepsearch_rl.chat.address import Endpoint
 from deepsearch_rl.chat.chat_messages import spoken_reply
-from deepsearch_rl.chat.endpoint import complete, open_client
+from deepsearch_rl.chat.client import complete, open_client
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.chat.request_options import remedy
 from deepsearch_rl.core.errors import ArtifactError, EndpointError
 from deepsearch_rl.core.files import AppendLog, read_jsonl, sha256_json

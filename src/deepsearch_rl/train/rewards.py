@@ -24,7 +24,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from deepsearch_rl.chat.agent_config import SEARCH_TAGS
+from deepsearch_rl.agent.config import SEARCH_TAGS
 from deepsearch_rl.chat.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
 from deepsearch_rl.core.answers import is_refusal, normalise, score
 from deepsearch_rl.core.errors import look_up

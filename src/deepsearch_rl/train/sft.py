@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.chat.prompt_digests import PromptDigests
-from deepsearch_rl.chat.trained_with import (
+from deepsearch_rl.chat.prompts import (
     TRAINED_WITH,
+    PromptDigests,
     TrainedWith,
     require_trained_with,
     served_with,

@@ -19,7 +19,7 @@ from deepsearch_rl.chat.chat_messages import (
     RETRIEVE_TOOL,
     split_thought,
 )
-from deepsearch_rl.chat.prompt_digests import PromptDigests, tools_text
+from deepsearch_rl.chat.prompts import PromptDigests, tools_text
 from deepsearch_rl.core.records import Record, Trajectory
 
 _TOOLS = tools_text(RETRIEVE_TOOL)

@@ -23,11 +23,7 @@ from pydantic import Field, JsonValue, model_validator
 from swift.model import get_processor
 from swift.template import get_template
 
-from deepsearch_rl.agent.teacher_manifest import (
-    require_made_with,
-    require_prompts,
-)
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig, require_made_with, require_prompts
 from deepsearch_rl.chat.chat_format import load_chat_format
 from deepsearch_rl.chat.chat_messages import (
     RETRIEVE_TOOL,

@@ -15,7 +15,7 @@ from stages.report import question_origins
 from tests.conftest import ROOT
 from tests.evaluate.conftest import SEARCHED
 
-CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5, searched=SEARCHED)
+CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5, search_index=False)
 CORPUS = {
     "multihoprag": "multihoprag",
     "musique": "wiki",

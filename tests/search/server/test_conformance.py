@@ -18,7 +18,7 @@ from agents import RunContextWrapper
 from agents.mcp import MCPServer, MCPServerSse, MCPServerStreamableHttp, MCPUtil
 from mcp.client.sse import sse_client
 
-from deepsearch_rl.chat.passages import NO_PASSAGES
+from deepsearch_rl.chat.chat_messages import NO_PASSAGES
 from deepsearch_rl.server.requests import Guard
 from deepsearch_rl.server.service import RetrievalApp
 from tests.search.server.searchers import GatedSearcher, engine, service_config

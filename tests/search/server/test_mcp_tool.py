@@ -7,8 +7,7 @@ from pathlib import Path
 import mcp
 import pytest
 
-from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.chat.passages import NO_PASSAGES, format_passages
+from deepsearch_rl.chat.chat_messages import NO_PASSAGES, RETRIEVE_TOOL, format_passages
 from deepsearch_rl.search.searcher import Hit, open_index
 from deepsearch_rl.server.batching import Metrics, SearchQueue
 from deepsearch_rl.server.mcp_tool import make_mcp_server

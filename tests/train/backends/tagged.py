@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.search_tool import open_session, search_over_mcp
-from deepsearch_rl.chat.agent_config import AgentConfig
 from deepsearch_rl.chat.chat_format import load_chat_format
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.environment.episode import Episode, RewardSetting

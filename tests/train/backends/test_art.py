@@ -16,7 +16,7 @@ from art.preprocessing.pack import PackedTensors
 from mp_actors import move_to_child_process
 from transformers import PreTrainedModel
 
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import (
     ArtifactError,

@@ -20,7 +20,7 @@ from benchmarks.rl_step import (
     own_gradients,
     random_rollouts,
 )
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, StalePolicyError
 from deepsearch_rl.core.files import file_digests
 from deepsearch_rl.core.profile import Profile

@@ -21,7 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.collect import RolloutSetting
 from deepsearch_rl.cli.model import convert
 from deepsearch_rl.cli.model_converters import Conversion, Kind
 from deepsearch_rl.core.files import read_json, read_jsonl, write_json, write_jsonl

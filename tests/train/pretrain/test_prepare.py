@@ -6,9 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.chat.prompt_digests import PromptDigests
-from deepsearch_rl.chat.prompts import load_prompt
-from deepsearch_rl.chat.trained_with import read_trained_with
+from deepsearch_rl.chat.prompts import PromptDigests, load_prompt, read_trained_with
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.toy import pretraining
 from deepsearch_rl.toy.prepare_model import (

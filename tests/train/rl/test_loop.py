@@ -13,24 +13,22 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.chat.chat_format import load_chat_format
-from deepsearch_rl.chat.prompt_digests import TrainedWith
-from deepsearch_rl.chat.trained_with import read_trained_with, served_with
+from deepsearch_rl.chat.prompts import TrainedWith, read_trained_with, served_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl, write_json
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, QuestionMetadata, StopReason
 from deepsearch_rl.train.curves import CurveLine, TrainingStep, recorded_curve
 from deepsearch_rl.train.finite import NotFiniteError
-from deepsearch_rl.train.rl.checkpoints import KeepConfig, kept_steps
 from deepsearch_rl.train.rl.heartbeat import Beat, run_watched
 from deepsearch_rl.train.rl.loop import train_policy
 from deepsearch_rl.train.rl.policy_text import policy_text
 from deepsearch_rl.train.rl.question_order import batch
 from deepsearch_rl.train.rl.rl_config import DevConfig, RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask, RlTrainer, Rollout, RolloutSampling
-from deepsearch_rl.train.rl.run_log import best_line
+from deepsearch_rl.train.rl.run_log import RunLog, best_line
 from tests.train.rl.tiny_trainer import TinyTrainer
 
 Train = Callable[..., TinyTrainer]
@@ -269,12 +267,11 @@ def test_a_resumed_run_with_refills_takes_the_questions_of_an_undisturbed_one(
     train: Train, task: RlTask, tmp_path: Path
 ) -> None:
     order = drawn(task, 5)
-    keep = KeepConfig(last=4, every=None)
     settings: dict[str, Any] = {
         "easy": {order[0], order[2]},
         "max_refills": 2,
         "epochs": 9.0,
-        "keep": keep,
+        "kept_checkpoints": 4,
     }
     whole = train(**settings).trained
     log, counts = (tmp_path / "adapter" / "train_log.jsonl").read_bytes(), []
@@ -566,13 +563,14 @@ def test_the_best_step_is_the_earliest_of_those_with_the_best_dev_f1() -> None:
     scores = [0.2, None, 0.5, 0.5, None]
     lines = [TrainingStep(step=step, dev_f1=f1) for step, f1 in enumerate(scores)]
     assert [best_line(lines[: end + 1]).step for end in range(len(lines))] == [0, 0, 2, 2, 2]
-    assert best_line(lines[1:2]).step == 1, "a fork's first lines may have lost their scores"
+    assert best_line(lines[1:2]).step == 1, "without a score, the first line"
 
 
 def test_the_best_checkpoint_before_a_damaged_one_is_kept() -> None:
-    assert kept_steps(4, [4, 1], KeepConfig(last=2, every=None)) == {1, 3, 4}
-    assert kept_steps(2, [0, 0], KeepConfig(last=2, every=None)) == {0, 1, 2}
-    assert kept_steps(4, [0, 0], KeepConfig(last=2, every=2)) == {0, 2, 3, 4}
+    scores = [0.2, 0.5, None, 0.3, 0.6]
+    lines = [TrainingStep(step=step, dev_f1=f1) for step, f1 in enumerate(scores)]
+    assert RunLog("rl@sft", lines).kept_steps(2) == {1, 3, 4}
+    assert RunLog("rl@sft", lines[:2]).kept_steps(2) == {0, 1}
 
 
 def test_shuffled_rewards_stay_inside_their_group(train: Train, task: RlTask) -> None:

@@ -99,7 +99,7 @@ def stages(sizes: Sizes) -> Iterator[StageWork]:
         all_rollouts += rollouts
         yield answers(sizes, f"evaluate@{model}", endpoints[model], rollouts)
 
-    if Path(sizes.profile.value("trained")["ifeval"]).is_relative_to(sizes.profile.data):
+    if "ifeval" in sizes.profile.values:
         ifeval = sizes.profile.value("ifeval")
         count = sizes.file.sizes.ifeval if ifeval["prompts"] == "real" else ifeval["count"]
         for model, endpoint in endpoints.items():

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deepsearch_rl.agent.scripted_config import SCRIPTED
+from deepsearch_rl.agent.config import SCRIPTED
 from deepsearch_rl.cli.planning.answer_work import answers, endpoint_of, rollout_slope
 from deepsearch_rl.cli.planning.sizes import GIB, Sizes, StageWork
 

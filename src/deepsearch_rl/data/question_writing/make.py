@@ -18,7 +18,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from deepsearch_rl.chat.remote import open_endpoint, require_remote
+from deepsearch_rl.chat.endpoint import open_endpoint, require_remote
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import (
     AppendLog,

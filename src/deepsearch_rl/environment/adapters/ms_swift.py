@@ -1,32 +1,42 @@
-"""ms-swift: a scheduler that plays the episodes of its GRPO, and the reward that it left.
+r"""ms-swift: a scheduler that plays the episodes of its GRPO, and the reward that it left.
 
 ``swift rollout`` and ``swift rlhf`` get a file with the line
 ``import deepsearch_rl.environment.adapters.ms_swift`` as ``--external_plugins``, and the name
-``deepsearch`` as ``--multi_turn_scheduler`` and ``--reward_funcs``. The rows are those of
-:mod:`deepsearch_rl.environment.adapters.ms_swift_rows`.
+``deepsearch`` as ``--multi_turn_scheduler`` and ``--reward_funcs``. The command writes the rows:
+
+    python -m deepsearch_rl.environment.adapters.ms_swift --params params.yaml --questions train.jsonl \
+        --model models/tiny/sft --retrieval_url http://127.0.0.1:8099 --output rows.jsonl
+
+A row says by which params, tokenizer and retrieval server its question is played. Paths are
+absolute, since the servers of ms-swift may run elsewhere.
 
 ms-swift renders messages by templates of its own. The turns before the one that is sampled are
 handed over as token ids, and the prompt that its engine read is compared with the agent's: another
 one is an error that names the template. What is trained on are the episode's tokens with its mask.
 """
 
+import argparse
 import copy
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
+from deepsearch_rl.agent.config import FUNCTION_CALLING
+from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.errors import ConfigError, EndpointError
-from deepsearch_rl.core.records import Question
-from deepsearch_rl.environment.adapters.ms_swift_rows import COLUMN
-from deepsearch_rl.environment.adapters.verl_reward import reward_figures
+from deepsearch_rl.core.files import read_jsonl, write_jsonl
+from deepsearch_rl.core.outputs import require_another_file
+from deepsearch_rl.core.records import Question, Record
+from deepsearch_rl.environment.adapters.commands import exit_on_error
 from deepsearch_rl.environment.blocking import BlockingEnvironment, shared_environment
 from deepsearch_rl.environment.episode import Episode, Outcome
 
+# The name of the scheduler and the reward in ms-swift, and of the column that says what plays a row
+NAME: Final = "deepsearch"
 multi_turn: Any = importlib.import_module("swift.rollout.multi_turn")
 rewards: Any = importlib.import_module("swift.rewards.orm")
 protocol: Any = importlib.import_module("swift.infer_engine.protocol")
-# The scheduler's and the reward's name in ms-swift, and the column of a row that names the episode
-NAME = COLUMN
 
 
 class SearchScheduler(multi_turn.MultiTurnScheduler):
@@ -103,7 +113,7 @@ def _output(
     sampled_logprobs = [logprob for logprob, is_sampled in pairs if is_sampled]
     turns = [message for message in episode.messages if message.role == "assistant"]
     text = "".join(message.content for message in episode.messages[len(opening) :])
-    infos = {"num_turns": len(turns), "total_reward": outcome.reward, **reward_figures(outcome)}
+    infos = {"num_turns": len(turns), "total_reward": outcome.reward, **outcome.figures()}
     return protocol.RolloutOutput(
         response=response,
         messages=[*opening, {"role": "assistant", "content": text}],
@@ -130,3 +140,64 @@ class SearchReward(rewards.ORM):
 
 multi_turn.multi_turns[NAME] = SearchScheduler
 rewards.orms[NAME] = SearchReward
+
+
+class PlayedQuestion(Record):
+    """What plays a question, and the question as JSON."""
+
+    params: str
+    model: str
+    retrieval_url: str
+    question: str
+
+
+class SwiftRolloutRow(Record):
+    """A row of ms-swift's: the opening messages with the tools, and the column that its scheduler reads."""
+
+    messages: list[dict[str, str]]
+    tools: list[dict[str, Any]]
+    deepsearch: PlayedQuestion
+
+
+def swift_rows(
+    questions: Path, *, params: Path, model: Path, retrieval_url: str
+) -> Iterator[SwiftRolloutRow]:
+    """Yield a row for each question of a file; raise ConfigError where one does not fit the context."""
+    known = list(read_jsonl(questions, Question))
+    params = params.absolute()
+    model = model.absolute()
+    environment = shared_environment(str(params), str(model), retrieval_url).environment
+    tools = [RETRIEVE_TOOL] if environment.config.protocol == FUNCTION_CALLING else []
+
+    for question, messages in zip(known, environment.prompts(known), strict=True):
+        played = PlayedQuestion(
+            params=str(params),
+            model=str(model),
+            retrieval_url=retrieval_url,
+            question=question.model_dump_json(),
+        )
+        yield SwiftRolloutRow(messages=messages, tools=tools, deepsearch=played)
+
+
+def main() -> None:
+    """Write the rows, or end with one paragraph that says what is wrong."""
+    parser = argparse.ArgumentParser(description="Write questions as rows of ms-swift's GRPO.")
+    parser.add_argument("--params", type=Path, required=True, help="its sections agent and rl")
+    parser.add_argument("--questions", type=Path, required=True, help="jsonl")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the start model")
+    parser.add_argument("--retrieval_url", required=True, help="a running retrieval server")
+    parser.add_argument("--output", type=Path, required=True, help="file to write")
+    arguments = parser.parse_args()
+    rows = swift_rows(
+        arguments.questions,
+        params=arguments.params,
+        model=arguments.model,
+        retrieval_url=arguments.retrieval_url,
+    )
+    with exit_on_error():
+        require_another_file(arguments.output, [arguments.questions])
+        write_jsonl(arguments.output, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ r"""SkyRL: an environment of SkyRL-gym, for its generator to step.
     )
 
 in the program that starts SkyRL's trainer, with ``environment.env_class=deepsearch``. The rows are
-those of :mod:`deepsearch_rl.environment.adapters.verl_rows`: SkyRL hands their ``extra_info`` on.
+those of :mod:`deepsearch_rl.environment.adapters.verl`: SkyRL hands their ``extra_info`` on.
 
 SkyRL samples a turn, gives its text, and renders the observations itself. So texts, limits, reward
 and stop reason are the environment's; tokens and masks are SkyRL's own.
@@ -20,7 +20,6 @@ from typing import Any
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.adapters.verl import QUESTION
-from deepsearch_rl.environment.adapters.verl_reward import reward_figures
 from deepsearch_rl.environment.blocking import shared_environment
 from deepsearch_rl.environment.episode import Episode
 
@@ -80,7 +79,7 @@ class SearchTextEnv(base.BaseTextEnv):
     def get_metrics(self) -> dict[str, Any]:
         """Return F1, exact match, searches, parts of the reward and the stop reason, as SkyRL averages them."""
         outcome = self._episode.outcome if self._episode else None
-        return {} if outcome is None else reward_figures(outcome)
+        return {} if outcome is None else outcome.figures()
 
 
 def make(

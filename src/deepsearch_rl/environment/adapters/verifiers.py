@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import load_profile

@@ -1,28 +1,46 @@
-"""veRL: its rollout servers sample the agent's turns, and the environment does everything around them.
+r"""veRL: its rollout servers sample the agent's turns, and the environment does everything around them.
 
-    python -m deepsearch_rl.environment.adapters.verl_rows --params params.yaml --questions train.jsonl \
+    python -m deepsearch_rl.environment.adapters.verl --params params.yaml --questions train.jsonl \
         --retrieval_url http://127.0.0.1:8099 --model models/tiny/sft --data_source multihoprag --output_dir rows
 
-writes the rows, and the file that names :class:`SearchAgentLoop` to veRL. An agent loop is made for
-each rollout; the environment behind it is one for each worker process. It gives the reward as well,
-so veRL's own reward workers are not asked. Rows that another agent loop rolls out take
-:mod:`deepsearch_rl.environment.adapters.verl_reward`.
+writes what veRL's trainer reads:
+
+    rows/train.parquet    one row for each question, with the messages that open it
+    rows/agent.yaml       the agent loop, for actor_rollout_ref.rollout.agent.agent_loop_config_path
+
+veRL makes a :class:`SearchAgentLoop` for each rollout; each worker process has one environment. The
+loop gives the reward as well, so veRL's own reward workers are not asked. :func:`compute_score` is
+the reward of rows that a different agent loop rolls out; veRL's own selector refuses a
+``data_source`` that it does not know:
+
+    reward.custom_reward_function.path=pkg://deepsearch_rl.environment.adapters.verl \
+    reward.custom_reward_function.name=compute_score +reward.custom_reward_function.reward_kwargs.metric=em
 
 A rollout whose search failed raises, and veRL 0.9.1 trains on the others of its group.
 """
 
+import argparse
+import asyncio
 import importlib
 import time
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import pandas as pd
+import yaml
+
+from deepsearch_rl.core.answers import extract_answer, score
 from deepsearch_rl.core.errors import ConfigError, EndpointError
+from deepsearch_rl.core.files import atomic_file, read_jsonl
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.environment.adapters.verl_reward import reward_figures
+from deepsearch_rl.environment.adapters.commands import exit_on_error, row_files
 from deepsearch_rl.environment.blocking import shared_environment
 from deepsearch_rl.environment.episode import Episode, Outcome
+from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
 from deepsearch_rl.train.rl.tokens import TokenRow
+from deepsearch_rl.train.rl.verl_config import AGENT_LOOP
 
 ResultT = TypeVar("ResultT")
 # The field of a row's ``extra_info`` that holds the question as JSON
@@ -104,7 +122,7 @@ class SearchAgentLoop:
             "tool_rewards": [],
             "min_global_steps": versions[0],
             "max_global_steps": versions[-1],
-            "reward_extra_info": reward_figures(outcome),
+            "reward_extra_info": outcome.figures(),
         }
         outputs: list[Any] = []
         for sequence in episode.rows:
@@ -132,3 +150,84 @@ class SearchAgentLoop:
                     f"a rollout's {name} has {tokens} tokens, and data.max_{name}_length is {limit}: set it "
                     "to agent.context_tokens, which is never exceeded."
                 )
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **options: Any
+) -> dict[str, float]:
+    """Return the score of a response's last answer by the golden ``target`` of a row of any ``data_source``.
+
+    ``reward.custom_reward_function.reward_kwargs.metric`` chooses ``f1`` (the default), ``em``,
+    ``acc``, ``precision`` or ``recall`` as the reward.
+    """
+    del data_source, extra_info
+    golden_answers = [str(answer) for answer in ground_truth["target"]]
+    scores = score(extract_answer(solution_str), golden_answers)._asdict()
+    return {"score": scores[options.get("metric", "f1")], **scores}
+
+
+def write_rows(
+    path: Path, questions: Sequence[Question], environment: SearchEnvironment, data_source: str
+) -> None:
+    """Write a Parquet file; raise ConfigError where questions leave no room for an answer."""
+    prompts = environment.prompts(questions)
+    rows: list[dict[str, Any]] = []
+
+    for index, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):
+        target = {"target": list(question.golden_answers)}
+        rows.append(
+            {
+                "data_source": data_source,
+                "prompt": prompt,
+                "ability": "fact-reasoning",
+                "reward_model": {"style": "rule", "ground_truth": target},
+                "extra_info": {"index": index, QUESTION: question.model_dump_json()},
+            }
+        )
+
+    with atomic_file(path) as partial:
+        pd.DataFrame(rows).to_parquet(partial, index=False)
+
+
+def write_agent(path: Path, params: Path, *, model: Path, retrieval_url: str) -> None:
+    """Write the file that names the agent loop; all workers must be able to read the paths in it."""
+    entry = {
+        "name": AGENT_LOOP,
+        # Not by __module__, which is __main__ in the command
+        "_target_": "deepsearch_rl.environment.adapters.verl.SearchAgentLoop",
+        "params": str(params.absolute()),
+        "model": str(model.absolute()),
+        "retrieval_url": retrieval_url,
+    }
+    with atomic_file(path) as partial:
+        partial.write_text(yaml.safe_dump([entry], sort_keys=False), encoding="utf-8")
+
+
+async def _write(arguments: argparse.Namespace) -> None:
+    where = {"model": arguments.model, "retrieval_url": arguments.retrieval_url}
+    output: Path = arguments.output_dir
+    files = row_files(arguments.questions, output, ".parquet")
+    output.mkdir(parents=True, exist_ok=True)
+
+    async with open_environment(arguments.params, **where) as environment:
+        for path, rows in zip(arguments.questions, files, strict=True):
+            questions = list(read_jsonl(path, Question))
+            write_rows(rows, questions, environment, arguments.data_source)
+    write_agent(output / "agent.yaml", arguments.params, **where)
+
+
+def main() -> None:
+    """Write the files, or end with one paragraph that says what is wrong."""
+    parser = argparse.ArgumentParser(description="Write questions and agent for veRL's trainer.")
+    parser.add_argument("--params", type=Path, required=True, help="its sections agent and rl")
+    parser.add_argument("--questions", type=Path, nargs="+", required=True, help="jsonl")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the start model")
+    parser.add_argument("--retrieval_url", required=True, help="a running retrieval server")
+    parser.add_argument("--data_source", default="deepsearch", help="names the set in veRL's log")
+    parser.add_argument("--output_dir", type=Path, required=True, help="where the files go")
+    with exit_on_error():
+        asyncio.run(_write(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

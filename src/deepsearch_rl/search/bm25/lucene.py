@@ -23,8 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.core.installed import install_hint
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError, install_hint
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.search.bm25.configs import LuceneConfig

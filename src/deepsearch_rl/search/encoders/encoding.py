@@ -22,7 +22,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from deepsearch_rl.core.errors import ArtifactError, DeepsearchError, UnavailableError
+from deepsearch_rl.core.errors import ArtifactError, DeepsearchError, UnavailableError, install_hint
 from deepsearch_rl.core.files import (
     AppendLog,
     atomic_file,
@@ -34,7 +34,6 @@ from deepsearch_rl.core.files import (
     sha256_json,
     write_json,
 )
-from deepsearch_rl.core.installed import install_hint
 from deepsearch_rl.core.own_code import own_path
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Chunk, Record

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.core.installed import install_hint
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError, install_hint
 from deepsearch_rl.search.encoders.batches import ParallelBatches
 from deepsearch_rl.search.encoders.configs import OnnxConfig
 from deepsearch_rl.search.encoders.encoder import Kind, Vectors, encode_readable, first_line

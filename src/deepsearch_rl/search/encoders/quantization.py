@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError, install_hint
 from deepsearch_rl.core.files import atomic_directory
-from deepsearch_rl.core.installed import install_hint
 from deepsearch_rl.core.outputs import require_new_folder
 from deepsearch_rl.search.encoders.encoder import first_line
 from deepsearch_rl.search.encoders.model_folder import DESCRIPTIONS

@@ -20,20 +20,19 @@ from art.auto_trajectory import AutoTrajectoryContext
 from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from mp_actors import move_to_child_process
 
+from deepsearch_rl.agent.config import SEARCH_TAGS
 from deepsearch_rl.agent.protocols import EndpointPolicy
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat.address import Endpoint
-from deepsearch_rl.chat.agent_config import SEARCH_TAGS
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.chat.endpoint import Endpoint
+from deepsearch_rl.chat.prompts import prompt_opens_thought
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.serve.opened_thought import prompt_opens_thought
 from deepsearch_rl.train.art.captures import NO_TURN, captured_row
 from deepsearch_rl.train.art.checkpoints import RESUME_ONLY, is_whole, require_start
 from deepsearch_rl.train.art.sequences import in_order, row_trajectory
 from deepsearch_rl.train.art.service_backend import ServiceBackend, train_arguments
 from deepsearch_rl.train.art.tag_policy import TagPolicy
-from deepsearch_rl.train.rl.checkpoints import checkpoints
 from deepsearch_rl.train.rl.heartbeat import check_server
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask, Rollout, RolloutSampling
@@ -110,7 +109,8 @@ class ArtTrainer:
         Raises ArtifactError if the checkpoint was trained from other weights than the start
         model's.
         """
-        steps = sorted(number for number in checkpoints(self._folder) if number <= step)
+        names = (path.name for path in self._folder.glob("checkpoints/*"))
+        steps = sorted(int(name) for name in names if name.isdigit() and int(name) <= step)
         while steps and not is_whole(self._checkpoint(steps[-1])):
             _LOG.warning(
                 "%s is damaged; rl goes on from the checkpoint before it",

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 from deepsearch_rl.chat.chat_format import load_chat_format
-from deepsearch_rl.chat.trained_with import TRAINED_WITH, served_with
+from deepsearch_rl.chat.prompts import TRAINED_WITH, served_with
 from deepsearch_rl.core.files import (
     AppendLog,
     atomic_directory,
@@ -37,7 +37,6 @@ from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.train.curves import TrainingStep, standard_error
 from deepsearch_rl.train.finite import NotFiniteError
 from deepsearch_rl.train.rewards import PolicyText, reward_parts
-from deepsearch_rl.train.rl.checkpoints import kept_steps, origin
 from deepsearch_rl.train.rl.dev_scores import DevScores
 from deepsearch_rl.train.rl.health import gate_warning
 from deepsearch_rl.train.rl.heartbeat import begin
@@ -95,7 +94,6 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         **trainer.hardware,
         "seed": task.seed,
         TRAINED_WITH: served.model_dump(),
-        **origin(task.scratch),
     }
 
     with atomic_directory(output) as partial:
@@ -159,8 +157,7 @@ class _Run:
                     line = run_log.add(figures)
                     log.append(line)
 
-                    keep = self.config.keep
-                    self.trainer.keep_only(kept_steps(step, run_log.best_steps(keep.last), keep))
+                    self.trainer.keep_only(run_log.kept_steps(self.config.kept_checkpoints))
                     bar.advance(min(step, 1), note=progress_note(line))
         finally:
             await self.trainer.close()

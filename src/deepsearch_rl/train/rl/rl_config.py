@@ -14,7 +14,6 @@ from pydantic import (
 
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.train.rewards import ThinkLength, find_reward
-from deepsearch_rl.train.rl.checkpoints import KeepConfig
 from deepsearch_rl.train.rl.health import AlarmName
 from deepsearch_rl.train.rl.verl_config import VerlConfig
 from deepsearch_rl.train.rl.watchdog import WatchdogConfig
@@ -215,7 +214,9 @@ class RlConfig(Record):
     )
     dev: DevConfig
     sampler: SamplerConfig
-    keep: KeepConfig
+    kept_checkpoints: int = Field(
+        ge=2, description="newest checkpoints kept beside the best; the newest may be damaged"
+    )
     watchdog: WatchdogConfig
 
     @field_validator("rewards")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from deepsearch_rl.chat.agent_config import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.core.records import Question, Trajectory
 
 

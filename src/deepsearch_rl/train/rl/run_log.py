@@ -62,11 +62,16 @@ class RunLog:
             _LOG.warning("%s ends: rl.stop_on names %s", self.run, ", ".join(alarms))
         return bool(alarms)
 
-    def best_steps(self, count: int) -> list[int]:
-        """Return the best step so far after each of the newest ``count`` lines, the newest first."""
-        ends = range(len(self.lines), max(0, len(self.lines) - count), -1)
-        # Of each, because the newest checkpoints may turn out to be damaged
-        return [best_line(self.lines[:end]).step for end in ends]
+    def kept_steps(self, count: int) -> set[int]:
+        """Return the steps whose checkpoints are kept: the newest ``count``, and the best so far after each of them.
+
+        One best step is not enough, because the newest checkpoints may turn out to be damaged.
+        """
+        kept: set[int] = set()
+        for end in range(len(self.lines), max(0, len(self.lines) - count), -1):
+            kept |= {self.lines[end - 1].step, best_line(self.lines[:end]).step}
+
+        return kept
 
 
 def best_line(lines: Sequence[TrainingStep]) -> TrainingStep:

@@ -1,7 +1,7 @@
 """What a training by RL requires of its task and its params, checked before anything starts."""
 
-from deepsearch_rl.chat.agent_config import FUNCTION_CALLING
-from deepsearch_rl.chat.trained_with import TrainedWith, require_trained_with
+from deepsearch_rl.agent.config import FUNCTION_CALLING
+from deepsearch_rl.chat.prompts import TrainedWith, require_trained_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.train.rewards import PolicyText, require_scores
 from deepsearch_rl.train.rl.rl_config import RlConfig

@@ -28,7 +28,7 @@ from deepsearch_rl.chat.chat_messages import split_thought
 from deepsearch_rl.chat.completion import Completion
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Message
-from deepsearch_rl.serve.answer_text import AnswerText
+from deepsearch_rl.serve.chat_answer import AnswerText
 from deepsearch_rl.serve.chat_request import ChatCompletionRequest
 
 

@@ -9,7 +9,7 @@ import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from deepsearch_rl.agent.rollout_setting import RolloutSetting
+from deepsearch_rl.agent.collect import RolloutSetting
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import read_jsonl, sha256_file, sha256_json, write_json
 from deepsearch_rl.core.profile import Profile

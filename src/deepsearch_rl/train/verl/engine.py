@@ -27,7 +27,7 @@ from pathlib import Path
 import yaml
 
 from deepsearch_rl.chat.chat_format import load_chat_format
-from deepsearch_rl.chat.trained_with import TRAINED_WITH, served_with
+from deepsearch_rl.chat.prompts import TRAINED_WITH, prompt_opens_thought, served_with
 from deepsearch_rl.core.errors import (
     ArtifactError,
     CommandError,
@@ -42,10 +42,8 @@ from deepsearch_rl.core.files import (
     write_jsonl,
 )
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
-from deepsearch_rl.serve.opened_thought import prompt_opens_thought
 from deepsearch_rl.train.curves import TrainingStep
 from deepsearch_rl.train.model_folder import ADAPTER_FILES
-from deepsearch_rl.train.rl.checkpoints import origin
 from deepsearch_rl.train.rl.heartbeat import begin
 from deepsearch_rl.train.rl.question_order import batch
 from deepsearch_rl.train.rl.rl_config import RlConfig
@@ -118,7 +116,6 @@ def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
         "dtype": config.dtype,
         "seed": task.seed,
         TRAINED_WITH: served.model_dump(),
-        **origin(task.scratch),
     }
 
     begin("save", best.step)
@@ -180,7 +177,7 @@ def _write_inputs(task: RlTask, config: RlConfig) -> VerlRun:
     write_jsonl(run.dev.with_suffix(".jsonl"), task.dev[: config.dev.questions])
 
     # The environment is above the layer of training, so that it is started by name
-    command = [sys.executable, "-m", "deepsearch_rl.environment.adapters.verl_rows"]
+    command = [sys.executable, "-m", "deepsearch_rl.environment.adapters.verl"]
     command += ["--params", str(params), "--model", str(run.start)]
     command += ["--retrieval_url", task.retrieval_url, "--data_source", config.dataset]
     command += ["--output_dir", str(folder), "--questions"]

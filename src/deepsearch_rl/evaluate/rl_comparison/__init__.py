@@ -1,1 +1,0 @@
-"""RL runs side by side."""

@@ -1,0 +1,190 @@
+"""Flow, worker and user interfaces over a real Prefect server, on a small DVC project."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.flows.conftest import PARAMS, MakeProject, module, output
+from tests.ports import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+GPU_LIMIT = f"gpu-{socket.gethostname()}"
+GPU_PARAMS = PARAMS.replace("gpu_stages: []", "gpu_stages: [rl]").replace(
+    "outside_stages: []", "outside_stages: [download]"
+)
+STAGES = {
+    # Its server does not answer at first
+    "download": {
+        "cmd": "test -e tried || { touch tried; exit 75; }; echo 12 > number.txt",
+        "outs": ["number.txt"],
+    },
+    "rl": {"cmd": "cp number.txt policy.txt", "deps": ["number.txt"], "outs": ["policy.txt"]},
+    "report": {
+        "cmd": "mkdir -p reports/tiny; cd reports/tiny; echo '| F1 |' > f1_table.md; touch index.html",
+        "deps": ["policy.txt"],
+        "outs": ["reports/tiny/f1_table.md", "reports/tiny/index.html"],
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A project whose `make ui` is running: its folder, and the addresses of both servers."""
+
+    project: Path
+    prefect: str
+    mlflow: str
+
+    def read(self, path: str, **filters: Any) -> Any:
+        """Return what Prefect's API answers to a query."""
+        answer = httpx.post(f"{self.prefect}/api{path}", json=filters, timeout=30)
+        while answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            # SQLite is locked for a moment
+            answer = httpx.post(f"{self.prefect}/api{path}", json=filters, timeout=30)
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+    def prefect_cli(self, *arguments: str) -> str:
+        return output(self.project, module("prefect", *arguments))
+
+
+@contextmanager
+def running(project: Path, *command: str) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen(
+        module(*command),
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def wait_for(what: Callable[[], object]) -> Any:
+    deadline = time.monotonic() + 120
+    while not (value := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+    return value
+
+
+@pytest.fixture
+def served(make_project: MakeProject, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    project = make_project(
+        STAGES, GPU_PARAMS.replace("requires: {}", "requires: {gpu_memory_gib: 1}")
+    )
+    port, mlflow_port = str(free_port()), str(free_port())
+    settings = project / "prefect.toml"
+    settings.write_text(settings.read_text().replace("4200", port))
+    flow = project / "flows" / "reproduce.py"
+    flow.write_text(flow.read_text().replace("RETRY_DELAYS_S = [30.0", "RETRY_DELAYS_S = [0.1"))
+    monkeypatch.setenv("MLFLOW_PORT", mlflow_port)
+    for name in os.environ:
+        if name.startswith(("PREFECT_", "MLFLOW_TRACKING")):
+            monkeypatch.delenv(name)
+
+    with running(project, "flows.servers") as ui:
+        assert ui.stdout
+        lines = [ui.stdout.readline().split() for _ in range(3)]
+        assert lines[2] == ["Ctrl-C", "stops", "them."], lines
+        yield Served(project, lines[0][1], lines[1][1])
+
+
+def test_a_worker_runs_a_deployment_with_retries_the_gpus_limit_and_artifacts(
+    served: Served,
+) -> None:
+    with running(served.project, "flows.worker", "start", "gpu"):
+        # Plain `prefect` of the folder sees the server of `make ui`
+        wait_for(lambda: "reproduce/tiny" in served.prefect_cli("deployment", "ls"))
+        limit = wait_for(lambda: served.read("/v2/concurrency_limits/filter"))[0]
+        assert (limit["name"], limit["limit"]) == (GPU_LIMIT, 1)
+
+        # Somebody else uses the GPU
+        slot = {"names": [GPU_LIMIT], "slots": 1, "mode": "concurrency"}
+        served.read("/v2/concurrency_limits/increment", **slot)
+        served.prefect_cli("deployment", "run", "reproduce/tiny")
+        wait_for(lambda: tasks(served).get("rl") == "RUNNING")
+        assert tasks(served)["download"] == "COMPLETED"
+        assert not (served.project / "policy.txt").exists()
+        served.read("/v2/concurrency_limits/decrement", **slot)
+
+        [run] = wait_for(lambda: ended(served))
+        assert (run["name"], run["state"]["type"]) == ("tiny", "COMPLETED")
+        assert tasks(served) == dict.fromkeys(STAGES, "COMPLETED")
+        download = [task for task in served.read("/task_runs/filter") if task["name"] == "download"]
+        assert download[0]["run_count"] == 2
+
+        artifacts = {item["key"]: item["data"] for item in served.read("/artifacts/filter")}
+        assert artifacts["f1-tiny"] == "| F1 |"
+        assert (served.project / "reports/tiny/index.html").as_uri() in artifacts["report-tiny"]
+
+
+def tasks(served: Served) -> dict[str, str]:
+    return {task["name"]: task["state_type"] for task in served.read("/task_runs/filter")}
+
+
+def ended(served: Served) -> list[Any]:
+    runs = served.read("/flow_runs/filter")
+    return [run for run in runs if run["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED")]
+
+
+def test_a_schedule_stays_when_deployments_are_registered_again(served: Served) -> None:
+    output(served.project, module("flows.worker", "deploy"))
+    schedule = ["deployment", "schedule", "create", "reproduce/tiny", "--cron", "0 2 * * *"]
+    served.prefect_cli(*schedule)
+    assert "reproduce/tiny in pool gpu" in output(served.project, module("flows.worker", "deploy"))
+    [deployment] = served.read("/deployments/filter")
+    assert [item["schedule"]["cron"] for item in deployment["schedules"]] == ["0 2 * * *"]
+
+
+def test_plain_mlflow_writes_to_the_store_that_make_ui_shows(served: Served) -> None:
+    output(served.project, ["python", "-c", "import mlflow; mlflow.log_metric('f1', 0.5)"])
+    answer = httpx.post(
+        f"{served.mlflow}/api/2.0/mlflow/runs/search", json={"experiment_ids": ["0"]}
+    )
+    [run] = answer.json()["runs"]
+    assert run["data"]["metrics"][0]["value"] == 0.5
+
+
+def test_another_machine_runs_a_git_revision_and_shares_its_artifacts_by_dvcs_remote(
+    served: Served, tmp_path: Path
+) -> None:
+    project = served.project
+    origin, remote = tmp_path / "origin", tmp_path / "remote"
+    for command in (
+        f"git init --quiet --bare {origin}",
+        f"dvc remote add --default storage {remote}",
+        "git add --all",
+        "git -c user.name=a -c user.email=a@b commit --quiet --message first",
+        f"git remote add origin {origin}",
+        "git push --quiet origin main:other",
+    ):
+        output(project, command.split())
+    (project / "dvc.yaml").write_text("not what runs")
+    # As on a machine whose clone is at another commit
+
+    command = module("flows.reproduce", "tiny", "rl", "--revision", "other")
+    log = output(project, command)
+    assert "Finished in state Completed" in log, log
+    assert not (project / "policy.txt").exists()
+
+    clone = tmp_path / "laptop"
+    output(tmp_path, ["git", "clone", "--quiet", "--branch", "other", str(origin), str(clone)])
+    output(clone, module("dvc", "pull", "--run-cache"))
+    lines = output(clone, module("dvc", "repro", "--pull", "rl"))
+    assert "skipping run, checking out outputs" in lines
+    assert (clone / "policy.txt").read_text() == "12\n"
