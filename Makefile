@@ -96,6 +96,7 @@ unit: environment  ##change the quick tests, each below .2 s
 lint: environment  ##change ruff, pyright, and whether uv.lock fits pyproject.toml
 	@.venvs/uv/bin/uv lock --quiet --check
 	@$(BIN)/ruff check
+	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/pyright
 
 bench: environment  ##change the speed of retrieval as ratios to other libraries, against the committed ones; 3 minutes on a quiet machine

@@ -17,9 +17,9 @@ below the table's by more than 15 %, or by more than the noise where that is gre
                over the same vectors, each on one core, by queries of a request x clients
 
 CPU time, because it holds on a busy machine. ``--all`` measures what a user sees as well, which holds
-on a quiet machine alone: encoding with all cores, queries/s and p99 of both servers on all cores, those
-of a server with the encoder in int8, and those of two workers beside one process. The last two parts
-are measured on all cores alone. A part that is updated alone leaves the note on the whole run as it is.
+on a quiet machine alone: encoding with all cores, queries/s and p99 of both servers on all cores, and
+those of a server with the encoder in int8, which is measured on all cores alone. A part that is
+updated alone leaves the note on the whole run as it is.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from benchmarks import data, sparse
 from benchmarks.arithmetic_limit import arithmetic_limit
 from benchmarks.measure import fill_section, markdown_table, parse_options
 from benchmarks.ratio import HEADER, MAX_LOSS, Ratio, compare, cpu, table_rows, wall
-from benchmarks.server_ratios import DEFAULTS, int8_server, server, two_workers
+from benchmarks.server_ratios import DEFAULTS, int8_server, server
 from deepsearch_rl.search.bm25.bm25 import Bm25Index
 from deepsearch_rl.search.encoders.configs import TransformersConfig
 from deepsearch_rl.search.encoders.encoder import normalise_rows
@@ -168,7 +168,7 @@ def main() -> None:
         seconds=(1.5, "of load per round and server"),
         passages=(2000, "rows of the servers' index"),
         all=(False, "more clients, several minutes"),
-        only=("", "one part alone", ("", "bm25", "encoding", "server", "int8", "workers")),
+        only=("", "one part alone", ("", "bm25", "encoding", "server", "int8")),
         update=(False, "write the table and the document instead of comparing"),
         work=(data.WORK, "indexes"),
     )
@@ -204,10 +204,6 @@ def _parts(
         "encoding": [encoding(encoder, texts, options.rounds, None)],
         "server": [server(options, texts, encoder, None)],
         "int8": [int8_server(options, texts, encoder)],
-        "workers": [
-            two_workers(options, texts, encoder, "bm25"),
-            two_workers(options, texts, encoder, "dense"),
-        ],
     }
     has_all_cores = options.all or options.only in on_all_cores.keys() - on_one_core.keys()
     for parts in (on_one_core, on_all_cores if has_all_cores else {}):

@@ -11,7 +11,7 @@ own where there are two. All but ``cached`` have the cache off.
     minilm        dense, Flat; a random encoder of MiniLM-L6's shape in float32, a batch of queries at a time
     minilm-bf16   the same in bfloat16
     bm25, dense   the weightless default: BM25, and TF-IDF + SVD over Flat
-    cached        minilm with 64 queries that repeat; a third server leaves the route `/retrieve` to FastAPI
+    cached        minilm with 64 queries that repeat
 """
 
 import argparse
@@ -32,7 +32,6 @@ from benchmarks.measure import (
     write_figures,
 )
 from benchmarks.servers import (
-    MAIN,
     Load,
     Request,
     drive,
@@ -56,18 +55,6 @@ WORKLOADS: dict[str, tuple[str, str | None]] = {
 CACHED = "cached"
 ON = "on"
 OFF = "off"
-FASTAPI = "on, by FastAPI"
-BY_FASTAPI = f"""
-from deepsearch_rl.server.service import RetrievalApp
-
-async def serve(app, scope, receive, send, path):
-    app._guard.check_names(dict(scope["headers"]))
-    await app.api(scope, receive, send)
-
-RetrievalApp._serve = serve
-{MAIN}
-"""
-"""The server's program without the short cut, behind the same guard and counters."""
 DISTINCT_QUERIES = 20_000
 REPEATED_QUERIES = 64
 JUDGED_CLIENTS = 64
@@ -103,8 +90,6 @@ def measure(name: str, options: argparse.Namespace, texts: list[str]) -> dict[Ke
             ON: stack.enter_context(start(arguments)),
             OFF: stack.enter_context(start([*arguments, "--max-batch", "1"])),
         }
-        if name == CACHED:
-            servers[FASTAPI] = stack.enter_context(start(arguments, program=BY_FASTAPI))
         # Fills caches, and loads what libraries load with the first request
         for server in servers.values():
             uvloop.run(drive(server.port, requests[: 2 * REPEATED_QUERIES], 8, 30))
@@ -150,9 +135,6 @@ def verdicts(cells: Mapping[Key, Mapping[str, float]]) -> list[tuple[object, ...
         rates = {"queries/s": on["queries/s"], "queries per CPU second": 1000 / on["CPU ms/query"]}
         for what, rate in rates.items():
             rows.append((place, what, TARGET_PER_S, f"{rate:.0f}", verdict(rate >= TARGET_PER_S)))
-        if name == CACHED:
-            ratio = cells[name, FASTAPI, clients]["CPU ms/query"] / on["CPU ms/query"]
-            rows.append((place, "CPU per query, FastAPI : short cut", "-", f"{ratio:.2f}", "-"))
 
     return rows
 

@@ -31,7 +31,7 @@ from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.toy.pretrained_model import ModelShape, build_model, world_tokenizer
 from deepsearch_rl.train.art.policy import Policy
-from deepsearch_rl.train.art.step_rows import Rows
+from deepsearch_rl.train.art.rows import Rows
 from deepsearch_rl.train.rl.rl_config import RlConfig
 
 ROLLOUTS = 32

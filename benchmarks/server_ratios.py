@@ -103,26 +103,6 @@ def _beside_peer(
             yield (size, clients), loads
 
 
-def two_workers(
-    options: argparse.Namespace, texts: list[str], encoder: Path, retriever: str
-) -> Iterator[tuple[str, Ratio]]:
-    """Compare ``--workers 2`` with one process, each process with one thread for the encoder."""
-    index = _served_index(options, texts, encoder, DEFAULTS)
-    queries = data.draw_queries(texts, 1, QUERIES)
-    one = ["--retriever", retriever, *SERVED, "--threads", "1"]
-
-    with ExitStack() as stack:
-        servers = {
-            "ours": stack.enter_context(running_server(index, [*one, "--workers", "2"], None)),
-            "other": stack.enter_context(running_server(index, one, None)),
-        }
-        # BM25 finds no document for the few queries of stop words alone
-        expected = b'"result"' if retriever == "bm25" else DOCUMENT_FOUND
-        for clients in (64, 128):
-            loads = _loads(options, servers, queries, 1, clients, expected)
-            yield from _server_ratios(f"two workers, {retriever}, 1 x {clients}", 1, loads)
-
-
 def _served_index(
     options: argparse.Namespace, texts: list[str], encoder: Path, settings: Mapping[str, object]
 ) -> tuple[Path, Path]:

@@ -3,9 +3,8 @@
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage import Scratch, Stage, run
 from deepsearch_rl.train.followed import followed
-from deepsearch_rl.train.rl.engines import open_engine
 from deepsearch_rl.train.rl.rl_config import RlConfig
-from deepsearch_rl.train.rl.worker import rl_run, train_watched
+from deepsearch_rl.train.rl.worker import require_engine, rl_run, train_watched
 
 STAGE = Stage(
     sections=("seed", "rl", "agent", "retrieval", "datasets"),
@@ -33,7 +32,7 @@ STAGE = Stage(
 def main(profile: Profile, item: str, scratch: Scratch) -> None:
     """Train from ``models/<profile>/<item>`` into ``models/<profile>/rl_adapter/<item>``."""
     config = profile.section("rl", RlConfig)
-    open_engine(config.backend)
+    require_engine(config.backend)
     train_watched(rl_run(profile, config, item, scratch.path, scratch.curve))
 
 

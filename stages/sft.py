@@ -4,8 +4,7 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage import Scratch, Stage, run
 from deepsearch_rl.train.curves import recorded_curve
 from deepsearch_rl.train.followed import followed
-from deepsearch_rl.train.sft import train_adapter
-from deepsearch_rl.train.swift_call import SftConfig
+from deepsearch_rl.train.sft import SftConfig, train_adapter
 
 STAGE = Stage(
     sections=("seed", "sft"),

@@ -35,6 +35,7 @@ STAGE = Stage(
     sections=("seed", "track", "evaluate"),
     packages=("core", "chat", "agent", "train", "evaluate", "track"),
     inputs=(
+        "stages/provenance.py",
         "reports/{profile}/f1_table.json",
         "reports/{profile}/f1_table.md",
         "reports/{profile}/f1_table.csv",

@@ -14,7 +14,7 @@ from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.server.launch import listen
 from deepsearch_rl.server.requests import Guard
-from deepsearch_rl.server.service import RetrievalApp, open_engine
+from deepsearch_rl.server.service import make_app, open_engine
 
 
 def server_config(
@@ -36,7 +36,7 @@ def server_config(
 def serve_index_here(index: Path, chunks: Path, config: RetrievalConfig) -> Iterator[str]:
     """Serve an index in a thread and yield its URL, as ``serve_index`` does from a process."""
     engine = open_engine(server_config(config, index, chunks))
-    app = RetrievalApp(engine, config, Guard(token=None, loopback=True))
+    app = make_app(engine, config, Guard(token=None, loopback=True))
 
     with serve_app(app) as url:
         yield url

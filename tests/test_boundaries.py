@@ -19,7 +19,7 @@ from deepsearch_rl.core.files import read_distinct, read_jsonl, read_record
 from deepsearch_rl.core.frames import check_frame
 from deepsearch_rl.core.profile import find_profile, load_profile
 from deepsearch_rl.core.records import Document, FilterReport, Question, RetrievalReport, Trajectory
-from deepsearch_rl.data import flashrag, flashrag_sets, graphrag_bench
+from deepsearch_rl.data import flashrag, question_sets
 from deepsearch_rl.data.catalogue import QUESTION_FORMATS
 from deepsearch_rl.evaluate.explain.records import ExplainReport
 from deepsearch_rl.evaluate.f1_row import IfevalScore, ModelEvaluation
@@ -101,21 +101,21 @@ LINES = {
         each(flashrag.read_questions), QUESTION, {"golden_answers": {"golden_answers": [""]}}
     ),
     "HotpotQA questions": Lines(
-        each(flashrag_sets.read_hotpotqa), QUESTION, {"question": {"question": None}}
+        each(question_sets.read_hotpotqa), QUESTION, {"question": {"question": None}}
     ),
     "MuSiQue questions": Lines(
-        each(flashrag_sets.read_musique), QUESTION, {"question": {"question": None}}
+        each(question_sets.read_musique), QUESTION, {"question": {"question": None}}
     ),
     "2Wiki questions": Lines(
         each(QUESTION_FORMATS["2wikimultihopqa"]), QUESTION, {"question": {"question": None}}
     ),
     "GraphRAG-Bench corpus": Lines(
-        each(graphrag_bench.read_documents),
+        each(question_sets.read_graphrag_corpus),
         {"corpus_name": "c", "context": "x"},
         {"context": {"context": None}, "corpus_name": {"corpus_name": ""}},
     ),
     "GraphRAG-Bench questions": Lines(
-        each(graphrag_bench.read_questions),
+        each(question_sets.read_graphrag_questions),
         {**ID, "source": "c", "question": "Who?", "answer": "x", "question_type": "t"},
         {"answer": {"answer": ""}, "question_type": {"question_type": None}},
     ),

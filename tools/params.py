@@ -40,10 +40,10 @@ from deepsearch_rl.server.config import RetrievalConfig
 from deepsearch_rl.toy.prepare_model import PrepareModelConfig
 from deepsearch_rl.track.bundle import TrackConfig
 from deepsearch_rl.train.choose_checkpoint import ChooseCheckpointConfig
-from deepsearch_rl.train.merge_config import MergeConfig
+from deepsearch_rl.train.merge import MergeConfig
 from deepsearch_rl.train.prompt_search import OptimizePromptConfig
 from deepsearch_rl.train.rl.rl_config import RlConfig
-from deepsearch_rl.train.swift_call import SftConfig
+from deepsearch_rl.train.sft import SftConfig
 from deepsearch_rl.train.training_set import FilterConfig
 from tools import ROOT
 from tools.packages import package_files

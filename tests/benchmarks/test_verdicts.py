@@ -4,48 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import retrieval_server, soak
+from benchmarks import retrieval_server
 from benchmarks.measure import fill_section, markdown_table, parse_options
-
-
-def periods(memory_mb: list[float], p99_ms: list[float], errors: int = 0) -> list[dict[str, float]]:
-    return [
-        {
-            "minute": minute,
-            "answered": 100,
-            "errors": errors,
-            "RssAnon MB": megabytes,
-            "p99 ms": latency_ms,
-        }
-        for minute, (megabytes, latency_ms) in enumerate(zip(memory_mb, p99_ms, strict=True))
-    ]
-
-
-def test_a_flat_and_stable_soak_has_no_problems() -> None:
-    verdict, faults = soak.judge(
-        periods([100, 104, 101, 103, 102, 104], [10, 12, 11, 9, 12, 14]), max_growth_mb=5
-    )
-    assert faults == []
-    assert verdict == (
-        "5.0 minutes, 600 requests: mean anonymous memory 102.0 MB in the first third and 103.0 MB in "
-        "the last, median p99 11.0 ms and 13.0 ms. Flat and stable."
-    )
-
-
-@pytest.mark.parametrize(
-    ("measured", "problem"),
-    [
-        (periods([100, 110, 120, 130, 140, 150], [10] * 6), "grew by 40.0 MB"),
-        (periods([100] * 6, [10, 10, 12, 12, 16, 16]), "1.60 times"),
-        (periods([100] * 6, [10] * 6, errors=2), "12 requests"),
-    ],
-)
-def test_a_soak_that_grows_slows_or_errs_says_so(
-    measured: list[dict[str, float]], problem: str
-) -> None:
-    verdict, [found] = soak.judge(measured, max_growth_mb=5)
-    assert problem in found
-    assert found in verdict
 
 
 def test_batching_is_judged_against_no_batching_at_64_clients() -> None:
@@ -67,7 +27,7 @@ def test_a_table_goes_between_its_markers_and_nowhere_else(tmp_path: Path) -> No
     filled = "before\n<!-- load -->\n| name | n |\n| --- | ---: |\n| a | 1.5 |\n| b | 2 |\n<!-- /load -->\nafter\n"
     assert document.read_text() == filled
     with pytest.raises(ValueError, match="no one place"):
-        fill_section(document, "soak", "")
+        fill_section(document, "absent", "")
 
 
 def test_options_have_the_types_of_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

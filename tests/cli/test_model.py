@@ -30,7 +30,7 @@ def test_verls_merger_is_called_with_the_shards_and_keeps_their_dtype(tmp_path: 
     actor = checkpoint(tmp_path, Kind.VERL_FSDP)
     conversion = Conversion(Kind.VERL_FSDP, actor, "python")
     [call] = conversion_commands(conversion, tmp_path / "out", tmp_path / "between")
-    assert call[:4] == ["python", "-u", "-m", "deepsearch_rl.train.verl.convert"]
+    assert call[:4] == ["python", "-u", "-m", "deepsearch_rl.train.verl.checkpoints"]
     assert call[4:] == ["merge", "--backend", "fsdp", "--local_dir", str(actor), *call[-2:]]
     assert call[-2:] == ["--target_dir", str(tmp_path / "out")]
 

@@ -22,8 +22,7 @@ from deepsearch_rl.cli import main as cli
 from deepsearch_rl.cli.main import app, load_command
 from deepsearch_rl.cli.model_converters import Kind
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.data.catalogue import QUESTION_FORMATS
-from deepsearch_rl.data.dataset_card import CARDS
+from deepsearch_rl.data.catalogue import CARDS, QUESTION_FORMATS
 from deepsearch_rl.search.rows import Filter
 from deepsearch_rl.serve.launch import vllm_serve_command
 from tests.conftest import ROOT
@@ -217,21 +216,7 @@ SERVE = Command(
 SERVE_ONLINE = Command(
     "retrieve serve",
     SERVE.function,
-    {"--online": ("endpoint.yaml", "0.retrieval.online", Path("endpoint.yaml"))},
-)
-ONLINE_PRESET = Command(
-    "retrieve online google --out web.yaml",
-    "deepsearch_rl.cli.retrieve_online.write_preset",
-    {
-        "--out": ("other.yaml", "1", Path("other.yaml")),
-        "--engine": ("id", "2", "id"),
-        "--address": ("http://127.0.0.1:8888", "3", "http://127.0.0.1:8888"),
-    },
-)
-SERVE_WORKERS = Command(
-    "retrieve serve --index index",
-    "deepsearch_rl.server.workers.serve_workers",
-    {"--workers": ("2", "0.workers", 2)},
+    {"--online": ("brave", "0.retrieval.online", "brave")},
 )
 SEARCH = Command(
     "retrieve search --index index words",
@@ -332,8 +317,8 @@ COMPARE = Command(
 )
 PREFLIGHT = Command(
     "preflight gpu",
-    "tools.preflight.__main__.preflight",
-    {"--only": ("serve", "1", "serve"), "--jobs": ("2", "2", 2), "--keep": ("", "3", True)},
+    "tools.preflight.command.preflight",
+    {"--only": ("rl", "1", "rl"), "--keep": ("", "2", True)},
 )
 EXPLAIN = Command(
     "explain predictions.jsonl",
@@ -433,8 +418,6 @@ COMMANDS = (
     QUANTIZE,
     SERVE,
     SERVE_ONLINE,
-    ONLINE_PRESET,
-    SERVE_WORKERS,
     SEARCH,
     SEARCH_OPENED,
     SEARCH_RERANKED,
@@ -576,7 +559,6 @@ def test_an_option_arrives_where_it_is_used(
     assert field(arguments_of(command, f"{option} {text}", monkeypatch), path) == expected
     if option != "--cross-validate" and command not in (
         SERVE_ONLINE,
-        SERVE_WORKERS,
         FRONTIER_OF_INDEX,
         LIVE_FOLLOWED,
         LIVE_STAGE,

@@ -2,7 +2,6 @@
 
 import json
 import re
-from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,11 @@ from deepsearch_rl.cli.planning import slopes as slopes_module
 from deepsearch_rl.cli.planning.plan import Plan, make_plan, require_hours
 from deepsearch_rl.cli.planning.scale import verl_scales
 from deepsearch_rl.cli.planning.sizes import StageWork
-from deepsearch_rl.cli.planning.slopes import SLOPES, read_slopes
-from deepsearch_rl.cli.summary import StageRun, wall_s
+from deepsearch_rl.cli.planning.slopes import read_slopes
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from tests.conftest import ROOT
-from tools.slopes import measure, write
 
 MEASURED_S = {
     "prepare_model": r"(\d+) s for the base model",
@@ -396,56 +393,6 @@ def test_a_slope_below_nothing_or_without_an_end_is_refused(value: str) -> None:
     refused = CliRunner().invoke(app, ["plan", "smoke", "--slope", f"copies={value}"])
     assert isinstance(refused.exception, ConfigError)
     assert f"--slope copies={value}: a slope is a number of 0 or more" in str(refused.exception)
-
-
-def test_slopes_that_a_run_shows_give_a_plan_of_its_time() -> None:
-    plan = make_plan(profile("tiny"), {})
-    ends = accumulate(1.7 * value for value in seconds(plan).values())
-    runs = [  # every stage starts when half of the one before it has run
-        StageRun(
-            profile="tiny",
-            stage=stage,
-            started=1e9 + end / 2 - 0.85 * value,
-            seconds=1.7 * value,
-            peak_mb=1,
-        )
-        for (stage, value), end in zip(seconds(plan).items(), ends, strict=True)
-    ]
-    values, error = measure(plan, runs)
-    assert error == pytest.approx(plan.hours * 3600 / wall_s(runs) - 1)
-    again = make_plan(
-        profile("tiny"), {name: value for name, value in values.items() if name in plan.slopes}
-    )
-    assert again.hours * 3600 == pytest.approx(wall_s(runs), rel=0.02)
-    without_rl = [run for run in runs if run.stage != "rl@sft"]
-    with pytest.raises(ArtifactError, match=r"no run of profile tiny's rl@sft"):
-        measure(plan, without_rl)
-    later = runs[0].model_copy(update={"started": 2e9})
-    with pytest.raises(ArtifactError, match="ran at different times"):
-        measure(plan, [later, *runs[1:]])
-
-
-def test_a_stage_shorter_than_its_start_keeps_its_slope() -> None:
-    plan = make_plan(profile("tiny"), {})
-    runs = [
-        StageRun(profile="tiny", stage=stage, started=1e9, seconds=value, peak_mb=1)
-        for stage, value in (seconds(plan) | {"filter": 0.5}).items()
-    ]
-    values, _ = measure(plan, runs)
-    assert plan.slopes["start_s"].value > 0.5
-    assert values["filter_row_s"] == plan.slopes["filter_row_s"].value
-
-
-def test_measured_slopes_are_written_into_the_block_of_their_machine_alone() -> None:
-    text = SLOPES.read_text()
-    changed = write(text, "laptop", {"rollout_s": 0.5, "sft_token_s": 0.001}, 0.2)
-    before, after = (yaml.safe_load(version)["machines"] for version in (text, changed))
-    assert after["laptop"]["slopes"]["rollout_s"] == before["laptop"]["slopes"]["rollout_s"] | {
-        "value": 0.5
-    }
-    assert after["laptop"]["calibration_s"] == 0.2
-    assert after["h100"] == before["h100"]
-    assert len(changed.splitlines()) == len(text.splitlines())
 
 
 def test_a_plan_without_the_address_of_its_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def test_settings_that_do_not_fit_are_named(
         ),
         ("search --index i words --rerank-depth 9", "--rerank-depth does nothing without a cross"),
         ("serve --index i --rerank-tokens 64", "--rerank-tokens does nothing without a cross"),
-        ("serve --online web.yaml --retriever dense", "--retriever does nothing with --online"),
+        ("serve --online brave --retriever dense", "--retriever does nothing with --online"),
         ("import lucene --corpus c --out o --encoder e", "--encoder does nothing with a Lucene"),
         ("import lucene --corpus c --out o --pooling cls", "--pooling does nothing with a Lucene"),
         ("import lucene --corpus c --out o --nprobe 3", "--nprobe does nothing with a Lucene"),

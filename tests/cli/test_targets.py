@@ -54,7 +54,6 @@ def test_a_folder_without_permission_is_named(
         "retrieve build --corpus corpus.jsonl --out FILE",
         "retrieve frontier --out FILE",
         "retrieve import vectors.npy --corpus corpus.jsonl --out FILE",
-        "retrieve online brave --out FOLDER",
         "retrieve quantize model --out FILE",
     ],
 )

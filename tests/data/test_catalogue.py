@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import ArtifactError, RecordError, UnknownNameError
-from deepsearch_rl.data import flashrag, graphrag_bench
-from deepsearch_rl.data.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
-from deepsearch_rl.data.dataset_card import CARDS
+from deepsearch_rl.data import flashrag, question_sets
+from deepsearch_rl.data.catalogue import CARDS, CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.evaluate import ifeval_prompts as ifeval
 from deepsearch_rl.search.gold import without_space
 from tests.data.real_news import read_rows, write_repository
@@ -141,8 +140,10 @@ def test_the_real_news_is_read_as_the_hubs_repository_holds_it(
 @pytest.mark.realdata
 def test_every_novel_that_answers_a_question_is_in_the_corpus(real_data: Path) -> None:
     folder = real_data / "graphrag_bench"
-    documents = {one.id for one in graphrag_bench.read_documents(folder / "corpus_novel.jsonl.gz")}
-    questions = graphrag_bench.read_questions(folder / "questions_novel.jsonl.gz")
+    documents = {
+        one.id for one in question_sets.read_graphrag_corpus(folder / "corpus_novel.jsonl.gz")
+    }
+    questions = question_sets.read_graphrag_questions(folder / "questions_novel.jsonl.gz")
     assert {(question.metadata.model_extra or {})["source"] for question in questions} <= documents
 
 
@@ -151,8 +152,8 @@ def test_graphrag_bench_is_read_from_parquet_as_from_json_lines(tmp_path: Path) 
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as lines:
         lines.writelines(json.dumps(row) + "\n" for row in rows)
-    documents = list(graphrag_bench.read_documents(tmp_path / "c.parquet"))
-    assert documents == list(graphrag_bench.read_documents(tmp_path / "c.jsonl.gz"))
+    documents = list(question_sets.read_graphrag_corpus(tmp_path / "c.parquet"))
+    assert documents == list(question_sets.read_graphrag_corpus(tmp_path / "c.jsonl.gz"))
     assert [(one.id, one.title, one.text) for one in documents] == [
         ("N", "N", "Once."),
         ("M", "M", "Twice."),
@@ -162,19 +163,19 @@ def test_graphrag_bench_is_read_from_parquet_as_from_json_lines(tmp_path: Path) 
 def test_an_id_that_graphrag_bench_gives_twice_is_told_apart(tmp_path: Path) -> None:
     row = CARDS["graphrag_bench"].sample
     (tmp_path / "q.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row)}\n")
-    first, second = graphrag_bench.read_questions(tmp_path / "q.jsonl")
+    first, second = question_sets.read_graphrag_questions(tmp_path / "q.jsonl")
     assert (first.id, second.id) == (row["id"], f"{row['id']}-2")
 
 
 def test_a_damaged_parquet_file_and_a_wrong_row_are_named(tmp_path: Path) -> None:
     (tmp_path / "c.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(ArtifactError, match=r"c\.parquet"):
-        list(graphrag_bench.read_documents(tmp_path / "c.parquet"))
+        list(question_sets.read_graphrag_corpus(tmp_path / "c.parquet"))
     (tmp_path / "q.jsonl").write_text(
         '{"id": "1", "source": "N", "question": "?", "question_type": ""}\n'
     )
     with pytest.raises(RecordError) as caught:
-        list(graphrag_bench.read_questions(tmp_path / "q.jsonl"))
+        list(question_sets.read_graphrag_questions(tmp_path / "q.jsonl"))
     assert (caught.value.line, caught.value.field) == (1, "answer")
 
 

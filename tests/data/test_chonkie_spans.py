@@ -20,7 +20,7 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Chunk, Document
 from deepsearch_rl.data.chonkie_spans import SpanChunker, span_chunker
 from deepsearch_rl.data.chunking import ChunkConfig, chunk_corpora, cut_documents
-from deepsearch_rl.data.spans import Span
+from deepsearch_rl.data.sentences import Span
 from deepsearch_rl.data.token_counts import HfCounter, TokenCounter, WordCounter
 from tests.data.tokenizers_of import byte_pairs, word_pieces
 
@@ -117,7 +117,7 @@ def test_a_chunker_that_does_not_exist_and_an_overlap_that_is_not_made_are_refus
         UnknownNameError, match=r"chunk\.chunker in params\.yaml.* Did you mean 'chonkie_token'"
     ):
         Profile(Path("params.yaml"), values).section("chunk", ChunkConfig)
-    with pytest.raises(ValidationError, match="chonkie_recursive do not overlap"):
+    with pytest.raises(ValidationError, match="chonkie_recursive has no overlap"):
         ChunkConfig.model_validate(
             CONFIG.model_dump() | {"chunker": "chonkie_recursive", "overlap": 2}
         )
@@ -128,7 +128,7 @@ def test_without_chonkie_the_package_to_install_is_named(monkeypatch: pytest.Mon
     monkeypatch.delattr("deepsearch_rl.data.chonkie_spans")
     monkeypatch.setitem(sys.modules, "chonkie", None)
     with pytest.raises(UnavailableError, match=r"deepsearch-rl\[chonkie\].* EXTRAS="):
-        cut_documents([], WordCounter(), CONFIG)
+        list(cut_documents([], WordCounter(), CONFIG))
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 import gzip
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,13 @@ from pydantic import ValidationError
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Chunk, Document
-from deepsearch_rl.data import spans
 from deepsearch_rl.data.chunking import (
     ChunkConfig,
     Cutting,
     chunk_corpora,
     cut_documents,
 )
-from deepsearch_rl.data.spans import Sentences, sentence_spans, word_spans
+from deepsearch_rl.data.sentences import sentence_spans, word_spans
 from deepsearch_rl.data.token_counts import WordCounter
 
 CONFIG = ChunkConfig(
@@ -115,70 +112,6 @@ def test_a_document_without_text_gives_one_chunk_with_its_title() -> None:
         assert (chunk.title, chunk.text, chunk.metadata.doc_chunks) == ("Only a title", "", 1)
 
 
-def test_a_long_document_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_chars: list[int] = []
-    find_sentences = spans._find_sentences
-
-    def counted(text: str, start: int, end: int) -> Sentences:
-        read_chars.append(end - start)
-        return find_sentences(text, start, end)
-
-    monkeypatch.setattr(spans, "_find_sentences", counted)
-    text = "Some seven words stand in this sentence. " * 32_000
-    chunk_document(Document(id="a", contents=f"T\n{text}"), chunk_size=200, overlap=20)
-
-    # A block begins with the sentence that the one before it may have cut.
-    assert len(read_chars) > 4
-    assert len(text) <= sum(read_chars) < 1.01 * len(text)
-
-
-def test_documents_are_cut_together_as_they_are_alone_and_a_long_one_in_blocks_as_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    texts = [
-        "T\nOne two. Three (four) five.",
-        "U",
-        "V\n\n",
-        "W. Two\n" + " ".join(SENTENCES),
-        'X\nMr. Orr said: "No." Then',
-    ] * 5
-    documents = [Document(id=str(number), contents=text) for number, text in enumerate(texts)]
-    long = Document(
-        id="long", contents="L\n" + "\n\n".join(texts) + "word " * 5_000 + " " * 300 + "End. " * 50
-    )
-    alone = [chunk for document in documents for chunk in chunk_document(document, 12, 3)]
-    assert cut(documents, 12, 3) == alone
-    at_once = chunk_document(long, 12, 3)
-    for block_chars in (64, 200, 1000):
-        monkeypatch.setattr(spans, "BLOCK_CHARS", block_chars)
-        assert chunk_document(long, 12, 3) == at_once
-
-
-@pytest.mark.nightly
-def test_a_long_document_is_chunked_in_memory_of_a_few_times_its_size(tmp_path: Path) -> None:
-    size_bytes = 5_000_000
-    write_corpus(
-        tmp_path / "in",
-        row("a", "T\n" + ("Some seven words stand in this sentence. " * size_bytes)[:size_bytes]),
-    )
-    program = (
-        "import sys; from pathlib import Path\n"
-        "from deepsearch_rl.data.chunking import ChunkConfig, chunk_corpora\n"
-        "from deepsearch_rl.data.spans import sentence_spans\n"
-        "list(sentence_spans('The tables are made. Once.'))\n"
-        "peak = lambda: int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) * 1024\n"
-        "before = peak()\n"
-        "config = ChunkConfig(chunker='sentences', chunk_size=200, overlap=20, "
-        "tokenizer='words', passages=(), variants={})\n"
-        "chunk_corpora(Path(sys.argv[1]), Path(sys.argv[2]), config)\n"
-        "print(peak() - before)"
-    )
-    arguments = [sys.executable, "-c", program, str(tmp_path / "in"), str(tmp_path / "out")]
-    grown_bytes = int(subprocess.run(arguments, capture_output=True, check=True, text=True).stdout)
-    assert grown_bytes < 10 * size_bytes
-    assert sum(1 for _ in read_jsonl(tmp_path / "out" / "news.jsonl", Chunk)) > size_bytes / 41 / 28
-
-
 def test_every_corpus_of_a_folder_is_chunked_and_passages_stay_whole(tmp_path: Path) -> None:
     long = "T\n" + " ".join(SENTENCES)
     write_corpus(tmp_path / "in", row("a", long), row("b", "U\nShort."))
@@ -211,7 +144,7 @@ def test_a_bad_corpus_is_named_and_leaves_nothing_behind(
 
 
 def test_a_folder_without_a_corpus_and_unknown_names_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="holds no corpus"):
+    with pytest.raises(ArtifactError, match="has no corpus"):
         chunk_corpora(tmp_path, tmp_path / "out", CONFIG)
     with pytest.raises(UnknownNameError, match="Did you mean 'words'"):
         chunk_corpora(tmp_path, tmp_path / "out", CONFIG.model_copy(update={"tokenizer": "wrods"}))

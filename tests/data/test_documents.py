@@ -11,8 +11,7 @@ import pytest
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_json, read_jsonl
 from deepsearch_rl.core.records import Document
-from deepsearch_rl.data.document_folder import DocumentFolder
-from deepsearch_rl.data.document_texts import READERS, UnreadableError, read_text
+from deepsearch_rl.data.documents import READERS, DocumentFolder, UnreadableError, read_text
 from deepsearch_rl.data.download import DownloadConfig, download
 
 PAGE = """<!doctype html><html><head><title>The harbour of Ulverton</title><script>var x = 1;</script>
@@ -98,10 +97,13 @@ def test_every_kind_of_file_is_a_document_with_its_path_as_source(tmp_path: Path
 
 
 def test_markdown_without_a_first_heading_keeps_its_whole_text(tmp_path: Path) -> None:
+    code = "```sh\n# install it\nmake\n```\n"
+    (tmp_path / "code.md").write_text(f"{code}\n# Ada Stone\nShe founded Acme.\n")
     (tmp_path / "late.md").write_text("An introduction.\n\n# Ada Stone\nShe founded Acme.\n")
     (tmp_path / "line.md").write_text("Ada Stone\n=========\nShe founded Acme.\n")
     (tmp_path / "none.md").write_text("She founded Acme.\n")
     assert texts_of(tmp_path) == {
+        "code.md": f"Ada Stone\n{code}\n# Ada Stone\nShe founded Acme.",
         "late.md": "Ada Stone\nAn introduction.\n\n# Ada Stone\nShe founded Acme.",
         "line.md": "Ada Stone\nShe founded Acme.",
         "none.md": "\nShe founded Acme.",
@@ -179,8 +181,8 @@ def test_links_to_folders_are_followed_and_those_that_lead_nowhere_or_back_are_n
     folder = DocumentFolder(documents)
     assert [document.id for document in folder] == ["archive/sub/note.txt"]
     assert folder.unreadable == {
-        "letters/home": "it is a link to a folder that it lies in",
-        "letters/lost.txt": "it is a link to something that is not there",
+        "letters/home": "it links to a folder that contains it",
+        "letters/lost.txt": "its link is broken",
     }
 
 
@@ -206,9 +208,9 @@ def test_a_folder_without_a_readable_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.png").touch()
-    assert "download.path must name their folder" in problem(None)
+    assert "download.path must name a folder" in problem(None)
     assert "is not a folder" in problem(tmp_path / "nowhere")
-    assert "holds no file" in problem(tmp_path / "empty")
+    assert "is empty" in problem(tmp_path / "empty")
     assert "1 file cannot be read (a.png: .png is none of" in problem(tmp_path / "images")
 
 

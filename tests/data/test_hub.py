@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,10 +42,12 @@ class Hub(ThreadingHTTPServer):
         files: Mapping[str, bytes] = MappingProxyType({NAME: CONTENT}),
         etag: str | None = None,
         cut_at: int | None = None,
+        refusals: Sequence[int] = (),
         on_cut: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.etag, self.cut_at, self.on_cut = files, etag, cut_at, on_cut
+        self.refusals = list(refusals)
         self.ranges: list[str] = []
 
     @property
@@ -62,6 +64,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.ranges.append(self.headers["Range"])
+        if self.server.refusals:
+            self.send_response(self.server.refusals.pop(0))
+            self.send_header("Retry-After", "0")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
         content = self.send_head(start)
         self.wfile.write(content[start : self.server.cut_at])
@@ -108,7 +116,7 @@ def test_a_download_that_the_server_breaks_off_is_continued_and_looks_whole_only
 ) -> None:
     with (
         running(Hub(cut_at=300_000)) as hub,
-        pytest.raises(EndpointError, match="continues where it stopped"),
+        pytest.raises(EndpointError, match="continues where this one stopped"),
     ):
         fetch(config(hub.url), tmp_path)
     (partial,) = files(tmp_path)
@@ -162,6 +170,15 @@ def test_a_break_within_the_attempts_is_mended_in_one_call(
         fetch(config(hub.url).model_copy(update={"attempts": 2}), tmp_path)
         assert hub.ranges == ["bytes=0-", "bytes=500000-"]
     assert (tmp_path / "set/data/file.bin").read_bytes() == CONTENT
+
+
+def test_a_busy_hub_is_asked_again_until_no_attempt_is_left(tmp_path: Path) -> None:
+    with running(Hub(refusals=[429, 503])) as hub:
+        with pytest.raises(EndpointError, match="was not fetched: status 503"):
+            fetch(config(hub.url).model_copy(update={"attempts": 2}), tmp_path)
+        hub.refusals = [429, 503]
+        fetch(config(hub.url).model_copy(update={"attempts": 3}), tmp_path)
+    assert (tmp_path / "set" / NAME).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(

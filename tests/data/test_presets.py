@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.data.dataset_card import CARDS
+from deepsearch_rl.data.catalogue import CARDS
 from deepsearch_rl.data.dataset_presets import source_of
 from deepsearch_rl.data.download import download
 

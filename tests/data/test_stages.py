@@ -10,8 +10,8 @@ from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Chunk, Question
 from deepsearch_rl.data.chunking import ChunkConfig
 from deepsearch_rl.data.download import DownloadConfig
-from deepsearch_rl.data.spans import word_spans
-from deepsearch_rl.toy.world_questions import generate
+from deepsearch_rl.data.sentences import word_spans
+from deepsearch_rl.toy.world_questions import WorldConfig, generate
 from stages import chunk, download
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,8 +67,7 @@ def test_the_stages_write_the_same_bytes_again_and_chunks_that_fit_a_small_conte
 @pytest.mark.slow
 def test_the_tiny_world_is_large_enough_to_measure_on_and_has_few_comparisons() -> None:
     params = load_profile(ROOT / "params.yaml")
-    world = params.section("download", DownloadConfig).world
-    assert world is not None
+    world = WorldConfig.model_validate(params.value("download.world"))
     made = generate(world, params.value("seed")).questions
     assert len(made["multihoprag"]["train"]) >= 900
     assert len(made["multihoprag"]["val"]) >= 400

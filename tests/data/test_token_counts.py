@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deepsearch_rl.core.errors import UnavailableError, UnknownNameError
-from deepsearch_rl.data.spans import sentence_blocks, sentence_spans
+from deepsearch_rl.data.sentences import sentence_spans
 from deepsearch_rl.data.token_counts import HfCounter, WordCounter, load_tokenizer
 from tests.data.tokenizers_of import byte_pairs, word_pieces
 
@@ -37,22 +37,17 @@ def test_every_sentence_has_as_many_tokens_as_the_tokenizer_gives_it_alone(
     tokenizer = train(texts)
     counter = HfCounter(tokenizer)
     for text in texts:
-        counted = [
-            count
-            for block in sentence_blocks(text)
-            for count in counter.counts(text, block).tolist()
-        ]
+        sentences = list(sentence_spans(text))
+        counted = counter.counts(text, sentences)
         alone = [
-            tokenizer.encode(text[start:end], add_special_tokens=False)
-            for start, end in sentence_spans(text)
+            tokenizer.encode(text[start:end], add_special_tokens=False) for start, end in sentences
         ]
         assert counted == list(map(len, alone)), text
 
 
 def test_words_are_counted_as_they_are_found() -> None:
     text = "It's 3.5 km. Naïve words…\nMore of them."
-    [block] = sentence_blocks(text)
-    assert WordCounter().counts(text, block).tolist() == [8, 3, 4]
+    assert WordCounter().counts(text, list(sentence_spans(text))) == [8, 3, 4]
 
 
 def test_a_tokenizer_that_cuts_and_pads_is_asked_not_to() -> None:
@@ -61,8 +56,7 @@ def test_a_tokenizer_that_cuts_and_pads_is_asked_not_to() -> None:
     tokenizer.enable_padding(length=8)
     counter = HfCounter(tokenizer)
     text = "some words here some words here."
-    [block] = sentence_blocks(text)
-    assert counter.counts(text, block).tolist() == [7]
+    assert counter.counts(text, list(sentence_spans(text))) == [7]
     assert len(list(counter.spans(text))) == 7
 
 

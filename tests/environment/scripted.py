@@ -29,7 +29,7 @@ from deepsearch_rl.serve.engine import (
     Watch,
 )
 from deepsearch_rl.train.rewards import PolicyText, ThinkLength
-from deepsearch_rl.train.rl.policy_text import policy_text as training_policy_text
+from deepsearch_rl.train.rl.task_checks import policy_text as training_policy_text
 from tests.agent.search_server import serve_search
 from tests.settings import AGENT
 from tests.vllm_parsers import hermes_call

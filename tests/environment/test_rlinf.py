@@ -15,7 +15,7 @@ from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.adapters.rlinf import RlinfRun, config_facts, main, rlinf_config
 from deepsearch_rl.server.requests import Guard
-from deepsearch_rl.server.service import RetrievalApp
+from deepsearch_rl.server.service import make_app
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from tests.environment.check_environments import (
     ROOT,
@@ -25,8 +25,8 @@ from tests.environment.check_environments import (
 )
 from tests.environment.params_of import write_params
 from tests.environment.scripted import QUESTION, Script
-from tests.search.server.searchers import engine, open_searcher, service_config
 from tests.search_servers import serve_app
+from tests.server.searchers import engine, open_searcher, service_config
 
 TAGS = Script("tags", (), tags=True)
 QUESTIONS = [
@@ -188,7 +188,7 @@ def test_rlinfs_own_loader_data_set_client_and_reward_take_what_was_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     guard = Guard(token=None, loopback=True)
-    app = RetrievalApp(engine(open_searcher()), service_config(), guard)
+    app = make_app(engine(open_searcher()), service_config(), guard)
     with serve_app(app) as url:
         config = written_files(tmp_path, policy_folder, url, packages_of("rlinf"), monkeypatch)
         (line,) = child_lines(

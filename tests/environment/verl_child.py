@@ -19,8 +19,8 @@ from deepsearch_rl.chat.chat_format import load_chat_format
 from deepsearch_rl.environment.adapters.verl import write_agent, write_rows
 from deepsearch_rl.environment.episode import RewardSetting
 from deepsearch_rl.environment.search_environment import SearchEnvironment
+from deepsearch_rl.train.rl.rl_config import AGENT_LOOP
 from deepsearch_rl.train.rl.tokens import end_ids
-from deepsearch_rl.train.rl.verl_config import AGENT_LOOP
 from tests.environment.params_of import write_params
 from tests.environment.scripted import (
     QUESTION,

@@ -409,8 +409,8 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         "multihoprag", served_here=True
     )
 
-    online = tmp_path / "search.yaml"
-    online.write_text("name: a")
+    (tmp_path / "web.py").write_text("def search(client, query, top_k): return []")
+    online = f"{tmp_path / 'web.py'}:search"
     reranker = {"model": tmp_path / "reranker", "depth": 9, "max_tokens": 99, "batch_tokens": 99}
     reranked = RerankerConfig.model_validate(reranker | {"device": "cpu", "dtype": "float32"})
     (tmp_path / "reranker").mkdir()
@@ -428,7 +428,7 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         fingerprint,
         *(changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other),
     ]
-    online.write_text("name: b")
+    (tmp_path / "web.py").write_text("def search(client, query, top_k): return [1]")
     (tmp_path / "reranker" / "config.json").write_text("{}")
     fingerprints += [
         changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other[1:]

@@ -28,7 +28,7 @@ from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Question
 from deepsearch_rl.data.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.data.flashrag import read_documents, read_questions
-from deepsearch_rl.data.layouts import read_numbered
+from deepsearch_rl.data.row_files import read_numbered
 from deepsearch_rl.evaluate.explain.causes import Cause
 from deepsearch_rl.evaluate.explain.corpus import scan_corpus
 from deepsearch_rl.evaluate.explain.evidence import evidence_of

@@ -20,7 +20,7 @@ from art.unsloth.service import UnslothService
 from art.unsloth.train import UnslothTrainContext
 
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.train.art.service_backend import ServiceBackend, train_arguments
+from deepsearch_rl.train.art.backend import ServiceBackend, train_arguments
 from deepsearch_rl.train.art.unsloth import (
     SealingUnslothService,
     measured,

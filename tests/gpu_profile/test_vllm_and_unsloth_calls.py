@@ -16,13 +16,13 @@ import yaml
 
 from deepsearch_rl.serve.adapters import Adapter
 from deepsearch_rl.serve.launch import VllmConfig, adapter_flags, vllm_serve_command
-from deepsearch_rl.train.art.samplers import lora_serve_command
+from deepsearch_rl.train.art.service import lora_serve_command
 from deepsearch_rl.train.art.unsloth import unsloth_settings
 from deepsearch_rl.train.merge import (
+    MergeConfig,
     unsloth_load_arguments,
     unsloth_save_arguments,
 )
-from deepsearch_rl.train.merge_config import MergeConfig
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from tests.gpu_profile.check_environment import ENVIRONMENT, PYTHON
 

@@ -16,10 +16,10 @@ from deepsearch_rl.core.records import Question
 from deepsearch_rl.data.question_writing.audit import Funnel
 from deepsearch_rl.evaluate.explain.records import ExplainReport
 from deepsearch_rl.evaluate.tables import F1Table
+from tests.data.question_writing.planted_faults import audit_figures, require_found, write_world
+from tests.data.question_writing.scripted_writer import ScriptedModel
 from tests.evaluate.chat import KEY, ChatEndpoint, serve_chat
 from tests.pipeline.smoke_copy import copy_of_working_tree, run
-from tests.question_writing.planted_faults import audit_figures, require_found, write_world
-from tests.question_writing.scripted_writer import ScriptedModel
 from tests.worlds import smoke
 
 __all__ = ["smoke"]

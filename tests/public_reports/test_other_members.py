@@ -3,15 +3,11 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import gzip
 import itertools
 import json
-import resource
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,11 +15,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
-import numpy as np
 import pandas as pd
 import psutil
 import pytest
-import requests
 from pydantic import ValidationError
 
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
@@ -40,34 +34,15 @@ from deepsearch_rl.data.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.data.flashrag import read_questions
 from deepsearch_rl.data.titles import title_key
 from deepsearch_rl.search.build import build_index
-from deepsearch_rl.search.encoders.remote import RemoteEncoder
 from deepsearch_rl.search.searcher import open_index
-from deepsearch_rl.server import connections
-from deepsearch_rl.server.batching import SearchFailedError
-from deepsearch_rl.server.connections import ConnectionLimit, LimitedConnection
-from deepsearch_rl.server.launch import serve_index
-from deepsearch_rl.server.online.endpoint import OnlineConfig, SearchEndpoint
-from deepsearch_rl.server.online.searcher import OnlineSearcher
-from deepsearch_rl.server.requests import Guard
-from deepsearch_rl.server.rerank import CrossEncoder
-from deepsearch_rl.server.service import RetrievalApp
 from tests.agent.conftest import ANSWER, Answer, response
 from tests.chunks import make_chunks
 from tests.ports import free_port
 from tests.public_reports.conftest import LimitClock
 from tests.public_reports.test_agent import reply
-from tests.public_reports.test_server import (
-    EncodingSearcher,
-    ask_each,
-    embeddings_config,
-    peak_memory_bytes,
-)
 from tests.search.encoders.folders import transformers_config
-from tests.search.server.searchers import engine, open_searcher, service_config
-from tests.search.test_rerank import config as reranker_config
-from tests.search.test_rerank import write_model
-from tests.search_servers import in_thread, serve_app
-from tests.settings import INDEX, RETRIEVAL
+from tests.search_servers import in_thread
+from tests.settings import INDEX
 
 Reply = tuple[int, Any, Mapping[str, str]]
 """Status, body (bytes as they are, anything else as JSON), headers."""
@@ -129,176 +104,6 @@ def serve() -> Iterator[Callable[[Behaviour], Server]]:
             return server
 
         yield start
-
-
-POISON = "q9"  # the one query of 64 that a server does not like
-
-
-def vectors(texts: list[str], number: float | None = 1.0) -> Reply:
-    rows = [{"index": row, "embedding": [number, 0.0]} for row in range(len(texts))]
-    return 200, {"data": rows}, {}
-
-
-def nan_for(texts: list[str], of: set[str]) -> Reply:
-    rows = [
-        {"index": row, "embedding": [float("nan") if text in of else 1.0, 0.0]}
-        for row, text in enumerate(texts)
-    ]
-    return 200, {"data": rows}, {}
-
-
-def unless_poisoned(answer: Callable[[list[str]], Reply], bad: Reply | None) -> Behaviour:
-    return lambda texts: bad if POISON in texts else answer(texts)
-
-
-def hangs(_: list[str]) -> Reply:
-    time.sleep(4.0)
-    return 200, {}, {}
-
-
-@pytest.fixture
-def timeout_s(request: pytest.FixtureRequest) -> float:
-    """Short where the server hangs; elsewhere a busy machine must not make a query late."""
-    return 1.5 if "hangs" in request.node.callspec.id else 30.0
-
-
-# What the server does, how many of 64 queries fail, how many requests they may cost
-EMBEDDINGS: dict[str, tuple[Behaviour, int, int]] = {
-    "is down": (lambda _: (503, {"error": "x"}, {}), 64, 2),  # one attempt and one probe
-    "refuses everything": (lambda _: (400, {"error": "x"}, {}), 64, 2),
-    "a wrong key": (lambda _: (401, {"error": "x"}, {}), 64, 1),
-    "refuses a text": (unless_poisoned(vectors, (400, {"error": "x"}, {})), 1, 20),
-    "fails at a text": (unless_poisoned(vectors, (500, {"error": "x"}, {})), 1, 20),
-    "hangs": (hangs, 64, 1),
-    "loses every connection": (lambda _: None, 64, 2),
-    "a page of HTML": (lambda _: (200, b"<html>", {}), 64, 1),
-    "an error under status 200": (lambda _: (200, {"error": {"message": "x"}}, {}), 64, 1),
-    "another dimension": (
-        lambda texts: (200, {"data": [{"index": r, "embedding": [1.0]} for r in range(len(texts))]}, {}),
-        64,
-        1,
-    ),
-    "a vector too few": (lambda texts: vectors(texts[1:]), 64, 1),
-    "null for every number": (lambda texts: vectors(texts, None), 64, 1),
-    "NaN for every text": (lambda texts: nan_for(texts, set(texts)), 64, 1),
-    "NaN for one text": (lambda texts: nan_for(texts, {POISON}), 1, 13),
-    "no such model": (lambda _: (404, {"error": "x"}, {}), 64, 1),
-    "a key that may not": (lambda _: (403, {"error": "x"}, {}), 64, 1),
-    "a quota that is out": (lambda _: (429, {"error": "insufficient_quota"}, {}), 64, 1),
-    "too many texts at once": (
-        lambda texts: (413, {"error": "x"}, {}) if len(texts) > 16 else vectors(texts),
-        0,
-        10,
-    ),
-    "a text that it cannot read": (unless_poisoned(vectors, (422, {"error": "x"}, {})), 1, 20),
-    "a text that it dies of": (unless_poisoned(vectors, None), 1, 20),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("behaviour", "failures", "requests"), EMBEDDINGS.values(), ids=EMBEDDINGS)
-def test_an_embeddings_server_that_fails_in_whatever_way_is_asked_a_few_times_for_a_batch(
-    serve: Callable[[Behaviour], Server],
-    timeout_s: float,
-    behaviour: Behaviour,
-    failures: int,
-    requests: int,
-) -> None:
-    server = serve(behaviour)
-    config = embeddings_config(server, timeout_s=timeout_s, rate_limit_wait_s=0)
-    answers = asyncio.run(ask_each(EncodingSearcher(RemoteEncoder(config))))
-    assert sum(isinstance(answer, SearchFailedError) for answer in answers) == failures
-    assert len(server.asked) <= requests
-
-
-def results(texts: list[str]) -> Reply:
-    return 200, [{"text": f"about {texts[0]}"}], {}
-
-
-ENDPOINTS: dict[str, tuple[Behaviour, int, int]] = {
-    "refuses every query": (lambda _: (400, b"refused", {}), 64, 64),
-    "refuses one query": (unless_poisoned(results, (400, b"refused", {})), 1, 64),
-    "a wrong key": (lambda _: (401, b"refused", {}), 64, 4),
-    "hangs": (hangs, 64, 10),
-    "loses every connection": (lambda _: None, 64, 10),
-    "fails always": (lambda _: (500, {}, {}), 64, 10),
-    "leads elsewhere": (lambda _: (302, b"", {"Location": "/login"}), 64, 5),
-    "forbids everything": (lambda _: (403, {}, {}), 64, 5),
-    "has no money": (lambda _: (402, {}, {}), 64, 4),
-    "takes no more today": (lambda _: (429, {}, {"Retry-After": "3600"}), 64, 4),
-    "fails at one query": (unless_poisoned(results, (500, b"oops", {})), 1, 66),
-    "dies of one query": (unless_poisoned(results, None), 1, 66),
-    "hangs at one query": (
-        lambda texts: hangs(texts) if POISON in texts else results(texts),
-        1,
-        66,
-    ),
-    "a firewall that forbids one query": (unless_poisoned(results, (403, b"blocked", {})), 1, 64),
-    "leads elsewhere for one query": (
-        unless_poisoned(results, (302, b"", {"Location": "/captcha"})),
-        1,
-        64,
-    ),
-    "a page of HTML for one query": (unless_poisoned(results, (200, b"<html>", {})), 1, 64),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("behaviour", "failures", "requests"), ENDPOINTS.values(), ids=ENDPOINTS)
-def test_a_query_that_a_search_endpoint_fails_at_takes_no_other_with_it(
-    serve: Callable[[Behaviour], Server],
-    timeout_s: float,
-    behaviour: Behaviour,
-    failures: int,
-    requests: int,
-) -> None:
-    server = serve(behaviour)
-    config = OnlineConfig.model_validate(
-        {
-            "name": "web",
-            "url": f"http://127.0.0.1:{server.server_port}/?q={{query}}",
-            "fields": {"results": None, "text": "text"},
-            "max_concurrency": 4,
-            "timeout_s": timeout_s,
-            "attempts": 2,
-            "backoff_s": 0.001,
-            "rate_limit_wait_s": 0,
-        }
-    )
-    answers = asyncio.run(ask_each(OnlineSearcher(SearchEndpoint(config))))
-    assert sum(isinstance(answer, SearchFailedError) for answer in answers) == failures
-    assert len(server.asked) <= requests
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "comet " * 5461,
-        "comet lander " * 2500,
-        "x" * 32_768,
-        "comet" + " " * 32_000 + "lander",
-        "comet? " * 4000,
-    ],
-    ids=["one word", "two words", "no blank", "blanks", "sentences"],
-)
-def test_a_reranker_reads_no_more_of_a_query_than_fits_a_pair(tmp_path: Path, query: str) -> None:
-    encoder = CrossEncoder(reranker_config(write_model(tmp_path, 1)))
-    part = encoder._readable_part(query)
-    tokenizer = encoder._model.tokenizer
-    assert query.startswith(part)
-    assert len(tokenizer.tokenize(part)) <= 128
-    passages = ["comet", "river " * 30, "orbit moon " * 10]
-    whole = tokenizer(
-        [query] * 3,
-        passages,
-        truncation="longest_first",
-        max_length=64,
-        padding=True,
-        return_tensors="pt",
-    )
-    expected = encoder._model.model(**whole).logits[:, 0].detach().numpy()
-    scores = encoder.score([(query, passage) for passage in passages])
-    np.testing.assert_allclose(scores, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", "abc123", "F52BF8E", ""])
@@ -571,129 +376,6 @@ def test_a_limit_of_tokens_in_a_minute_is_no_prompt_that_is_too_large(
     chat_server.script.append(response(body, 413))
     trajectory = answer()
     assert trajectory.stop_reason is StopReason.MODEL_ERROR
-
-
-def connect(url: str) -> socket.socket:
-    host, _, port = url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
-
-
-def read_all(connection: socket.socket) -> bytes:
-    """What a server sends until it closes."""
-    received = b""
-    with contextlib.suppress(ConnectionResetError):
-        while block := connection.recv(65_536):
-            received += block
-    return received
-
-
-@pytest.fixture
-def limited_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server that takes four connections."""
-    monkeypatch.setattr(connections, "REFUSAL_S", 0.2)
-    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 1.0)
-    app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=True))
-    protocol = functools.partial(LimitedConnection, limit=ConnectionLimit(4))
-    with serve_app(app, http=protocol, loop="uvloop") as url:
-        yield url
-
-
-@pytest.mark.parametrize("library", [httpx, requests])
-def test_a_connection_too_many_is_told_so_and_the_others_go_on(
-    limited_url: str, library: Any
-) -> None:
-    with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(httpx.Client()) for _ in range(4)]
-        for client in clients:
-            assert client.post(f"{limited_url}/retrieve", json={"queries": ["a"]}).is_success
-        # A body that is larger than what is read before the refusal
-        body = {"queries": ["a" * 30_000] * 40}
-        refused = library.post(f"{limited_url}/retrieve", json=body, timeout=20)
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"] == "1"
-        assert "the server has 4 connections" in refused.json()["detail"]
-        for client in clients:  # over the connections that they have
-            assert client.post(f"{limited_url}/retrieve", json={"queries": ["b"]}).is_success
-    deadline = time.monotonic() + 20
-    while httpx.get(f"{limited_url}/healthz").status_code == 503:
-        assert time.monotonic() < deadline
-
-
-@pytest.mark.slow
-def test_connections_that_send_no_request_or_half_of_one_make_room_after_a_while(
-    limited_url: str,
-) -> None:
-    silent = [connect(limited_url) for _ in range(2)]
-    slow = [connect(limited_url) for _ in range(2)]
-    for connection in slow:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n")
-    deadline = time.monotonic() + 20
-    while httpx.get(f"{limited_url}/healthz").status_code == 503:
-        assert time.monotonic() < deadline
-    for connection in (*silent, *slow):
-        assert read_all(connection) == b""
-        connection.close()
-
-
-@pytest.mark.parametrize(
-    "head", [b"x-long: " + b"a" * 400_000, b"x: a\r\n" * 60_000, b"n" * 400_000]
-)
-def test_a_head_without_end_is_refused(limited_url: str, head: bytes) -> None:
-    with connect(limited_url) as connection:
-        with contextlib.suppress(ConnectionError):
-            connection.sendall(b"GET /healthz HTTP/1.1\r\n")
-            for start in range(0, len(head), 16_384):
-                connection.sendall(head[start : start + 16_384])
-        answer = read_all(connection)
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
-    assert httpx.get(f"{limited_url}/healthz").status_code == 200
-
-
-@pytest.mark.slow
-def test_a_large_body_and_many_requests_over_one_connection_are_no_long_head(
-    limited_url: str,
-) -> None:
-    body = {"queries": ["a" * 30_000] * 100}
-    with httpx.Client() as client:
-        for _ in range(3):
-            assert client.post(f"{limited_url}/retrieve", json=body, timeout=30).is_success
-            assert client.get(f"{limited_url}/healthz", headers={"x": "a" * 30_000}).is_success
-
-
-@pytest.mark.nightly
-def test_the_peak_of_a_server_is_bounded_whatever_connections_send(tmp_path: Path) -> None:
-    clients = 5000  # without a limit, each brings a quarter of a MiB
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, clients + 1000), hard))
-    write_jsonl(tmp_path / "chunks.jsonl", make_chunks(["Vienna\nA city.", "Philae\nA lander."]))
-    config = INDEX.model_copy(update={"encoder": None})
-    build_index(tmp_path / "chunks.jsonl", tmp_path / "index", config, seed=0)
-    try:
-        with (
-            serve_index(tmp_path / "index", tmp_path / "chunks.jsonl", RETRIEVAL) as url,
-            contextlib.ExitStack() as stack,
-        ):
-            sockets = [stack.enter_context(connect(url)) for _ in range(clients)]
-            for sent in (
-                b"POST /none HTTP/1.1\r\nx: " + b"a" * 60_000,
-                b"\r\ncontent-length: 4000000\r\n\r\n" + b"a" * 200_000,
-                b"a" * 100_000,
-            ):
-                for connection in sockets:
-                    connection.settimeout(1)
-                    with contextlib.suppress(OSError):
-                        connection.sendall(sent)
-            servers = psutil.Process().children(recursive=True)
-            peak_bytes = max(peak_memory_bytes(server.pid) for server in servers)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert peak_bytes < 600 * 2**20
-
-
-def test_no_process_has_more_connections_than_it_may_have_open_files() -> None:
-    assert ConnectionLimit.of_files(65_536).connections == connections.MAX_CONNECTIONS
-    assert ConnectionLimit.of_files(1024).connections == 1024 - 256 - 64
-    assert ConnectionLimit.of_files(16).connections == 1
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,15 @@ from deepsearch_rl.core.errors import (
 )
 from deepsearch_rl.core.files import file_digests, sha256_file
 from deepsearch_rl.train import merge
-from deepsearch_rl.train import merge_proof as proof
-from deepsearch_rl.train.merge import merge_adapter
-from deepsearch_rl.train.merge_config import MergeConfig
-from deepsearch_rl.train.merge_proof import (
+from deepsearch_rl.train import merge as proof
+from deepsearch_rl.train.merge import (
     AnswerTokens,
+    MergeConfig,
     answer_logprobs,
     fixed_prompts,
     greedy_answers,
     logprobs_of_new_process,
+    merge_adapter,
     require_trained_model,
 )
 from deepsearch_rl.train.model_folder import complete_folder

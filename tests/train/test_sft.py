@@ -33,21 +33,21 @@ from deepsearch_rl.train import sft as sft
 from deepsearch_rl.train.curves import curve_path, recorded_curve
 from deepsearch_rl.train.finite import NotFiniteError, not_finite_metrics
 from deepsearch_rl.train.model_folder import ADAPTER_FILES, LOWEST_LOSS, require_files
-from deepsearch_rl.train.row_lengths import require_fitting_row
 from deepsearch_rl.train.sft import (
+    SftConfig,
     canonical_adapter_config,
     require_attention,
+    swift_sft_command,
     train_adapter,
 )
-from deepsearch_rl.train.swift_call import SftConfig, swift_sft_command
-from deepsearch_rl.train.swift_rows import SwiftRow
-from deepsearch_rl.train.trainer_state import (
+from deepsearch_rl.train.swift import (
     TRAINER_STATE,
     TrainerState,
     logged_metrics,
     newest_checkpoint,
     remove_not_finite,
 )
+from deepsearch_rl.train.swift_rows import SwiftRow, require_fitting_row
 
 ENTRY = {
     "loss": 1.5,

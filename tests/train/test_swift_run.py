@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import CommandError
-from deepsearch_rl.train.swift_run import run_swift
+from deepsearch_rl.train.swift import run_swift
 
 
 @pytest.fixture

@@ -9,24 +9,28 @@ profile's generated world; model sections are the profile's own, with sizes cut
 import copy
 import os
 import shutil
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from deepsearch_rl.core.errors import CommandError
 from deepsearch_rl.core.files import read_json
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
-from deepsearch_rl.core.profile import PARAMS, Profile, find_profile, load_profile
-from tools.preflight.runner import kill
+from deepsearch_rl.core.profile import PARAMS, Profile, find_profile
 
 DATA_SECTIONS = ("datasets", "download", "chunk", "index", "retrieval", "synthesize")
 DATASET = "multihoprag"
 START = "base"
 LINKED = ("src", "stages", "tools", ".venv", ".venvs")
+# Of a stage: everything is small here
+TIMEOUT_S = 1800.0
 _POLL_S = 0.05
 
 
@@ -72,19 +76,20 @@ class Project:
         (self.folder / file).write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
         return file
 
-    def run(self, family: str, module: str, *arguments: object, params: str = PARAMS) -> float:
-        """Run a module as DVC runs a stage and return its seconds; raise CommandError with its own error."""
-        started = time.monotonic()
-        with ProcessGuard() as guard:
-            process, log = self._start(guard, family, module, arguments, params)
-            status = process.wait()
+    def run(self, family: str, module: str, *arguments: object, params: str = PARAMS) -> None:
+        """Run a module as DVC runs a stage; raise CommandError with its own error, or after :data:`TIMEOUT_S`."""
+        with self._started(family, module, arguments, params) as (process, log):
+            try:
+                status = process.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                raise CommandError(
+                    f"`{module}` was not done after {TIMEOUT_S:g} s, and was ended (its output: {log})"
+                ) from None
 
         if status:
             raise CommandError(
-                f"`{module} {' '.join(map(str, arguments))}` failed: {_error(log)} (its output: {log})"
+                f"`{' '.join(map(str, (module, *arguments)))}` failed: {_error(log)} (its output: {log})"
             )
-
-        return time.monotonic() - started
 
     def kill_when(
         self,
@@ -95,42 +100,35 @@ class Project:
         params: str = PARAMS,
     ) -> None:
         """Start a module and kill it (SIGKILL) as soon as ``condition`` holds; raise CommandError if it ends first."""
-        with ProcessGuard() as guard:
-            process, log = self._start(guard, family, module, arguments, params)
+        with self._started(family, module, arguments, params) as (process, log):
+            deadline = time.monotonic() + TIMEOUT_S
             while not condition():
-                if process.poll() is not None:
+                if process.poll() is not None or time.monotonic() > deadline:
                     raise CommandError(
-                        f"`{module}` ended before it could be killed: {_error(log)} (its output: {log})"
+                        f"`{module}` did not get to where it would be killed: {_error(log)} (its output: {log})"
                     )
 
                 time.sleep(_POLL_S)
 
-            kill(process)
+            # The command of the guard's supervisor, which then ends all that it had started
+            for command in psutil.Process(process.pid).children():
+                command.kill()
+            process.wait()
 
-    def _start(
-        self,
-        guard: ProcessGuard,
-        family: str,
-        module: str,
-        arguments: tuple[object, ...],
-        params: str,
-    ) -> tuple[Any, Path]:
+    @contextmanager
+    def _started(
+        self, family: str, module: str, arguments: tuple[object, ...], params: str
+    ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         log = self.folder / "logs" / f"{module.rpartition('.')[2]}-{Path(params).stem}.log"
         log.parent.mkdir(exist_ok=True)
-        command = [
-            "tools/python",
-            self.profile.values["python"][family],
-            "-m",
-            module,
-            params,
-            *map(str, arguments),
-        ]
+        python = self.profile.values["python"][family]
+        command = ["tools/python", python, "-m", module, params, *map(str, arguments)]
         environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db"}
-
-        with log.open("a", encoding="utf-8") as output:
-            return guard.start(
-                command, folder=self.folder, environment=environment, output=output
-            ), log
+        with ProcessGuard() as guard, log.open("a", encoding="utf-8") as output:
+            yield (
+                guard.start(command, folder=self.folder, environment=environment, output=output),
+                log,
+            )
 
     def remove(self) -> None:
         """Delete the copy."""
@@ -150,11 +148,6 @@ def cut_copy(root: Path, name: str, folder: Path) -> Project:
     )
     project.write_params({})
     return project
-
-
-def open_copy(root: Path, folder: Path) -> Project:
-    """Return the copy that :func:`cut_copy` made in a folder."""
-    return Project(root, load_profile(folder / PARAMS), folder)
 
 
 def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str, Any]:

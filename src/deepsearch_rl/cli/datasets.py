@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from deepsearch_rl.core.errors import look_up
-from deepsearch_rl.data.dataset_card import CARDS
+from deepsearch_rl.data.catalogue import CARDS
 
 Name = Annotated[
     str | None, typer.Argument(help="A data set; without one, all are listed.", show_default=False)

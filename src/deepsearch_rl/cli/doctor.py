@@ -39,8 +39,8 @@ from deepsearch_rl.core.processes import free_port
 from deepsearch_rl.core.profile import Profile, dvc_file, find_profile, profile_names
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.track.local_store import local_store
-from deepsearch_rl.train.attention import ATTENTION_FIX, attention_problem
 from deepsearch_rl.train.rl.rl_config import RlConfig
+from deepsearch_rl.train.sft import ATTENTION_FIX, attention_problem
 
 GIB = 2**30
 PORTS = {4200: "Prefect", 5000: "MLflow"}

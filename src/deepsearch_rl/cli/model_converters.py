@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
-from deepsearch_rl.train.verl.merging import merge_command
+from deepsearch_rl.train.verl.checkpoints import merge_command
 
 RLINF = "rlinf.utils.ckpt_convertor.megatron_convertor"
 PROCESSES = 8

@@ -25,32 +25,31 @@ def preflight_command(
     only: Annotated[
         str | None, Option(help="Run this phase and those that it needs.", show_default="all")
     ] = None,
-    jobs: Annotated[int, Option(min=1, help="Phases at once; 1 measures best.")] = 1,
     is_kept: Annotated[
         bool, Option("--keep", help="Leave the copy that they ran in, with its logs.")
     ] = False,
 ) -> None:
     """Try a profile's training path on a small model: what works, and what to do before it costs hours.
 
-    A profile that trains no model, or one that searches in tags, is refused. The results are also
-    in work/PROFILE/preflight/. The exit status is 1 where a phase failed. docs/gpu.md says what
-    each phase tries.
+    Profiles that train no model, or one that searches in tags, are refused. The results are also in
+    work/PROFILE/preflight/report.json. The exit status is 1 if a phase failed. docs/gpu.md says
+    what each phase tries.
 
         deepsearch preflight gpu --list
-        deepsearch preflight gpu --only serve
+        deepsearch preflight gpu --only evaluate
     """
     if not (CLONE / "tools").is_dir():
         raise UnavailableError(
             "preflight needs a clone of the project: run .venv/bin/deepsearch there."
         )
     sys.path.append(str(CLONE))
-    program = importlib.import_module("tools.preflight.__main__")
+    program = importlib.import_module("tools.preflight.command")
     if is_listed:
         reason = "with --list, which runs no phase; leave one of them out"
-        require_effect(context, ["only", "jobs", "is_kept"], reason)
+        require_effect(context, ["only", "is_kept"], reason)
         program.print_phases(profile)
         return
 
-    outcomes = program.preflight(profile, only, jobs, is_kept)
+    outcomes = program.preflight(profile, only, is_kept)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise typer.Exit(1)

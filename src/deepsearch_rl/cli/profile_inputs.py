@@ -38,14 +38,14 @@ def missing_inputs(profile: Profile, root: Path) -> Iterator[MissingRequirement]
     for key, path in _mapping(profile.values, "make_questions", "documents").items():
         if not (root / path).is_dir():
             what = f"{path}, the documents of make_questions.documents.{key}"
-            yield MissingRequirement(what, f"tools/take_documents FOLDER {profile.name}")
+            yield MissingRequirement(what, f"make repro PROFILE={profile.name} DOCUMENTS=FOLDER")
 
     yield from _unknown_formats(_mapping(profile.values, "download", "folder"))
 
 
 def _named_paths(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the fields that name a folder or file, and the path; a project with another graph has other fields."""
-    for section in (("models",), ("trained",), ("optimize_prompt", "models")):
+    for section in (("models",), ("optimize_prompt", "models")):
         for name, path in _mapping(values, *section).items():
             yield ".".join([*section, name]), path
 

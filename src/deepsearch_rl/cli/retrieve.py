@@ -335,7 +335,6 @@ def serve_command(
     *,
     fields: Fields,
     threads: options.Threads = None,
-    workers: options.Workers = 1,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
     public: options.Public = False,
@@ -345,7 +344,7 @@ def serve_command(
     """Serve an index to any trainer: Search-R1, veRL, RLinf, ASearcher, and agents over MCP.
 
     It answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp (streamable
-    HTTP) and, with one worker, /sse. It stops on Ctrl-C or SIGTERM, after it has answered the
+    HTTP) and /sse. It stops on Ctrl-C or SIGTERM, after it has answered the
     requests that it has accepted.
 
         deepsearch retrieve serve --index index --port 8000
@@ -353,10 +352,9 @@ def serve_command(
     from deepsearch_rl.server import launch  # noqa: PLC0415 - and the MCP library
     from deepsearch_rl.server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
     from deepsearch_rl.server.rerank import RerankerConfig  # noqa: PLC0415 - loads FAISS
-    from deepsearch_rl.server.workers import serve_workers  # noqa: PLC0415
 
     if (index is None) == (fields["retrieval.online"] is None):
-        what = "--index with an index folder, or --online with a search endpoint"
+        what = "--index with an index folder, or --online with a search engine"
         raise ConfigError(f"say what to serve: {what}.")
 
     if index is None:
@@ -375,7 +373,6 @@ def serve_command(
         index=index,
         chunks=chunks,
         threads=threads,
-        workers=workers,
         host=host,
         port=port,
         public=public,
@@ -383,11 +380,8 @@ def serve_command(
         no_token=no_token,
     )
     launch.log_to_stderr()
-    if workers > 1:
-        serve_workers(config)
-    else:
-        with launch.open_listener(config) as listener:
-            launch.serve(config, listener)
+    with launch.open_listener(config) as listener:
+        launch.serve(config, listener)
 
 
 app.command("convert")(convert_command)

@@ -22,9 +22,8 @@ def convert_command(
 ) -> None:
     """Write passages of another layout as JSON Lines, which an index is built over.
 
-    Read are JSON Lines, a JSON array, CSV and TSV with a header, plain or in gzip, bzip2 or xz, in
-    a tar, or in a zip of one file; Parquet and Arrow as they are. The keys or columns are `id` (or
-    BEIR's `_id`), `contents`, `title` and `text`.
+    Formats: JSON Lines, a JSON array, CSV and TSV with a header, and Parquet, each also gzipped. The
+    keys or columns are `id` (or BEIR's `_id`), `contents`, `title` and `text`.
 
         deepsearch retrieve convert psgs_w100.tsv.gz corpus.jsonl
     """

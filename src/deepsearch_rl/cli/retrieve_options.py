@@ -101,9 +101,6 @@ Index: TypeAlias = Annotated[Path, Option(help="Folder that `retrieve build` wro
 Chunks: TypeAlias = Annotated[
     Path | None, Option(help="The passage file, if it was moved since the build.")
 ]
-Workers: TypeAlias = Annotated[
-    int, Option(help="Processes that share the port, the cores and the index's files.", min=1)
-]
 Host: TypeAlias = Annotated[str, Option(help="Address to listen on.")]
 Port: TypeAlias = Annotated[
     int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
@@ -145,7 +142,9 @@ SEARCH_FIELDS = {
 SERVE_FIELDS = {
     **SEARCH_FIELDS,
     "online": FieldOption(
-        "retrieval.online", Path | None, "YAML file of a search endpoint, instead of an index."
+        "retrieval.online",
+        str | None,
+        "Search the web instead of an index: serpapi, google, brave, searxng or FILE.py:NAME.",
     ),
     "pages": FieldOption(
         "retrieval.pages", Path | None, "JSON Lines of {url, contents, ...} for /access."

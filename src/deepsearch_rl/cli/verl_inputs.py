@@ -7,8 +7,7 @@ from pathlib import Path
 
 from deepsearch_rl.cli.profile_inputs import MissingRequirement
 from deepsearch_rl.core.profile import Profile
-from deepsearch_rl.train.rl.rl_config import RlConfig
-from deepsearch_rl.train.rl.verl_config import VerlConfig
+from deepsearch_rl.train.rl.rl_config import RlConfig, VerlConfig
 
 CLUSTER_TIMEOUT_S = 60.0
 SOURCES = Path(__file__).resolve().parents[2]

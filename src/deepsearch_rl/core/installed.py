@@ -83,16 +83,6 @@ def require_packages(versions: Mapping[str, str]) -> None:
         )
 
 
-def install_hint(extra: str) -> str:
-    """Return how the packages of an extra are installed, in any environment and in the project's.
-
-    The project's own is made from its lock: another command of uv would remove what it does not
-    name.
-    """
-    project = f"`make environment EXTRAS='--extra {extra}'`"
-    return f"`pip install 'deepsearch-rl[{extra}]'`, or in the project {project}"
-
-
 def installed_versions() -> dict[str, str]:
     """Return the version of every installed distribution, by its canonical name (``pyyaml``, ``ruamel-yaml``)."""
     versions: dict[str, str] = {}

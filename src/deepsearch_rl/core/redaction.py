@@ -14,7 +14,7 @@ ENV_FILE_NAMES = "DEEPSEARCH_ENV_FILE_NAMES"
 # ``token_limit`` are none
 _SECRET_NAME = re.compile(
     r"api_key|secret|passwor?d|passphrase|passwd|credential|private_key|auth_string|access_token|auth_token"
-    r"|apikey|connection_string|(^|[_.])(token|login|pat|pwd|cookie|bearer)$"
+    r"|apikey|connection_string|(^|[_.])(token|login|pat|cookie|bearer)$|[_.]pwd$"
     r"|(^|[_.])(access|account|storage|openai|kaggle|serper|tavily|brave|exa|search)_key$",
     re.IGNORECASE,
 )

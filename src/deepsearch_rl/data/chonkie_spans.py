@@ -12,7 +12,7 @@ from typing import Any
 from chonkie import RecursiveChunker, TokenChunker
 from chonkie.tokenizer import Tokenizer
 
-from deepsearch_rl.data.spans import Span
+from deepsearch_rl.data.sentences import Span
 from deepsearch_rl.data.token_counts import TokenCounter
 
 # Yields where the chunks of a text lie, without white space around them and without blank ones

@@ -1,19 +1,16 @@
-"""A question set and its corpus by the set's name alone.
+"""A question set and its corpus by the set's name, for `deepsearch evaluate`.
 
     multihoprag         the hub, or a folder with the files of its repository: README.md, corpus.json, MultiHopRAG.json
-    every other set     a folder with one file corpus* and one file questions*, dev* or test*, in any layout that
-                        layouts.py reads
+    every other set     a folder with one file corpus* and one file questions*, dev* or test*
 
-The corpora of other sets are Wikipedia dumps of twenty million passages, or in no known hub
-repository. Describe them in a profile (profiles/gpu shows how), or name a folder with the part that
-is needed.
+The corpora of other sets are Wikipedia dumps of twenty million passages, or on no hub that we know.
+Describe them in a profile (profiles/gpu shows how), or name a folder with the part that you need.
 """
 
 from pathlib import Path
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.data.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
-from deepsearch_rl.data.dataset_card import CARDS
+from deepsearch_rl.data.catalogue import CARDS, CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.data.download import (
     CorpusSource,
     DownloadConfig,
@@ -29,7 +26,7 @@ ATTEMPTS = 20
 # The split to answer, in every set
 SPLIT = "val"
 
-# Official files are named by their split; the first name that a folder has is read.
+# Official files are named by their split; the first that exists is read
 QUESTION_FILES = ("questions", "dev", "test")
 
 # Of MultiHop-RAG, after the shuffle with `SHUFFLE_SEED`
@@ -38,7 +35,7 @@ SHUFFLE_SEED = 42
 
 
 def source_of(dataset: str, folder: Path | None, fetched: Path) -> DownloadConfig:
-    """Return where to read a set and its corpus from: a folder, or the hub (into ``fetched``) where it is None."""
+    """Return the source of a set and its corpus: a folder, or the hub (into ``fetched``) if it is None."""
     if dataset not in CARDS or dataset not in QUESTION_FORMATS:
         raise UnknownNameError(
             "question set", dataset, sorted(CARDS.keys() & QUESTION_FORMATS.keys())
@@ -97,17 +94,17 @@ def _multihoprag(folder: Path | None, fetched: Path) -> DownloadConfig:
 
 
 def _only(folder: Path, beginnings: tuple[str, ...]) -> Path:
-    """Return the one file whose name has the first of the beginnings that any file's name has."""
+    """Return the one file that begins with the first of the beginnings that matches any file."""
     for beginning in beginnings:
         paths = sorted(filter(Path.is_file, folder.glob(f"{beginning}*")))
         if len(paths) > 1:
             names = ", ".join(path.name for path in paths)
             raise ArtifactError(
-                f"{folder} holds several files {beginning}* ({names}); keep one of them in a folder."
+                f"{folder} has several files {beginning}* ({names}); keep only one of them there."
             )
 
         if paths:
             return paths[0]
 
     patterns = " or ".join(f"{beginning}*" for beginning in beginnings)
-    raise ArtifactError(f"{folder} holds no file {patterns}.")
+    raise ArtifactError(f"{folder} has no file {patterns}.")

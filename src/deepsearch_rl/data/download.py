@@ -1,8 +1,8 @@
-"""Documents and questions of a named source, written as records.
+"""Corpora and question sets from any source, written as records.
 
-Whatever the source, the result is the same: ``corpora/<corpus>.jsonl`` of Document records and
-``questions/<dataset>/<split>.jsonl`` of Question records. What is no question set, such as IFEval's
-prompts, can lie beside these as it came.
+Every source gives ``corpora/<corpus>.jsonl`` of Document records and
+``questions/<dataset>/<split>.jsonl`` of Question records. Other files, such as IFEval's prompts, are
+copied beside the question sets unchanged.
 """
 
 import itertools
@@ -12,20 +12,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, JsonValue, ValidationError
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
-from deepsearch_rl.core.files import at_least_one, atomic_file, write_json, write_jsonl
+from deepsearch_rl.core.files import (
+    at_least_one,
+    atomic_file,
+    first_problem,
+    write_json,
+    write_jsonl,
+)
 from deepsearch_rl.core.own_code import is_own, load_own
 from deepsearch_rl.core.records import Document, Question, Record
 from deepsearch_rl.data.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
-from deepsearch_rl.data.document_folder import DocumentFolder
+from deepsearch_rl.data.documents import DocumentFolder
 from deepsearch_rl.data.hub import HubConfig, fetch
-from deepsearch_rl.toy.world_questions import WorldConfig, generate
 
-SectionT = TypeVar("SectionT", bound=Record)
+SectionT = TypeVar("SectionT")
 RecordT = TypeVar("RecordT", Document, Question)
-# The format of a folder of documents, and the corpus that the source of this name makes
+# The format of a folder of documents, and the corpus that this source makes
 DOCUMENTS = "documents"
 
 
@@ -35,7 +40,7 @@ class CorpusSource(Record):
     format: str = Field(
         description="a key of CORPUS_FORMATS or QUESTION_FORMATS, which `deepsearch datasets` lists, or your own reader"
     )
-    path: Path = Field(description="file (multihoprag: folder) below the root")
+    path: Path = Field(description="file (multihoprag: folder), relative to the root")
 
 
 class QuestionSource(CorpusSource):
@@ -45,10 +50,10 @@ class QuestionSource(CorpusSource):
         description="seed of a shuffle before splitting; null keeps the file's order"
     )
     splits: dict[str, Annotated[int, Field(ge=1)] | None] = Field(
-        description="split -> number of questions, cut one after the other; null, in the last place, takes the rest"
+        description="split -> number of questions, cut in this order; null, for the last one, takes the rest"
     )
     id_prefix: str = Field(
-        default="", description="before each id, so that those of several sources differ"
+        default="", description="put before each id, so that ids of several sources differ"
     )
 
 
@@ -62,41 +67,42 @@ class FolderConfig(Record):
     )
     files: dict[str, Path] = Field(
         default={},
-        description="name below the question sets -> file below the root that is copied there as it is",
+        description="name beside the question sets -> file below the root, copied there unchanged",
     )
 
 
 class DownloadConfig(Record):
-    """Where corpora and questions come from; only the sections of the chosen source are needed."""
+    """Section ``download``: where corpora and questions come from."""
 
     source: Literal["world", "folder", "hub", "documents"] = Field(
-        description="generated, files at hand, fetched to the folder, or documents of any kind"
+        description="generated, local files, fetched to the folder, or a folder of documents"
     )
     path: Path | None = Field(
         default=None,
-        description="documents: the folder that holds them; DVC compares its files",
+        description="documents: their folder; DVC compares its files",
     )
-    world: WorldConfig | None = None
+    world: dict[str, JsonValue] | None = Field(default=None, description="toy.WorldConfig")
     folder: FolderConfig | None = None
     hub: HubConfig | None = None
 
 
 def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) -> dict[str, int]:
-    """Write every corpus and question set of the source; return the number of records per file written.
+    """Write every corpus and question set of the source; return the number of records per file.
 
-    Beside a corpus of documents stands ``<corpus>.unreadable.json``: path and reason of every file that
+    A corpus of documents gets a ``<corpus>.unreadable.json``: path and reason of every file that
     could not be read.
 
     Raises:
         ConfigError: a section that the source needs is missing, or values do not fit together.
         UnavailableError: a package that reads a kind of document is not installed.
         ArtifactError: a corpus or a question set is missing or empty.
-        RecordError: a line of a source does not fit; names file, line and field.
-        EndpointError, CheckFailedError: the hub did not answer, or not with the expected files.
+        RecordError: a line of a source does not fit.
+        EndpointError, CheckFailedError: the hub does not provide the expected files.
     """
     if config.source == "world":
-        world = generate(_section(config.world, "world", config.source), seed)
-        return _write(corpora, world.corpora) | _write(questions, _by_split(world.questions))
+        return _write_world(
+            _section(config.world, "world", config.source), seed, corpora, questions
+        )
 
     if config.source == "documents":
         folder = _folder_of_documents(config)
@@ -104,7 +110,7 @@ def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) 
         folder = _section(config.folder, "folder", config.source)
     if config.source == "hub":
         fetch(_section(config.hub, "hub", config.source), folder.root)
-    # First, since a corpus can take an hour
+    # Before a corpus that takes an hour
     for name, path in folder.files.items():
         _copy(folder.root / path, questions / name)
 
@@ -113,12 +119,25 @@ def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) 
     )
 
 
+def _write_world(
+    values: Mapping[str, JsonValue], seed: int, corpora: Path, questions: Path
+) -> dict[str, int]:
+    # The generated world is built on this package
+    from deepsearch_rl.toy.world_questions import WorldConfig, generate  # noqa: PLC0415
+
+    try:
+        world = generate(WorldConfig.model_validate(values), seed)
+    except ValidationError as error:
+        field, problem = first_problem(error)
+        raise ConfigError(f"download.world.{field}: {problem}.") from error
+
+    return _write(corpora, world.corpora) | _write(questions, _by_split(world.questions))
+
+
 def _folder_of_documents(config: DownloadConfig) -> FolderConfig:
-    """Return the folder ``path`` as the corpus ``documents``, with the question sets of the section ``folder``."""
+    """Return ``download.path`` as the corpus ``documents``, with the question sets of ``download.folder``."""
     if config.path is None:
-        raise ConfigError(
-            "download.source is 'documents', so download.path must name their folder."
-        )
+        raise ConfigError("download.source is 'documents', so download.path must name a folder.")
 
     corpora = {DOCUMENTS: CorpusSource(format=DOCUMENTS, path=config.path.absolute())}
     if config.folder is None:
@@ -148,7 +167,7 @@ def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> di
     folder.mkdir(parents=True, exist_ok=True)
     for name, records in records_by_name.items():
         path = folder / f"{name}.jsonl"
-        problem = f"{path} was not written: its source holds no record."
+        problem = f"{path} was not written: its source is empty."
         counts[name] = write_jsonl(path, at_least_one(records, problem))
         if isinstance(records, DocumentFolder):
             write_json(folder / f"{name}.unreadable.json", records.unreadable)
@@ -157,7 +176,6 @@ def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> di
 
 
 def _copy(source: Path, path: Path) -> None:
-    """Copy a file that no format reads; raise ArtifactError where it is missing."""
     if not source.is_file():
         raise ArtifactError(f"{source} does not exist; download.folder.files names it.")
     with atomic_file(path) as partial:
@@ -165,7 +183,7 @@ def _copy(source: Path, path: Path) -> None:
 
 
 def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
-    """Return the documents of each corpus, read while they are iterated; raise UnknownNameError for another format."""
+    """Return the documents of each corpus, read during iteration; raise UnknownNameError for an unknown format."""
     corpora: dict[str, Iterable[Document]] = {}
     for name, source in config.corpora.items():
         corpora[name] = _read("corpus format", source, config.root, CORPUS_FORMATS, Document)
@@ -180,7 +198,6 @@ def _read(
     readers: Mapping[str, Callable[[Path], Iterable[RecordT]]],
     record: type[RecordT],
 ) -> Iterable[RecordT]:
-    """Return what the reader of a source yields; raise UnknownNameError or ConfigError where there is none."""
     path = root / source.path
     if not is_own(source.format):
         return look_up(kind, source.format, readers)(path)
@@ -188,7 +205,7 @@ def _read(
 
 
 def _own_records(kind: str, name: str, path: Path, record: type[RecordT]) -> Iterator[RecordT]:
-    """Yield the records of a user's own reader; raise ConfigError at the first that is none."""
+    """Yield the records of a user's own reader; raise ConfigError at the first item that is not one."""
     code = load_own(kind, name, ("path",))
     with code.named():
         for number, item in enumerate(code(path), start=1):
@@ -201,9 +218,9 @@ def _own_records(kind: str, name: str, path: Path, record: type[RecordT]) -> Ite
 
 
 def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Question]]]:
-    """Return the questions by question set and split, those of several sources one after the other.
+    """Return the questions by question set and split, sources in their order.
 
-    Raise ConfigError where splits do not fit the files.
+    Raise ConfigError if the splits do not fit the files.
     """
     sets: dict[str, dict[str, list[Question]]] = {name: {} for name in config.questions}
     for name, sources in config.questions.items():
@@ -242,12 +259,10 @@ def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list
 
         questions = prefixed
     if source.shuffle_seed is not None:
-        # Many sets are sorted by type: the first questions alone would be of one kind
+        # Many sets are sorted by type
         random.Random(source.shuffle_seed).shuffle(questions)
 
-    # Splits are cut one after the other, so that no question is in two of them.
     start = 0
-
     for split, count in source.splits.items():
         end = len(questions) if count is None else start + count
         if end > len(questions) or end == start:

@@ -1,14 +1,12 @@
-r"""Corpora and question sets in FlashRAG's layout, and in those of others who have nearly the same.
+r"""Corpora and question sets in FlashRAG's layout and its near relatives.
 
     corpus     {"id", "contents": "title\ntext", "title"?, "metadata"?}   or   {"id", "title", "text", "metadata"?}
     questions  {"id", "question", "golden_answers": [...], "metadata"?}
 
-Keys beside these count as metadata, each under its own name; of what the format needs, nothing is
-taken from ``metadata``. https://github.com/RUC-NLPIR/FlashRAG#rocket-quick-start
+All other keys become metadata. https://github.com/RUC-NLPIR/FlashRAG#rocket-quick-start
 
-BEIR writes ``_id``; the official question sets write ``answer`` and ``answer_aliases``; Search-R1's
-and veRL's training rows hold the question in their prompt. :mod:`.layouts` says which files are
-read. Text follows the one rule of :mod:`deepsearch_rl.core.records`.
+BEIR writes ``_id``; official question sets write ``answer`` and ``answer_aliases``; training rows
+of Search-R1 and veRL have the question in their prompt. :mod:`.row_files` reads the files.
 """
 
 import contextlib
@@ -33,8 +31,7 @@ from deepsearch_rl.core.records import (
     Text,
     is_missing,
 )
-from deepsearch_rl.data.layouts import JSON_COLUMNS, read_numbered
-from deepsearch_rl.data.remedies import LIST_AS_TEXT, NO_ANSWER, NO_TEXT, with_remedy
+from deepsearch_rl.data.row_files import read_numbered
 from deepsearch_rl.data.titles import title_key
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -42,12 +39,23 @@ DetailsT = TypeVar("DetailsT", bound=QuestionMetadata)
 Values = dict[str, Any]
 
 END_OF_INSTRUCTION = "</answer>. Question: "
-# How Python and others write a list of texts that is no JSON
-_LIST_AS_TEXT = re.compile(r"""\s*\[\s*['"]""")
+# Of the keys that an error quotes
+_QUOTED_CHARS = 120
+# A list of texts as Python prints it, which is not JSON
+_PRINTED_LIST = re.compile(r"""\s*\[\s*['"]""")
+# Lists and objects that tables, and copies of data sets on hubs, may hold as JSON text
+_JSON_COLUMNS = frozenset(
+    {
+        *("golden_answers", "answer_aliases", "metadata", "evidence_list", "evidences"),
+        *("supporting_titles", "supporting_doc_ids", "supporting_facts", "context"),
+        *("paragraphs", "question_decomposition"),
+        *("prompt", "reward_model", "ground_truth", "extra_info"),
+    }
+)
 
 
 class Row(ForeignRecord):
-    """One line. Keys that the format does not need are moved below ``metadata``."""
+    """One row, with the keys that the format does not need moved below ``metadata``."""
 
     id: RowName
 
@@ -61,7 +69,6 @@ class Row(ForeignRecord):
 
     @classmethod
     def _renamed(cls, values: Values) -> Values:
-        """Return the values with the format's own names for what the format needs."""
         if is_missing(values.get("id")) and "_id" in values:
             return _without(values, ("id", "_id")) | {"id": values["_id"]}
 
@@ -69,7 +76,6 @@ class Row(ForeignRecord):
 
 
 def _without(values: Values, names: Collection[str]) -> Values:
-    """Return the values apart from those of some names."""
     return {name: value for name, value in values.items() if name not in names}
 
 
@@ -83,9 +89,8 @@ WrittenText = Annotated[RequiredText, AfterValidator(_require_words)]
 
 
 def _unpacked(name: str, value: object) -> object:
-    """Return what a key holds; a list or an object may stand there as JSON text, as in tables and their hub copies."""
-    if name in JSON_COLUMNS and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        # What is no JSON stays as it is: the field's own check says what should stand there.
+    if name in _JSON_COLUMNS and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        # Text that is not JSON stays, and the field's own check reports it
         with contextlib.suppress(ValueError, RecursionError):
             return json.loads(value)
 
@@ -93,11 +98,7 @@ def _unpacked(name: str, value: object) -> object:
 
 
 def _gathered(values: Values, own: Mapping[str, object]) -> Values:
-    """Return the format's ``own`` values as they are and all others below ``metadata``, those without a value left out.
-
-    A key that stands beside ``metadata`` and in it with two values is an error: one of them would
-    be lost.
-    """
+    """Return the format's ``own`` values unchanged and all others below ``metadata``, without nulls."""
     metadata = values.get("metadata")
     details: Values = {}
     if isinstance(metadata, dict):
@@ -105,7 +106,7 @@ def _gathered(values: Values, own: Mapping[str, object]) -> Values:
     gathered: Values = {"metadata": details}
 
     for name, value in values.items():
-        # A metadata that is no object is a detail itself: the model says what should stand there.
+        # Metadata that is not an object is kept under its own name
         if name == "metadata" and isinstance(metadata, dict):
             continue
         if name in own and name != "metadata":
@@ -113,7 +114,7 @@ def _gathered(values: Values, own: Mapping[str, object]) -> Values:
         elif not _is_null(value) and details.setdefault(name, value) != value:
             raise PydanticCustomError(
                 "key_twice",
-                "{name} stands beside metadata and in it with different values; remove one of them",
+                "{name} has one value in metadata and another beside it; remove one of them",
                 {"name": repr(name)},
             )
 
@@ -125,7 +126,7 @@ def _is_null(value: object) -> bool:
 
 
 class DocumentRow(Row):
-    """A line of a corpus file, in either form; a document may be a title alone."""
+    """A row of a corpus, in either form; a title alone is a document."""
 
     contents: Text = ""
     title: Text = ""
@@ -135,7 +136,7 @@ class DocumentRow(Row):
     @model_validator(mode="after")
     def _check_contents(self) -> Self:
         if not {"contents", "text"} & self.model_fields_set:
-            raise PydanticCustomError("no_text", NO_TEXT)
+            raise PydanticCustomError("no_text", "neither 'contents' nor 'text' is there")
         if not f"{self.contents}{self.title}{self.text}".strip():
             raise PydanticCustomError(
                 "blank", "there is neither a title nor a text; remove the document"
@@ -144,7 +145,7 @@ class DocumentRow(Row):
         return self
 
     def document(self) -> Document:
-        """Return the row as a record; beside ``contents``, title and text are metadata as well."""
+        """Return the row as a record; ``title`` and ``text`` beside ``contents`` become metadata."""
         title = " ".join(self.title.splitlines())
         if not self.contents.strip():
             return Document(id=self.id, contents=f"{title}\n{self.text}", metadata=self.metadata)
@@ -154,7 +155,6 @@ class DocumentRow(Row):
 
 
 def _under_title(title: str, contents: str) -> str:
-    """Return contents with the title as the first line, where it is not there already."""
     first_line = contents.partition("\n")[0]
     if not title or title_key(first_line) == title_key(title):
         return contents
@@ -162,11 +162,11 @@ def _under_title(title: str, contents: str) -> str:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return a list, also one of texts that is written as JSON text; a missing value as none; else the only one."""
+    """Return a value as a list: JSON text of a list is parsed, a single value becomes its only entry."""
     if isinstance(value, list):
         return value
     if isinstance(value, str) and value.lstrip().startswith("["):
-        # Not by its key, as others: an answer may be a text in brackets
+        # An answer may also be a text in brackets
         with contextlib.suppress(ValueError, RecursionError):
             values = json.loads(value)
             if _all_text(values):
@@ -180,28 +180,29 @@ def _all_text(values: list[Any]) -> bool:
 
 
 def _answer_texts(answers: object) -> list[object]:
-    """Return golden answers as a list: one alone is a list, a whole number is text, blank ones are left out.
-
-    What else is no text stays as it is, for the field's own check.
-    """
+    """Return golden answers as a list without blank ones, whole numbers as text."""
     texts: list[object] = []
     for answer in _listed(answers):
         if isinstance(answer, int) and not isinstance(answer, bool):
             texts.append(str(answer))
         elif is_missing(answer) or (isinstance(answer, str) and not answer.strip()):
             continue
-        elif isinstance(answer, str) and _LIST_AS_TEXT.match(answer):
-            raise PydanticCustomError("list_as_text", LIST_AS_TEXT)
+        elif isinstance(answer, str) and _PRINTED_LIST.match(answer):
+            raise PydanticCustomError(
+                "list_as_text", 'this list is not JSON; write ["a", "b"], as json.dumps does'
+            )
         else:
             texts.append(answer)
 
     if not texts:
-        raise PydanticCustomError("no_answer", NO_ANSWER)
+        raise PydanticCustomError(
+            "no_answer", "no answer contains a word; add one, or remove the question"
+        )
     return texts
 
 
 class QuestionRow(Row, Generic[DetailsT]):
-    """A line of a question file; what a set says about its questions is read from ``metadata`` or from beside it."""
+    """A row of a question set; details of the question are read from ``metadata`` or from beside it."""
 
     question: WrittenText
     golden_answers: Annotated[tuple[str, ...], BeforeValidator(_answer_texts)]
@@ -211,7 +212,7 @@ class QuestionRow(Row, Generic[DetailsT]):
     def _renamed(cls, values: Values) -> Values:
         values = super()._renamed(values)
         if {"question_id", "stop_reason"} <= values.keys():
-            # With an id for each sample: one question would be several
+            # Its id is that of a sample, so one question would become several
             raise PydanticCustomError(
                 "trajectory", "this is a trajectory; name the file of its question"
             )
@@ -219,8 +220,7 @@ class QuestionRow(Row, Generic[DetailsT]):
             values = _from_training_row(values)
         if is_missing(values.get("golden_answers")) and not is_missing(values.get("answer")):
             answers = [*_listed(values["answer"]), *_listed(values.get("answer_aliases"))]
-
-            # What is no text may not be hashable: the field's own check sees to it
+            # Other values may not be hashable; the field's own check reports them
             if _all_text(answers):
                 answers = list(dict.fromkeys(answers))
             return _without(values, ("answer", "answer_aliases")) | {"golden_answers": answers}
@@ -228,7 +228,7 @@ class QuestionRow(Row, Generic[DetailsT]):
         return values
 
     def record(self, details: QuestionMetadata | None = None) -> Question:
-        """Return the row as a record, with other ``details`` than its own if they are given."""
+        """Return the row as a record, with ``details`` in place of its own metadata if given."""
         metadata = self.metadata if details is None else details
         return Question(
             id=self.id,
@@ -239,11 +239,10 @@ class QuestionRow(Row, Generic[DetailsT]):
 
 
 def _from_training_row(values: Values) -> Values:
-    """Return a training row of Search-R1 or veRL as a question; what has another form stays as it is.
+    """Return a training row of Search-R1 or veRL as a question.
 
-    The question is ``extra_info.question`` or stands behind the instruction in the last message,
-    the id is made of ``data_source``, split and index, the golden answers are the target of the
-    reward.
+    The question is ``extra_info.question``, or follows the instruction in the last message; the id
+    is made of ``data_source``, split and index; the golden answers are the reward's target.
     """
     extra_info = values.get("extra_info")
     extra: Values = extra_info if isinstance(extra_info, dict) else {}
@@ -253,11 +252,10 @@ def _from_training_row(values: Values) -> Values:
     if not isinstance(content, str):
         return values
 
-    # What the question was made of is no detail of it
     row = _without(values, ("prompt", "reward_model", "extra_info"))
     row["question"] = extra.get("question") or _question_in(content)
 
-    # An index alone would be the id of a row in every split.
+    # Every split has a row of this index
     if is_missing(row.get("id")) and not is_missing(extra.get("index")):
         parts = (values.get("data_source"), extra.get("split"), extra["index"])
         row["id"] = "_".join(str(part) for part in parts if not is_missing(part))
@@ -269,7 +267,6 @@ def _from_training_row(values: Values) -> Values:
 
 
 def _target(reward: object) -> Any:
-    """Return what a reward model compares answers with: Search-R1 writes it one level deeper than veRL."""
     if not isinstance(reward, dict):
         return None
     truth = _unpacked("ground_truth", reward.get("ground_truth"))
@@ -277,11 +274,7 @@ def _target(reward: object) -> Any:
 
 
 def _question_in(prompt: str) -> str:
-    """Return the question behind the instruction of a prompt.
-
-    Search-R1's instruction ends with an example of an answer: what follows it is the question,
-    whatever it says.
-    """
+    # Search-R1's instruction ends with an example of an answer
     _, marker, question = prompt.partition(END_OF_INSTRUCTION)
     if not marker:
         question = prompt.rpartition("Question: ")[2]
@@ -289,23 +282,23 @@ def _question_in(prompt: str) -> str:
 
 
 def read_documents(path: Path) -> Iterator[Document]:
-    """Yield the documents of a corpus file; chunking and indexing check that their ids differ."""
+    """Yield the documents of a corpus; chunking and indexing check that their ids are distinct."""
     return (document for _, document in numbered_documents(path))
 
 
 def numbered_documents(path: Path) -> Iterator[tuple[int, Document]]:
-    """Yield the documents of a file with the numbers of their lines."""
+    """Yield line numbers and documents."""
     for number, row in numbered_rows(path, DocumentRow):
         yield number, row.document()
 
 
 def read_questions(path: Path) -> Iterator[Question]:
-    """Yield the questions of a file with all their keys; this project's own files are read as well."""
+    """Yield the questions of a file, also of one that this project wrote."""
     return (question for _, question in numbered_questions(path))
 
 
 def numbered_questions(path: Path) -> Iterator[tuple[int, Question]]:
-    """Yield the questions of a file with the numbers of their lines."""
+    """Yield line numbers and questions."""
     for number, row in numbered_rows(path, QuestionRow[QuestionMetadata]):
         yield number, row.record()
 
@@ -316,16 +309,28 @@ def read_rows(path: Path, model: type[ModelT]) -> Iterator[ModelT]:
 
 
 def numbered_rows(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT]]:
-    """Yield the numbers and rows of a file one by one.
+    """Yield line numbers and rows, one by one.
 
     Raises:
-        ArtifactError: the file is missing, damaged, or in a layout that is not read.
+        ArtifactError: the file is missing, damaged, or in a format that is not readable.
         RecordError: a row does not fit ``model``.
     """
     for number, line in read_numbered(path):
         try:
             record = parse_record(model, line, path, number)
         except RecordError as error:
-            raise with_remedy(error, line) from error
+            raise _with_advice(error, line) from error
 
         yield number, record
+
+
+def _with_advice(error: RecordError, line: bytes) -> RecordError:
+    """Return the error with the keys that the row has, or with how JSON Lines are written."""
+    if error.problem.startswith("Invalid JSON"):
+        advice = "every line must hold one JSON object in UTF-8"
+    elif error.problem == "Field required" or error.problem.startswith("neither 'contents'"):
+        keys = ", ".join(map(str, json.loads(line)))
+        advice = f"the row has {keys[:_QUOTED_CHARS]}; rename the key that holds it"
+    else:
+        return error
+    return RecordError(error.path, error.line, error.field, f"{error.problem}; {advice}")

@@ -1,8 +1,8 @@
 """Files of pinned Hugging Face dataset repositories.
 
-A download resumes after a kill (``hf_hub_download`` 1.33 starts again). A file grows under
-``<name>.partial`` and gets its own name only when its digest is the expected one: the config's or,
-where that is null, the one that the hub publishes for the revision (SHA-256 for large files, git's
+A download continues after a kill, which ``hf_hub_download`` (1.33) does not. A file grows under
+``<name>.<digest>.partial`` and gets its own name when its digest is the expected one: the config's
+or, if that is null, the one that the hub publishes for the revision (SHA-256 for large files, git's
 blob SHA-1 for small ones).
 """
 
@@ -21,12 +21,14 @@ from deepsearch_rl.core.files import sha256_file
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.core.redaction import mask_users
-from deepsearch_rl.core.retries import retry
+from deepsearch_rl.core.retries import retry, retry_after_s
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
 RECONNECT_WAIT_S = 2.0
+# The hub's rate limits are per five minutes
+MAX_WAIT_S = 300.0
 
 DIGEST_PATTERN = r"[0-9a-f]{64}|[0-9a-f]{40}"
 Digest = Annotated[str, Field(pattern=f"^({DIGEST_PATTERN})$")]
@@ -52,11 +54,22 @@ class HubConfig(Record):
     )
 
 
+class _InterruptedError(Exception):
+    """A request that another attempt may complete; ``wait_s`` seconds later, or with back-off if None."""
+
+    def __init__(self, reason: object, wait_s: float | None) -> None:
+        super().__init__(str(reason))
+        self.wait_s = wait_s
+
+
 def fetch(config: HubConfig, root: Path) -> None:
     """Complete every file of the config under ``root/<folder>/``; files with the right digest stay.
 
-    Raises EndpointError if the hub does not give a file, CheckFailedError if its digest is not the
-    expected one.
+    Broken connections and answers of status 429 or 5xx are tried again.
+
+    Raises:
+        EndpointError: the hub does not provide a file.
+        CheckFailedError: a file does not have the expected digest.
     """
     for folder, repository in config.repositories.items():
         for name, digest in repository.files.items():
@@ -68,88 +81,83 @@ def fetch(config: HubConfig, root: Path) -> None:
                 endpoint=config.endpoint,
             )
             try:
-                # Of a pinned revision the server's own digest will do: it finds a file that was cut
-                # off
                 expected = digest or get_hf_file_metadata(url, endpoint=config.endpoint).etag or ""
                 if not re.fullmatch(DIGEST_PATTERN, expected):
                     raise EndpointError(
-                        f"{mask_users(url)}: the server names no digest ({expected!r}); give the SHA-256 in "
-                        "the parameters."
+                        f"{mask_users(url)}: the server names no digest ({expected!r}); write the file's SHA-256 "
+                        "into the parameters."
                     )
 
                 _fetch_file(url, root / folder / name, expected, config.attempts)
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, _InterruptedError) as error:
                 problem = f"{url} was not fetched: {str(error) or type(error).__name__}"
                 raise EndpointError(
-                    f"{mask_users(problem)}. Check the "
-                    "network and the names in the parameters; running the command again continues "
-                    "where it stopped."
+                    f"{mask_users(problem)}. Check the network and the names in the parameters; "
+                    "the next run continues where this one stopped."
                 ) from error
 
 
 def _fetch_file(url: str, path: Path, expected: str, attempts: int) -> None:
-    """Append the rest of a file, reconnecting after a break until no attempt is left, and check its digest."""
-
     def warn(error: BaseException, attempt: int) -> None:
-        problem = mask_users(f"{url} broke off ({error})")
-        logger.warning("%s; %d attempts left", problem, attempts - attempt)
+        left = attempts - attempt
+        logger.warning("%s; %d attempts left", mask_users(f"{url} broke off ({error})"), left)
 
     if path.is_file() and file_digest(path, expected) == expected:
         return
 
-    # With the digest in its name, a partial file of another revision is never continued with this
-    # one.
+    # The digest in its name: a partial file of another revision must not be continued
     partial = path.with_name(f"{path.name}.{expected[:12]}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-
-    # A break after some bytes is no sign of a server that is overloaded: the wait does not grow.
-    reconnecting = retry(
-        attempts, RECONNECT_WAIT_S, httpx.TransportError, warn, max_wait_s=RECONNECT_WAIT_S
-    )
-    reconnecting(_append)(url, partial)
+    retried = retry(attempts, RECONNECT_WAIT_S, _InterruptedError, warn, max_wait_s=MAX_WAIT_S)
+    retried(_append)(url, partial)
 
     digest = file_digest(partial, expected)
     if digest != expected:
         partial.unlink()
         raise CheckFailedError(
-            f"{mask_users(url)} arrived with the digest {digest}, not {expected}; what arrived was deleted. "
-            "Run the command again; if it happens again, the server has another file or the digest "
-            "in the parameters is wrong."
+            f"{mask_users(url)} arrived with the digest {digest}, not {expected}, and was deleted. Run the command "
+            "again; if it happens again, the server has a different file or the digest in the parameters is wrong."
         )
 
     partial.replace(path)
 
 
 def _append(url: str, partial: Path) -> None:
+    """Append the rest of a file; raise _InterruptedError if another attempt may complete it."""
     have_bytes = partial.stat().st_size if partial.exists() else 0
-
-    # Of compressed bytes no place in the file could be asked for.
+    # A range of compressed bytes would be meaningless
     headers = {"Accept-Encoding": "identity", "Range": f"bytes={have_bytes}-"}
 
-    with httpx.stream(
-        "GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S
-    ) as response:
-        if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-            # There is nothing beyond what is here; the digest decides whether that is right
-            return
+    try:
+        with httpx.stream(
+            "GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S
+        ) as response:
+            status = response.status_code
+            if status == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                # Nothing is missing; the digest decides whether the file is right
+                return
+            if status == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
+                raise _InterruptedError(f"status {status}", retry_after_s(response.headers))
+            response.raise_for_status()
 
-        response.raise_for_status()
+            # A server without ranges sends the whole file
+            if status != httpx.codes.PARTIAL_CONTENT:
+                have_bytes = 0
+            total_bytes = have_bytes + int(response.headers.get("Content-Length", 0))
 
-        # A server without ranges sends the file from its beginning.
-        if response.status_code != httpx.codes.PARTIAL_CONTENT:
-            have_bytes = 0
-        total_bytes = have_bytes + int(response.headers.get("Content-Length", 0))
-
-        with (
-            partial.open("ab" if have_bytes else "wb") as out,
-            ProgressBar(url, total_bytes, "bytes") as bar,
-        ):
-            bar.advance(have_bytes)
-            for block in response.iter_raw():
-                out.write(block)
-                bar.advance(len(block))
+            with (
+                partial.open("ab" if have_bytes else "wb") as out,
+                ProgressBar(mask_users(url), total_bytes, "bytes") as bar,
+            ):
+                bar.advance(have_bytes)
+                for block in response.iter_raw():
+                    out.write(block)
+                    bar.advance(len(block))
+    except httpx.TransportError as error:
+        # A break is no sign of overload, so the wait does not grow
+        raise _InterruptedError(error or type(error).__name__, RECONNECT_WAIT_S) from error
 
 
 def file_digest(path: Path, like: str) -> str:
-    """Return the SHA-256 of a file or, where ``like`` has 40 digits, its git blob SHA-1."""
+    """Return the SHA-256 of a file, or its git blob SHA-1 if ``like`` has 40 digits."""
     return git_hash(path.read_bytes()) if len(like) == 40 else sha256_file(path)

@@ -37,7 +37,7 @@ class Article(OpenRecord):
 
 
 class Query(ForeignRecord):
-    """A row of the configuration ``MultiHopRAG``; ``evidence_list`` is null in copies where the evidence got lost."""
+    """A row of the configuration ``MultiHopRAG``; ``evidence_list`` is null in copies that lost the evidence."""
 
     query: RequiredText
     answer: RequiredText
@@ -57,7 +57,7 @@ def read_documents(folder: Path) -> Iterator[Document]:
 
 def read_questions(folder: Path) -> Iterator[Question]:
     """Yield the questions, in the order of the file; evidence names its document by title and by id."""
-    # The set names its evidence by title alone
+    # The set identifies evidence by title alone
     ids = {title_key(document.title): document.id for document in read_documents(folder)}
     for number, query in enumerate(_load(folder, "MultiHopRAG", Query)):
         evidence = query.evidence_list
@@ -74,7 +74,7 @@ def read_questions(folder: Path) -> Iterator[Question]:
 
 
 def _with_document_ids(facts: Iterable[Fact], ids: Mapping[str, str]) -> tuple[Fact, ...]:
-    """Return a question's facts with the ids of their documents (``ids``, by title's key), null where there is none."""
+    """Return a question's facts with the ids of their documents (``ids`` by title key), null if unknown."""
     completed: list[Fact] = []
     for fact in facts:
         key = title_key(str(fact.get("title")))
@@ -90,12 +90,12 @@ def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[Mod
 
     if not folder.is_dir():
         raise ArtifactError(
-            f"{folder} does not exist; it should hold a copy of the repository yixuantt/MultiHopRAG."
+            f"{folder} does not exist; put a copy of the repository yixuantt/MultiHopRAG there."
         )
 
     disable_progress_bars()
 
-    # The library's own cache would outlive the run, and grow with every revision
+    # The library's own cache would grow with every revision
     with tempfile.TemporaryDirectory() as cache:
         try:
             rows = load_dataset(str(folder), configuration, split="train", cache_dir=cache)
@@ -113,5 +113,5 @@ def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[Mod
 
 
 def _time_text(time: datetime.datetime) -> str:
-    """Return a time, which ``datasets`` parses, as ISO 8601 text again (they are UTC)."""
+    """Return a time that ``datasets`` parsed as ISO 8601 text again; the file's times are UTC."""
     return time.replace(tzinfo=time.tzinfo or datetime.UTC).isoformat()

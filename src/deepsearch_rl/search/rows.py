@@ -32,7 +32,7 @@ from deepsearch_rl.core.files import DistinctIds, missing, parse_record, read_js
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, NonEmpty, Record
 from deepsearch_rl.data.flashrag import DocumentRow
-from deepsearch_rl.data.layouts import BOM, GZIP, LINES, layout_of
+from deepsearch_rl.data.row_files import BOM, GZIP, LINES, layout_of
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 BUFFER_BYTES = 1 << 19

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Chunk
-from deepsearch_rl.data.spans import sentence_spans
+from deepsearch_rl.data.sentences import sentence_spans
 from deepsearch_rl.search.analysis import analyse
 from deepsearch_rl.search.rows import GrowingArray, open_column
 

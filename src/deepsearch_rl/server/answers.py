@@ -1,7 +1,6 @@
-"""Answers as they are sent, and a bounded cache of answers.
+"""Search answers as they are sent, and a bounded cache of them.
 
-A document is written as JSON once, when it is found; a repeated query is then a look-up and a copy
-of bytes.
+A document is serialised once, when it is found, so that a cached answer costs a look-up and a copy.
 """
 
 import math
@@ -16,18 +15,12 @@ from pydantic_core import from_json, to_json
 from deepsearch_rl.search.rows import Filter
 from deepsearch_rl.search.searcher import Hit
 
-# Size of all cached answers, whatever their number: long answers must not push the memory up
-MAX_CACHE_BYTES = 32 * 2**20
-
-# Size of one cached answer: nobody asks for hundreds of passages twice
-MAX_CACHED_BYTES = MAX_CACHE_BYTES // 64
-
-# About what a passage takes beside its texts: Python's objects around them
-_PASSAGE_BYTES = 400
+# Of all cached answers together: long answers must not fill the memory
+MAX_CACHE_BYTES = 64 * 2**20
 
 
 class SearchKey(NamedTuple):
-    """What is searched for; equal ones have equal answers."""
+    """A search; equal keys have equal answers."""
 
     query: str
     top_k: int
@@ -56,19 +49,19 @@ class SearchAnswer:
 
     @classmethod
     def of(cls, hits: Iterable[Hit]) -> Self:
-        """Return the answer of these hits; raise ValueError for a score that JSON has no number for."""
+        """Serialise hits; raise ValueError for a score that JSON cannot express."""
         passages: list[SentPassage] = []
         for hit in hits:
             chunk = hit.chunk
             if not math.isfinite(hit.score):
                 raise ValueError(f"the search gave passage {chunk.id!r} the score {hit.score}")
+
             metadata = chunk.metadata.model_dump(mode="json")
-            # Clients read it from every document, whatever the corpus
-            url = metadata.get("url") or chunk.id
             document = {
                 "id": chunk.id,
                 "contents": chunk.contents,
-                "url": url,
+                # RLinf's client reads it from every document
+                "url": metadata.get("url") or chunk.id,
                 "metadata": metadata,
             }
             json = to_json(document, inf_nan_mode="null")
@@ -89,36 +82,29 @@ class SearchAnswer:
 
     @property
     def size_bytes(self) -> int:
-        """About what the answer takes in memory."""
-        size_bytes = 0
-        for passage in self.passages:
-            size_bytes += _PASSAGE_BYTES + len(passage.contents) + len(passage.document)
-
-        return size_bytes
+        """Approximate memory of the answer."""
+        return sum(2 * len(passage.document) for passage in self.passages)
 
 
 class AnswerCache:
-    """The answers used last, at most ``max_entries`` of them and ``MAX_CACHE_BYTES`` in all."""
+    """The most recently used answers, at most ``max_entries`` and ``MAX_CACHE_BYTES``."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
-        self._entries: OrderedDict[SearchKey, tuple[SearchAnswer, int]] = OrderedDict()
+        self._answers: OrderedDict[SearchKey, SearchAnswer] = OrderedDict()
         self._size_bytes = 0
 
     def get(self, search: SearchKey) -> SearchAnswer | None:
-        """Return the cached answer, if any, and count it as used last."""
-        if search not in self._entries:
-            return None
-        self._entries.move_to_end(search)
-        return self._entries[search][0]
+        """Return the cached answer, if there is one, and mark it as used."""
+        answer = self._answers.get(search)
+        if answer is not None:
+            self._answers.move_to_end(search)
+        return answer
 
     def put(self, search: SearchKey, answer: SearchAnswer) -> None:
-        """Add an answer, and drop those used longest ago until all fit."""
-        size_bytes = answer.size_bytes + len(search.query)
-        if size_bytes > MAX_CACHED_BYTES:
-            return
-        self._entries[search] = answer, size_bytes
-        self._size_bytes += size_bytes
-        while len(self._entries) > self._max_entries or self._size_bytes > MAX_CACHE_BYTES:
-            _, (_, dropped_bytes) = self._entries.popitem(last=False)
-            self._size_bytes -= dropped_bytes
+        """Add an answer that is not cached yet, and evict the least recently used ones."""
+        self._answers[search] = answer
+        self._size_bytes += answer.size_bytes
+        while len(self._answers) > self._max_entries or self._size_bytes > MAX_CACHE_BYTES:
+            _, evicted = self._answers.popitem(last=False)
+            self._size_bytes -= evicted.size_bytes

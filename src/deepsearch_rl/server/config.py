@@ -11,9 +11,11 @@ from deepsearch_rl.core.files import file_digests, sha256_file, sha256_json
 from deepsearch_rl.core.own_code import is_own, own_path
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.search.own_retriever import require_retriever
+from deepsearch_rl.server.online import require_online
 from deepsearch_rl.server.rerank import RerankerConfig
 
 KnownRetriever = Annotated[str, AfterValidator(require_retriever)]
+KnownOnline = Annotated[str, AfterValidator(require_online)]
 
 
 class RetrievalConfig(Record):
@@ -33,8 +35,8 @@ class RetrievalConfig(Record):
     reranker: RerankerConfig | None = Field(
         description="a cross-encoder behind the retriever; null for none"
     )
-    online: Path | None = Field(
-        description="YAML file of a search endpoint, searched instead of the index"
+    online: KnownOnline | None = Field(
+        description="search engine of the web, or FILE.py:NAME, searched instead of the index"
     )
     startup_timeout_s: float = Field(gt=0, description="for opening the index")
     search_timeout_s: float = Field(
@@ -55,13 +57,15 @@ class RetrievalConfig(Record):
 
     def search_fingerprint(self) -> str:
         """Return the SHA-256 of the settings that change what a search finds, and of the files they name."""
-        online = self.online and self.online.is_file() and sha256_file(self.online)
         reranker = self.reranker and [
             self.reranker.model_dump(mode="json"),
             file_digests(self.reranker.model),
         ]
-        own = [sha256_file(own_path(self.retriever))] if is_own(self.retriever) else []
-        return sha256_json([self.retriever, self.top_k, str(self.online), online, reranker, *own])
+        own: list[str] = []
+        for name in (self.retriever, self.online):
+            if name and is_own(name):
+                own.append(sha256_file(own_path(name)))
+        return sha256_json([self.retriever, self.top_k, self.online, reranker, *own])
 
 
 class ServerConfig(Record):
@@ -79,7 +83,6 @@ class ServerConfig(Record):
         ge=1,
         description="CPU threads of an encoder with weights; null: those of the index, or one for each core",
     )
-    workers: int = Field(default=1, ge=1, description="processes that share the port")
     host: NonEmpty
     port: int = Field(ge=0, le=65535, description="0 takes a free one")
     public: bool = Field(description="whether an address that is not loopback may be listened on")

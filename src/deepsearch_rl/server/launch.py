@@ -1,35 +1,26 @@
 """The retrieval server process: ``deepsearch retrieve serve``, and what the graph's stages start while they need it.
 
-    python -m deepsearch_rl.server.launch SOCKET [READY]     (started by start_index, and for each worker)
+    python -m deepsearch_rl.server.launch SOCKET     (started by start_index)
 
 It stops on SIGTERM or SIGINT: running requests are answered, new connections are refused.
 """
 
 import contextlib
 import errno
-import functools
 import gc
 import logging
-import os
 import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.core.processes import LOOPBACK, starting_server
 from deepsearch_rl.core.redaction import read_key
 from deepsearch_rl.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.server.requests import Guard, is_loopback
-
-if TYPE_CHECKING:
-    import uvicorn
-
-    from deepsearch_rl.server.connections import ConnectionLimit
-    from deepsearch_rl.server.service import RetrievalApp
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,6 +33,9 @@ BACKLOG = 2048
 # With Python's 5 ms, every answer from the cache waits so long for the search thread
 SWITCH_INTERVAL_S = 0.0005
 MAX_OPEN_FILES = 65_536
+
+# More than the rollouts of a large training step, each of which holds a connection
+MAX_CONNECTIONS = 4096
 
 # How long an idle connection is kept: a trainer pauses between rollouts for longer than most
 # servers wait
@@ -123,25 +117,11 @@ def start_index(
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket, on a free port for 0; raise ConfigError where host or port cannot be had."""
-    listener = bind(host, port)
-    listener.listen(BACKLOG)
-    return listener
-
-
-def bind(host: str, port: int, shared: bool = False) -> socket.socket:
-    """Return a TCP socket at an address, on which nothing listens yet; raise as :func:`listen`.
-
-    ``shared``: further sockets of this user can have the same address, and those that listen share
-    its connections.
-    """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if listener.family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         advice = "; stop the program there, or choose another port (0 takes a free one)"
@@ -149,16 +129,9 @@ def bind(host: str, port: int, shared: bool = False) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror}{advice if is_port else ''}."
         ) from error
-    except (TypeError, ValueError) as error:
-        # Python's own complaints about a text that no look-up takes, such as one with an empty label
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host!r}: it is no address of this machine and no name."
-        ) from error
 
-    # Accepted connections inherit this. asyncio sets it only on sockets whose protocol number is
-    # given, which it is not here; without it every answer waits 40 ms for the client's delayed
-    # acknowledgement.
+    # asyncio sets it only on sockets whose protocol number is given; without it every answer waits
+    # 40 ms for the client's delayed acknowledgement
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -189,93 +162,69 @@ def open_listener(config: ServerConfig) -> socket.socket:
     return listen(config.host, config.port)
 
 
-def serve(config: ServerConfig, listener: socket.socket, ready: int | None = None) -> None:
-    """Serve an index or an online search on a socket until a signal comes; raise as read_key and open_engine.
-
-    This process's number is written to the descriptor ``ready``, and that is closed, once the index
-    is open.
-    """
-    # They take a second to load, and the process that starts a server needs none of them
+def serve(config: ServerConfig, listener: socket.socket) -> None:
+    """Serve an index or an online search on a socket until a signal comes; raise as read_key and open_engine."""
+    # A second to load, and the process that starts a server needs neither
     import uvicorn  # noqa: PLC0415
 
-    from deepsearch_rl.server.connections import RECEIVE_BYTES, ConnectionLimit  # noqa: PLC0415
-    from deepsearch_rl.server.service import RetrievalApp, open_engine  # noqa: PLC0415
+    from deepsearch_rl.server.service import make_app, open_engine  # noqa: PLC0415
 
     token = None
     if config.token_variable is not None:
         token = read_key(config.token_variable, "this server").encode()
 
-    settings = config.retrieval
-    guard = Guard(token, loopback=not config.public)
     engine = open_engine(config)
-    app = RetrievalApp(engine, settings, guard, alone=config.workers == 1)
+    app = make_app(engine, config.retrieval, Guard(token, loopback=not config.public))
 
-    # What the libraries have loaded stays: a garbage collector that looks through it again and again
-    # would stop all answers each time.
+    # The collector would stop all answers to look through what the libraries have loaded
     gc.collect()
     gc.freeze()
 
-    limit = ConnectionLimit.of_files(_raise_open_files())
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
-    server = uvicorn.Server(_uvicorn_config(app, limit))
+    _raise_open_files()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            # The application logs its own failures; broken requests are not logged
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        )
+    )
 
-    # Once it has stopped, the server raises the signal again. These handlers then do nothing, so
-    # that the process ends with status 0; before, while the index was being opened, a signal ended
-    # it at once.
+    # uvicorn raises the signal again once it has stopped. With these handlers the process then ends
+    # with status 0; before, while the index is opened, a signal ends it at once.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
 
-    # The MCP library logs the contents of a request that it refuses.
+    # The MCP library logs the contents of a request that it refuses
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
-    _LOG.info("%s", describe(config, listener))
+    _LOG.info("%s", _describe(config, listener))
     if engine.choices:
         _LOG.info("%s", engine.choices)
 
-    if ready is not None:
-        os.write(ready, str(os.getpid()).encode())
-        os.close(ready)
-
     server.run(sockets=[listener])
-    _LOG.info("stopped serving %s", settings.online or config.index)
+    _LOG.info("stopped serving %s", config.retrieval.online or config.index)
 
 
-def _raise_open_files() -> int:
-    """Raise this process's limit of open files, and return it."""
-    # A trainer's rollouts hold a connection each, and 1,024 open files is the usual limit.
+def _raise_open_files() -> None:
+    # A trainer's rollouts hold a connection each, and 1,024 open files is the usual limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_files = max(soft, min(hard, MAX_OPEN_FILES))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, hard))
-    return open_files
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_OPEN_FILES)), hard))
 
 
-def _uvicorn_config(app: "RetrievalApp", limit: "ConnectionLimit") -> "uvicorn.Config":
-    import uvicorn  # noqa: PLC0415 - of the server alone
-
-    from deepsearch_rl.server.connections import LimitedConnection  # noqa: PLC0415
-
-    connection: Any = functools.partial(LimitedConnection, limit=limit)
-    return uvicorn.Config(
-        app,
-        loop="uvloop",
-        http=connection,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        # The application logs its own failures; broken requests are not logged
-        log_level="critical",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-    )
-
-
-def describe(config: ServerConfig, listener: socket.socket) -> str:
-    """Return what a server says of itself when it begins to answer."""
+def _describe(config: ServerConfig, listener: socket.socket) -> str:
     address = _address(listener)
     settings = config.retrieval
     auth = "without a token" if config.token_variable is None else "with a token"
@@ -292,18 +241,11 @@ def log_to_stderr() -> None:
 
 def main() -> None:
     """Serve what the :class:`ServerConfig` on standard input says, on the inherited socket whose number is given."""
-    socket_number, *ready = map(int, sys.argv[1:])
-
-    # Of several workers, the process that starts them speaks
-    if ready:
-        logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    else:
-        log_to_stderr()
-
+    log_to_stderr()
     try:
         config = ServerConfig.model_validate_json(sys.stdin.buffer.read())
-        with socket.socket(fileno=socket_number) as listener:
-            serve(config, listener, *ready)
+        with socket.socket(fileno=int(sys.argv[1])) as listener:
+            serve(config, listener)
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
 

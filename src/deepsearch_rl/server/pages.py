@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import missing, parse_record
 from deepsearch_rl.core.records import OpenRecord, RequiredText, Text
-from deepsearch_rl.data.layouts import BOM, LINES, layout_of
+from deepsearch_rl.data.row_files import BOM, LINES, layout_of
 
 NO_PAGE = b"null"
 
@@ -56,11 +56,6 @@ class PageFile:
                 page = parse_record(Page, line, path, number)
                 self._places[normalise_url(page.url)] = offset, len(line)
             offset += len(line)
-
-    def size_bytes(self, url: str) -> int:
-        """Return the bytes of a page's line, or of null where there is no such page."""
-        place = self._places.get(normalise_url(url))
-        return place[1] if place else len(NO_PAGE)
 
     def find(self, url: str) -> bytes:
         """Return a page as JSON, or null where there is no such page."""

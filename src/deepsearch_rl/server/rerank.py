@@ -7,7 +7,7 @@ second logit minus the first, which is the logit of "relevant".
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +48,10 @@ class CrossEncoder:
         """Load the model; raise UnavailableError without the device, ArtifactError without a trained classifier."""
         import sentence_transformers  # noqa: PLC0415 - seconds to import, as torch
         import torch  # noqa: PLC0415
-        from transformers.modeling_utils import load_state_dict  # noqa: PLC0415
 
         require_device(config.device, f"the reranker {config.model}", "device")
         folder = config.model
-        # The library would take it for the name of a hub's repository, and blame the network
+        # The library would take it for a hub's repository, and blame the network
         if not folder.is_dir():
             raise ArtifactError(
                 f"there is no folder {folder}, so it holds no reranker; check the path (--reranker, "
@@ -69,21 +68,10 @@ class CrossEncoder:
                 f"{folder} holds no reranker that can be loaded: {first_line(error)}"
             ) from error
 
+        # transformers would give an encoder a classification head of random weights
         [name, *_] = (model.config and model.config.architectures) or ("model of no named class",)
         if not name.endswith("ForSequenceClassification"):
             raise ArtifactError(f"{folder} is no trained sequence classifier: it holds a {name}.")
-
-        # transformers fills weights that no file has with random numbers, and only warns.
-        missing = _head_weights(model.model)
-        for path in (*folder.rglob("*.safetensors"), *folder.rglob("pytorch_model*.bin")):
-            missing.difference_update(load_state_dict(str(path), "meta"))
-
-        if missing:
-            raise ArtifactError(
-                f"{folder} is no trained sequence classifier: its config names a {name}, and its "
-                f"weights have no {', '.join(sorted(missing))}."
-            )
-
         if model.num_labels not in (1, 2):
             raise ArtifactError(
                 f"{folder} has {model.num_labels} labels; a reranker has one or two."
@@ -94,16 +82,11 @@ class CrossEncoder:
         model.max_seq_length = config.max_tokens
 
     def warm_up(self) -> None:
-        """Score a short pair and one of full length, so that what can never work fails before the first search."""
+        """Score a pair of full length, so that what can never work fails before the first search."""
         config = self._config
         try:
             self.score([("warm", "up"), ("warm", "up " * config.max_tokens)])
-        except ValueError as error:
-            reason = first_line(error)
-            raise ArtifactError(
-                f"the reranker {config.model} cannot read pairs of unequal length: {reason}"
-            ) from error
-        except (IndexError, RuntimeError) as error:
+        except (IndexError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"the reranker {config.model} cannot read {config.max_tokens} tokens as "
                 f"{config.dtype} on {config.device}: {first_line(error)}. Lower max_tokens "
@@ -111,28 +94,14 @@ class CrossEncoder:
             ) from error
 
     def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Return finite scores_N of N pairs, else raise ConfigError; a score depends on nothing but its pair."""
+        """Return finite scores_N of N pairs, else raise ConfigError."""
         from torch.nn import Identity  # noqa: PLC0415 - seconds to import, needed with a reranker alone
 
-        # Equal pairs are scored once, and a query is cut once, however many passages it meets.
-        positions: dict[Pair, int] = {}
-        queries: dict[str, str] = {}
-        inputs: list[Pair] = []
-
-        for query, passage in pairs:
-            if (query, passage) in positions:
-                continue
-            if query not in queries:
-                queries[query] = self._readable_part(query)
-            positions[query, passage] = len(inputs)
-            inputs.append((queries[query], passage))
-
-        if not inputs:
+        if not pairs:
             return np.zeros(0, dtype=np.float32)
-
         rows = max(1, self._config.batch_tokens // self._config.max_tokens)
         logits_N = self._model.predict(
-            inputs, batch_size=rows, activation_fn=Identity(), show_progress_bar=False
+            list(pairs), batch_size=rows, activation_fn=Identity(), show_progress_bar=False
         )
         scores_N = logits_N[:, 1] - logits_N[:, 0] if logits_N.ndim == 2 else logits_N
 
@@ -142,33 +111,7 @@ class CrossEncoder:
                 f"{self._config.dtype}; choose float32 or bfloat16, or another model."
             )
 
-        return scores_N[[positions[pair] for pair in pairs]]
-
-    def _readable_part(self, query: str) -> str:
-        """Return a query without what the model cannot read, which would be tokenised anew with every passage.
-
-        Twice the tokens of a pair are left. Query and passage are then cut where they would be cut
-        with the whole query, or, if both are longer than a pair, a token before or after.
-        """
-        tokenizer: Any = self._model.tokenizer
-        max_tokens = 2 * self._config.max_tokens
-        if len(query) <= max_tokens or not tokenizer.is_fast:
-            return query
-        tokens = tokenizer(
-            query,
-            add_special_tokens=False,
-            truncation=True,
-            max_length=max_tokens,
-            return_offsets_mapping=True,
-        )
-        offsets = tokens["offset_mapping"]
-        return query[: offsets[-1][1]] if len(offsets) == max_tokens else query
-
-
-def _head_weights(classifier: Any) -> set[str]:
-    """Return the names of a classifier's weights above its encoder, which an encoder's own folder lacks."""
-    base = f"{classifier.base_model_prefix}."
-    return {name for name, _ in classifier.named_parameters() if not name.startswith(base)}
+        return scores_N
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from deepsearch_rl.agent.collect import BulkRun, RolloutSetting, collect, read_questions
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.chat.prompts import require_trained_with
+from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.files import (
     atomic_directory,
     read_json,
@@ -22,7 +24,7 @@ from deepsearch_rl.core.files import (
     write_json,
     write_jsonl,
 )
-from deepsearch_rl.core.records import Question, Trajectory
+from deepsearch_rl.core.records import Question
 from deepsearch_rl.serve.launch import ServingConfig, serve_model
 from deepsearch_rl.server.launch import serve_index
 from deepsearch_rl.train.choose_checkpoint import (
@@ -31,7 +33,6 @@ from deepsearch_rl.train.choose_checkpoint import (
     read_checkpoints,
 )
 from deepsearch_rl.train.curves import TrainingStep, record_step
-from deepsearch_rl.train.dev_f1 import f1_by_question, mean_f1
 from deepsearch_rl.train.model_folder import (
     MANIFEST,
     TRAIN_LOG,
@@ -117,7 +118,7 @@ def _dev_f1(
     adapter: Path,
     scratch: Path,
 ) -> float:
-    """Return the mean F1 of an adapter's rollouts (:mod:`deepsearch_rl.train.dev_f1`)."""
+    """Return the mean over questions of the mean F1 of an adapter's rollouts; a failed one scores 0."""
     plan = rollouts.plan
     agent = rollouts.setting.agent
     seed = rollouts.setting.seed
@@ -132,8 +133,8 @@ def _dev_f1(
         run = BulkRun(questions, plan.samples, [agents], log, label, out)
         answers = collect(run, agent.concurrency)
 
-    by_question: dict[str, list[Trajectory]] = {}
+    f1_by_question: dict[str, list[float]] = {}
     for trajectory in answers.without_server_failures():
-        by_question.setdefault(trajectory.question_id, []).append(trajectory)
-    mean, _ = mean_f1(f1_by_question([*by_question.values()]))
-    return mean
+        f1 = score_rollout(trajectory).f1
+        f1_by_question.setdefault(trajectory.question_id, []).append(f1)
+    return fmean(map(fmean, f1_by_question.values()))

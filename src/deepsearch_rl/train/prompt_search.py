@@ -38,8 +38,7 @@ from deepsearch_rl.core.records import NonEmpty, Question, Record, Trajectory
 from deepsearch_rl.serve.launch import ServingConfig, serve_model
 from deepsearch_rl.server.launch import serve_index
 from deepsearch_rl.train.curves import record_step
-from deepsearch_rl.train.prompt_feedback import conversation_text, feedback
-from deepsearch_rl.train.reflector import Reflection, Reflector
+from deepsearch_rl.train.reflector import Reflection, Reflector, conversation_text, feedback
 from deepsearch_rl.train.rewards import (
     ANSWER_REWARDS,
     PolicyText,

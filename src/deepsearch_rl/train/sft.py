@@ -2,8 +2,8 @@
 
 The loss is on assistant tokens alone (reasoning, tool calls and answers), which ms-swift derives
 from the roles of the rows; ``loss_scale`` restricts it to the last turn where each turn is a row of
-its own. All checkpoints that are on disk at the end are published; the stage `choose_checkpoint`
-takes one of them.
+its own. Every checkpoint that is on disk at the end is published; the stage `choose_checkpoint`
+picks one.
 
 On a CPU, rows go through one at a time with gradients accumulated over a batch: without padding,
 attention needs no mask and skips its upper half, which makes a token cost 90 us instead of 125 us
@@ -15,33 +15,31 @@ import contextlib
 import importlib.metadata
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
 
 from deepsearch_rl.chat.prompts import (
     TRAINED_WITH,
-    PromptDigests,
     TrainedWith,
     require_trained_with,
     served_with,
 )
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.core.errors import ArtifactError, UnavailableError
 from deepsearch_rl.core.files import (
     atomic_directory,
     read_json,
-    read_jsonl,
     read_record,
     write_json,
     write_jsonl,
 )
 from deepsearch_rl.core.hardware import require_gpu
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.train.attention import (
-    ATTENTION_FIX,
-    attention_problem,
-)
+from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.train.curves import record_step
 from deepsearch_rl.train.finite import NotFiniteError, not_finite_metrics
 from deepsearch_rl.train.model_folder import (
@@ -51,21 +49,109 @@ from deepsearch_rl.train.model_folder import (
     TRAIN_LOG,
     weight_files,
 )
-from deepsearch_rl.train.row_lengths import require_fitting_row, trained_rows
-from deepsearch_rl.train.swift_call import SftConfig, swift_sft_command
-from deepsearch_rl.train.swift_rows import SwiftRow
-from deepsearch_rl.train.swift_run import run_swift
-from deepsearch_rl.train.trainer_state import (
+from deepsearch_rl.train.swift import (
     TRAINER_STATE,
     TrainerState,
     logged_metrics,
     newest_checkpoint,
     remove_not_finite,
+    run_swift,
+    swift_command,
     whole_checkpoints,
 )
+from deepsearch_rl.train.swift_rows import read_rows, require_fitting_row, trained_rows
+
+# What each attention imports. In place of flash_attn, transformers can fetch a built kernel from
+# a hub when it loads the model (package ``kernels``). That does not count: whether there is one
+# for this torch shows only then.
+ATTENTION_PACKAGES = {
+    "sdpa": (),
+    "flash_attn": ("flash_attn",),
+    "flash_attention_3": ("flash_attn_interface",),
+}
+
+ATTENTION_FIX = "build it there, or set sft.attention to sdpa and sft.packing to false"
+
+
+class SftConfig(Record):
+    """Params section ``sft``."""
+
+    device: Literal["cpu", "cuda"] = Field(description="where training runs; never guessed")
+    dtype: Literal["float32", "bfloat16"] = Field(description="of weights and activations")
+    model_type: NonEmpty = Field(description="ms-swift's name of the architecture, e.g. qwen3")
+    template: NonEmpty = Field(
+        description="ms-swift's name of the chat template, e.g. qwen3_nothinking"
+    )
+    agent_template: NonEmpty = Field(
+        description="ms-swift's name of the tool call format, e.g. hermes"
+    )
+    loss_scale: NonEmpty = Field(
+        description="ms-swift's name of the tokens with loss: default, last_round, ..."
+    )
+    lora_rank: int = Field(ge=1)
+    lora_alpha: int = Field(ge=1, description="the adapter is scaled by alpha / rank")
+    lora_dropout: float = Field(ge=0, lt=1)
+    learning_rate: float = Field(gt=0, description="peak of the cosine schedule")
+    warmup_ratio: float = Field(
+        ge=0, lt=1, description="share of the steps with a rising learning rate"
+    )
+    weight_decay: float = Field(ge=0)
+    epochs: int = Field(ge=1)
+    rows_per_forward: int = Field(
+        ge=1, description="rows (packs, where rows are packed) of one forward pass"
+    )
+    forwards_per_step: int = Field(
+        ge=1, description="forward passes whose gradients make one update"
+    )
+    max_length: int = Field(ge=1, description="longest row in tokens; longer rows are left out")
+    packing: bool = Field(
+        description="fill rows of max_length with several conversations; needs flash attention"
+    )
+    attention: Literal["sdpa", "flash_attn", "flash_attention_3"]
+    gradient_checkpointing: bool = Field(
+        description="recompute activations: a third slower, far less memory"
+    )
+    liger_kernel: bool = Field(
+        description="fused GPU kernels for normalisation and loss (package liger-kernel)"
+    )
+    eval_share: float = Field(
+        ge=0, lt=1, description="share of the rows held back, whose loss is measured"
+    )
+    save_steps: int = Field(
+        ge=1, description="steps between checkpoints, from which a killed run goes on"
+    )
+    kept_checkpoints: int = Field(
+        ge=2, description="newest checkpoints on disk; the newest may be half-written"
+    )
+    log_steps: int = Field(ge=1, description="steps between the lines of the training curve")
+
+    @property
+    def packages(self) -> list[str]:
+        """What training on a GPU imports besides torch."""
+        packages = ["swift", *ATTENTION_PACKAGES[self.attention]]
+        if self.liger_kernel:
+            # In a list, where `make params` finds the packages that no file imports
+            packages += ["liger_kernel"]
+        return packages
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        if self.packing and self.attention == "sdpa":
+            raise ValueError(
+                "packing needs flash attention: set attention to flash_attn, or packing to false"
+            )
+
+        if self.eval_share and self.save_steps % self.log_steps:
+            raise ValueError(
+                f"save_steps {self.save_steps} is no multiple of log_steps {self.log_steps}"
+            )
+
+        return self
+
+
+_STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
-_STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 
 
 def train_adapter(
@@ -160,46 +246,13 @@ def _copy_adapters(scratch: Path, model: Path, output: Path) -> None:
         write_json(adapter / ADAPTER_CONFIG, settings)
 
 
-def require_attention(config: SftConfig) -> None:
-    """Raise UnavailableError, with the reason, if this environment cannot load what the attention needs."""
-    problem = attention_problem(Path(sys.executable), config.attention)
-    if problem:
-        raise UnavailableError(f"what sft needs does not load: {problem}; {ATTENTION_FIX}.")
-
-
-def read_rows(rows: Path) -> tuple[int, PromptDigests]:
-    """Return how many rows a file holds, and the digests of the prompt and the tools that all of them have.
-
-    Raise ArtifactError where there is none, ConfigError where rows differ in them, RecordError for
-    what is no row.
-    """
-    count = 0
-    prompts: set[PromptDigests] = set()
-    for row in read_jsonl(rows, SwiftRow) if rows.is_file() else ():
-        count += 1
-        # A model learns one prompt: rows of two would be served by neither
-        prompts.add(row.prompt_digests())
-
-    if not count:
-        raise ArtifactError(
-            f"{rows} holds no rows to train on; look at the drop counts of the filter stage."
-        )
-
-    if len(prompts) > 1:
-        raise ConfigError(
-            f"the rows in {rows} have {len(prompts)} different system prompts or tool schemas, and "
-            "a model is trained with one; run the stages synthesize and filter again."
-        )
-
-    return count, prompts.pop()
-
-
-def _not_finite_sentence(problem: str) -> str:
-    return (
-        f"swift sft computed no number ({problem}), and every later step would be one of NaN. "
-        "Checkpoints from there on are not kept. Lower sft.learning_rate, train in float32, or "
-        "look for a row that is broken."
-    )
+def canonical_adapter_config(config: dict[str, Any], model: Path) -> dict[str, Any]:
+    """Return PEFT's settings without what differs between equal runs: absolute paths and the order of a set."""
+    return {
+        **config,
+        "base_model_name_or_path": str(model),
+        "target_modules": sorted(config["target_modules"]),
+    }
 
 
 def _progress(stack: contextlib.ExitStack, done: int) -> Callable[[str], None]:
@@ -233,10 +286,109 @@ def _progress(stack: contextlib.ExitStack, done: int) -> Callable[[str], None]:
     return read
 
 
-def canonical_adapter_config(config: dict[str, Any], model: Path) -> dict[str, Any]:
-    """Return PEFT's settings without what differs between equal runs: absolute paths and the order of a set."""
-    return {
-        **config,
-        "base_model_name_or_path": str(model),
-        "target_modules": sorted(config["target_modules"]),
+def _not_finite_sentence(problem: str) -> str:
+    return (
+        f"swift sft computed no number ({problem}), and every later step would be one of NaN. "
+        "Checkpoints from there on are not kept. Lower sft.learning_rate, train in float32, or "
+        "look for a row that is broken."
+    )
+
+
+def swift_sft_command(
+    config: SftConfig,
+    model: Path,
+    rows: Path,
+    scratch: Path,
+    seed: int,
+    resume_from: Path | None = None,
+) -> list[str]:
+    """Return the ``swift sft`` call.
+
+    ``rows`` are ms-swift's, JSON Lines; ``scratch`` is for checkpoints; ``seed`` is that of
+    adapter, dropout and data order; ``resume_from`` is a checkpoint of an earlier call with the
+    same arguments.
+    """
+    flags: dict[str, object] = {
+        "model": model,
+        "model_type": config.model_type,
+        "template": config.template,
+        "agent_template": config.agent_template,
+        "loss_scale": config.loss_scale,
+        # A row holds what is to be seen of earlier turns
+        "preserve_thinking": True,
+        "dataset": rows,
+        "output_dir": scratch,
+        "add_version": False,
+        **_optimisation_flags(config),
+        "save_strategy": "steps",
+        "save_steps": config.save_steps,
+        # Besides the best one
+        "save_total_limit": config.kept_checkpoints,
+        "split_dataset_ratio": config.eval_share,
+        "eval_strategy": "steps" if config.eval_share else "no",
+        "eval_steps": config.save_steps,
+        "per_device_eval_batch_size": config.rows_per_forward,
+        "use_liger_kernel": config.liger_kernel,
+        "logging_steps": config.log_steps,
+        "report_to": "tensorboard",
+        "logging_dir": scratch / "tensorboard",
+        "seed": seed,
+        "data_seed": seed,
+        # It asks a hub, and retries for 10 s without one
+        "check_model": False,
+        "use_cpu": config.device == "cpu",
+        "dataloader_num_workers": 0 if config.device == "cpu" else 4,
     }
+    if resume_from is not None:
+        flags["resume_from_checkpoint"] = resume_from
+    return swift_command("sft", flags)
+
+
+def _optimisation_flags(config: SftConfig) -> dict[str, object]:
+    """Return the flags of adapter, precision, optimizer and batches."""
+    return {
+        "tuner_type": "lora",
+        "target_modules": "all-linear",
+        "lora_rank": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "lora_dropout": config.lora_dropout,
+        "torch_dtype": config.dtype,
+        # torch_dtype alone leaves mixed precision on
+        "fp16": False,
+        "bf16": config.dtype == "bfloat16",
+        "attn_impl": config.attention,
+        "learning_rate": config.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_ratio": config.warmup_ratio,
+        "weight_decay": config.weight_decay,
+        "num_train_epochs": config.epochs,
+        "per_device_train_batch_size": config.rows_per_forward,
+        "gradient_accumulation_steps": config.forwards_per_step,
+        "gradient_checkpointing": config.gradient_checkpointing,
+        "max_length": config.max_length,
+        "truncation_strategy": "delete",
+        "packing": config.packing,
+    }
+
+
+def require_attention(config: SftConfig) -> None:
+    """Raise UnavailableError, with the reason, if this environment cannot load what the attention needs."""
+    problem = attention_problem(Path(sys.executable), config.attention)
+    if problem:
+        raise UnavailableError(f"what sft needs does not load: {problem}; {ATTENTION_FIX}.")
+
+
+def attention_problem(interpreter: Path, attention: str) -> str:
+    """Return why an interpreter cannot load what an attention needs; empty where it can.
+
+    The packages are imported in a process of their own: a flash attention that was built for
+    another torch is installed, and does not load.
+    """
+    for name in ATTENTION_PACKAGES[attention]:
+        command = [interpreter, "-c", f"import {name}"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
+            return f"{name} for sft.attention: {attention}, in python.sft ({reason})"
+
+    return ""

@@ -14,7 +14,7 @@ import psutil
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.core.records import Question, Record, Trajectory
 from deepsearch_rl.train.rl import loop
-from deepsearch_rl.train.rl.heartbeat import Phase, begin, run_watched
+from deepsearch_rl.train.rl.watchdog import Phase, begin, run_watched
 from deepsearch_rl.train.rl.worker import RlRun, train
 
 Victim = Literal["retrieval server", "policy", "worker"]

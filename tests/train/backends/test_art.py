@@ -22,24 +22,21 @@ from deepsearch_rl.core.errors import (
     ArtifactError,
     StalePolicyError,
     UnavailableError,
-    UnknownNameError,
 )
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, Trajectory
+from deepsearch_rl.train.art.backend import ServiceBackend, row_trajectory, with_advantages
 from deepsearch_rl.train.art.policy import Policy
-from deepsearch_rl.train.art.samplers import EngineSampler
-from deepsearch_rl.train.art.sequences import row_trajectory
-from deepsearch_rl.train.art.service import OwnService, make_own_trainer
-from deepsearch_rl.train.art.service_backend import ServiceBackend, with_advantages
+from deepsearch_rl.train.art.service import EngineSampler, OwnService, make_own_trainer
 from deepsearch_rl.train.curves import TrainingStep
 from deepsearch_rl.train.rl import loop
-from deepsearch_rl.train.rl.engines import open_engine
 from deepsearch_rl.train.rl.loop import train_policy
 from deepsearch_rl.train.rl.policy_loss import ALGORITHMS, advantages
 from deepsearch_rl.train.rl.rl_config import BackendConfig, LoraConfig, RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask, Rollout, RolloutSampling
 from deepsearch_rl.train.rl.tokens import TokenRow
+from deepsearch_rl.train.rl.worker import require_engine
 from tests.policies import CONTEXT_TOKENS
 from tests.train.backends.captured import captured_choice
 from tests.worlds import World
@@ -383,15 +380,6 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(task: RlTask, config: RlC
         make_own_trainer(task, config, in_process=True).require_whole(3)
 
 
-def test_an_unknown_engine_is_answered_with_the_nearest_name() -> None:
-    with pytest.raises(UnknownNameError, match=r"rl\.backend\.engine 'arts'.*'art'"):
-        open_engine(BackendConfig(engine="arts", service="own", device="cpu"))
-
-
-def test_a_service_on_a_cpu_is_opened_anywhere() -> None:
-    assert callable(open_engine(BackendConfig(engine="art", service="own", device="cpu")))
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 @pytest.mark.parametrize("service", ["own", "unsloth"])
 def test_a_service_on_a_gpu_that_is_not_there_is_refused_by_its_setting(
@@ -399,4 +387,4 @@ def test_a_service_on_a_gpu_that_is_not_there_is_refused_by_its_setting(
 ) -> None:
     setting = "device: cuda" if service == "own" else "service: unsloth"
     with pytest.raises(UnavailableError, match=setting):
-        open_engine(BackendConfig(engine="art", service=service, device="cuda"))
+        require_engine(BackendConfig(engine="art", service=service, device="cuda"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.core.errors import UnavailableError
-from deepsearch_rl.train.art.runtime import require_runtime
+from deepsearch_rl.train.rl.worker import require_art_vllm
 from tools.art_runtime import install_runtime
 
 UV = """#!/bin/sh
@@ -31,12 +31,12 @@ def test_what_was_installed_is_found_and_nothing_is_installed_twice(
     tmp_path: Path, log: Path
 ) -> None:
     with pytest.raises(UnavailableError, match=f"below {tmp_path}/cache; `make art-vllm`"):
-        require_runtime()
+        require_art_vllm()
     (tmp_path / "uv").write_text(UV)
     (tmp_path / "uv").chmod(0o755)
     for _ in range(2):
         install_runtime()
-        require_runtime()
+        require_art_vllm()
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["sync", "pip"]
 
 
@@ -49,4 +49,4 @@ def test_a_missing_or_failing_uv_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"no route to wheels[\s\S]*Python 3\.12"):
         install_runtime()
     with pytest.raises(UnavailableError, match="not installed"):
-        require_runtime()
+        require_art_vllm()

@@ -19,7 +19,7 @@ from deepsearch_rl.chat.completion import Completion
 from deepsearch_rl.core.records import Message, Trajectory
 from deepsearch_rl.train.art.captures import NOT_AS_SAMPLED, CapturedRow, captured_row
 from deepsearch_rl.train.rl.rl_trainer import Rollout
-from deepsearch_rl.train.rl.step_rollouts import rollout_metrics
+from deepsearch_rl.train.rl.rollouts import rollout_metrics
 from deepsearch_rl.train.rl.tokens import TokenRow
 from tests.conftest import ROOT
 from tests.train.backends.captured import captured_choice, recorded

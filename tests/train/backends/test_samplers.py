@@ -11,8 +11,7 @@ import pytest
 from deepsearch_rl.core.errors import ConfigError, EndpointError, UnavailableError
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.train.art.policy import Policy
-from deepsearch_rl.train.art.samplers import VllmSampler, lora_rank
-from deepsearch_rl.train.art.service import require_sampler
+from deepsearch_rl.train.art.service import VllmSampler, lora_rank, require_sampler
 from deepsearch_rl.train.rl.rl_config import LoraConfig, RlConfig, SamplerConfig
 
 NO_POLICY = cast(Policy, None)  # vLLM reads the checkpoint's folder

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.train.rl.verl_config import VerlConfig
+from deepsearch_rl.train.rl.rl_config import VerlConfig
 from deepsearch_rl.train.verl.cluster import (
     PACKAGES,
     THIS_MACHINE,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from deepsearch_rl.core.errors import ConfigError, UnavailableError
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.train.curves import CurveLine, TrainingStep, recorded_curve
-from deepsearch_rl.train.rl.engines import open_engine
+from deepsearch_rl.train.rl.worker import require_engine
 from deepsearch_rl.train.verl.figures import VerlSteps, read_logs
 from deepsearch_rl.train.verl.overrides import (
     ALGORITHMS,
@@ -112,7 +112,7 @@ def test_settings_that_exclude_each_other_are_refused(
 def test_an_environment_that_is_missing_is_said_before_anything_is_read() -> None:
     backend = verl_config(verl={"python": "/nowhere/bin/python"}).backend
     with pytest.raises(UnavailableError, match=r"'/nowhere/bin/python'.*requirements/verl\.txt"):
-        open_engine(backend)
+        require_engine(backend)
 
 
 def test_a_start_that_goes_on_replaces_the_steps_behind_its_checkpoint(tmp_path: Path) -> None:

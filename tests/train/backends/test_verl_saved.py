@@ -6,8 +6,8 @@ import pytest
 
 from deepsearch_rl.core.errors import CommandError, ConfigError, LostProcessError
 from deepsearch_rl.train.curves import TrainingStep
+from deepsearch_rl.train.verl.checkpoints import TRACKER, go_back_to_whole, step_folder
 from deepsearch_rl.train.verl.engine import _best_saved, trainer_error
-from deepsearch_rl.train.verl.saved import TRACKER, go_back_to_whole, step_folder
 from tests.train.backends.verl_settings import verl_config
 
 CONFIG = verl_config(verl={"gpus_per_node": 2})
@@ -98,6 +98,13 @@ def test_a_critic_is_part_of_ppos_checkpoints(tmp_path: Path) -> None:
     assert not (tmp_path / TRACKER).exists()
 
 
+# As Ray words an error of an actor's constructor
+IN_INIT = (
+    "ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task, "
+    "ray::WorkerDict.__init__() (pid=1)\nValueError: no such attention"
+)
+
+
 @pytest.mark.parametrize(
     ("code", "text", "kind"),
     [
@@ -105,6 +112,8 @@ def test_a_critic_is_part_of_ppos_checkpoints(tmp_path: Path) -> None:
         (1, "ray.exceptions.NodeDiedError: node", LostProcessError),
         (-9, "", LostProcessError),
         (1, "hydra.errors.ConfigCompositionException: no such key", CommandError),
+        (1, f"RayTaskError(ActorDiedError): ray::run()\n{IN_INIT}", CommandError),
+        (1, f"{IN_INIT}\nray.exceptions.WorkerCrashedError: gone", LostProcessError),
     ],
 )
 def test_a_lost_worker_is_told_from_an_error_that_would_come_again(

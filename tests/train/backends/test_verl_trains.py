@@ -17,7 +17,7 @@ from deepsearch_rl.core.files import read_json, read_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.evaluate.report.plots import read_rl_run
 from deepsearch_rl.train.curves import TrainingStep
-from deepsearch_rl.train.rl.engines import open_engine
+from deepsearch_rl.train.rl.worker import train_by_engine
 from tests.environment.check_environments import ROOT, interpreter_of
 from tests.environment.scripted import retrieval
 from tests.policies import CONTEXT_TOKENS
@@ -120,7 +120,7 @@ def test_search_tags_train_and_the_samplers_tokens_are_those_of_the_mask(
         learn_by_heart(policy_folder, agent, url, tmp_path / "start", steps=25)
         task = tags_task(tmp_path / "start", agent, url, tmp_path / "scratch")
         task.scratch.mkdir()
-        open_engine(config.backend)(task, config, tmp_path / "out")
+        train_by_engine(task, config, tmp_path / "out")
 
     lines = log_of(tmp_path / "out")
     assert [line.step for line in lines] == [0, 1]

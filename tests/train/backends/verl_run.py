@@ -10,10 +10,9 @@ from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.server.launch import serve_index
-from deepsearch_rl.train.rl.engines import open_engine
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask
-from deepsearch_rl.train.rl.worker import rl_run
+from deepsearch_rl.train.rl.worker import rl_run, train_by_engine
 from tests.train.backends.verl_settings import verl_config
 
 START = "sft"
@@ -52,7 +51,7 @@ def train(folder: Path, algorithm: str, steps: int) -> None:
             scratch=scratch,
             seed=setting.seed,
         )
-        open_engine(config.backend)(task, config, folder / "out")
+        train_by_engine(task, config, folder / "out")
 
 
 if __name__ == "__main__":

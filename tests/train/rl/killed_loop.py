@@ -9,9 +9,9 @@ import signal
 import sys
 
 from deepsearch_rl.core.records import Question, Record
-from deepsearch_rl.train.rl.heartbeat import run_watched
 from deepsearch_rl.train.rl.loop import train_policy
 from deepsearch_rl.train.rl.rl_trainer import RlTask, RlTrainer
+from deepsearch_rl.train.rl.watchdog import run_watched
 from deepsearch_rl.train.rl.worker import RlRun
 from tests.train.rl.tiny_trainer import TinyTrainer
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from deepsearch_rl.core.errors import CheckFailedError, StalePolicyError
-from deepsearch_rl.train.rl.agreement import agreement, require_unclipped
+from deepsearch_rl.train.rl.agreement import agreement, require_unclipped, served_share
 from deepsearch_rl.train.rl.rl_config import LossConfig
-from deepsearch_rl.train.served_share import served_share
 
 NAN = float("nan")
 LOSS = LossConfig(

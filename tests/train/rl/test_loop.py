@@ -22,13 +22,13 @@ from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question, QuestionMetadata, StopReason
 from deepsearch_rl.train.curves import CurveLine, TrainingStep, recorded_curve
 from deepsearch_rl.train.finite import NotFiniteError
-from deepsearch_rl.train.rl.heartbeat import Beat, run_watched
 from deepsearch_rl.train.rl.loop import train_policy
-from deepsearch_rl.train.rl.policy_text import policy_text
-from deepsearch_rl.train.rl.question_order import batch
 from deepsearch_rl.train.rl.rl_config import DevConfig, RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask, RlTrainer, Rollout, RolloutSampling
+from deepsearch_rl.train.rl.rollouts import batch
 from deepsearch_rl.train.rl.run_log import RunLog, best_line
+from deepsearch_rl.train.rl.task_checks import policy_text
+from deepsearch_rl.train.rl.watchdog import Beat, run_watched
 from tests.train.rl.tiny_trainer import TinyTrainer
 
 Train = Callable[..., TinyTrainer]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deepsearch_rl.core.errors import ConfigError, EndpointError, LostProcessError
 from deepsearch_rl.train.finite import NotFiniteError
-from deepsearch_rl.train.rl.heartbeat import Phase, begin, check_server, run_watched
+from deepsearch_rl.train.rl.watchdog import Phase, begin, check_server, run_watched
 
 
 def hang() -> None:

@@ -37,7 +37,7 @@ from deepsearch_rl.core.records import (
     Record,
 )
 from deepsearch_rl.data.chunking import ChunkConfig, cut_documents
-from deepsearch_rl.data.document_folder import DocumentFolder
+from deepsearch_rl.data.documents import DocumentFolder
 from deepsearch_rl.data.question_writing.audit import AuditConfig, Auditor, Funnel, Reason
 from deepsearch_rl.data.question_writing.drafts import Draft, read_drafts, writing_prompt
 from deepsearch_rl.data.question_writing.links import (

@@ -39,8 +39,8 @@ from deepsearch_rl.environment.adapters.commands import exit_on_error, row_files
 from deepsearch_rl.environment.blocking import shared_environment
 from deepsearch_rl.environment.episode import Episode, Outcome
 from deepsearch_rl.environment.search_environment import SearchEnvironment, open_environment
+from deepsearch_rl.train.rl.rl_config import AGENT_LOOP
 from deepsearch_rl.train.rl.tokens import TokenRow
-from deepsearch_rl.train.rl.verl_config import AGENT_LOOP
 
 ResultT = TypeVar("ResultT")
 # The field of a row's ``extra_info`` that holds the question as JSON

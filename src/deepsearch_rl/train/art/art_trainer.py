@@ -28,15 +28,18 @@ from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.chat.prompts import prompt_opens_thought
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.train.art.captures import NO_TURN, captured_row
-from deepsearch_rl.train.art.checkpoints import RESUME_ONLY, is_whole, require_start
-from deepsearch_rl.train.art.sequences import in_order, row_trajectory
-from deepsearch_rl.train.art.service_backend import ServiceBackend, train_arguments
-from deepsearch_rl.train.art.tag_policy import TagPolicy
-from deepsearch_rl.train.rl.heartbeat import check_server
+from deepsearch_rl.train.art.backend import (
+    ServiceBackend,
+    in_order,
+    row_trajectory,
+    train_arguments,
+)
+from deepsearch_rl.train.art.captures import NO_TURN, TagPolicy, captured_row
+from deepsearch_rl.train.art.rows import RESUME_ONLY, is_whole, require_start
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask, Rollout, RolloutSampling
 from deepsearch_rl.train.rl.tokens import TokenRecord, end_ids
+from deepsearch_rl.train.rl.watchdog import check_server
 
 _LOG = logging.getLogger(__name__)
 # A service's metrics of an update, as ART hands them on, and their names in the log

@@ -1,36 +1,52 @@
-"""The sequence of a captured rollout: the prompt of its last turn, which holds the turns before it, and that turn.
+"""The tokens of a rollout, as its model read and wrote them: captured from its calls, or sampled one by one.
 
-A rollout is one sequence only if every reply holds its tokens, and if the prompt of the next turn
-begins with them. A server's parser takes a turn apart, the agent sends it back, and the chat
-template writes it anew: another spacing of a call, text after it, or tokens that the tokenizer
-would not choose for their text come back as other tokens. Such a rollout is left out, and counted
-by name.
+A captured rollout is the prompt of its last turn, which holds the turns before it, and that turn. It
+is one sequence only if every reply holds its tokens and the prompt of the next turn begins with
+them. A server's parser takes a turn apart, the agent sends it back, and the chat template writes it
+anew: different spacing of a call, text after it, or tokens that the tokenizer would not choose for
+their text come back as different tokens. Such a rollout is left out, and counted by name.
 
 ART would render the conversation once more, with a placeholder for every turn. Templates of models
 that think write other tokens around a turn without a thought, so what it trained on would not be
 what the policy read.
+
+In Search-R1's tags (:class:`TagPolicy`) the conversation is one message that grows. A chat completion
+sends it as text, which the server tokenizes anew, and the tokenizer may join the end of a turn with
+the observation behind it (``>`` and two newlines are one token of Qwen's). Those are not the tokens
+that were sampled. So the server is given the sampled tokens with the observation's behind them, as
+in Search-R1's own loop (``llm_agent/generation.py``), and continues this very sequence; the
+observation's tokens carry no loss.
 """
 
 import re
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import art
+from openai.types import Completion as TextCompletion
 from openai.types.chat import ChatCompletionTokenLogprob
 from openai.types.chat.chat_completion import Choice
 
+from deepsearch_rl.agent.protocols import EndpointPolicy, Reply, RolloutPolicy
 from deepsearch_rl.chat.chat_format import ChatFormat, ConversationError
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, chat_messages
+from deepsearch_rl.chat.completion import ENDED_BY_LIMIT
+from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import Message, Trajectory
-from deepsearch_rl.train.rl.tokens import TokenRow
+from deepsearch_rl.train.rl.tokens import TokenRecord, TokenRow
 
 # The first prompt did not fit: there is nothing to train on
 NO_TURN = "no_turn"
+
 UNREADABLE = "unreadable_reply"
+
 NOT_AS_SAMPLED = "not_as_sampled"
+
 _TOKEN = re.compile(r"token_id:(\d+)")
+
 _ENDINGS = frozenset({"stop", "length", "tool_calls", "function_call"})
 
 
@@ -187,3 +203,65 @@ def _places(tokens: bytes, part: bytes) -> list[int]:
 def _bytes(tokens: Sequence[int]) -> bytes:
     """Return tokens as text of one width, in which the search for a part is fast."""
     return array("q", tokens).tobytes()
+
+
+@dataclass(slots=True)
+class TagPolicy(RolloutPolicy):
+    """Writes the turns of one rollout as ``endpoint`` would; ``tokens`` records the sequence."""
+
+    endpoint: EndpointPolicy
+    tokens: TokenRecord
+
+    @property
+    def row(self) -> TokenRow | None:
+        """The sequence of the rollout; None before the first turn."""
+        return self.tokens.rows[0] if self.tokens.rows else None
+
+    async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:
+        """Return the next turn; raises openai.APIError, and EndpointError for a reply without token ids."""
+        prompt = self.tokens.prompt(messages)
+        response = await self._complete(prompt, messages, max_tokens)
+        ids, logprobs = _sampled(response)
+        was_cut = response.choices[0].finish_reason in ENDED_BY_LIMIT
+
+        # Recorded only now: of a request that failed there is nothing to train on
+        self.tokens.begin_turn(prompt)
+        turn_tokens = self.tokens.read(ids, messages, max_tokens, was_cut)
+        self.tokens.end_turn(turn_tokens.ids, logprobs)
+
+        protocol = self.endpoint.protocol
+        turn = protocol.turn(turn_tokens.completion, messages)
+        truncated = was_cut and not protocol.complete(turn)
+        return Reply(turn, turn_tokens.completion.usage, truncated)
+
+    async def _complete(
+        self, prompt: Sequence[int], messages: Sequence[Message], max_tokens: int
+    ) -> TextCompletion:
+        endpoint = self.endpoint
+        request: dict[str, Any] = {} if endpoint.seed is None else {"seed": endpoint.seed}
+        return await endpoint.client.completions.create(
+            model=endpoint.model,
+            prompt=list(prompt),
+            max_tokens=max_tokens,
+            temperature=endpoint.temperature,
+            stop=endpoint.protocol.request(messages)["stop"],
+            logprobs=0,
+            extra_body={"include_stop_str_in_output": True, "return_tokens_as_token_ids": True},
+            **request,
+        )
+
+
+def _sampled(response: TextCompletion) -> tuple[list[int], list[float]]:
+    """Return the ids of a completion's tokens and their log-probabilities."""
+    reported = response.choices[0].logprobs if response.choices else None
+    tokens = reported.tokens if reported and reported.tokens else []
+    logprobs = reported.token_logprobs if reported and reported.token_logprobs else []
+    ids = token_ids(tokens)
+
+    if not ids or len(ids) != len(logprobs):
+        raise EndpointError(
+            "the model server's completion has no token ids with log-probabilities: rl in "
+            "search_tags needs a server whose /v1/completions takes return_tokens_as_token_ids and "
+            "logprobs, as vLLM's does."
+        )
+    return ids, logprobs

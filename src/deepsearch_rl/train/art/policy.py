@@ -34,12 +34,16 @@ from peft.tuners.lora import Linear
 from torch.utils.checkpoint import checkpoint as recomputed
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from deepsearch_rl.core.errors import CheckFailedError
+from deepsearch_rl.core.errors import ArtifactError, CheckFailedError
 from deepsearch_rl.core.files import atomic_directory, read_json, write_json
-from deepsearch_rl.train.art.adapter import with_adapter
-from deepsearch_rl.train.art.checkpoints import OPTIMIZER_FILE, seal
-from deepsearch_rl.train.art.step_rows import Rows
-from deepsearch_rl.train.art.token_figures import clipped, log_softmax_of, mean_kl
+from deepsearch_rl.train.art.rows import (
+    OPTIMIZER_FILE,
+    Rows,
+    clipped,
+    log_softmax_of,
+    mean_kl,
+    seal,
+)
 from deepsearch_rl.train.finite import (
     NotFiniteError,
     require_finite_tensors,
@@ -113,8 +117,6 @@ class Policy:
                 checkpoint / OPTIMIZER_FILE, map_location=self._device, weights_only=True
             )
             self.optimizer.load_state_dict(state)
-            # A fork may have others than its origin
-            self.optimizer.param_groups[0].update(settings)
 
     def _load(self, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -389,3 +391,31 @@ class Policy:
         return zeros_BS.masked_scatter(mask_BS, logprobs_P), zeros_BS.masked_scatter(
             mask_BS, entropy_P
         )
+
+
+def with_adapter(
+    model: PreTrainedModel, config: RlConfig, checkpoint: Path | None
+) -> peft.PeftModel:
+    """Return the model with an adapter on every linear layer: a new one, or a checkpoint's.
+
+    Raises ArtifactError if the checkpoint does not fit the model.
+    """
+    assert config.lora is not None
+    if checkpoint is None:
+        settings = peft.LoraConfig(
+            r=config.lora.rank,
+            lora_alpha=config.lora.alpha,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+        return cast(peft.PeftModel, peft.get_peft_model(model, settings))
+
+    try:
+        return peft.PeftModel.from_pretrained(model, checkpoint, is_trainable=True)
+    except (RuntimeError, ValueError) as error:
+        raise ArtifactError(
+            f"the adapter of {checkpoint} does not fit the model that rl starts from, a "
+            f"{model.config.model_type} with {model.config.num_hidden_layers} layers of size "
+            f"{model.config.hidden_size}: {str(error).splitlines()[0]} Start from the model that "
+            "the adapter was trained on."
+        ) from error

@@ -23,10 +23,9 @@ from art.unsloth.service import UnslothService
 
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.train.art.art_trainer import ArtTrainer
-from deepsearch_rl.train.art.checkpoints import OPTIMIZER_FILE, seal
+from deepsearch_rl.train.art.backend import model_settings
+from deepsearch_rl.train.art.rows import OPTIMIZER_FILE, clipped, mean_kl, seal
 from deepsearch_rl.train.art.service import memory_named
-from deepsearch_rl.train.art.service_backend import model_settings
-from deepsearch_rl.train.art.token_figures import clipped, mean_kl
 from deepsearch_rl.train.finite import require_finite_tensors
 from deepsearch_rl.train.rl.agreement import agreement
 from deepsearch_rl.train.rl.policy_loss import ALGORITHMS

@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from deepsearch_rl.chat.chat_format import load_chat_format
-from deepsearch_rl.chat.prompts import TRAINED_WITH, served_with
+from deepsearch_rl.chat.prompts import TRAINED_WITH
 from deepsearch_rl.core.files import (
     AppendLog,
     atomic_directory,
@@ -37,23 +36,21 @@ from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.train.curves import TrainingStep, standard_error
 from deepsearch_rl.train.finite import NotFiniteError
 from deepsearch_rl.train.rewards import PolicyText, reward_parts
-from deepsearch_rl.train.rl.dev_scores import DevScores
 from deepsearch_rl.train.rl.health import gate_warning
-from deepsearch_rl.train.rl.heartbeat import begin
-from deepsearch_rl.train.rl.policy_text import policy_text
-from deepsearch_rl.train.rl.question_order import batch
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask, RlTrainer, Rollout, RolloutSampling
-from deepsearch_rl.train.rl.run_log import TRAIN_LOG, RunLog, best_line
-from deepsearch_rl.train.rl.start_template import require_template
-from deepsearch_rl.train.rl.step_rollouts import (
+from deepsearch_rl.train.rl.rollouts import (
+    DevScores,
     Groups,
+    batch,
     progress_note,
     roll_out_seed,
     rollout_metrics,
     trainable,
 )
-from deepsearch_rl.train.rl.task_checks import require_task, require_thoughts_sent_back
+from deepsearch_rl.train.rl.run_log import TRAIN_LOG, RunLog, best_line
+from deepsearch_rl.train.rl.task_checks import check_task
+from deepsearch_rl.train.rl.watchdog import begin
 
 # File of the scratch folder that says which step's update was not finite, and how often
 BAD_UPDATE = "bad_update.json"
@@ -64,21 +61,10 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
 
     Raises:
         StalePolicyError: the server does not serve the policy that was just trained.
-        ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``,
-            a prompt of another protocol, thoughts not sent back, or rollouts that are longer than what is
-            trained on; a chat template without tools, or one that rewrites a text in tags; or the start
-            was trained with another prompt, tool or chat template.
-        UnknownNameError: a type in ``rl.type_shares`` that no train question has.
-        ArtifactError: a split without a question.
         EndpointError: all rollouts of a step failed.
+        Other errors: as :func:`~deepsearch_rl.train.rl.task_checks.check_task`.
     """
-    served = served_with(task.start, task.agent.prompt_digests())
-    require_task(task, config, served)
-    chat_format = load_chat_format(task.start)
-    require_template(chat_format, task.agent, task.start)
-    policy = policy_text(chat_format, config.think_length)
-    require_thoughts_sent_back(task, opens_thought=policy.opens_thought)
-
+    served, policy = check_task(task, config)
     run = _Run(task, config, trainer, policy, DevScores(task, config, trainer))
     run_log = asyncio.run(run.train())
     lines = run_log.lines

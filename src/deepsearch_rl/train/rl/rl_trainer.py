@@ -1,7 +1,6 @@
 """The protocol between the RL loop and the engines that train and serve a policy.
 
-An engine is a module of ``training/backends`` with an entry in ``rl_process/engines.py``. It samples,
-updates, keeps its checkpoints and serves the newest policy. Batches, rewards, dev score, choice of
+A trainer samples, updates, keeps its checkpoints and serves the newest policy. Batches, rewards, dev score, choice of
 the checkpoint, log and resume belong to :mod:`deepsearch_rl.train.rl.loop`.
 """
 

@@ -1,20 +1,32 @@
-"""What a training by RL requires of its task and its params, checked before anything starts."""
+"""What RL requires of its task and its params, checked before anything starts."""
 
 from deepsearch_rl.agent.config import FUNCTION_CALLING
-from deepsearch_rl.chat.prompts import TrainedWith, require_trained_with
+from deepsearch_rl.chat.chat_format import (
+    ChatFormat,
+    load_chat_format,
+)
+from deepsearch_rl.chat.prompts import TrainedWith, require_trained_with, served_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
-from deepsearch_rl.train.rewards import PolicyText, require_scores
+from deepsearch_rl.train.rewards import PolicyText, ThinkLength, require_scores
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask
+from deepsearch_rl.train.rl.start_template import require_template
 
 
-def require_task(task: RlTask, config: RlConfig, served: TrainedWith) -> None:
-    """Raise the errors that params, questions or what is ``served`` give.
+def check_task(task: RlTask, config: RlConfig) -> tuple[TrainedWith, PolicyText]:
+    """Return what the policy is served with, and how rewards read its texts, if the task can be trained on.
 
-    :func:`~deepsearch_rl.train.rl.loop.train_policy` lists them.
+    Raises:
+        ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``,
+            rollouts longer than what is trained on, a reward that never changes, a prompt of the
+            other protocol, or thoughts that are not sent back; or the start was trained with a
+            different prompt, tool or chat template, or its template cannot show the rollouts.
+        UnknownNameError: a type in ``rl.type_shares`` that no train question has.
+        ArtifactError: a split without a question.
     """
     if task.start_name not in config.steps:
         raise ConfigError(f"rl.steps has no entry for the start {task.start_name!r}; add one.")
+    served = served_with(task.start, task.agent.prompt_digests())
     require_trained_with(task.start, served, f"the agent (agent.prompt: {task.agent.prompt})")
 
     for split, questions in (("train", task.train), ("dev", task.dev)):
@@ -39,9 +51,14 @@ def require_task(task: RlTask, config: RlConfig, served: TrainedWith) -> None:
             "too long, would be left out, whatever their reward. Set the two to the same number."
         )
 
+    chat_format = load_chat_format(task.start)
+    require_template(chat_format, task.agent, task.start)
+    policy = policy_text(chat_format, config.think_length)
+    _require_thoughts_sent_back(task, policy)
+    return served, policy
+
 
 def _require_few_steps(task: RlTask, config: RlConfig) -> None:
-    """Raise ConfigError where the steps can take more questions than ``rl.epochs``."""
     per_step = config.groups_per_step * (1 + config.max_refills)
     questions = config.steps[task.start_name] * per_step
     limit = config.epochs * len(task.train)
@@ -55,15 +72,22 @@ def _require_few_steps(task: RlTask, config: RlConfig) -> None:
         )
 
 
-def require_thoughts_sent_back(task: RlTask, *, opens_thought: bool) -> None:
-    """Raise ConfigError where the policy thinks before every turn and is not served these thoughts.
-
-    Search-R1's tags send all text back.
-    """
+def _require_thoughts_sent_back(task: RlTask, policy: PolicyText) -> None:
+    # Search-R1's tags send all text back
     in_calls = task.agent.protocol == FUNCTION_CALLING
-    if in_calls and opens_thought and not task.agent.history_reasoning:
+    if in_calls and policy.opens_thought and not task.agent.history_reasoning:
         raise ConfigError(
             f"{task.start} thinks before every turn, and rl trains a rollout as one conversation "
             "with all its thoughts; set agent.history_reasoning: true, so that this is what the "
             "model is served."
         )
+
+
+def policy_text(chat_format: ChatFormat, think_length: ThinkLength) -> PolicyText:
+    """Return how to read the texts of a policy with this tokenizer and template."""
+    tokenizer = chat_format.tokenizer
+
+    def count_tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    return PolicyText(count_tokens, think_length, chat_format.prompt_opens_thought())

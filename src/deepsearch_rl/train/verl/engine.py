@@ -18,6 +18,7 @@ veRL's own ``model_merger``.
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,8 +27,7 @@ from pathlib import Path
 
 import yaml
 
-from deepsearch_rl.chat.chat_format import load_chat_format
-from deepsearch_rl.chat.prompts import TRAINED_WITH, prompt_opens_thought, served_with
+from deepsearch_rl.chat.prompts import TRAINED_WITH
 from deepsearch_rl.core.errors import (
     ArtifactError,
     CommandError,
@@ -44,38 +44,35 @@ from deepsearch_rl.core.files import (
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
 from deepsearch_rl.train.curves import TrainingStep
 from deepsearch_rl.train.model_folder import ADAPTER_FILES
-from deepsearch_rl.train.rl.heartbeat import begin
-from deepsearch_rl.train.rl.question_order import batch
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask
+from deepsearch_rl.train.rl.rollouts import batch
 from deepsearch_rl.train.rl.run_log import TRAIN_LOG, RunLog, best_line
-from deepsearch_rl.train.rl.start_template import require_template
-from deepsearch_rl.train.rl.task_checks import require_task, require_thoughts_sent_back
+from deepsearch_rl.train.rl.task_checks import check_task
+from deepsearch_rl.train.rl.watchdog import begin
+from deepsearch_rl.train.verl.checkpoints import go_back_to_whole, merge_command, step_folder
 from deepsearch_rl.train.verl.cluster import THIS_MACHINE
 from deepsearch_rl.train.verl.figures import VerlSteps, read_logs
-from deepsearch_rl.train.verl.merging import merge_command
 from deepsearch_rl.train.verl.overrides import (
     VerlRun,
     hydra_overrides,
     hydra_value,
     require_honoured,
 )
-from deepsearch_rl.train.verl.saved import go_back_to_whole, step_folder
 
 _LOG = logging.getLogger(__name__)
 SOURCES = Path(__file__).resolve().parents[4]
 # Between two looks at what veRL has logged
 POLL_S = 1.0
-# Ray's errors of a worker or node that is no more
-LOST = (
-    "ActorDiedError",
-    "ActorUnavailableError",
-    "NodeDiedError",
-    "OwnerDiedError",
-    "WorkerCrashedError",
+# Ray's errors of a worker or node that is gone. An actor whose constructor raised an error has
+# "died", too; the next start would end the same.
+_LOST = re.compile(
+    r"\b(ActorDiedError|ActorUnavailableError|NodeDiedError|OwnerDiedError|WorkerCrashedError)"
+    r"(: (?!The actor died because of an error raised in its creation task)|$)",
+    re.MULTILINE,
 )
 CPU_ENVIRONMENT = {
-    "VERL_USE_EXTERNAL_MODULES": "deepsearch_rl.train.verl.cpu_rollout",
+    "VERL_USE_EXTERNAL_MODULES": "deepsearch_rl.train.verl.cpu",
     "VERL_PLATFORM": "cpu",
     # The engines are registered for accelerators alone
     "VERL_ENGINE_DEVICE": "cuda",
@@ -92,10 +89,7 @@ def train_with_verl(task: RlTask, config: RlConfig, output: Path) -> None:
     trainer ends with an error.
     """
     require_honoured(config)
-    served = served_with(task.start, task.agent.prompt_digests())
-    require_task(task, config, served)
-    require_template(load_chat_format(task.start), task.agent, task.start)
-    require_thoughts_sent_back(task, opens_thought=prompt_opens_thought(task.start))
+    served, _ = check_task(task, config)
 
     begin("start", 0)
     _require_cluster(task, config)
@@ -264,8 +258,7 @@ def _has_ended(process: "subprocess.Popen[str]") -> bool:
 def trainer_error(start: str, code: int, log: Path) -> CommandError:
     """Return what veRL's trainer ended with: a LostProcessError where it lost a worker or a node."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    is_lost = code < 0 or any(name in text for name in LOST)
-    kind = LostProcessError if is_lost else CommandError
+    kind = LostProcessError if code < 0 or _LOST.search(text) else CommandError
     return kind(
         f"veRL's trainer of rl@{start} ended with exit code {code}; run the command again to go on from its last "
         f"checkpoint. Its output is in {log}, the end is:\n{last_lines(log)}"

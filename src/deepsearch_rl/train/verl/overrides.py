@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.train.rl.rl_config import AlgorithmName, RlConfig
-from deepsearch_rl.train.rl.verl_config import AGENT_LOOP, VerlConfig
+from deepsearch_rl.train.rl.rl_config import AGENT_LOOP, AlgorithmName, RlConfig, VerlConfig
 
 ACTOR = "actor_rollout_ref.actor"
 REFERENCE = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
-# veRL's name of our engine (:mod:`deepsearch_rl.train.verl.cpu_rollout`).
+# veRL's name of our engine (:mod:`deepsearch_rl.train.verl.cpu`).
 OWN_ROLLOUT = "deepsearch"
 # A dual clip that never acts; veRL has no switch for it
 NO_DUAL_CLIP = 1e9

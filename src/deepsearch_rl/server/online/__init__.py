@@ -1,1 +1,0 @@
-"""Search engines of the web behind the same server."""

@@ -1,0 +1,46 @@
+"""Sentences and words: where they begin and end."""
+
+from deepsearch_rl.data.sentences import MAX_SENTENCE_CHARS, sentence_spans, word_spans
+
+
+def pieces(text: str) -> list[str]:
+    return [text[start:end] for start, end in sentence_spans(text)]
+
+
+def test_sentences_end_at_full_stops_quotations_and_newlines() -> None:
+    assert pieces('It rained. "Go home!" She left.\n\nThen what? 3 came back.\nA heading') == [
+        "It rained.", '"Go home!"', "She left.", "Then what?", "3 came back.", "A heading",
+    ]  # fmt: skip
+    assert pieces("今天下雨。我们回家。") == ["今天下雨。", "我们回家。"]
+
+
+def test_initials_abbreviations_and_numbers_end_no_sentence() -> None:
+    text = "Dr. J. K. Vale paid $3.50 to Mr. Orr vs. St. Ives Inc. on Jan. 3 at 5 p.m. sharp."
+    assert pieces(text) == [text]
+
+
+def test_blank_text_has_no_sentence() -> None:
+    assert pieces(" \n\t ") == []
+
+
+def test_a_text_without_any_boundary_is_cut_at_white_space_without_losing_a_word() -> None:
+    text = "word " * 20_000
+    found = pieces(text)
+    assert max(map(len, found)) <= MAX_SENTENCE_CHARS
+    assert " ".join(found).split() == text.split()
+    assert "".join(pieces("x" * 50_000)) == "x" * 50_000
+
+
+def test_words_are_runs_of_word_characters_and_single_signs() -> None:
+    text = "It's 3.5, naïve…"
+    assert [text[start:end] for start, end in word_spans(text)] == [
+        "It",
+        "'",
+        "s",
+        "3",
+        ".",
+        "5",
+        ",",
+        "naïve",
+        "…",
+    ]

@@ -1,8 +1,0 @@
-"""Coroutine tests of this folder run on asyncio."""
-
-import pytest
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
