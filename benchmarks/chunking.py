@@ -22,6 +22,8 @@ from benchmarks.data import (
     chunk_config,
     chunk_documents,
     gzip_rows,
+    index_config,
+    params_section,
     read_documents,
     read_questions,
 )
@@ -33,7 +35,6 @@ from benchmarks.measure import (
     status_kb,
     timed,
 )
-from benchmarks.ranking import FIELDED, index_config
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Document, Question
 from deepsearch_rl.data.chunking import CHUNKERS, chunk_corpora, cut_documents
@@ -46,6 +47,10 @@ CHUNK_SIZES = (256, 128)
 """Tokens; speed is measured with the first."""
 STREAMS_MB = (5, 25, 50)
 CUTOFFS = (4, 10)
+FIELDED = {
+    **params_section("index")["bm25"],
+    "fields": {"title": 1.0, "source": 1.0, "date": 1.0, "body": 1.0},
+}
 
 
 def _read_novels(folder: Path, count: int | None) -> list[Document]:
@@ -102,7 +107,7 @@ def quality_row(
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder, "index")
         chunks = chunk_documents(documents, Path(folder), chunker, size)
-        count = build_index(chunks, index, index_config(FIELDED), seed=0).rows
+        count = build_index(chunks, index, index_config(bm25=FIELDED), seed=0).rows
         scores = measure(open_index(index, chunks, "bm25"), with_gold(questions), CUTOFFS)
 
     words = _count_tokens(documents, WordCounter()) / count

@@ -15,8 +15,7 @@ from deepsearch_rl.agent.exchange import SCHEMAS
 from deepsearch_rl.agent.timing import read_times
 from deepsearch_rl.cli.doctor import Requirements
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
-from deepsearch_rl.core.files import read_distinct, read_jsonl, read_record
-from deepsearch_rl.core.frames import check_frame
+from deepsearch_rl.core.files import check_frame, read_distinct, read_jsonl, read_record
 from deepsearch_rl.core.profile import find_profile, load_profile
 from deepsearch_rl.core.records import Document, FilterReport, Question, RetrievalReport, Trajectory
 from deepsearch_rl.data import flashrag, question_sets

@@ -330,7 +330,7 @@ def follower(process: "subprocess.Popen[str]") -> psutil.Process:
     (found,) = [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
-        if "--stage" in child.cmdline() and "deepsearch_rl.core.processes" not in child.cmdline()
+        if "--stage" in child.cmdline() and "deepsearch_rl.core.supervisor" not in child.cmdline()
     ]
     return found
 

@@ -15,9 +15,8 @@ from pydantic import Field
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.records import Record
-from deepsearch_rl.search.encoders.encoder import first_line
-from deepsearch_rl.search.encoders.model_folder import require_device
-from deepsearch_rl.search.names import Device
+from deepsearch_rl.search import Device
+from deepsearch_rl.search.encoders.encoder import first_line, require_device
 from deepsearch_rl.search.rows import Filter
 from deepsearch_rl.search.searcher import Hit, QueriesFailedError, SearchesChunks
 

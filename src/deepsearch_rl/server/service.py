@@ -22,10 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepsearch_rl import __version__
 from deepsearch_rl.core.errors import EndpointError
-from deepsearch_rl.search.encoders.configs import AnyEncoderConfig
-from deepsearch_rl.search.encoders.encoding import with_threads
-from deepsearch_rl.search.encoders.model_folder import ModelFolderConfig
-from deepsearch_rl.search.manifest import read_manifest
 from deepsearch_rl.search.rows import UNKNOWN_DAY
 from deepsearch_rl.search.searcher import SearchesChunks, open_index
 from deepsearch_rl.server.batching import (
@@ -66,14 +62,11 @@ class SearchEngine:
     passages: int
     # Whether its passages name sources or days
     takes_filters: bool
-    # How the encoder uses the machine; empty without an encoder
-    choices: str = ""
 
 
 def open_engine(config: ServerConfig) -> SearchEngine:
     """Open an index or an online search, with its reranker, ready for the first query."""
     settings = config.retrieval
-    choices = ""
     if settings.online:
         searcher = open_online(settings.online)
         passages = searcher.max_results
@@ -82,8 +75,6 @@ def open_engine(config: ServerConfig) -> SearchEngine:
         assert config.index is not None
         searcher = open_index(config.index, config.chunks, settings.retriever, config.threads)
         searcher.find_hits(["warm up"], settings.top_k)
-        manifest = read_manifest(config.index)
-        choices = _encoder_choices(with_threads(manifest.config.encoder, config.threads))
         passages = len(searcher.chunks)
         has_days = bool((searcher.rows.day_N != UNKNOWN_DAY).any())
         takes_filters = bool(searcher.rows.sources) or has_days
@@ -93,17 +84,7 @@ def open_engine(config: ServerConfig) -> SearchEngine:
         reranker.warm_up()
         searcher = RerankedSearcher(searcher, reranker, settings.reranker.depth)
 
-    return SearchEngine(searcher, passages, takes_filters, choices)
-
-
-def _encoder_choices(encoder: AnyEncoderConfig | None) -> str:
-    if not isinstance(encoder, ModelFolderConfig):
-        return ""
-    threads = encoder.used_threads
-    plural = "" if threads == 1 else "s"
-    return (
-        f"encoding on {threads} thread{plural}, at most {encoder.used_batch_tokens:,} tokens each"
-    )
+    return SearchEngine(searcher, passages, takes_filters)
 
 
 def make_app(engine: SearchEngine, config: RetrievalConfig, guard: Guard) -> FastAPI:

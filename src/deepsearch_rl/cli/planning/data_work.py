@@ -5,7 +5,7 @@ from typing import Any
 
 from deepsearch_rl.cli.planning.answer_work import model_name
 from deepsearch_rl.cli.planning.sizes import GIB, Sizes, StageWork
-from deepsearch_rl.search.names import IndexHalf
+from deepsearch_rl.search import IndexHalf
 
 # Of the tokens of make_questions, those that the model writes; assumed
 WRITTEN_SHARE = 0.1
