@@ -38,7 +38,7 @@ from deepsearch_rl.search.quality import DatasetConfig
 from deepsearch_rl.serve.launch import ServingConfig
 from deepsearch_rl.server.config import RetrievalConfig
 from deepsearch_rl.toy.prepare_model import PrepareModelConfig
-from deepsearch_rl.track.bundle import TrackConfig
+from deepsearch_rl.track.contents import TrackConfig
 from deepsearch_rl.train.choose_checkpoint import ChooseCheckpointConfig
 from deepsearch_rl.train.merge import MergeConfig
 from deepsearch_rl.train.prompt_search import OptimizePromptConfig

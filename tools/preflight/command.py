@@ -62,11 +62,8 @@ def preflight(profile: str, only: str | None, is_kept: bool) -> list[Outcome]:
 def require_trainable(profile: str) -> None:
     """Raise ConfigError for a profile whose training path cannot be tried."""
     settings = find_profile(ROOT, profile)
-    if "sft" not in settings.values:
-        raise ConfigError(
-            f"the profile {profile} has no stage sft, so it has no training path to try. `make repro "
-            f"PROFILE={profile}` runs it, and `deepsearch doctor` says what it needs."
-        )
+    if "rl" not in settings.values:
+        raise ConfigError(f"the profile {profile} trains no model, so it has no training path.")
     protocol = settings.value("agent.protocol")
     if protocol != TEACHERS_PROTOCOL:
         raise ConfigError(

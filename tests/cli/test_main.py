@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl import __version__
 from deepsearch_rl.cli.defaults import changed_field
-from deepsearch_rl.cli.main import COMMANDS, app, load_command, main, require_own_sources
+from deepsearch_rl.cli.main import COMMANDS, app, load_command, main
 from deepsearch_rl.core.errors import ConfigError
 
 RUNNER = CliRunner()
@@ -58,7 +58,7 @@ def test_help_and_version_load_neither_a_subcommand_nor_anything_heavy(
     text, _, modules = output.strip().rpartition("\n")
     assert shown in text
     heavy = {"torch", "mlflow", "prefect", "dvc", "transformers", "numpy", "pydantic", "yaml"}
-    assert not {"deepsearch_rl.cli", *heavy} & set(modules.split())
+    assert not {"deepsearch_rl.cli.doctor", *heavy} & set(modules.split())
 
 
 def test_completion_knows_the_commands_and_what_is_below_them() -> None:
@@ -85,7 +85,7 @@ def test_a_profile_without_a_report_or_without_a_folder_is_one_paragraph(
 ) -> None:
     monkeypatch.chdir(project(tmp_path))
     assert deepsearch(monkeypatch, "table", "smoke").endswith(
-        "`dvc repro profiles/smoke/dvc.yaml` makes it."
+        "`make repro PROFILE=smoke` makes it."
     )
     assert deepsearch(monkeypatch, "table", "smok").startswith(
         "error: unknown profile 'smok'. Did you mean 'smoke'?"
@@ -163,18 +163,6 @@ def test_the_option_prompt_says_that_it_takes_names_and_paths(
     assert "the name of one in src/deepsearch_rl/prompts, or the path of a text file" in " ".join(
         text.replace("│", " ").split()
     )
-
-
-def test_in_another_clone_of_the_project_the_command_says_whose_sources_it_has(
-    root: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    (other / "src" / "deepsearch_rl").mkdir(parents=True)
-    (other / "dvc.yaml").touch()
-    for folder in (root, root / "src", tmp_path):
-        require_own_sources(folder)
-    with pytest.raises(ConfigError, match=f"of the clone {root}, but {other} is another one"):
-        require_own_sources(other / "src")
 
 
 @pytest.mark.parametrize(
