@@ -60,11 +60,8 @@ def test_a_token_that_is_not_set_is_an_error_and_not_an_open_server(
         assert variable in message
 
 
-def test_an_unknown_retriever_names_the_valid_ones(
-    index_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert error_of(["--index", str(index_dir), "--retriever", "bm26"]) == "2"
-    message = capsys.readouterr().err
+def test_an_unknown_retriever_names_the_valid_ones(index_dir: Path) -> None:
+    message = error_of(["--index", str(index_dir), "--retriever", "bm26"])
     assert all(name in message for name in ("bm26", *RETRIEVERS))
 
 
@@ -134,7 +131,7 @@ def served(
 
 @pytest.mark.slow
 def test_a_server_told_to_stop_answers_what_waits_and_tells_no_secrets(index_dir: Path) -> None:
-    options = ("--index", str(index_dir), "--window-ms", "1500", "--token-variable", "SEARCH_TOKEN")
+    options = ("--index", str(index_dir), "-S", "retrieval.window_ms=1500", "--token-variable", "SEARCH_TOKEN")
     with (
         served(*options) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=20) as waiting,
