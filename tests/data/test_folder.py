@@ -11,7 +11,8 @@ import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl
-from deepsearch_rl.core.presets import load_preset
+from deepsearch_rl.core.profile import find_profile
+from tests.conftest import ROOT
 from deepsearch_rl.core.records import Document, Question
 from deepsearch_rl.data.download import (
     CorpusSource,
@@ -198,7 +199,7 @@ def test_unknown_formats_and_sources_are_refused_with_the_nearest_names(tmp_path
     with pytest.raises(UnknownNameError, match="Did you mean 'musique'"):
         splits(tmp_path, "q.jsonl", "musiqe")
     with pytest.raises(UnknownNameError, match="Did you mean 'world'"):
-        load_preset("tiny").with_overrides({"download.source": "wrld"}).section(
+        find_profile(ROOT, "tiny").with_overrides({"download.source": "wrld"}).section(
             "download", DownloadConfig
         )
     with pytest.raises(ConfigError, match=r"a section download\.folder is needed"):
