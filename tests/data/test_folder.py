@@ -206,6 +206,12 @@ def test_unknown_formats_and_sources_are_refused_with_the_nearest_names(tmp_path
         download(DownloadConfig(source="folder"), 0, tmp_path, tmp_path)
 
 
+def test_a_wrong_size_of_the_generated_world_is_named_by_its_field(tmp_path: Path) -> None:
+    config = DownloadConfig(source="world", world={"in_domain": {"person": "many"}})
+    with pytest.raises(ConfigError, match=r"download\.world\.in_domain\.person: .*integer"):
+        download(config, 0, tmp_path, tmp_path)
+
+
 def test_a_download_from_a_folder_writes_every_file_or_names_what_is_missing(
     tmp_path: Path,
 ) -> None:
