@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli import main as cli
 from deepsearch_rl.cli.main import app, load_command
-from deepsearch_rl.cli.model_converters import Kind
+from deepsearch_rl.cli.model import Kind
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.data.catalogue import CARDS, QUESTION_FORMATS
 from deepsearch_rl.search.rows import Filter
