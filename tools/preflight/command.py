@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepsearch_rl.cli.planning.whole_run import require_base_model
 from deepsearch_rl.cli.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import write_json
@@ -63,7 +62,13 @@ def preflight(profile: str, only: str | None, is_kept: bool) -> list[Outcome]:
 def require_trainable(profile: str) -> None:
     """Raise ConfigError for a profile whose training path cannot be tried."""
     settings = find_profile(ROOT, profile)
-    require_base_model(settings)
+    values = settings.values
+    base = values.get("prepare_model", {})
+    if not base.get(base.get("source")) or not {"sft", "rl"} <= values.keys():
+        raise ConfigError(
+            f"the profile {profile} does not train by SFT and RL, so there is no training path to try."
+        )
+
     protocol = settings.value("agent.protocol")
     if protocol != TEACHERS_PROTOCOL:
         raise ConfigError(
