@@ -42,7 +42,7 @@ MINILM = {
 
 # How a model of :func:`write_random_model` encodes
 RANDOM_ENCODER = {
-    "name": "transformers", "revision": None, "pooling": "mean", "query_prefix": "", "passage_prefix": "",
+    "name": "sentence_transformers", "revision": None, "pooling": "mean", "query_prefix": "", "passage_prefix": "",
     "max_tokens": 512, "batch_tokens": 4096, "threads": 1, "device": "cpu", "dtype": "float32",
 }  # fmt: skip
 

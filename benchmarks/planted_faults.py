@@ -36,9 +36,9 @@ from deepsearch_rl.evaluate.explain.judging import Corpus, judge_run
 from deepsearch_rl.evaluate.explain.records import RunReport, Setting
 from deepsearch_rl.evaluate.explain.run_files import read_run
 from deepsearch_rl.evaluate.score import Interval
+from deepsearch_rl.search import RetrieverName
 from deepsearch_rl.search.build import build_index
 from deepsearch_rl.search.manifest import IndexConfig
-from deepsearch_rl.search.names import RetrieverName
 from deepsearch_rl.search.rows import Filter
 from deepsearch_rl.search.searcher import Hit, Searcher, SearchesChunks, open_index
 

@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.ratios                    # about two minutes; status 1 after a loss
     .venv/bin/python -m benchmarks.ratios --update           # and write the table, and the documents' copy of it
     .venv/bin/python -m benchmarks.ratios --all --update     # and what a user sees, on all cores
-    .venv/bin/python -m benchmarks.ratios --only int8        # a part alone
+    .venv/bin/python -m benchmarks.ratios --only bm25        # a part alone
 
 Every ratio is the other's time to the project's, or the project's rate to the other's: more than 1
 means that the project is faster. Both run in turn, in rounds, and the ratio is that of a round, so
@@ -17,8 +17,7 @@ below the table's by more than 15 %, or by more than the noise where that is gre
                over the same vectors, each on one core, by queries of a request x clients
 
 CPU time, because it holds on a busy machine. ``--all`` measures what a user sees as well, which holds
-on a quiet machine alone: encoding with all cores, queries/s and p99 of both servers on all cores, and
-those of a server with the encoder in int8, which is measured on all cores alone. A part that is
+on a quiet machine alone: encoding with all cores, and queries/s and p99 of both servers. A part that is
 updated alone leaves the note on the whole run as it is.
 """
 
@@ -39,11 +38,13 @@ from benchmarks import data, sparse
 from benchmarks.arithmetic_limit import arithmetic_limit
 from benchmarks.measure import fill_section, markdown_table, parse_options
 from benchmarks.ratio import HEADER, MAX_LOSS, Ratio, compare, cpu, table_rows, wall
-from benchmarks.server_ratios import DEFAULTS, int8_server, server
-from deepsearch_rl.search.bm25.bm25 import Bm25Index
-from deepsearch_rl.search.encoders.configs import TransformersConfig
+from benchmarks.server_ratios import DEFAULTS, server
+from deepsearch_rl.search.bm25.builtin import Bm25Index
 from deepsearch_rl.search.encoders.encoder import normalise_rows
-from deepsearch_rl.search.encoders.transformer import TransformersEncoder
+from deepsearch_rl.search.encoders.sentence_transformers import (
+    SentenceTransformersConfig,
+    SentenceTransformersEncoder,
+)
 
 TABLE = Path("benchmarks/ratios.json")
 DOCUMENT = Path("docs/measurements.md")
@@ -85,7 +86,7 @@ def encoding(
     pooling = Pooling(transformer.get_embedding_dimension(), "mean")
     theirs = SentenceTransformer(modules=[transformer, pooling], device="cpu")
     config = {**DEFAULTS, "model": str(folder), "threads": threads}
-    encoder = TransformersEncoder(TransformersConfig.model_validate(config))
+    encoder = SentenceTransformersEncoder(SentenceTransformersConfig.model_validate(config))
 
     def encode_here(batch: list[str]) -> object:
         torch.set_num_threads(1)
@@ -168,7 +169,7 @@ def main() -> None:
         seconds=(1.5, "of load per round and server"),
         passages=(2000, "rows of the servers' index"),
         all=(False, "more clients, several minutes"),
-        only=("", "one part alone", ("", "bm25", "encoding", "server", "int8")),
+        only=("", "one part alone", ("", "bm25", "encoding", "server")),
         update=(False, "write the table and the document instead of comparing"),
         work=(data.WORK, "indexes"),
     )
@@ -203,7 +204,6 @@ def _parts(
     on_all_cores = {
         "encoding": [encoding(encoder, texts, options.rounds, None)],
         "server": [server(options, texts, encoder, None)],
-        "int8": [int8_server(options, texts, encoder)],
     }
     has_all_cores = options.all or options.only in on_all_cores.keys() - on_one_core.keys()
     for parts in (on_one_core, on_all_cores if has_all_cores else {}):

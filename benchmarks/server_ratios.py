@@ -10,7 +10,6 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import data
-from benchmarks.encoder_export import export_encoder
 from benchmarks.measure import in_turn
 from benchmarks.ratio import Ratio
 from benchmarks.servers import (
@@ -25,14 +24,12 @@ from benchmarks.servers import (
     running_server,
 )
 from deepsearch_rl.core.processes import free_port
-from deepsearch_rl.search.encoders.quantization import quantize_export
 
 TOP_K = 3
 
 # Queries of a request, and clients; the second list takes minutes
 CELLS = ((1, 1), (1, 64), (64, 1))
 ALL_CELLS = (*CELLS, (1, 128), (1, 512), (64, 64))
-INT8_CELLS = (*CELLS, (1, 128))
 
 # A load lasts at least until a server of this rate has answered every client once
 SLOW_QUERIES_PER_S = 150
@@ -40,13 +37,12 @@ SLOW_QUERIES_PER_S = 150
 QUERIES = 40_000
 
 # Options of the servers: no answer comes from the cache
-SERVED = ["--top-k", str(TOP_K), "--cache-entries", "0"]
+SERVED = ["--top-k", str(TOP_K), "-S", "retrieval.cache_entries=0"]
 DOCUMENT_FOUND = b'"document"'
 DENSE = ["--retriever", "dense", *SERVED]
 
-# As an index on this machine is opened where nothing is said; an export has a type of its own
+# As an index on this machine is opened where nothing is said
 DEFAULTS = {**data.RANDOM_ENCODER, "batch_tokens": None, "threads": None}
-EXPORTED = {name: value for name, value in DEFAULTS.items() if name != "dtype"} | {"name": "onnx"}
 
 
 def server(
@@ -61,20 +57,6 @@ def server(
             yield from _server_ratios(f"{name}, all cores", size, loads)
         else:
             yield f"{name}, one core", _cpu_ratio(size, loads)
-
-
-def int8_server(
-    options: argparse.Namespace, texts: list[str], encoder: Path
-) -> Iterator[tuple[str, Ratio]]:
-    """Compare rates and latencies of a server whose encoder is quantized with those of the other, in float32."""
-    int8 = encoder.with_name(f"{encoder.name}-int8")
-    if not int8.exists():
-        export_encoder(encoder)
-        quantize_export(encoder, int8)
-
-    index = _served_index(options, texts, int8, EXPORTED)
-    for (size, clients), loads in _beside_peer(options, index, texts, encoder, None, INT8_CELLS):
-        yield from _server_ratios(f"server, int8, {size} x {clients}, all cores", size, loads)
 
 
 def _beside_peer(

@@ -39,9 +39,8 @@ from benchmarks.measure import (
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.search.analysis import analyse
-from deepsearch_rl.search.bm25.bm25 import Bm25Index
-from deepsearch_rl.search.bm25.configs import Bm25Config, LuceneConfig
-from deepsearch_rl.search.bm25.lucene import LuceneIndex
+from deepsearch_rl.search.bm25.builtin import Bm25Config, Bm25Index
+from deepsearch_rl.search.bm25.lucene import LuceneConfig, LuceneIndex
 from deepsearch_rl.search.ranking import Ranking, Retriever, rank
 
 ONE_FIELD = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})

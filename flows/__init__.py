@@ -6,5 +6,5 @@ from deepsearch_rl.core.environment import prepare_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Before prefect is imported, which reads it
+# Before Prefect is imported, which reads these variables
 prepare_environment()

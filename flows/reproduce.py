@@ -19,12 +19,14 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.core.stage_entry import OUTSIDE_STATUS
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectAlreadyExists
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -33,6 +35,7 @@ from deepsearch_rl.cli.summary import latest_runs, read_table, timeline
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import dvc_file, find_profile, require_profile
+from deepsearch_rl.core.stage import OUTSIDE_STATUS
 from flows import ROOT
 from flows.driver import (
     JOBS,
@@ -145,6 +148,8 @@ def reproduce(
             needs_gpu = stage.family in config.gpu_stages
             return run.submit(stage, root, guard, force, in_background, needs_gpu)  # pyright: ignore[reportCallIssue]
 
+        if config.gpu_stages:
+            create_gpu_limit()
         share("pull", "--run-cache", "--allow-missing")
         graph = read_graph(root, profile, targets)
         try:
@@ -152,6 +157,13 @@ def reproduce(
         finally:
             share("push", "--run-cache")
             store_artifacts(root, profile)
+
+
+def create_gpu_limit() -> None:
+    """Have stages of all flow runs on this machine take turns at the GPU, unless the limit is there already."""
+    limit = GlobalConcurrencyLimitCreate(name=GPU_LIMIT, limit=1)
+    with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
+        client.create_global_concurrency_limit(limit)
 
 
 def checkout(revision: str, say: Callable[[str], object]) -> Path:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 from prefect.settings import PREFECT_API_URL
@@ -69,7 +69,11 @@ def prefect_server(host: str = LOOPBACK) -> Iterator[Server | None]:
         )
 
     port = address.port or PREFECT_PORT
-    _require_free(port, f"PREFECT_API_URL=http://{LOOPBACK}:{port + 1}/api in .env")
+    if free_port(port) != port:
+        raise EndpointError(
+            f"another program listens on port {port}: write "
+            f"PREFECT_API_URL=http://{LOOPBACK}:{free_port(port)}/api into .env."
+        )
     login = os.environ.get("PREFECT_API_AUTH_STRING")
     variables = {"PREFECT_SERVER_API_AUTH_STRING": login} if login else {}
     with ProcessGuard() as guard:
@@ -79,9 +83,10 @@ def prefect_server(host: str = LOOPBACK) -> Iterator[Server | None]:
         yield server
 
 
-def start_mlflow(guard: ProcessGuard, host: str, port: int = MLFLOW_PORT) -> Server:
+def start_mlflow(guard: ProcessGuard, host: str) -> Server:
     """Start MLflow's server over its default store in this folder; it asks for the login on another host."""
-    _require_free(port, "stop the server there")
+    # Another project of this machine may have the usual one
+    port = free_port(int(os.environ.get("MLFLOW_PORT", MLFLOW_PORT)))
     command = ["mlflow", "server", "--workers", "1"]
     variables: dict[str, str] = {}
     if host != LOOPBACK:
@@ -92,11 +97,6 @@ def start_mlflow(guard: ProcessGuard, host: str, port: int = MLFLOW_PORT) -> Ser
             "MLFLOW_FLASK_SERVER_SECRET_KEY": os.urandom(16).hex(),
         }
     return start_server(guard, "MLflow", port, "/health", command, variables, host)
-
-
-def _require_free(port: int, remedy: str) -> None:
-    if free_port(port) != port:
-        raise EndpointError(f"another program listens on port {port}: {remedy}.")
 
 
 def require_login(host: str) -> None:
@@ -114,8 +114,10 @@ def require_login(host: str) -> None:
 def serve(host: str) -> None:
     """Serve both user interfaces until Ctrl-C or SIGTERM; raise EndpointError where one of them ends."""
     require_login(host)
-    with ProcessGuard() as guard, prefect_server(host) as prefect:
+    with ProcessGuard() as guard, ExitStack() as stack:
+        # Before Prefect's, so that they start side by side
         mlflow = start_mlflow(guard, host)
+        prefect = stack.enter_context(prefect_server(host))
         mlflow.wait_until_healthy(START_TIMEOUT_S)
         pages = [f"Prefect {PREFECT_API_URL.value().removesuffix('/api')}", f"MLflow  {mlflow.url}"]
         sys.stdout.write("\n".join([*pages, "Ctrl-C stops them.\n"]))

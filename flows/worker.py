@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    WorkPoolCreate,
+)
 from prefect.client.schemas.filters import FlowRunFilter
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 from prefect.types.entrypoint import EntrypointType
@@ -62,6 +65,11 @@ def deploy() -> dict[str, str]:
                     WorkPoolCreate(name=pool, type="process", base_job_template=template)
                 )
 
+        schedules = {
+            profile: present_schedules(client, f"{flow.name}/{profile}")
+            for profile in profile_names(ROOT)
+        }
+
     for profile in profile_names(ROOT):
         needs_gpu = find_profile(ROOT, profile).values["requires"].get("gpu_memory_gib")
         pool_of[profile] = "gpu" if needs_gpu else "cpu"
@@ -69,11 +77,21 @@ def deploy() -> dict[str, str]:
             profile,
             parameters={"profile": profile},
             description=f"The graph of profile {profile}, with DVC.",
+            schedules=schedules[profile],
             work_pool_name=pool_of[profile],
             entrypoint_type=EntrypointType.MODULE_PATH,
         )
         deployment.apply()
     return pool_of
+
+
+def present_schedules(client: SyncPrefectClient, name: str) -> list[DeploymentScheduleCreate]:
+    """Return the schedules that a deployment has at the server, which registering it again would remove."""
+    with suppress(ObjectNotFound):
+        fields = set(DeploymentScheduleCreate.model_fields)
+        schedules = client.read_deployment_by_name(name).schedules
+        return [DeploymentScheduleCreate(**item.model_dump(include=fields)) for item in schedules]
+    return []
 
 
 def start(pool: str, limit: int = 1) -> None:
@@ -88,10 +106,6 @@ def start(pool: str, limit: int = 1) -> None:
         deploy()
         with get_client(sync_client=True) as client:
             mark_lost_runs(client, name)
-            if pool == "gpu":
-                gpu = GlobalConcurrencyLimitCreate(name=reproduce.GPU_LIMIT, limit=1)
-                with suppress(ObjectAlreadyExists):
-                    client.create_global_concurrency_limit(gpu)
 
         command = ["prefect", "worker", "start", "--type", "process", "--pool", pool]
         command += ["--name", name, "--limit", str(limit)]

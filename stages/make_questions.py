@@ -31,6 +31,7 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
         index.model_copy(update={"encoder": None}),
         profile.value("seed"),
         scratch.path,
+        profile.work / "replies" / f"{item}.jsonl",
         profile.data / "made" / item,
     )
 

@@ -11,7 +11,7 @@ INDEX = IndexConfig.model_validate(
     {
         "bm25": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
         "encoder": {"name": "tfidf_svd", "dimension": 4, "fit_rows": 1000, "max_terms": 1000},
-        "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
+        "encoding": {"dtype": "float32", "block_rows": 4096},
         "vectors": {"kind": "flat"},
         "fusion": {
             "depth": 10,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 
 import pytest
@@ -25,8 +26,9 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(server: ChatServer, options: RequestOptions = USUAL, timeout_s: float = 20.0) -> Completion:
     async def once() -> Completion:
-        async with open_client(server.endpoint, timeout_s) as client:
-            return await complete(client, options, model="m", messages=MESSAGES, max_tokens=9)
+        endpoint = replace(server.endpoint, options=options)
+        async with open_client(endpoint, timeout_s) as client:
+            return await complete(client, endpoint, messages=MESSAGES, max_tokens=9)
 
     return asyncio.run(once())
 

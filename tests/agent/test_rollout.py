@@ -239,7 +239,7 @@ def test_a_model_server_that_hangs_until_the_deadline_has_failed(chat_server, an
 def test_waiting_for_the_model_servers_limits_is_no_time_in_which_the_model_wrote(
     chat_server, answer, monkeypatch, query, stop_reason
 ):
-    monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.7)
+    monkeypatch.setattr("deepsearch_rl.chat.client.FIRST_FULL_WAIT_S", 0.7)
     chat_server.script.append(response({"error": {"message": "full"}}, 429))
     chat_server.says("", query, tokens=(100, 60))
     chat_server.hangs()

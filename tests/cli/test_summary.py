@@ -8,21 +8,6 @@ from deepsearch_rl.cli.main import app
 from deepsearch_rl.cli.summary import render
 
 
-def test_reports_that_mlflow_has_not_got_are_counted_beside_the_command_that_sends_them(
-    tmp_path: Path,
-) -> None:
-    table = tmp_path / "reports" / "tiny" / "f1_table.md"
-    table.parent.mkdir(parents=True)
-    table.write_text("| model |\n")
-    assert "deepsearch track" not in render(tmp_path, "tiny")
-    for name in ("one", "two", ".three.partial"):
-        (tmp_path / "work" / "tiny" / "outbox" / name).mkdir(parents=True)
-    (hint,) = [
-        line for line in render(tmp_path, "tiny").splitlines() if "deepsearch track tiny" in line
-    ]
-    assert "send 2 waiting reports" in hint
-
-
 def test_the_last_run_of_each_stage_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

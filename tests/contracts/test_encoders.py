@@ -3,16 +3,10 @@
 import numpy as np
 import pytest
 
-from deepsearch_rl.search.encoders.configs import TfidfSvdConfig
 from deepsearch_rl.search.encoders.encoder import Encoder
-from deepsearch_rl.search.encoders.encoding import open_encoder, prepare_encoder
+from deepsearch_rl.search.encoders.tfidf_svd import TfidfSvdConfig
 from tests.chunks import make_chunks
-from tests.search.encoders.folders import (
-    onnx_config,
-    transformers_config,
-    write_bert,
-    write_onnx,
-)
+from tests.search.encoders.folders import encoder_config, write_bert
 
 TEXTS = [
     "comet",
@@ -23,19 +17,16 @@ TEXTS = [
 BLANK = ["", " \n"]
 
 
-@pytest.fixture(scope="module", params=["tfidf_svd", "transformers", "onnx"])
+@pytest.fixture(scope="module", params=["tfidf_svd", "sentence_transformers"])
 def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     folder = tmp_path_factory.mktemp("encoder")
     if request.param == "tfidf_svd":
         config = TfidfSvdConfig(name="tfidf_svd", dimension=3, fit_rows=100, max_terms=100)
-    elif request.param == "transformers":
-        config = transformers_config(write_bert(folder / "bert"))
     else:
-        pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-        config = onnx_config(write_onnx(folder / "onnx"))
+        config = encoder_config(write_bert(folder / "bert"))
 
-    prepare_encoder(make_chunks(TEXTS), config, folder / "learnt", seed=0)
-    return open_encoder(config, folder / "learnt")
+    config.prepare(make_chunks(TEXTS), folder / "learnt", seed=0)
+    return config.open(folder / "learnt")
 
 
 def test_a_text_has_a_vector_of_length_one_and_a_blank_text_the_zero_vector(

@@ -33,9 +33,9 @@ from deepsearch_rl.evaluate.explain.causes import Cause
 from deepsearch_rl.evaluate.explain.corpus import scan_corpus
 from deepsearch_rl.evaluate.explain.evidence import evidence_of
 from deepsearch_rl.evaluate.explain.records import RunReport
+from deepsearch_rl.search import RetrieverName
 from deepsearch_rl.search.build import build_index
 from deepsearch_rl.search.gold import mean_scores, score_retriever, with_gold
-from deepsearch_rl.search.names import RetrieverName
 from deepsearch_rl.search.searcher import open_index
 
 pytestmark = [pytest.mark.realdata, pytest.mark.timeout(300)]

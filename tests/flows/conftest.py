@@ -60,12 +60,12 @@ def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def make_project(empty_project: Path, tmp_path: Path) -> MakeProject:
+@pytest.fixture(scope="session")
+def make_project(empty_project: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeProject:
     """Make a project of the given stages and params."""
 
     def make(stages: Mapping[str, object] = CHAIN, params: str = PARAMS) -> Path:
-        project = tmp_path / "project"
+        project = tmp_path_factory.mktemp("made") / "project"
         shutil.copytree(empty_project, project)
         (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": dict(stages)}))
         (project / "params.yaml").write_text(params)

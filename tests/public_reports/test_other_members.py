@@ -40,7 +40,7 @@ from tests.chunks import make_chunks
 from tests.ports import free_port
 from tests.public_reports.conftest import LimitClock
 from tests.public_reports.test_agent import reply
-from tests.search.encoders.folders import transformers_config
+from tests.search.encoders.folders import encoder_config
 from tests.search_servers import in_thread
 from tests.settings import INDEX
 
@@ -109,7 +109,7 @@ def serve() -> Iterator[Callable[[Behaviour], Server]]:
 @pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", "abc123", "F52BF8E", ""])
 def test_an_encoders_revision_that_can_move_is_refused(tmp_path: Path, revision: str) -> None:
     with pytest.raises(ValidationError, match="is no commit"):
-        transformers_config(tmp_path, revision=revision)
+        encoder_config(tmp_path, revision=revision)
 
 
 SERVER = """

@@ -24,8 +24,8 @@ from deepsearch_rl.core.files import sha256_json, write_json
 from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.retries import is_quota_spent
 from deepsearch_rl.evaluate.evaluate_model import checkpoint_name
-from deepsearch_rl.search.encoders.configs import RemoteEncoderConfig as EmbeddingsConfig
 from deepsearch_rl.search.encoders.remote import RemoteEncoder
+from deepsearch_rl.search.encoders.remote import RemoteEncoderConfig as EmbeddingsConfig
 from deepsearch_rl.serve.chat_answer import AnswerText
 from tests.agent.conftest import ChatServer, completion, response
 from tests.model_servers import running_engine, serve_here
@@ -372,10 +372,8 @@ def asked_fields(chat: ChatServer, **options: Any) -> dict[str, Any]:
 async def answer_of(endpoint: Endpoint, *, count: int = 1, **fields: Any) -> list[Completion]:
     messages = [{"role": "user", "content": QUESTION}]
     async with open_client(endpoint, 20.0) as client:
-        request = {"model": endpoint.model, "messages": messages, **FIELDS, **fields}
-        return await asyncio.gather(
-            *(complete(client, endpoint.options, **request) for _ in range(count))
-        )
+        request = {"messages": messages, **FIELDS, **fields}
+        return await asyncio.gather(*(complete(client, endpoint, **request) for _ in range(count)))
 
 
 @pytest.mark.parametrize(
@@ -409,9 +407,7 @@ def test_a_streamed_answer_is_the_whole_one(client: openai.OpenAI, endpoint: End
 
     async def ask_streamed() -> Completion:
         async with open_client(streamed, 20.0) as client:
-            return await complete(
-                client, streamed.options, messages=conversation, stop=stop, **ANSWER
-            )
+            return await complete(client, streamed, messages=conversation, stop=stop, **ANSWER)
 
     completion = asyncio.run(ask_streamed())
     assert completion.message.text == written.partition(stop)[0]
@@ -589,7 +585,7 @@ def test_a_429_without_a_wait_is_waited_for_by_minutes_and_costs_a_question_no_t
 def test_the_waits_of_a_full_server_end_with_its_error(
     chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepsearch_rl.core.retries.FIRST_CAPACITY_WAIT_S", 0.05)
+    monkeypatch.setattr("deepsearch_rl.chat.client.FIRST_FULL_WAIT_S", 0.05)
     chat_server.script.append(response('{"error": {"message": "full"}}', 429))
     with pytest.raises(openai.RateLimitError, match="full"):
         asyncio.run(

@@ -7,10 +7,10 @@ import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import file_digests, only_writer, sha256_file
-from deepsearch_rl.search import build
 from deepsearch_rl.search.build import IndexSection, build_index, build_indexes
+from deepsearch_rl.search.faiss_index import FaissConfig
+from deepsearch_rl.search.flat_index import FlatConfig
 from deepsearch_rl.search.manifest import IndexConfig, read_manifest
-from deepsearch_rl.search.vectors.config import IvfPqConfig
 
 BUILD_AGAIN = """
 import sys
@@ -61,7 +61,7 @@ def test_a_build_that_fails_leaves_the_earlier_index(
     folder = tmp_path / "index"
     build_index(chunks_path, folder, index_config, seed=0)
     before = file_digests(folder)
-    monkeypatch.setattr(build, "build_vector_index", lambda *_: 1 / 0)
+    monkeypatch.setattr(FlatConfig, "build", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         build_index(chunks_path, folder, index_config, seed=1)
     assert file_digests(folder) == before
@@ -144,7 +144,7 @@ def test_a_malformed_chunk_names_file_line_and_field(
 @pytest.fixture
 def section(index_config: IndexConfig) -> IndexSection:
     quality = {"split": "val", "cutoffs": [1]}
-    encoding = {"engine": "local", "dtype": "float32", "block_rows": 4, "ray": None}
+    encoding = {"dtype": "float32", "block_rows": 4}
     added = {"corpus_vectors": {}, "encoding": encoding, "quality": quality}
     return IndexSection.model_validate({**index_config.model_dump(), **added})
 
@@ -156,16 +156,7 @@ def test_every_corpus_gets_its_own_index_and_kind_of_vectors(
     chunks_root.mkdir()
     for name in ("one", "two"):
         (chunks_root / f"{name}.jsonl").write_bytes(chunks_path.read_bytes())
-    cells = IvfPqConfig(
-        kind="ivf_pq",
-        nlist=1,
-        m=1,
-        nbits=2,
-        nprobe=1,
-        train_rows=5,
-        device="cpu",
-        search_device="cpu",
-    )
+    cells = FaissConfig(kind="faiss", factory="IVF1,PQ1x2np")
     mixed = section.model_copy(update={"corpus_vectors": {"two": cells}})
     build_indexes(
         chunks_root, tmp_path / "index", mixed, seed=0, work=tmp_path / "work", questions={}
@@ -174,7 +165,7 @@ def test_every_corpus_gets_its_own_index_and_kind_of_vectors(
         name: read_manifest(tmp_path / "index" / name).config.vectors.kind
         for name in ("one", "two")
     }
-    assert kinds == {"one": "flat", "two": "ivf_pq"}
+    assert kinds == {"one": "flat", "two": "faiss"}
 
 
 def test_vectors_for_an_unknown_corpus_are_refused(

@@ -31,3 +31,10 @@ def test_without_documents_a_chunk_counts_by_its_title_with_or_without_quotes() 
 
 def test_no_known_evidence_is_no_gold() -> None:
     assert gold_evidence(question(evidence_list=[])) is gold_evidence(question()) is None
+
+
+def test_a_fact_of_white_space_is_none() -> None:
+    gold = gold_evidence(question(evidence_list=[{"fact": " \n"}, {"fact": "it is cold"}]))
+    assert gold.items == ("itiscold",)
+    only_blank = gold_evidence(question(evidence_list=[{"fact": " "}], supporting_doc_ids=["d"]))
+    assert only_blank.kind == "documents"

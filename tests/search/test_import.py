@@ -13,15 +13,14 @@ from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import sha256_file
 from deepsearch_rl.search.bm25.lucene import ANALYSER, start_jvm
-from deepsearch_rl.search.build import AS_THE_FILE_SAYS, IndexSection, build_index, build_indexes
-from deepsearch_rl.search.encoders.encoding import open_encoder
+from deepsearch_rl.search.build import IndexSection, build_index, build_indexes
+from deepsearch_rl.search.faiss_index import TIE_SLACK
 from deepsearch_rl.search.importing import imported_config
 from deepsearch_rl.search.manifest import IndexConfig, read_manifest
 from deepsearch_rl.search.rows import Filter
 from deepsearch_rl.search.searcher import open_index
-from deepsearch_rl.search.vectors.faiss_index import TIE_SLACK
+from tests.search.bm25.test_lucene import needs_pyserini
 from tests.search.encoders.folders import write_bert
-from tests.search.sparse.test_lucene import needs_pyserini
 from tests.settings import INDEX
 
 SIZE = 64
@@ -57,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def config(folder: Path) -> IndexConfig:
     encoder = {
-        "name": "transformers",
+        "name": "sentence_transformers",
         "model": str(folder / "encoder"),
         "revision": None,
         "device": "cpu",
@@ -75,7 +74,7 @@ def config(folder: Path) -> IndexConfig:
 @pytest.fixture(scope="module")
 def vectors_ND(folder: Path, config: IndexConfig) -> Any:
     assert config.encoder is not None
-    encoder = open_encoder(config.encoder, folder)
+    encoder = config.encoder.open(folder)
     return encoder.encode([f"a\n{text_of(row)}" for row in range(SIZE)], "passage")
 
 
@@ -90,7 +89,7 @@ def written(
 
 
 def imported(source: Path, folder: Path, config: IndexConfig, out: Path) -> Path:
-    described = imported_config(source, config, AS_THE_FILE_SAYS)
+    described = imported_config(source, config)
     build_index(folder / "corpus.jsonl", out, described, 0, imported=source)
     return out
 
@@ -106,7 +105,7 @@ def test_a_faiss_index_is_searched_unchanged_and_finds_what_faiss_finds(
 
     queries = [text_of(row) for row in (3, 30, 61)]
     assert config.encoder is not None
-    queries_QD = open_encoder(config.encoder, folder).encode(queries, "query")
+    queries_QD = config.encoder.open(folder).encode(queries, "query")
     scores_QK, rows_QK = faiss.read_index(str(source)).search(queries_QD, 5)  # pyright: ignore[reportCallIssue]
     hits_Q = open_index(out).find_hits(queries, 5)
 
@@ -136,7 +135,7 @@ def test_vectors_in_npy_are_searched_exactly(
     np.save(source, vectors_ND.astype(dtype))
     queries = [text_of(row) for row in (3, 30, 61)]
     assert config.encoder is not None
-    queries_QD = open_encoder(config.encoder, folder).encode(queries, "query")
+    queries_QD = config.encoder.open(folder).encode(queries, "query")
     scores_QN = queries_QD @ vectors_ND.T
 
     hits_Q = open_index(imported(source, folder, config, tmp_path / "out")).find_hits(queries, 3)
@@ -169,7 +168,7 @@ def test_codes_whose_hits_whole_vectors_score_are_searched_as_faiss_does(
     searcher = open_index(imported(source, folder, config, tmp_path / "out"))
     queries = [text_of(row) for row in (3, 30, 61)]
     assert config.encoder is not None
-    queries_QD = open_encoder(config.encoder, folder).encode(queries, "query")
+    queries_QD = config.encoder.open(folder).encode(queries, "query")
     # As many as are asked for: these are scored anew
     scores_QK, _ = faiss.read_index(str(source)).search(queries_QD, 5 + TIE_SLACK)  # pyright: ignore[reportCallIssue]
     for hits, scores_K in zip(searcher.find_hits(queries, 5), scores_QK, strict=True):
@@ -252,32 +251,12 @@ def test_the_command_imports_and_the_effort_is_kept(
     source = written(vectors_ND, tmp_path / "e5.index", KINDS["ivf_pq"])
     arguments = ["retrieve", "import", str(source), "--corpus", str(folder / "corpus.jsonl")]
     arguments += ["--out", str(tmp_path / "out"), "--encoder", str(folder / "encoder")]
-    arguments += ["--pooling", "mean", "--nprobe", "3"]
+    arguments += ["--search", "nprobe=3", "-S", "index.encoder.pooling=mean"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "64 passages, 16-d vectors" in result.output
     vectors = read_manifest(tmp_path / "out").config.vectors
-    assert vectors.model_dump() == {"kind": "faiss", "nprobe": 3, "ef_search": None}
-
-
-@pytest.mark.parametrize(
-    ("kind", "option", "problem"),
-    [
-        ("refined", "--ef-search", "--ef-search does nothing with .* a FAISS IndexIVFPQ"),
-        ("rotated", "--ef-search", "--ef-search does nothing with .* a FAISS IndexIVFPQ"),
-        ("hnsw", "--nprobe", "--nprobe does nothing with .* a FAISS IndexHNSWFlat"),
-        ("sq8", "--nprobe", "--nprobe does nothing with .* a FAISS IndexScalarQuantizer"),
-    ],
-)
-def test_an_effort_of_another_kind_of_index_is_refused(
-    folder: Path, vectors_ND: Any, tmp_path: Path, kind: str, option: str, problem: str
-) -> None:
-    factory = {**KINDS, "refined": "IVF4,PQ8x4np,RFlat"}[kind]
-    source = written(vectors_ND, tmp_path / "e5.index", factory)
-    arguments = ["retrieve", "import", str(source), "--corpus", str(folder / "corpus.jsonl")]
-    arguments += ["--out", str(tmp_path / "out"), "--encoder", str(folder / "encoder")]
-    with pytest.raises(ConfigError, match=problem):
-        CliRunner().invoke(app, [*arguments, option, "9"], catch_exceptions=False)
+    assert (vectors.factory, vectors.search) == (None, "nprobe=3")
 
 
 def write_lucene(folder: Path, documents: list[tuple[str, str]]) -> None:
@@ -312,7 +291,7 @@ def test_a_lucene_index_is_matched_with_its_corpus_by_id(folder: Path, tmp_path:
 
 def import_lucene_index(source: Path, folder: Path, out: Path) -> None:
     command = ["retrieve", "import", str(source), "--corpus", str(folder / "corpus.jsonl")]
-    command += ["--heap-mb", "256", "--out", str(out)]
+    command += ["-S", "index.bm25.heap_mb=256", "--out", str(out)]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output
 

@@ -10,9 +10,9 @@ import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import file_digests
-from deepsearch_rl.search import build
+from deepsearch_rl.search import build, encoding
 from deepsearch_rl.search.build import build_index
-from deepsearch_rl.search.encoders import encoding
+from deepsearch_rl.search.flat_index import FlatConfig
 from deepsearch_rl.search.manifest import IndexConfig
 from deepsearch_rl.search.searcher import open_index
 
@@ -20,14 +20,16 @@ BUILD = """
 import os, signal, sys
 from pathlib import Path
 from typing import Any
-from deepsearch_rl.search.bm25.bm25 import Bm25Index
+from deepsearch_rl.search.bm25.builtin import Bm25Index
 from deepsearch_rl.search import build
 from deepsearch_rl.search import manifest
-from deepsearch_rl.search.encoders import encoding
+from deepsearch_rl.search import encoding
+from deepsearch_rl.search.flat_index import FlatConfig
 from deepsearch_rl.search.manifest import IndexConfig
 
 chunks, index, config, module, function, calls = sys.argv[1:]
-holder = {"build": build, "encoding": encoding, "manifest": manifest, "Bm25Index": Bm25Index}[module]
+modules = {"build": build, "encoding": encoding, "manifest": manifest}
+holder = {**modules, "Bm25Index": Bm25Index, "FlatConfig": FlatConfig}[module]
 original, left = getattr(holder, function), int(calls)
 
 def stop_at(*args, **kwargs):
@@ -49,7 +51,7 @@ POINTS = (
             ("build", "write_rows", 0),
             ("Bm25Index", "build", 0),
             ("build", "encode_to_file", 0),
-            ("build", "build_vector_index", 0),
+            ("FlatConfig", "build", 0),
             ("manifest", "write_manifest", 0),
         )
     ),
@@ -116,7 +118,7 @@ def test_a_killed_build_leaves_nothing_that_opens_and_its_rerun_the_same_bytes(
     assert file_digests(index) == undisturbed
     done_before = {
         "encoding-write_rows-1": [2, 4],
-        "build-build_vector_index-0": [],
+        "FlatConfig-build-0": [],
         "manifest-write_manifest-0": [],
     }
     assert encoded == done_before.get(index.name, [0, 2, 4])
@@ -150,7 +152,7 @@ def test_work_of_other_chunks_is_not_continued(
     changed.write_text(chunks_path.read_text().replace("2014", "2015"))
     index = tmp_path / "index"
     with monkeypatch.context() as patch:
-        patch.setattr(build, "build_vector_index", lambda *_: 1 / 0)
+        patch.setattr(FlatConfig, "build", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build_index(changed, index, config, seed=0)
 
@@ -187,8 +189,8 @@ def test_chunks_that_change_during_a_build_are_noticed(
         build_vectors(*arguments)
         chunks.write_text(chunks.read_text() + '{"id": "late", "contents": "too late"}\n')
 
-    build_vectors = build.build_vector_index
-    monkeypatch.setattr(build, "build_vector_index", change)
+    build_vectors = FlatConfig.build
+    monkeypatch.setattr(FlatConfig, "build", change)
     with pytest.raises(ArtifactError, match="was changed while it was being indexed"):
         build_index(chunks, tmp_path / "index", config, seed=0)
     assert not (tmp_path / "index").exists()

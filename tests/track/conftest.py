@@ -1,4 +1,4 @@
-"""A small report as the stages before `track` leave it, and its bundle."""
+"""A small report as the stages before `track` leave it, and an MLflow store of its own."""
 
 import functools
 import json
@@ -23,37 +23,12 @@ from deepsearch_rl.evaluate.f1_row import IfevalScore, ModelEvaluation, RowKey
 from deepsearch_rl.evaluate.score import build_row
 from deepsearch_rl.evaluate.table_files import write_table
 from deepsearch_rl.evaluate.tables import build_table
-from deepsearch_rl.track.build_bundle import Results
-from deepsearch_rl.track.bundle import DatasetDigest, Provenance, TrackConfig
-from deepsearch_rl.track.local_store import database_file, local_store
+from deepsearch_rl.track.contents import Results, TrackConfig
 
 MODELS = ("base", "rl", "sft")
 QUESTIONS = 12
 SEED = 0
 CONFIG = TrackConfig(experiment="tests", predictions=5, traces=0.25, timeout_s=5)
-PROVENANCE = Provenance(
-    tags={
-        "dvc.stage": "report",
-        "dvc.lock": "0123",
-        "git.commit": "abc",
-        "changes": "rl.learning_rate=0.5",
-        "dvc.experiment": "quick",
-    },
-    model_tags={
-        "sft": {
-            "dvc.stage": "evaluate@sft",
-            "dvc.weights": "models/tiny/sft",
-            "dvc.weights.md5": "77.dir",
-        }
-    },
-    params={"seed": 0, "rl": {"learning_rate": 0.5, "api_key": "sk-hidden"}},
-    defaults={"seed": 0, "rl": {"learning_rate": 0.1}},
-    datasets={
-        "questions": DatasetDigest(
-            path="data/tiny/questions", digest="d41d8cd98f00b204e9800998ecf8427e.dir"
-        )
-    },
-)
 PASSAGES = "[1] Port Vale\nA harbour.\n\n[2] Cape Ann\nA cape."
 
 
@@ -158,7 +133,9 @@ def make_results(root: Path, right: int = 8) -> Results:
             json.dumps({"step": step, "loss": 2.0 / step, "kl": None}) + "\n" for step in (1, 2)
         )
     )
-    return Results(root / "reports", folders, {"sft": log}, Path("data/tiny/questions"), [])
+    params = {"seed": 0, "rl": {"learning_rate": 0.5, "api_key": "sk-hidden"}}
+    weights = {model: f"models/tiny/{model}" for model in MODELS}
+    return Results("tiny", root / "reports", folders, {"sft": log}, weights, params)
 
 
 @pytest.fixture
@@ -171,21 +148,23 @@ def store_template() -> bytes:
     """The database of an empty store. MLflow makes its tables in hundreds of small writes: in memory, where that is."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        uri = local_store(Path(folder))
-        MlflowClient(tracking_uri=uri).search_experiments()
-        database = database_file(uri)
-        assert database is not None
-        return database.read_bytes()
+        MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db").search_experiments()
+        return Path(folder, "mlflow.db").read_bytes()
 
 
 def new_store(folder: Path) -> str:
     """The URI of a new empty store in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    uri = local_store(folder)
-    database = database_file(uri)
-    assert database is not None
-    database.write_bytes(store_template())
-    return uri
+    (folder / "mlflow.db").write_bytes(store_template())
+    return f"sqlite:///{folder.resolve()}/mlflow.db"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """MLflow's own default store in the working directory, which is a new folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return new_store(tmp_path)
 
 
 def traces_experiment(client: MlflowClient) -> str:

@@ -23,14 +23,12 @@ from deepsearch_rl.agent.timing import (
 from deepsearch_rl.core.files import read_jsonl, read_record, sha256_file
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.evaluate.tables import F1Table
-from deepsearch_rl.track.build_bundle import build_bundle
+from deepsearch_rl.track.report import log_report
 from deepsearch_rl.track.traces import NO_TIMES
-from deepsearch_rl.track.upload import upload
 from tests.agent.conftest import ChatServer, agent_config, chat_server, completion
 from tests.agent.search_server import serve_search
 from tests.track.conftest import (
     CONFIG,
-    PROVENANCE,
     SEED,
     make_results,
     new_store,
@@ -155,15 +153,8 @@ def test_the_spans_in_mlflow_have_the_real_times_and_other_machines_rollouts_hav
     )
     (tmp_path / "out.jsonl").replace(results.evaluations["sft"] / main.rollouts_file)
     config = CONFIG.model_copy(update={"traces": 1.0})
-    report = build_bundle(results, PROVENANCE, config, SEED, tmp_path / "bundle")
-    files = {path.name: sha256_file(path) for path in (tmp_path / "bundle").glob("*.json*")}
-    times_path(kept_times("tiny", "sft") / "digest" / main.rollouts_file).rename("kept.times")
-    assert build_bundle(results, PROVENANCE, config, SEED, tmp_path / "bundle") == report
-    assert {path.name: sha256_file(path) for path in (tmp_path / "bundle").glob("*.json*")} == files
-    Path("kept.times").rename(times_path(kept_times("tiny", "sft") / "digest" / main.rollouts_file))
-
-    store = new_store(tmp_path / "mlruns")
-    assert upload(tmp_path / "bundle", store, 20.0)
+    store = new_store(tmp_path)
+    report = log_report(results, config, SEED)
     timed, untimed = _traces(store, "recorded"), _traces(store, NO_TIMES)
     assert len(timed) == len(QUESTIONS)
     assert len(timed) + len(untimed) == report.traces

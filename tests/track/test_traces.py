@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 
 import pytest
 from mlflow.entities import Trace
 
 from deepsearch_rl.agent.timing import RolloutTimes, TimedStep, trajectory_digest
 from deepsearch_rl.core.records import Message, Retrieval, StopReason, ToolCall, Trajectory
-from deepsearch_rl.track.bundle import TracedRollout
+from deepsearch_rl.track.contents import SampledRollout
 from deepsearch_rl.track.traces import NO_TIMES, Owner, build_trace
 from tests.track.conftest import PASSAGES, rollout
 
@@ -15,7 +16,7 @@ STARTED_NS = 1_700_000_000_000_000_000
 
 def traced(trajectory: Trajectory) -> Trace:
     return build_trace(
-        TracedRollout(model="sft", run="multihoprag", trajectory=trajectory),
+        SampledRollout(model="sft", run="multihoprag", trajectory=trajectory),
         OWNER,
         None,
         STARTED_NS,
@@ -134,11 +135,11 @@ def test_tokens_that_were_not_counted_for_every_call_stand_at_the_agent_alone() 
 
 def test_only_answers_of_the_same_run_to_the_same_question_are_compared() -> None:
     made = rollout("sft", 1)
-    sampled = TracedRollout(model="sft", run="multihoprag", trajectory=made)
+    sampled = SampledRollout(model="sft", run="multihoprag", trajectory=made)
     others = [
-        sampled.model_copy(update={"model": "base"}),
-        sampled.model_copy(update={"run": "multihoprag, greedy"}),
-        sampled.model_copy(update={"trajectory": made.model_copy(update={"sample": 1})}),
+        replace(sampled, model="base"),
+        replace(sampled, run="multihoprag, greedy"),
+        replace(sampled, trajectory=made.model_copy(update={"sample": 1})),
     ]
     previews = [
         build_trace(shown, OWNER, None, STARTED_NS).info.request_preview
@@ -171,7 +172,7 @@ def test_spans_have_the_times_of_the_calls_that_wrote_their_messages() -> None:
             for message, start_ns, duration_ns in steps
         ),
     )
-    shown = TracedRollout(model="sft", run="multihoprag", trajectory=trajectory)
+    shown = SampledRollout(model="sft", run="multihoprag", trajectory=trajectory)
     trace = build_trace(shown, OWNER, times, STARTED_NS + 10**12)
     milliseconds = [
         (

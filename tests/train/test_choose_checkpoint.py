@@ -16,7 +16,6 @@ from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.files import read_json, read_jsonl, sha256_file, write_json, write_jsonl
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.serve.launch import ServingConfig
-from deepsearch_rl.track.curves import read_runs
 from deepsearch_rl.train import choose_on_dev as on_dev
 from deepsearch_rl.train.choose_checkpoint import (
     DevQuestions,
@@ -24,7 +23,7 @@ from deepsearch_rl.train.choose_checkpoint import (
     copy_adapter,
 )
 from deepsearch_rl.train.choose_on_dev import DevRollouts, choose_on_dev
-from deepsearch_rl.train.curves import TrainingStep, curve_path, recorded_curve
+from deepsearch_rl.train.curves import CurveLine, TrainingStep, curve_path, recorded_curve
 from tests.evaluate.chat import KEY, says, searches, serve_chat
 from tests.policies import CONTEXT_TOKENS
 from tests.search_servers import serve_index_here
@@ -129,9 +128,10 @@ def test_the_checkpoint_that_answers_best_is_left_and_all_scores_are_in_log_mani
     assert [(line["step"], line.get("loss"), line["eval_dev_f1"]) for line in lines] == [
         (2, 0.5, scores[2]), (4, 0.25, 1.0), (5, None, scores[5]),
     ]  # fmt: skip
-    [run] = [run for path in (tmp_path / "work" / "curves").iterdir() for run in read_runs(path)]
-    assert run.end == "FINISHED"
-    assert [(line.step, line.metrics["eval_dev_f1"]) for line in run.steps()] == [*scores.items()]
+    [path] = (tmp_path / "work" / "curves").iterdir()
+    *steps, end = read_jsonl(path, CurveLine)
+    assert end.end == "FINISHED"
+    assert [(line.step, line.metrics["eval_dev_f1"]) for line in steps] == [*scores.items()]
     with pytest.raises(ArtifactError, match="no checkpoints to choose from"):
         choose_on_dev(rollouts, out, tmp_path / "again", tmp_path / "work")
 

@@ -28,9 +28,8 @@ from deepsearch_rl.core.errors import (
 )
 from deepsearch_rl.core.files import file_digests, read_jsonl, read_record, write_json
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.track.curves import line_digest, read_steps
 from deepsearch_rl.train import sft as sft
-from deepsearch_rl.train.curves import curve_path, recorded_curve
+from deepsearch_rl.train.curves import CurveLine, curve_path, recorded_curve
 from deepsearch_rl.train.finite import NotFiniteError, not_finite_metrics
 from deepsearch_rl.train.model_folder import ADAPTER_FILES, LOWEST_LOSS, require_files
 from deepsearch_rl.train.sft import (
@@ -495,11 +494,10 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
         train_adapter(
             config, policy_folder, rows, 0, tmp_path / "whole", tmp_path / "uninterrupted"
         )
-    times = {digest: time_ms for digest, (time_ms, _) in read_steps(tmp_path).items()}
+    curve = list(read_jsonl(curve_path(tmp_path, "sft-0123456789ab"), CurveLine))
+    assert all(began_ms - 1 < line.time_ms < time.time() * 1000 for line in curve)
     lines = read_record(next((tmp_path / "whole").rglob(TRAINER_STATE)), TrainerState).lines
-    assert all(
-        began_ms - 1 < times[line_digest(line.model_dump())] < time.time() * 1000 for line in lines
-    )
+    assert {line.step for line in curve} == {line.step for line in lines} | {None}
     _train_until_first_checkpoint(config, policy_folder, rows, tmp_path / "work")
     train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "resumed")
 

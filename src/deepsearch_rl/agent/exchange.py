@@ -21,8 +21,7 @@ from deepsearch_rl.chat.chat_messages import (
 )
 from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError, UnknownNameError
-from deepsearch_rl.core.files import atomic_file, distinct, read_distinct, write_jsonl
-from deepsearch_rl.core.frames import check_frame
+from deepsearch_rl.core.files import atomic_file, check_frame, distinct, read_distinct, write_jsonl
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.data.flashrag import numbered_questions
 from deepsearch_rl.evaluate.imported_results import UNKNOWN

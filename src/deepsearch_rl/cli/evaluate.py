@@ -27,7 +27,7 @@ from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import ProtocolName
 from deepsearch_rl.core.stage import package_digest
-from deepsearch_rl.search.names import RetrieverName
+from deepsearch_rl.search import RetrieverName
 from deepsearch_rl.serve.launch import ServingBackend
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from deepsearch_rl.evaluate.explain.records import (
 from deepsearch_rl.evaluate.f1_row import counts_text
 from deepsearch_rl.evaluate.predictions import score_predictions
 from deepsearch_rl.evaluate.score import Interval, bootstrap_intervals
-from deepsearch_rl.search.names import RetrieverName
+from deepsearch_rl.search import RetrieverName
 
 _Runs: TypeAlias = Annotated[
     list[Path],

@@ -7,7 +7,6 @@ The module of a subcommand is imported when it is called, or when its own help i
 import importlib
 import sys
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -16,7 +15,7 @@ from typer.core import TyperGroup
 
 from deepsearch_rl import __version__
 from deepsearch_rl.core.environment import prepare_environment
-from deepsearch_rl.core.errors import ConfigError, DeepsearchError, full_disk_named
+from deepsearch_rl.core.errors import DeepsearchError, full_disk_named
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -27,8 +26,6 @@ COMMANDS = {
     "preflight": "Try a profile's training path on a small model: what works, and what to do before it costs hours.",
     "table": "Print the F1 table of a profile as it was last reported.",
     "summary": "Print the F1 table, each stage's time and peak memory, and where to look next.",
-    "track": "Send a profile's report to MLflow, and with it every earlier one that a server did not take.",
-    "live": "Send the curves of training runs to MLflow and TensorBoard: those that a server missed, or as they grow.",
     "ask": "Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.",
     "datasets": "List the readable data sets, or show one: source, licence, a row, and the params that fetch it.",
     "evaluate": "Let a model answer a question set with search, and print its row of the F1 table.",
@@ -40,7 +37,7 @@ COMMANDS = {
     "trajectories": "What became of rollouts, and files for other trainers.",
 }
 # The module of ``commands/`` where it is not called as the command
-MODULES = {"table": "summary", "track": "summary", "compare": "score"}
+MODULES = {"table": "summary", "compare": "score"}
 DEBUG = "--debug"
 
 
@@ -109,30 +106,10 @@ def _options(
     prepare_environment()
 
 
-def require_own_sources(folder: Path) -> None:
-    """Raise ConfigError where these modules belong to one clone of the project, and ``folder`` is in another one.
-
-    That happens in a shell in which another clone's environment is active. An installed package
-    belongs to no clone, and works in any folder.
-    """
-    sources = Path(__file__).resolve().parents[2]
-    for place in (folder, *folder.parents):
-        if not (place / "dvc.yaml").is_file() or not (place / "src" / "deepsearch_rl").is_dir():
-            continue
-        if (sources / "dvc.yaml").is_file() and not place.is_relative_to(sources):
-            raise ConfigError(
-                f"this command is of the clone {sources}, but {place} is another one: run .venv/bin/deepsearch there, "
-                "which `make environment` makes, and `deactivate` the other environment if it is active."
-            )
-
-        return
-
-
 def main() -> None:
     """Run the command line; an error of the user, the system or the installation is one paragraph and status 1."""
     try:
         with full_disk_named("while writing"):
-            require_own_sources(Path.cwd())
             app()
     except DeepsearchError as error:
         _end(str(error))
@@ -155,11 +132,8 @@ def main() -> None:
 
 
 def _option_problem(error: ValueError) -> str | None:
-    """Return what is wrong with a value of the command line that a config refuses; None for another error.
-
-    pydantic's own error is many lines and shows the value, which may be a key.
-    """
-    # By its name first: `--help` waits for no pydantic, and neither does an error of another kind
+    """Return what is wrong with a value of the command line that a config refuses; None for another error."""
+    # By its name first: `--help` waits for no pydantic
     if type(error).__module__.partition(".")[0] != "pydantic_core":
         return None
     from pydantic import ValidationError  # noqa: PLC0415
@@ -167,18 +141,15 @@ def _option_problem(error: ValueError) -> str | None:
     if not isinstance(error, ValidationError):
         return None
 
+    # The value stays out of the message: it may be a key
     problem = error.errors(include_url=False)[0]
-    if not problem["loc"]:
-        return None
-    name = str(problem["loc"][-1])
+    name = str(problem["loc"][-1]) if problem["loc"] else ""
     option = f"--{name.replace('_', '-')}"
-    value = str(problem["input"])
     words = sys.argv[1:]
-
     if any(word == option or word.startswith(f"{option}=") for word in words):
         return f"{option}: {problem['msg']}."
     # An argument has no option's name
-    return f"{name.upper()}: {problem['msg']}." if value in words else None
+    return f"{name.upper()}: {problem['msg']}." if name and str(problem["input"]) in words else None
 
 
 def _end(message: str) -> NoReturn:

@@ -16,8 +16,7 @@ from typer import Option
 
 from deepsearch_rl.cli.targets import writable_folder
 from deepsearch_rl.core.errors import ArtifactError, CommandError, ConfigError
-from deepsearch_rl.core.files import atomic_directory
-from deepsearch_rl.core.outputs import require_new_folder
+from deepsearch_rl.core.files import atomic_directory, require_new_folder
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
 from deepsearch_rl.train.model_folder import complete_folder
 from deepsearch_rl.train.verl.checkpoints import merge_command

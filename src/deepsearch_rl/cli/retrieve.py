@@ -1,26 +1,24 @@
 """``deepsearch retrieve``: build an index over any passage file, search it, serve it, measure it."""
 
 import json
-from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from pydantic import ValidationError
 from typer import Option
 
-from deepsearch_rl.cli import retrieve_options as options
-from deepsearch_rl.cli.defaults import Fields, field_options, named_numbers, require_effect
+from deepsearch_rl.cli.defaults import changed_field
 from deepsearch_rl.cli.retrieve_convert import convert_command
-from deepsearch_rl.cli.retrieve_measure import eval_command, frontier_command
+from deepsearch_rl.cli.retrieve_eval import eval_command
 from deepsearch_rl.cli.retrieve_online import online_command
-from deepsearch_rl.cli.retrieve_quantize import quantize_command
+from deepsearch_rl.cli.targets import writable_folder
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.profile import Profile, read_values
 from deepsearch_rl.data.flashrag import read_questions
-from deepsearch_rl.search.names import VectorsKind
+from deepsearch_rl.search import IndexHalf
 
 if TYPE_CHECKING:
     from deepsearch_rl.search.manifest import IndexManifest
@@ -44,82 +42,103 @@ app = typer.Typer(
     An index of another project (FAISS, .npy, Lucene) is taken over by `retrieve import`.
     """,
 )
-_PRESET = load_preset("retrieve")
-_INDEX = _PRESET.value("index")
-_ENCODER = _INDEX["encoder"]
-_SEED = _PRESET.value("seed")
-# Those of the options of `build` that say how the vectors of a foreign index were made
-_ENCODER_FIELDS = (
-    "revision",
-    "query_prefix",
-    "passage_prefix",
-    "pooling",
-    "max_tokens",
-    "device",
-)
+# The encoder of a build where none is named
+TFIDF_SVD = "tfidf_svd"
+
+_Corpus: TypeAlias = Annotated[Path, Option(help="Passages, JSON Lines.")]
+_Out: TypeAlias = Annotated[
+    Path,
+    Option(
+        help="Index folder to write; an index that is there is replaced.", callback=writable_folder
+    ),
+]
+_Encoder: TypeAlias = Annotated[
+    str | None,
+    Option(
+        help="A folder that sentence-transformers reads, or with -S index.encoder.revision=COMMIT a hub's repository.",
+        show_default="tfidf_svd, which needs no weights",
+    ),
+]
+_Changes: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        "-S",
+        metavar="NAME=VALUE",
+        help="Change a field of section `index`, `retrieval` or `reranker`. Repeatable.",
+        show_default=False,
+    ),
+]
+_Index: TypeAlias = Annotated[Path, Option(help="Folder that `retrieve build` wrote.")]
+_Chunks: TypeAlias = Annotated[
+    Path | None, Option(help="The passage file, if it was moved since the build.")
+]
+_Retriever: TypeAlias = Annotated[
+    str | None,
+    Option(help="bm25, dense, hybrid, or your FILE.py:NAME.", show_default="bm25"),
+]
+_Reranker: TypeAlias = Annotated[
+    Path | None, Option(help="Cross-encoder folder that puts the best hits in order.")
+]
 
 
 @app.command("build")
-@field_options("encoder", options.BUILD_FIELDS)
 def build_command(
-    context: typer.Context,
-    corpus: options.Corpus,
-    out: options.Out,
-    params: options.Params = None,
-    corpus_name: options.CorpusName = "",
-    encoder: options.Encoder = _ENCODER["name"],
-    engine: options.Engine = "transformers",
-    dtype: options.Dtype = None,
-    dimension: options.Dimension = _ENCODER["dimension"],
-    vectors: options.Vectors = _INDEX["vectors"]["kind"],
-    *,
-    fields: Fields,
-    only: options.Only = None,
-    half: options.Half = False,
-    field: options.FieldWeights = None,
-    questions: options.Questions = None,
-    work: options.Work = None,
-    threads: options.Threads = None,
-    seed: options.Seed = _SEED,
+    corpus: _Corpus,
+    out: _Out,
+    encoder: _Encoder = None,
+    only: Annotated[
+        IndexHalf | None,
+        Option(help="Build one half alone.", show_default="both, and the hybrid of them"),
+    ] = None,
+    questions: Annotated[
+        Path | None,
+        Option(help="Questions with gold evidence: the hybrid of both halves learns from them."),
+    ] = None,
+    params: Annotated[
+        Path | None, Option(help="Start from section `index` of this file, not from defaults.")
+    ] = None,
+    corpus_name: Annotated[
+        str, Option(help="With --params: the corpus, which can have settings of its own there.")
+    ] = "",
+    changes: _Changes = None,
+    work: Annotated[
+        Path | None,
+        Option(
+            help="Where a killed build finds its vectors.",
+            show_default="a hidden folder beside --out",
+        ),
+    ] = None,
+    seed: Annotated[int, Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)] = 0,
 ) -> None:
-    """Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
+    r"""Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
 
     The folder appears when the index is complete; a build that was stopped goes on with the vectors
-    that it has. The passages stay where they are: searching reads them from there. Memory does not
-    grow with the corpus.
+    that it has. The passages stay where they are: searching reads them from there.
 
-        deepsearch retrieve build --corpus corpus.jsonl --out index
-        deepsearch retrieve build --corpus corpus.jsonl --out index --only bm25
-        deepsearch retrieve build --corpus corpus.jsonl --out index --field title=2 --field body=1
-        deepsearch retrieve build --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2 --device cuda --half
-        deepsearch retrieve build --corpus corpus.jsonl --out index --encoder intfloat/e5-base-v2 --revision f52bf8e
-        deepsearch retrieve build --corpus corpus.jsonl --out index --params params.yaml --corpus-name world
+        deepsearch retrieve build --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2 \
+            -S index.encoder.device=cuda -S index.encoder.query_prefix="query: " -S index.bm25.b=0.75
     """
     from deepsearch_rl.search.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
-    weights = named_numbers("--field", field or (), "NAME=WEIGHT, e.g. title=2")
-    options.require_effect_of_half(context, only)
-    if params:
-        reason = "beside --params, whose file has this setting; change it there"
-        require_effect(context, options.SETTINGS, reason)
-        settings = Profile(params, read_values(params))
-    else:
-        options.require_effect_on_build(
-            context, vectors, _PRESET.value("vectors")[vectors], encoder != _ENCODER["name"]
-        )
-        settings = _build_settings(
-            encoder, dimension, vectors, fields, half, weights, engine=engine, dtype=dtype
-        )
+    if params and encoder:
+        raise ConfigError("--params has an encoder; leave --encoder out, or change it in the file.")
+    if encoder and only == "bm25":
+        raise ConfigError("--only bm25 makes no vectors; leave --encoder out.")
 
+    settings = Profile(params, read_values(params)) if params else _encoder_settings(encoder)
+    settings = settings.with_overrides(dict(map(changed_field, changes or ())))
     if only:
         settings = settings.with_overrides({"index.corpus_only": {corpus_name: only}})
 
     config = settings.section("index", IndexSection).of(corpus_name)
-    if questions:
-        options.require_learning(config)
+    if questions and (len(config.halves) < 2 or config.fusion.learning is None):
+        raise ConfigError(
+            "--questions are for the hybrid of both halves, and this index learns none: it has one half, or "
+            "index.fusion.learning is null. Leave them out."
+        )
 
     known = list(read_questions(questions)) if questions else []
-    index = build_index(corpus, out, config, seed, work, known, None, threads)
+    index = build_index(corpus, out, config, seed, work, known)
     _print_build(out, index, bool(questions))
 
 
@@ -138,176 +157,110 @@ def _print_build(out: Path, index: "IndexManifest", has_questions: bool) -> None
         typer.echo("the hybrid has learnt nothing: there are too few questions with gold evidence.")
 
 
-_ImportedEncoder: TypeAlias = Annotated[
-    str | None,
-    Option(
-        help="Of the vectors: a folder that sentence-transformers can read, or with --revision the name of a "
-        "hub's repository.",
-        show_default="none, for Lucene",
-    ),
-]
-_Nprobe: TypeAlias = Annotated[
-    int | None, Option(help="IVF: cells visited.", min=1, show_default="the file's")
-]
-_EfSearch: TypeAlias = Annotated[
-    int | None, Option(help="HNSW: vectors in view.", min=1, show_default="the file's")
-]
-
-
 @app.command("import")
-@field_options("encoder", {name: options.BUILD_FIELDS[name] for name in _ENCODER_FIELDS})
 def import_command(
-    context: typer.Context,
     source: Annotated[
         Path, typer.Argument(help="A .npy or FAISS file, or the folder of a Lucene index.")
     ],
     corpus: Annotated[Path, Option(help="The passages of the index, JSON Lines, in its order.")],
-    out: options.Out,
-    encoder: _ImportedEncoder = None,
-    engine: options.Engine = "transformers",
-    dtype: options.Dtype = None,
-    nprobe: _Nprobe = None,
-    ef_search: _EfSearch = None,
-    k1: Annotated[
-        float, Option(help="Lucene: how slowly repeated terms saturate.", min=0.01)
-    ] = 0.9,
-    b: Annotated[
-        float, Option(help="Lucene: how strongly long passages are discounted.", min=0, max=1)
-    ] = 0.4,
-    heap_mb: Annotated[int, Option(help="Lucene: memory for Java, MiB.", min=64)] = 1024,
-    *,
-    fields: Fields,
+    out: _Out,
+    encoder: Annotated[
+        str | None, Option(help="Of the vectors; as that of `build`.", show_default=False)
+    ] = None,
+    search: Annotated[
+        str,
+        Option(help="FAISS's search parameters, e.g. nprobe=48.", show_default="those of the file"),
+    ] = "",
+    changes: _Changes = None,
 ) -> None:
     """Take over an index of another project as it is: its file is linked or copied, and searched unchanged.
 
-    Read are vectors (.npy), FAISS indexes of any kind that compare by inner product (Search-R1's
-    e5_Flat.index, HNSW, IVF, product codes), and Lucene's or Anserini's with the fields `id` and
-    `contents`. Row N of vectors is line N of the corpus. Rows, dimension and, where whole vectors
-    are there, three of them are compared with corpus and encoder.
+    Read are vectors (.npy), FAISS indexes of any kind that compare by inner product, and Lucene's
+    or Anserini's with the fields `id` and `contents`. Row N of vectors is line N of the corpus.
+    Rows, dimension and, where whole vectors are there, three of them are compared with corpus and
+    encoder.
 
         deepsearch retrieve import e5_Flat.index --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2
-        deepsearch retrieve import vectors.npy --corpus corpus.jsonl --out index --encoder models/e5-base-v2
-        deepsearch retrieve import lucene-index --corpus wiki-18.jsonl --out wiki-bm25
     """
-    from deepsearch_rl.search.bm25.configs import LuceneConfig  # noqa: PLC0415
     from deepsearch_rl.search.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
     from deepsearch_rl.search.importing import imported_config, is_lucene  # noqa: PLC0415
-    from deepsearch_rl.search.vectors.config import FaissConfig  # noqa: PLC0415
 
     from_lucene = is_lucene(source)
-    options.require_effect_on_import(context, source, from_lucene)
-    if encoder is None and not from_lucene:
-        raise ConfigError("say which encoder the vectors are of: --encoder FOLDER.")
+    if from_lucene == (encoder is not None):
+        problem = (
+            "a Lucene index has no vectors; leave --encoder out."
+            if from_lucene
+            else "say which encoder the vectors are of: --encoder FOLDER."
+        )
+        raise ConfigError(problem)
 
-    settings = _PRESET
-    if encoder is not None:
-        settings = _build_settings(encoder, 1, "flat", fields, engine=engine, dtype=dtype)
+    settings = _encoder_settings(encoder)
+    if from_lucene:
+        lucene = {"engine": "lucene", "k1": 0.9, "b": 0.4, "heap_mb": 1024}
+        settings = settings.with_overrides({"index.bm25": lucene})
+    else:
+        faiss = {"kind": "faiss", "factory": None, "search": search}
+        settings = settings.with_overrides({"index.vectors": faiss})
 
-    lucene = LuceneConfig(engine="lucene", k1=k1, b=b, heap_mb=heap_mb)
-    search_effort = FaissConfig(kind="faiss", nprobe=nprobe, ef_search=ef_search)
-    own_config = settings.section("index", IndexSection).of("").model_copy(update={"bm25": lucene})
-    config = imported_config(source, own_config, search_effort)
-    if config.vectors.kind == "faiss":
-        options.require_effect_on_faiss(context, source)
-
-    index = build_index(corpus, out, config, _PRESET.value("seed"), imported=source)
+    settings = settings.with_overrides(dict(map(changed_field, changes or ())))
+    config = imported_config(source, settings.section("index", IndexSection).of(""))
+    index = build_index(corpus, out, config, 0, imported=source)
     kind = f"{index.dimension}-d vectors" if index.dimension else "Lucene's BM25"
     typer.echo(f"{out}: {index.rows} passages, {kind} of {source}")
 
 
-def _build_settings(
-    encoder: str,
-    dimension: int,
-    vectors: VectorsKind,
-    fields: Fields,
-    half: bool = False,
-    weights: Mapping[str, float] = MappingProxyType({}),
-    *,
-    engine: options.EncoderEngine = "transformers",
-    dtype: options.EncoderDtype | None = None,
-) -> Profile:
-    """Return the preset of an encoder with the options of ``build``; ``weights`` are those of BM25's fields."""
-    has_weights = encoder != _ENCODER["name"]
-    options.require_fitting_engine(has_weights, engine, dtype)
-
-    # A kind of vector index has some of the settings --nlist, --m and so on, and ignores the others
-    vector_settings = dict(_PRESET.value("vectors")[vectors])
-    for name, value in _values_below("vectors.", fields).items():
-        setting = name.rpartition(".")[2]
-        if setting in vector_settings:
-            vector_settings[setting] = value
-
-    changes = {**_values_below("index.bm25.", fields), "index.vectors": vector_settings}
-    if half:
-        changes["index.encoding.dtype"] = "float16"
-    if weights:
-        changes["index.bm25.fields"] = dict(weights)
-    if not has_weights:
-        return _PRESET.with_overrides({**changes, "index.encoder.dimension": dimension})
+def _encoder_settings(encoder: str | None) -> Profile:
+    """Return the preset of the weightless encoder, or that of a model with its name."""
+    if encoder in (None, TFIDF_SVD):
+        return load_preset("retrieve")
 
     # The manifest's reader may have another working directory. A hub's name is left as it is.
-    is_folder = Path(encoder).is_dir() and fields["index.encoder.revision"] is None
-    changes["index.encoder.model"] = str(Path(encoder).resolve()) if is_folder else encoder
-    # A CPU has no fast float16
-    if dtype or fields["index.encoder.device"] == "cuda":
-        changes["index.encoder.dtype"] = dtype or "float16"
-
-    encoder_changes = _values_below("index.encoder.", fields)
-    settings = load_preset("encoder").with_overrides({**changes, **encoder_changes})
-    if engine == "transformers":
-        return settings
-
-    # An export has a type of its own
-    described = settings.value("index.encoder")
-    exported = {name: value for name, value in described.items() if name != "dtype"}
-    return settings.with_overrides({"index.encoder": {**exported, "name": engine}})
-
-
-def _values_below(prefix: str, fields: Fields) -> Fields:
-    """Return the values of the fields whose dotted name begins with a prefix, without those that are None."""
-    values: Fields = {}
-    for name, value in fields.items():
-        if name.startswith(prefix) and value is not None:
-            values[name] = value
-
-    return values
+    model = str(Path(encoder).resolve()) if Path(encoder).is_dir() else encoder
+    return load_preset("encoder").with_overrides({"index.encoder.model": model})
 
 
 @app.command("search")
-@field_options("retrieve", options.SEARCH_FIELDS)
 def search_command(
-    context: typer.Context,
-    index: options.Index,
-    query: options.Query,
-    top_k: options.TopK = 5,
-    source: options.Source = None,
-    after: options.After = None,
-    before: options.Before = None,
-    chunks: options.Chunks = None,
-    *,
-    fields: Fields,
-    as_json: options.HitsAsJson = False,
+    index: _Index,
+    query: Annotated[str, typer.Argument(help="The words to search for.")],
+    retriever: _Retriever = None,
+    top_k: Annotated[int, Option(help="Passages to show, at most.", min=1)] = 5,
+    source: Annotated[
+        str | None, Option(help="Only passages of this source, exactly as written there.")
+    ] = None,
+    after: Annotated[
+        datetime | None, Option(help="Published on this day or later.", formats=["%Y-%m-%d"])
+    ] = None,
+    before: Annotated[
+        datetime | None, Option(help="Published on this day or earlier.", formats=["%Y-%m-%d"])
+    ] = None,
+    reranker: _Reranker = None,
+    changes: _Changes = None,
+    chunks: _Chunks = None,
+    as_json: Annotated[
+        bool, Option("--json", help="A JSON list of {id, score, contents, metadata}.")
+    ] = False,
 ) -> None:
     """Print the best passages for a query, numbered, with their scores.
 
-    A passage without a source or a date is not found by a search that filters on it. The passage
-    file is read when it is first searched, and again after a change, to prove that it is the one
-    that was indexed: seconds for many gigabytes.
+    A passage without a source or a date is not found by a search that filters on it.
+
+        deepsearch retrieve search --index index --source "The Verge" --after 2023-10-01 "chip exports"
     """
     from deepsearch_rl.search.rows import Filter  # noqa: PLC0415
     from deepsearch_rl.search.searcher import open_index  # noqa: PLC0415
     from deepsearch_rl.server import rerank  # noqa: PLC0415 - loads FAISS
 
-    options.require_reranker(context, fields["reranker.model"])
     try:
         # Typer reads a day as a point in time
         where = Filter(source=source, after=after and after.date(), before=before and before.date())
     except ValidationError as error:
         raise ConfigError(f"these filters cannot work: {error.errors()[0]['msg']}.") from error
 
-    searcher = open_index(index, chunks, fields["retrieval.retriever"])
-    if fields["reranker.model"]:
-        config = _PRESET.with_overrides(fields).section("reranker", rerank.RerankerConfig)
+    searcher = open_index(index, chunks, retriever)
+    if reranker:
+        settings = _changed_retrieval(changes, {"reranker.model": reranker})
+        config = settings.section("reranker", rerank.RerankerConfig)
         searcher = rerank.RerankedSearcher(searcher, rerank.CrossEncoder(config), config.depth)
 
     [hits] = searcher.find_hits([query], top_k, where)
@@ -327,19 +280,45 @@ def search_command(
 
 
 @app.command("serve")
-@field_options("retrieve", options.SERVE_FIELDS)
 def serve_command(
-    context: typer.Context,
     index: Annotated[Path | None, Option(help="Folder that `retrieve build` wrote.")] = None,
-    chunks: options.Chunks = None,
-    *,
-    fields: Fields,
-    threads: options.Threads = None,
-    host: options.Host = "127.0.0.1",
-    port: options.Port = 8000,
-    public: options.Public = False,
-    token_variable: options.TokenVariable = None,
-    no_token: options.NoToken = False,
+    online: Annotated[
+        str | None,
+        Option(
+            help="Search the web instead of an index: serpapi, google, brave, searxng or FILE.py:NAME."
+        ),
+    ] = None,
+    retriever: _Retriever = None,
+    top_k: Annotated[
+        int | None,
+        Option(help="Passages per query where a request does not say.", min=1, show_default="3"),
+    ] = None,
+    pages: Annotated[
+        Path | None, Option(help="JSON Lines of {url, contents, ...} for /access.")
+    ] = None,
+    reranker: _Reranker = None,
+    changes: _Changes = None,
+    chunks: _Chunks = None,
+    threads: Annotated[
+        int | None,
+        Option(
+            help="CPU threads of an encoder with weights.", min=1, show_default="one for each core"
+        ),
+    ] = None,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8000,
+    public: Annotated[
+        bool, Option("--public", help="Allow an address that other machines can reach.")
+    ] = False,
+    token_variable: Annotated[
+        str | None,
+        Option(help="Environment variable with a token that clients must send as `Bearer`."),
+    ] = None,
+    no_token: Annotated[
+        bool, Option("--no-token", help="Let everybody search who reaches a --public address.")
+    ] = False,
 ) -> None:
     """Serve an index to any trainer: Search-R1, veRL, RLinf, ASearcher, and agents over MCP.
 
@@ -347,23 +326,25 @@ def serve_command(
     HTTP) and /sse. It stops on Ctrl-C or SIGTERM, after it has answered the
     requests that it has accepted.
 
-        deepsearch retrieve serve --index index --port 8000
+        deepsearch retrieve serve --index index --port 8000 -S retrieval.max_batch=64
     """
     from deepsearch_rl.server import launch  # noqa: PLC0415 - and the MCP library
     from deepsearch_rl.server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
     from deepsearch_rl.server.rerank import RerankerConfig  # noqa: PLC0415 - loads FAISS
 
-    if (index is None) == (fields["retrieval.online"] is None):
+    if (index is None) == (online is None):
         what = "--index with an index folder, or --online with a search engine"
         raise ConfigError(f"say what to serve: {what}.")
 
-    if index is None:
-        reason = "with --online, which searches no index; leave it out"
-        require_effect(context, ["retriever", "chunks", "threads"], reason)
-    options.require_reranker(context, fields["reranker.model"])
-
-    settings = _PRESET.with_overrides(fields)
-    if fields["reranker.model"]:
+    given = {
+        "retrieval.online": online,
+        "retrieval.retriever": retriever,
+        "retrieval.top_k": top_k,
+        "retrieval.pages": pages,
+        "reranker.model": reranker,
+    }
+    settings = _changed_retrieval(changes, given)
+    if reranker:
         settings = settings.with_overrides(
             {"retrieval.reranker": settings.section("reranker", RerankerConfig)}
         )
@@ -384,8 +365,14 @@ def serve_command(
         launch.serve(config, listener)
 
 
+def _changed_retrieval(changes: list[str] | None, given: dict[str, object]) -> Profile:
+    """Return the preset with the changes of ``-S`` and the options that are given; None leaves a field as it is."""
+    options = {name: value for name, value in given.items() if value is not None}
+    return load_preset("retrieve").with_overrides(
+        {**dict(map(changed_field, changes or ())), **options}
+    )
+
+
 app.command("convert")(convert_command)
 app.command("eval")(eval_command)
-app.command("frontier")(frontier_command)
 app.command("online")(online_command)
-app.command("quantize")(quantize_command)

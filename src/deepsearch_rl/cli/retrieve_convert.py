@@ -8,8 +8,7 @@ import typer
 
 from deepsearch_rl.cli.targets import writable_file
 from deepsearch_rl.core.errors import ArtifactError
-from deepsearch_rl.core.files import distinct, write_jsonl
-from deepsearch_rl.core.outputs import require_another_file
+from deepsearch_rl.core.files import distinct, require_another_file, write_jsonl
 from deepsearch_rl.core.records import Document
 from deepsearch_rl.data.flashrag import numbered_documents
 

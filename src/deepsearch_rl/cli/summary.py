@@ -1,25 +1,18 @@
-"""``deepsearch table``, ``summary`` and ``track``: a profile's F1 table, its time and memory, its reports to MLflow."""
+"""``deepsearch table`` and ``summary``: a profile's F1 table, its time and memory."""
 
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from pydantic import Field, ValidationError
-from typer import Option
 
 from deepsearch_rl.cli.profile_argument import ProfileName
-from deepsearch_rl.core.errors import ArtifactError, DeepsearchError
+from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.profile import dvc_file, require_profile
 from deepsearch_rl.core.records import ForeignRecord
 from deepsearch_rl.core.stage import TIMINGS
-from deepsearch_rl.track.local_store import local_store
-from deepsearch_rl.track.outbox import outbox_folder, waiting_reports
 
-STORE_HELP = Option(
-    envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here"
-)
 # Between two stages of one run
 LONGEST_PAUSE_S = 60.0
 TIMELINE_WIDTH = 40
@@ -45,43 +38,6 @@ def table_command(profile: ProfileName = "tiny") -> None:
 def summary_command(profile: ProfileName = "tiny") -> None:
     """Print the F1 table, each stage's time and peak memory, and where to look next."""
     typer.echo(render(Path(), profile))
-
-
-def track_command(
-    profile: ProfileName = "tiny",
-    to: Annotated[str | None, STORE_HELP] = None,
-    timeout_s: Annotated[float, Option(min=1, help="Seconds for one request to a server.")] = 30,
-) -> None:
-    """Send a profile's report to MLflow, and with it every earlier one that a server did not take.
-
-    The stage `track` does so by itself. This command is for the reports that it had to keep, for
-    those that come without that stage (`dvc pull`, `dvc exp apply`, a stage that DVC restores), and
-    for other servers. `make repro` and `make flow` call it. A report that the server has is not
-    sent again; one that was sent in part is replaced.
-
-        deepsearch track
-        MLFLOW_TRACKING_URI=http://tracking:5000 deepsearch track gpu
-    """
-    from deepsearch_rl.track.store import public_uri  # noqa: PLC0415 - mlflow takes seconds to load
-    from deepsearch_rl.track.upload import Uploaded, upload_all  # noqa: PLC0415
-
-    require_profile(Path(), profile)
-    uri = to or local_store(Path("mlruns"))
-    outcomes = upload_all(
-        Path("data", profile, "track"), outbox_folder(Path(), profile), uri, timeout_s
-    )
-    failures: list[str] = []
-
-    for outcome in outcomes:
-        if isinstance(outcome, Uploaded):
-            typer.echo(
-                f"{outcome.name}: {'sent to' if outcome.now else 'already at'} {public_uri(uri)}"
-            )
-        else:
-            failures.append(f"{outcome.folder} was not sent: {outcome.error}")
-
-    if failures:
-        raise DeepsearchError("\n".join(failures))
 
 
 def read_table(root: Path, profile: str) -> str:
@@ -165,18 +121,13 @@ def render(root: Path, profile: str) -> str:
         parts.append("\n".join([title, "", *timeline(runs)]))
 
     dvc_yaml = dvc_file(profile)
-    waiting = len(waiting_reports(outbox_folder(root, profile)))
     hints = {
-        f"deepsearch track {profile}": f"send {waiting} waiting reports to MLflow",
         f"reports/{profile}/index.html": "the report with its plots and rollouts, in a browser",
         "make ui": "runs and figures in Prefect and MLflow",
         f"dvc dag {dvc_yaml}": "the graph",
         f"dvc status {dvc_yaml}": "what would run again",
         "deepsearch doctor": "what the other profiles need",
     }
-    # Before a command is left out, so that the column is as wide in every summary
     width = max(map(len, hints))
-    if not waiting:
-        hints.pop(f"deepsearch track {profile}")
     lines = [f"  {command:<{width}}   {meaning}" for command, meaning in hints.items()]
     return "\n\n".join([*parts, "\n".join(["Where to look next:", *lines])])

@@ -12,8 +12,7 @@ from deepsearch_rl.cli.defaults import PROMPT_HELP, is_given
 from deepsearch_rl.cli.targets import writable_file
 from deepsearch_rl.cli.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.core.files import read_jsonl
-from deepsearch_rl.core.outputs import require_another_file
+from deepsearch_rl.core.files import read_jsonl, require_another_file
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.data.flashrag import read_questions
 from deepsearch_rl.evaluate.predictions import first_line

@@ -1,8 +1,7 @@
-"""Reading and writing of artifacts, whole or not at all.
+"""Reading and writing of artifacts.
 
-Logs of a running stage grow line by line and survive a kill (:class:`AppendLog`). Only one process
-at a time makes an artifact (:func:`only_writer`). Every reader names file, line and field of what
-it refuses.
+Artifacts appear whole or not at all. A log grows line by line and survives a kill
+(:class:`AppendLog`). Readers name file, line and field of whatever does not fit.
 """
 
 import contextlib
@@ -12,43 +11,43 @@ import itertools
 import json
 import logging
 import os
-import platform
 import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import psutil
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, full_disk_named
+from deepsearch_rl.core.errors import (
+    ArtifactError,
+    CheckFailedError,
+    ConfigError,
+    RecordError,
+    full_disk_named,
+)
 from deepsearch_rl.core.records import Chunk, Document, Question, Trajectory
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pandera.pandas as pa
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 IdentifiedT = TypeVar("IdentifiedT", Document, Chunk, Question, Trajectory)
 
-# What is read at once to find the end of a log: longer than most lines
+# Longer than most lines of a log
 TAIL_BYTES = 65_536
 
-# Where a process's number says whether it runs: containers may share a name, and have numbers of
-# their own.
-_PID_NAMESPACE = Path("/proc/self/ns/pid")
-_PLACE = [platform.node(), str(_PID_NAMESPACE.readlink()) if _PID_NAMESPACE.is_symlink() else ""]
-_MACHINE = hashlib.sha256("/".join(_PLACE).encode()).hexdigest()[:8]
-
-# Threads of one process write the same path, too.
-_WRITES = itertools.count()
 _LOG = logging.getLogger(__name__)
+# Threads of one process may write the same path
+_WRITES = itertools.count()
 
 
 def parse_record(model: type[ModelT], line: str | bytes, path: Path | str, number: int) -> ModelT:
-    """Parse one JSON line.
-
-    Raise RecordError with ``path``, ``number`` and the first field that does not fit.
-    """
+    """Parse one JSON line; raise RecordError with ``path``, ``number`` and the first field that does not fit."""
     try:
         return model.model_validate_json(line)
     except ValidationError as error:
@@ -56,13 +55,10 @@ def parse_record(model: type[ModelT], line: str | bytes, path: Path | str, numbe
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the dotted path of the first field that does not fit, and what is wrong with it.
-
-    The path is empty where it is the whole record.
-    """
+    """Return the dotted path of the first field that does not fit, empty for the whole record, and the problem."""
     first = error.errors(include_url=False, include_input=False)[0]
     parts = [str(part) for part in first["loc"]]
-    # A validator of a model is part of the path where the model is one of several choices.
+    # pydantic adds the validators of models in a union
     field = ".".join(part for part in parts if not part.startswith("function-"))
     return field, first["msg"]
 
@@ -73,10 +69,7 @@ def read_jsonl(path: Path, model: type[ModelT]) -> Iterator[ModelT]:
 
 
 def numbered_records(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT]]:
-    """Yield line numbers, from 1, and records of a JSON Lines file.
-
-    Raise ArtifactError where there is no such file.
-    """
+    """Yield line numbers, from 1, and records of a JSON Lines file; raise ArtifactError if it is missing."""
     if not path.is_file():
         raise ArtifactError(missing(path))
 
@@ -87,16 +80,16 @@ def numbered_records(path: Path, model: type[ModelT]) -> Iterator[tuple[int, Mod
 
 
 def read_distinct(path: Path, model: type[IdentifiedT]) -> Iterator[IdentifiedT]:
-    """Yield the records of :func:`read_jsonl`; raise as :func:`distinct`."""
+    """Yield the records of :func:`read_jsonl`; raise RecordError, after the last one, for a repeated id."""
     return distinct(lambda: numbered_records(path, model), path)
 
 
 def distinct(
     read: Callable[[], Iterable[tuple[int, IdentifiedT]]], path: Path
 ) -> Iterator[IdentifiedT]:
-    """Yield the records of the numbered lines that ``read`` returns, which is called again where an id is repeated.
+    """Yield the records that ``read`` returns; raise RecordError, after the last one, for a repeated id.
 
-    Raises RecordError behind the last record where a line has the id of an earlier one.
+    ``read`` is called again to find the lines of a repeated id.
     """
     ids = DistinctIds()
     for _, record in read():
@@ -107,7 +100,7 @@ def distinct(
 
 
 class DistinctIds:
-    """Ids of which only hashes are kept, 8 bytes each: a corpus may have 21 million of them."""
+    """A set of ids that keeps 8 bytes of each, for corpora of 21 million documents."""
 
     def __init__(self) -> None:
         self._hashes = array("q")
@@ -116,17 +109,17 @@ class DistinctIds:
         return len(self._hashes)
 
     def add(self, name: str) -> None:
-        """Note an id."""
+        """Add an id."""
         self._hashes.append(hash(name))
 
     def check(self, numbered_ids: Iterable[tuple[int, str]], path: Path) -> None:
-        """Raise RecordError where an id was noted twice; ``numbered_ids`` are read again only to find its lines."""
+        """Raise RecordError for an id that was added twice; ``numbered_ids`` is read only to find its lines."""
         sorted_N = np.sort(np.frombuffer(self._hashes, np.int64))
         repeated = set(sorted_N[1:][sorted_N[1:] == sorted_N[:-1]].tolist())
         if not repeated:
             return
 
-        # Different ids may share a hash, so the texts decide.
+        # Different ids may share a hash
         lines: dict[str, int] = {}
         for number, name in numbered_ids:
             if hash(name) not in repeated:
@@ -139,7 +132,7 @@ class DistinctIds:
 
 
 def at_least_one(records: Iterable[ModelT], problem: str) -> Iterator[ModelT]:
-    """Yield the records; raise ArtifactError with ``problem`` at the end where there was none."""
+    """Yield the records; raise ArtifactError with ``problem`` at the end if there was none."""
     record = None
     for record in records:
         yield record
@@ -149,12 +142,12 @@ def at_least_one(records: Iterable[ModelT], problem: str) -> Iterator[ModelT]:
 
 
 def missing(path: Path) -> str:
-    """Return the error text about a file that does not exist."""
+    """Return the error message for a file that does not exist."""
     return f"{path} does not exist; check the path, or run the stage that makes it (`dvc repro`)."
 
 
 def write_jsonl(path: Path, records: Iterable[BaseModel]) -> int:
-    """Write records as JSON Lines (UTF-8, one rename at the end) and return how many there were."""
+    """Write records as JSON Lines in UTF-8 and return their number."""
     count = 0
     with atomic_file(path) as partial, partial.open("w", encoding="utf-8") as out:
         for record in records:
@@ -165,7 +158,7 @@ def write_jsonl(path: Path, records: Iterable[BaseModel]) -> int:
 
 
 def read_json(path: Path) -> Any:
-    """Load a JSON file; raise ArtifactError if the file is missing or is not JSON."""
+    """Load a JSON file; raise ArtifactError if it is missing or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -175,10 +168,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_record(path: Path, model: type[ModelT]) -> ModelT:
-    """Return the record of a JSON file.
-
-    Raise ArtifactError with the first field that does not fit ``model``.
-    """
+    """Return the record in a JSON file; raise ArtifactError with the first field that does not fit."""
     value = read_json(path)
 
     try:
@@ -192,7 +182,7 @@ def read_record(path: Path, model: type[ModelT]) -> ModelT:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON with sorted keys, by one rename."""
+    """Write a value as indented JSON with sorted keys."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
     with atomic_file(path) as partial:
         partial.write_text(f"{text}\n", encoding="utf-8")
@@ -200,20 +190,19 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a hidden neighbour to write to; it becomes ``path`` when the block ends without an error.
+    """Yield a hidden file to write; it becomes ``path`` when the block ends without an error.
 
-    Each writer has a neighbour of its own. Of two that write the same path at once, the last one's
-    file stays, whole. Raises ArtifactError with ``path`` where its disk is full.
+    Each writer has its own; the last of several writers wins. Raises ArtifactError if the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_partials(path)
-    partial = path.with_name(f".{path.name}.{_MACHINE}-{os.getpid()}-{next(_WRITES)}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_WRITES)}.partial")
 
     try:
         with full_disk_named(path):
             yield partial
 
-            # The name must not be on disk before the bytes are.
+            # Bytes must be on disk before the name is
             _flush(partial)
             partial.replace(path)
     finally:
@@ -221,26 +210,29 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def remove_partials(path: Path) -> None:
-    """Remove what killed writers of ``path`` on this machine have left beside it."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{_MACHINE}-*.partial"):
-        process = leftover.name.removesuffix(".partial").split("-")[-2]
-        if not psutil.pid_exists(int(process)):
+    """Remove the hidden files that killed writers of ``path`` left beside it."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*-*.partial"):
+        process = leftover.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
+        if process.isdecimal() and not psutil.pid_exists(int(process)):
             leftover.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty hidden neighbour to fill; it replaces ``path`` when the block ends without an error.
+    """Yield an empty hidden folder to fill; it replaces ``path`` when the block ends without an error.
 
-    Where ``path`` leads through a link, the folder behind it is replaced. What was there before
-    stands aside for a moment; where a kill comes between, it is put back when ``path`` is next
-    made. Raises ConfigError if ``path`` is the working directory or holds it, or if another process
-    or thread is making it; ArtifactError with ``path`` where its disk is full.
+    A link at ``path`` stays; the folder behind it is replaced. If a kill comes between the two
+    renames, the earlier folder is put back when ``path`` is next made.
+
+    Raises:
+        ConfigError: ``path`` contains the working directory, or another process is making it.
+        ArtifactError: the disk is full.
     """
     path = path.resolve()
     if Path.cwd().is_relative_to(path):
-        fix = "name a folder inside it"
-        raise ConfigError(f"{path} holds the working directory, so it cannot be replaced; {fix}.")
+        raise ConfigError(
+            f"{path} holds the working directory, so it cannot be replaced; name a folder inside it."
+        )
 
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
@@ -251,7 +243,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             earlier.rename(path)
 
     with full_disk_named(path), only_writer(partial):
-        # What a killed process has left
+        # Leftovers of a killed process
         put_back()
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(earlier, ignore_errors=True)
@@ -260,14 +252,12 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         try:
             yield partial
 
-            # All bytes are on disk before the name is: after a power cut the folder is complete, or
-            # is not there.
+            # Bytes must be on disk before the name is
             for path_inside in (*partial.rglob("*"), partial):
                 if not path_inside.is_symlink() and (path_inside.is_file() or path_inside.is_dir()):
                     _flush(path_inside)
 
-            # A rename takes a moment. Removing a large folder takes long, and half of it would be
-            # there meanwhile.
+            # Renamed, not removed: removing a large folder takes long
             if path.exists():
                 path.rename(earlier)
 
@@ -280,7 +270,6 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Wait until the bytes of a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -290,10 +279,7 @@ def _flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Hold the right to make ``path``, which a killed holder loses.
-
-    Raise ConfigError with the process that has it.
-    """
+    """Hold a lock on making ``path``; raise ConfigError with the PID of the process that holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock_path = path.with_name(f".{path.name}.lock")
     lock = FileLock(lock_path, blocking=False)
@@ -314,9 +300,22 @@ def only_writer(path: Path) -> Iterator[None]:
         lock_path.write_text(f"{os.getpid()}\n", encoding="utf-8")
         yield
     finally:
-        # Before it is released: the next holder makes a new file.
+        # Before the release, after which the next holder makes a new file
         lock_path.unlink(missing_ok=True)
         lock.release()
+
+
+def require_another_file(out: Path, sources: Iterable[Path]) -> None:
+    """Raise ConfigError if a file to write is one of those that are read; either may not exist."""
+    for source in sources:
+        if out.exists() and source.exists() and out.samefile(source):
+            raise ConfigError(f"{out} is the source itself; name another file or folder to write.")
+
+
+def require_new_folder(folder: Path) -> None:
+    """Raise ConfigError if writing a folder as a whole would replace a file, or a folder with files."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists already; remove it, or name another folder.")
 
 
 def sha256_file(path: Path) -> str:
@@ -326,10 +325,7 @@ def sha256_file(path: Path) -> str:
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """Hex SHA-256 of every file below a folder, by its path from there.
-
-    Empty where there is no such folder.
-    """
+    """Hex SHA-256 of every file below a folder by its relative path; empty without the folder."""
     digests: dict[str, str] = {}
     for path in folder.rglob("*"):
         if path.is_file():
@@ -344,11 +340,36 @@ def sha256_json(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def check_frame(frame: "pd.DataFrame", schema: "pa.DataFrameSchema", file: str) -> "pd.DataFrame":
+    """Return the frame as ``schema`` reads it; raise CheckFailedError with ``file``, row (from 1) and field."""
+    # Half a second to import
+    import pandas as pd  # noqa: PLC0415
+    from pandera.errors import SchemaErrors  # noqa: PLC0415
+
+    try:
+        return schema.validate(frame, lazy=True)
+    except SchemaErrors as error:
+        case = pd.DataFrame(error.failure_cases).to_dict("records")[0]
+        index, check, column, value = (
+            case[name] for name in ("index", "check", "column", "failure_case")
+        )
+        # A missing column stands in the value's place
+        if column is None or check in ("column_in_dataframe", "column_in_schema"):
+            column = value
+            value = ""
+
+        row = f", row {index + 1}" if isinstance(index, int) else ""
+        content = f"{value!r} " if value != "" else ""
+        raise CheckFailedError(
+            f"{file}{row}, field {column!r}: {content}fails the check {check!r}."
+        ) from error
+
+
 class AppendLog:
     """An append-only JSON Lines file that a killed writer can continue.
 
-    Opening it cuts off a last line that was not finished, so that its record is made again. Every
-    :meth:`append` is flushed to the operating system before it returns.
+    Opening cuts off an unfinished last line. :meth:`append` returns after the operating system has
+    the line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -368,8 +389,7 @@ class AppendLog:
             self._file.truncate(self._file.seek(whole))
 
     def _end_of_lines(self, size: int) -> int:
-        """Return where the last finished line ends, in bytes."""
-        # Block by block from the end, because not every disk can be mapped.
+        """Return the offset, in bytes, at which the last finished line ends."""
         last_block = (size - 1) // TAIL_BYTES * TAIL_BYTES
         for start in range(last_block, -1, -TAIL_BYTES):
             self._file.seek(start)
@@ -380,7 +400,7 @@ class AppendLog:
         return 0
 
     def append(self, record: BaseModel) -> int:
-        """Write one record as one line and return where in the file it begins, in bytes."""
+        """Write a record as one line and return its offset in bytes."""
         offset = self._file.tell()
         self._file.write(record.model_dump_json(exclude_none=True).encode() + b"\n")
         self._file.flush()

@@ -1,17 +1,12 @@
-"""Progress of long work: a bar with rate and ETA on a terminal, a plain line every ten seconds elsewhere.
-
-Progress never ends the work that it shows. A terminal can go, a disk under a log file can fill up:
-after the first write that fails, nothing more is shown.
-"""
+"""Progress of long work: a bar with rate and ETA on a terminal, a plain line every ten seconds elsewhere."""
 
 import contextlib
-import logging
 import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import IO, TextIO, TypeVar, cast
+from typing import TextIO, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,57 +14,12 @@ from rich.text import Text
 
 ItemT = TypeVar("ItemT")
 PLAIN_LINE_INTERVAL_S = 10.0
-
-# An update of a bar costs more than many a unit of work.
+# Updating a bar costs more than many units of work
 BAR_INTERVAL_S = 0.05
-
-_LOG = logging.getLogger(__name__)
-
-
-class _ProgressStream:
-    """Writes to a stream until a write fails, and then nowhere.
-
-    The bar writes from a thread of its own, too, and ends the whole process itself at a pipe that
-    nobody reads: so no error gets as far as there.
-    """
-
-    def __init__(self, stream: TextIO | None) -> None:
-        # Python has no stream at all for a standard error that its parent closed.
-        self._stream = stream
-        self.encoding = getattr(stream, "encoding", None)
-        self.error: OSError | ValueError | None = None
-
-    def isatty(self) -> bool:
-        """Return whether it is a terminal; a closed stream is none."""
-        try:
-            return self._stream is not None and self._stream.isatty()
-        except ValueError:
-            return False
-
-    def write(self, text: str) -> int:
-        """Write a text, or drop it after an error."""
-        if self._stream is not None:
-            try:
-                self._stream.write(text)
-            except (OSError, ValueError) as error:
-                self._stop(error)
-        return len(text)
-
-    def flush(self) -> None:
-        """Hand on what was written."""
-        if self._stream is not None:
-            try:
-                self._stream.flush()
-            except (OSError, ValueError) as error:
-                self._stop(error)
-
-    def _stop(self, error: OSError | ValueError) -> None:
-        self._stream = None
-        self.error = error
 
 
 class _TerminalBar(Progress):
-    """Bar, count, rate and time left in one line; the note in a line of its own, since both are often long."""
+    """Bar, count, rate and time left in one line, and the note below, since both are often long."""
 
     note = ""
 
@@ -80,12 +30,14 @@ class _TerminalBar(Progress):
 
 
 class ProgressBar:
-    """Counts finished work of a known total and shows it; use as a context manager.
+    """Shows how much of a known total is done; use as a context manager.
 
-    ``label`` says what is being done, e.g. "sft"; ``unit`` is the plural name of a unit, e.g.
-    "questions". ``done`` units were finished by an earlier run; they count as done, and in neither
-    rate nor ETA. A terminal as ``stream`` gets a bar, anything else plain lines. A stream that cannot
-    be written is written no more, which a warning says once.
+    Args:
+        label: what is being done, e.g. "sft".
+        total: number of units.
+        unit: plural name of a unit, e.g. "questions".
+        stream: a terminal gets a bar, anything else plain lines; None shows nothing.
+        done: units that an earlier run finished; they count neither for the rate nor for the ETA.
     """
 
     def __init__(
@@ -100,23 +52,21 @@ class ProgressBar:
         self._label = label
         self._total = total
         self._unit = unit
-        self._stream = _ProgressStream(stream)
-        self._is_warned = False
+        self._stream = stream
         self._resumed = self._done = done
         self._note = ""
         self._started = self._shown = time.monotonic()
         self._bar = None
         self._interval_s = PLAIN_LINE_INTERVAL_S
 
-        # In a log file, or under a flow, a bar would be a thousand lines
-        if self._stream.isatty():
+        # A log file would get a thousand lines of a bar
+        if stream is not None and not stream.closed and stream.isatty():
             texts = (
                 TextColumn("{task.description}"),
                 TextColumn("{task.fields[rate]:.1f} " + f"{unit}/s"),
             )
             columns = texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeRemainingColumn()
-            console = Console(file=cast("IO[str]", self._stream))
-            self._bar = _TerminalBar(*columns, console=console)
+            self._bar = _TerminalBar(*columns, console=Console(file=stream))
             self._task = self._bar.add_task(label, total=total, completed=done, rate=0.0)
             self._interval_s = BAR_INTERVAL_S
 
@@ -130,7 +80,6 @@ class ProgressBar:
             self._show()
         if self._bar is not None:
             self._bar.stop()
-        self._warn_once()
 
     @property
     def elapsed_s(self) -> float:
@@ -138,8 +87,8 @@ class ProgressBar:
         return time.monotonic() - self._started
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """Count ``count`` more units as done; ``note`` is shown beside or below them."""
-        self._done = self._done + count
+        """Count ``count`` more units as done and show ``note`` beside or below them."""
+        self._done += count
         self._note = note or self._note
         if time.monotonic() - self._shown >= self._interval_s:
             self._show()
@@ -157,27 +106,11 @@ class ProgressBar:
         left = timedelta(seconds=math.ceil((self._total - self._done) / rate)) if rate else None
         eta = "no estimate yet" if left is None else f"{left} left"
         line = f"{self._label}: {self._done}/{self._total} {self._unit}, {rate:.1f}/s, {eta}"
-        self._stream.write(f"{line}{', ' + self._note if self._note else ''}\n")
-        self._stream.flush()
-        self._warn_once()
-
-    def _warn_once(self) -> None:
-        """Log a warning where the stream has failed.
-
-        Here and not where it fails: that may be in the bar's thread, which holds the bar's lock,
-        and a handler of the log may wait for it.
-        """
-        if self._stream.error is None or self._is_warned:
-            return
-
-        self._is_warned = True
-        # The log may go where the progress went.
-        with contextlib.suppress(OSError, ValueError):
-            _LOG.warning(
-                "progress of %s is not shown any more (%s); the work goes on",
-                self._label,
-                self._stream.error,
-            )
+        if self._stream is not None:
+            # A full disk or a closed stream must not end the work
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(f"{line}{', ' + self._note if self._note else ''}\n")
+                self._stream.flush()
 
 
 def track(items: Iterable[ItemT], label: str, total: int, unit: str = "items") -> Iterator[ItemT]:

@@ -30,6 +30,7 @@ What a stage declares is what dvc.yaml lists for it (a test compares them). Thei
 """
 
 import argparse
+import gc
 import inspect
 import json
 import logging
@@ -163,6 +164,10 @@ def run(stage: Stage, main: Callable[..., None]) -> None:
     The exit status is then 1, or :data:`OUTSIDE_STATUS` where a server did not answer. ``main``
     takes the profile, the item if it has a parameter of this name, and likewise the scratch folder.
     """
+    # From here on, and never among what was loaded until now (stages/__init__.py)
+    gc.freeze()
+    gc.enable()
+
     parameters = inspect.signature(main).parameters
     parser = argparse.ArgumentParser(description=sys.modules[main.__module__].__doc__)
     parser.add_argument("params", type=Path, help="the profile's params.yaml")

@@ -88,15 +88,8 @@ class ControlAgent:
             transcript.keep(search.tool_calls[0], self._protocol.observation(passages), retrieval)
 
         seed = rollout_seed(self._seed, question, sample)
-        endpoint = self._endpoint
-        temperature = self._key.temperature
         policy = EndpointPolicy(
-            self._client,
-            endpoint.model,
-            self._protocol,
-            temperature,
-            seed,
-            options=endpoint.options,
+            self._client, self._endpoint, self._protocol, self._key.temperature, seed
         )
         model = RolloutModel(policy, RolloutSteps(self._protocol, self._config, transcript))
         reason, detail = await run_rollout(model, self._tool, transcript)

@@ -273,7 +273,7 @@ async def _ask_all(
     """
     free_requests = asyncio.Semaphore(config.concurrency)
     thoughts_alone: list[int] = []
-    client = open_client(endpoint, config.timeout_s).with_options(max_retries=config.retries - 1)
+    client = open_client(endpoint, config.timeout_s)
 
     with ProgressBar("ifeval", len(prompts), "prompts") as bar:
 
@@ -285,8 +285,9 @@ async def _ask_all(
             async with free_requests:
                 completion = await complete(
                     client,
-                    endpoint.options,
-                    model=endpoint.model,
+                    endpoint,
+                    sample=0,
+                    retries=config.retries - 1,
                     messages=messages,
                     temperature=0.0,
                     max_tokens=config.max_tokens,

@@ -12,8 +12,7 @@ import pandas as pd
 import pandera.pandas as pa
 from jinja2 import Environment, StrictUndefined
 
-from deepsearch_rl.core.files import atomic_file, write_json
-from deepsearch_rl.core.frames import check_frame
+from deepsearch_rl.core.files import atomic_file, check_frame, write_json
 from deepsearch_rl.evaluate.f1_row import F1Score, F1TableRow, IfevalScore
 from deepsearch_rl.evaluate.published import PublishedRow
 from deepsearch_rl.evaluate.tables import F1Table, control_titles

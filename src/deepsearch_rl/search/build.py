@@ -18,36 +18,22 @@ from pydantic import Field, model_validator
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.core.files import atomic_directory, only_writer, sha256_file
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.search import manifest
-from deepsearch_rl.search.bm25.engines import bm25_engine
-from deepsearch_rl.search.encoders.encoding import (
-    EncodingJob,
-    encode_to_file,
-    prepare_encoder,
-    remove_work,
-    with_threads,
-)
-from deepsearch_rl.search.gold import with_gold
+from deepsearch_rl.search import IndexHalf, manifest
+from deepsearch_rl.search.encoding import EncodingJob, encode_to_file, remove_work
+from deepsearch_rl.search.flat_index import VECTORS_FILE, open_vector_file
+from deepsearch_rl.search.gold import warn_of_missing, with_gold
 from deepsearch_rl.search.importing import imported_config, write_imported
 from deepsearch_rl.search.learning import learn_fusion
-from deepsearch_rl.search.manifest import IndexConfig, IndexManifest
-from deepsearch_rl.search.missing_gold import warn_of_missing
-from deepsearch_rl.search.names import IndexHalf
+from deepsearch_rl.search.manifest import IndexConfig, IndexManifest, VectorsConfig
 from deepsearch_rl.search.quality import QualityConfig
 from deepsearch_rl.search.ranking import FusionWeights
 from deepsearch_rl.search.rows import ChunkStore, write_rows
 from deepsearch_rl.search.searcher import open_finder
 from deepsearch_rl.search.sentence_terms import write_sentence_terms
-from deepsearch_rl.search.vectors.building import VECTORS_FILE, build_vector_index
-from deepsearch_rl.search.vectors.config import FaissConfig, VectorsConfig
-from deepsearch_rl.search.vectors.flat import open_vector_file
-from deepsearch_rl.search.vectors.gpu import require_device
 
 # Files that an error names
 NAMED = 3
 LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
-# The effort of searches in an imported FAISS index where nothing names another
-AS_THE_FILE_SAYS = FaissConfig(kind="faiss", nprobe=None, ef_search=None)
 
 
 class IndexSection(IndexConfig):
@@ -105,7 +91,6 @@ def build_indexes(
     Raises:
         ArtifactError: there are no chunk files, or one is empty.
         UnknownNameError: ``corpus_vectors`` or ``corpus_only`` names a corpus that has no chunks.
-        UnavailableError: a GPU is asked for and missing; nothing has been encoded then.
     """
     corpora = {path.stem: path for path in sorted(chunks_root.glob("*.jsonl"))}
     if not corpora:
@@ -115,15 +100,12 @@ def build_indexes(
 
     for name in (*section.corpus_vectors, *section.corpus_only, *section.imported):
         look_up("corpus", name, corpora)
-    for name in corpora:
-        # All corpora before the first is encoded, which can take hours
-        require_device(section.of(name).built_vectors)
     for name, path in corpora.items():
         known = questions.get(name, ())
         config = section.of(name)
         source = section.imported.get(name)
         if source is not None:
-            config = imported_config(source, config, AS_THE_FILE_SAYS)
+            config = imported_config(source, config)
         build_index(path, index_root / name, config, seed, work / name, known, source)
 
 
@@ -135,7 +117,6 @@ def build_index(
     work: Path | None = None,
     questions: Sequence[Question] = (),
     imported: Path | None = None,
-    threads: int | None = None,
 ) -> IndexManifest:
     """Index a chunk file, or a corpus in FlashRAG's layout, into ``index_dir``, replacing an index there.
 
@@ -143,9 +124,7 @@ def build_index(
     moment at the end. ``work``, by default a hidden folder beside it, keeps the progress of
     encoding until then. The hybrid learns from those of ``questions`` that have gold evidence;
     ``seed`` is for random samples. ``imported`` is a prebuilt index, which becomes this one's; then
-    ``config`` is that of :func:`~deepsearch_rl.search.importing.imported_config`. ``threads`` are
-    those of an encoder with weights during the build, in place of the configuration's; the index
-    keeps the configuration's.
+    ``config`` is that of :func:`~deepsearch_rl.search.importing.imported_config`.
 
     Raises:
         ArtifactError: the chunk file is missing, empty, or changed meanwhile; or the disk is full.
@@ -153,21 +132,17 @@ def build_index(
         ConfigError: another process builds this folder, or works in ``work``; ``index_dir`` holds
             files that no build wrote; or a parameter does not fit the corpus.
     """
-    # Before the vectors are made, which can take hours.
-    require_device(config.built_vectors)
     index_dir = index_dir.resolve()
     work = (work or index_dir.with_name(f".{index_dir.name}.work")).resolve()
     _require_replaceable(index_dir, chunks_path, work)
 
     with only_writer(index_dir), only_writer(work):
         with atomic_directory(index_dir) as folder:
-            encoder = with_threads(config.encoder, threads)
-            working = config.model_copy(update={"encoder": encoder})
-            built = _write_parts(folder, chunks_path, working, seed, work, questions, imported)
+            built = _write_parts(folder, chunks_path, config, seed, work, questions, imported)
 
             # Relative, so that a folder with chunks and index can be moved as one.
             relative_path = os.path.relpath(chunks_path.resolve(), index_dir)
-            built = built.model_copy(update={"chunks": relative_path, "config": config})
+            built = built.model_copy(update={"chunks": relative_path})
             manifest.write_manifest(folder, built)
 
         remove_work(work)
@@ -231,13 +206,13 @@ def _write_vectors(
 
     encoder = folder / manifest.ENCODER_FOLDER
     vectors = folder / manifest.DENSE_FOLDER / VECTORS_FILE
-    prepare_encoder(chunks, config.encoder, encoder, seed)
+    config.encoder.prepare(chunks, encoder, seed)
     job = EncodingJob(config.encoder, encoder, chunks, config.encoding)
     encode_to_file(job, chunks_sha256, vectors, work)
 
     # Building may remove the file, so what it holds is read first.
     dimension = open_vector_file(vectors).dimension
-    build_vector_index(vectors, vectors.parent, config.vectors, seed)
+    config.vectors.build(vectors, vectors.parent, seed)
     return dimension
 
 
@@ -265,7 +240,7 @@ def _write_parts(
         dimension = write_imported(imported, folder, chunks, config)
     else:
         if config.bm25 is not None:
-            bm25_engine(config.bm25).build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+            config.bm25.build(chunks, folder / manifest.BM25_FOLDER)
         dimension = _write_vectors(folder, chunks, config, sha256, seed, work)
 
     weights = _learn_weights(folder, chunks, config, seed, questions)

@@ -11,6 +11,7 @@ those of MultiHop-RAG's official script (Tang and Yang 2024), and evidence recal
 items that the top k hold.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -26,6 +27,9 @@ from deepsearch_rl.search.ranking import Retriever
 RANKED = 10
 MRR = f"mrr@{RANKED}"
 MAP = f"map@{RANKED}"
+# Missing documents that a warning names
+LISTED = 20
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,9 @@ class Gold:
 def gold_evidence(question: Question) -> Gold | None:
     """Return the gold evidence of a question; None where it is not known or empty."""
     metadata = question.metadata
-    facts = [without_space(evidence.fact) for evidence in metadata.evidence_list or ()]
+    stripped = [without_space(evidence.fact) for evidence in metadata.evidence_list or ()]
+    # A fact of white space alone would be in every chunk.
+    facts = [fact for fact in stripped if fact]
     if facts:
         return Gold("facts", tuple(facts))
 
@@ -88,6 +94,40 @@ def with_gold(questions: Iterable[Question]) -> list[tuple[str, Gold]]:
             examples.append((question.question, gold))
 
     return examples
+
+
+def warn_of_missing(chunks: Iterable[Chunk], golds: Iterable[Gold], what: str) -> None:
+    """Log the gold titles and documents of ``what`` that no chunk has, if there are any.
+
+    Every score that they count in is lower than the retriever deserves. The chunks are read once,
+    and not at all where gold evidence is facts alone.
+    """
+    titles: dict[str, str] = {}
+    ids: dict[str, None] = {}
+    for gold in golds:
+        if gold.kind == "titles":
+            titles.update((title_key(title), title) for title in gold.items)
+        elif gold.kind == "documents":
+            ids.update(dict.fromkeys(gold.items))
+
+    documents = len(titles) + len(ids)
+    for chunk in chunks if documents else ():
+        titles.pop(chunk_title_key(chunk), None)
+        ids.pop(chunk.metadata.doc_id, None)
+
+    missing = [*titles.values(), *ids]
+    if missing:
+        listed = ", ".join(map(repr, missing[:LISTED]))
+        unlisted = len(missing) - LISTED
+        rest = f" and {unlisted} more" if unlisted > 0 else ""
+        _LOG.warning(
+            "%s: %d of %d gold documents are not in the corpus: %s%s",
+            what,
+            len(missing),
+            documents,
+            listed,
+            rest,
+        )
 
 
 def without_space(text: str) -> str:

@@ -24,15 +24,17 @@ from numpy.typing import NDArray
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.search import manifest
-from deepsearch_rl.search.bm25.configs import LuceneConfig
-from deepsearch_rl.search.encoders.configs import TfidfSvdConfig
+from deepsearch_rl.search.bm25.lucene import LuceneConfig, import_lucene
 from deepsearch_rl.search.encoders.encoder import Encoder
-from deepsearch_rl.search.encoders.encoding import open_encoder
+from deepsearch_rl.search.encoders.tfidf_svd import TfidfSvdConfig
+from deepsearch_rl.search.faiss_index import INDEX_FILE, FaissConfig, read_faiss
+from deepsearch_rl.search.flat_index import (
+    VECTORS_FILE,
+    FlatConfig,
+    link_or_copy,
+    open_vector_file,
+)
 from deepsearch_rl.search.manifest import IndexConfig
-from deepsearch_rl.search.vectors.building import INDEX_FILE, VECTORS_FILE
-from deepsearch_rl.search.vectors.config import FaissConfig, FlatConfig
-from deepsearch_rl.search.vectors.faiss_index import read_imported
-from deepsearch_rl.search.vectors.flat import link_or_copy, open_vector_file
 
 _LOG = logging.getLogger(__name__)
 # What rounding leaves between the vectors of one encoder; another encoder, prefix or line is far
@@ -45,11 +47,12 @@ def is_lucene(source: Path) -> bool:
     return source.is_dir() and any(source.glob("segments_*"))
 
 
-def imported_config(source: Path, config: IndexConfig, effort: FaissConfig) -> IndexConfig:
+def imported_config(source: Path, config: IndexConfig) -> IndexConfig:
     """Return the configuration of an index that holds ``source`` alone.
 
-    ``config`` gives the encoder, or Lucene's BM25. Raises ArtifactError where there is nothing to
-    import, ConfigError where the half that the source needs is not described.
+    ``config`` gives the encoder and, if its vectors are FAISS's without a factory, how these are
+    searched; or Lucene's BM25. Raises ArtifactError where there is nothing to import, ConfigError
+    where the half that the source needs is not described.
     """
     if not source.exists() or (source.is_dir() and not is_lucene(source)):
         problem = "is a folder without Lucene's segments" if source.is_dir() else "does not exist"
@@ -73,7 +76,11 @@ def imported_config(source: Path, config: IndexConfig, effort: FaissConfig) -> I
             f"{source} holds vectors of another encoder than tfidf_svd, which `retrieve build` learns from a corpus "
             "and keeps in its index: name the encoder that they are of (--encoder, index.encoder)."
         )
-    vectors = FlatConfig(kind="flat") if source.suffix == ".npy" else effort
+    vectors = config.vectors
+    if source.suffix == ".npy":
+        vectors = FlatConfig(kind="flat")
+    elif vectors.kind == "flat" or vectors.factory is not None:
+        vectors = FaissConfig(kind="faiss", factory=None)
     return config.model_copy(update={"bm25": None, "vectors": vectors})
 
 
@@ -87,8 +94,6 @@ def write_imported(
     """
     if is_lucene(source):
         assert isinstance(config.bm25, LuceneConfig)
-        from deepsearch_rl.search.bm25.lucene import import_lucene  # noqa: PLC0415 - optional
-
         import_lucene(source, folder / manifest.BM25_FOLDER, chunks, config.bm25)
         return None
 
@@ -101,7 +106,7 @@ def write_imported(
         rows, dimension = whole.shape
         link_or_copy(source, target / VECTORS_FILE)
     else:
-        index = read_imported(source)
+        index = read_faiss(source)
         rows = index.ntotal
         dimension = index.d
         # Product codes cannot be compared with what the encoder gives now
@@ -115,7 +120,7 @@ def write_imported(
         )
 
     assert config.encoder is not None
-    encoder = open_encoder(config.encoder, folder / manifest.ENCODER_FOLDER)
+    encoder = config.encoder.open(folder / manifest.ENCODER_FOLDER)
     _require_encoder(source, dimension, whole, chunks, encoder)
     return dimension
 

@@ -1,22 +1,27 @@
 """The manifest of an index folder, which is written last: its existence proves that the index is whole."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import read_json, read_record, sha256_json, write_json
 from deepsearch_rl.core.records import NonEmpty, Record
-from deepsearch_rl.search.bm25.configs import AnyBm25Config
-from deepsearch_rl.search.encoders.configs import EncoderConfig
-from deepsearch_rl.search.encoders.encoding import EncodingConfig
-from deepsearch_rl.search.names import IndexHalf
+from deepsearch_rl.search import IndexHalf
+from deepsearch_rl.search.bm25.builtin import Bm25Config
+from deepsearch_rl.search.bm25.lucene import LuceneConfig
+from deepsearch_rl.search.encoders.own import OwnEncoderConfig
+from deepsearch_rl.search.encoders.remote import RemoteEncoderConfig
+from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersConfig
+from deepsearch_rl.search.encoders.tfidf_svd import TfidfSvdConfig
+from deepsearch_rl.search.encoding import EncodingConfig
+from deepsearch_rl.search.faiss_index import FaissConfig
+from deepsearch_rl.search.flat_index import FlatConfig
 from deepsearch_rl.search.ranking import FusionConfig, FusionWeights
-from deepsearch_rl.search.vectors.config import VectorsConfig
 
 FILE = "manifest.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ROWS_FOLDER = "rows"
 BM25_FOLDER = "bm25"
 DENSE_FOLDER = "dense"
@@ -27,11 +32,20 @@ BUILD_IT = (
 )
 
 
+# The engines that params can name
+AnyBm25Config = Annotated[Bm25Config | LuceneConfig, Field(discriminator="engine")]
+AnyEncoderConfig = Annotated[
+    TfidfSvdConfig | SentenceTransformersConfig | RemoteEncoderConfig | OwnEncoderConfig,
+    Field(discriminator="name"),
+]
+VectorsConfig = Annotated[FlatConfig | FaissConfig, Field(discriminator="kind")]
+
+
 class IndexConfig(Record):
     """What is built over one corpus's chunks."""
 
     bm25: AnyBm25Config | None = Field(description="null: no lexical index, dense search alone")
-    encoder: EncoderConfig | None = Field(
+    encoder: AnyEncoderConfig | None = Field(
         description="null: no vectors, BM25 alone; encoding and vectors are not read"
     )
     encoding: EncodingConfig
@@ -42,11 +56,6 @@ class IndexConfig(Record):
     def halves(self) -> tuple[IndexHalf, ...]:
         """The rankings that are built."""
         return (*(("bm25",) if self.bm25 else ()), *(("dense",) if self.encoder else ()))
-
-    @property
-    def built_vectors(self) -> VectorsConfig | None:
-        """The vector index that is built; none where there is no encoder."""
-        return self.vectors if self.encoder else None
 
     @model_validator(mode="after")
     def _has_a_half(self) -> Self:
@@ -61,7 +70,7 @@ class IndexConfig(Record):
 class IndexManifest(Record):
     """Chunks, configuration and libraries that an index was built from."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     # The chunk file, relative to the index folder
     chunks: NonEmpty
     chunks_bytes: int = Field(ge=1)

@@ -14,7 +14,7 @@ import numpy as np
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.own_code import OwnCode, is_own, load_own
 from deepsearch_rl.core.records import Chunk
-from deepsearch_rl.search.names import RetrieverName
+from deepsearch_rl.search import RetrieverName
 from deepsearch_rl.search.ranking import Mask, Ranking
 
 RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)

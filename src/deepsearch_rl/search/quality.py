@@ -9,9 +9,8 @@ from pydantic import Field
 
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.records import NonEmpty, Question, Record
-from deepsearch_rl.search.gold import Gold, mean_scores, score_retriever, with_gold
+from deepsearch_rl.search.gold import Gold, mean_scores, score_retriever, warn_of_missing, with_gold
 from deepsearch_rl.search.manifest import read_manifest
-from deepsearch_rl.search.missing_gold import warn_of_missing
 from deepsearch_rl.search.own_retriever import RETRIEVERS
 from deepsearch_rl.search.searcher import Searcher, open_index, retrievers_of
 

@@ -5,7 +5,7 @@ then lower row.
 
 Three verbs name a search by what it returns:
 
-    nearest(vectors)        a ranking of rows for each vector: an index of vectors (:mod:`..vectors`)
+    nearest(vectors)        a ranking of rows for each vector: a :class:`VectorIndex`
     search(texts)           a ranking of rows for each text: a :class:`Retriever`, the user's own ones too
     find_hits(texts)        chunks with scores for each text: whatever can be served (``SearchesChunks``)
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from deepsearch_rl.core.records import NonEmpty, Record
+from deepsearch_rl.search.encoders.encoder import Vectors
 
 # Which of N rows may be found
 Mask = NDArray[np.bool_]
@@ -51,6 +52,25 @@ class Retriever(Protocol):
         """Return one ranking per query with at most ``top_k`` rows; fewer where fewer match, never padded.
 
         ``allowed_N`` tells which of the index's N rows may be found; None allows all.
+        """
+        ...
+
+
+class VectorIndex(Protocol):
+    """Finds the rows of greatest inner product."""
+
+    @property
+    def dimension(self) -> int:
+        """D, the components of a vector."""
+        ...
+
+    def nearest(
+        self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None
+    ) -> list[Ranking]:
+        """Return one ranking per query of at most ``top_k`` rows, best first, equal scores by row.
+
+        Rows that ``allowed_N`` denies are not found. A zero query, which points nowhere, finds
+        nothing.
         """
         ...
 

@@ -13,16 +13,22 @@ from deepsearch_rl.core.files import sha256_file
 from deepsearch_rl.core.own_code import is_own
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.search import manifest
-from deepsearch_rl.search.bm25.engines import bm25_engine
-from deepsearch_rl.search.encoders.encoding import open_encoder, with_threads
+from deepsearch_rl.search.encoders.encoder import Encoder
+from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersConfig
 from deepsearch_rl.search.hybrid import FEATURES, CandidateFinder, HybridRetriever
 from deepsearch_rl.search.manifest import IndexConfig, IndexManifest, read_manifest
 from deepsearch_rl.search.own_retriever import OwnRetriever, require_retriever
 from deepsearch_rl.search.question_parts import SourceNames
-from deepsearch_rl.search.ranking import FusionWeights, ReciprocalRankFusion, Retriever
+from deepsearch_rl.search.ranking import (
+    FusionWeights,
+    Mask,
+    Ranking,
+    ReciprocalRankFusion,
+    Retriever,
+    VectorIndex,
+)
 from deepsearch_rl.search.rows import ChunkStore, Filter, RowTable
 from deepsearch_rl.search.sentence_terms import SentenceTerms
-from deepsearch_rl.search.vectors.dense import DenseRetriever, open_vector_index
 
 # Of a larger chunk file the size is compared alone
 DIGESTED_BELOW_BYTES = 64 * 2**20
@@ -87,6 +93,35 @@ class Searcher:
         return results
 
 
+@dataclass(frozen=True, slots=True)
+class DenseRetriever:
+    """Encodes queries and searches a vector index."""
+
+    encoder: Encoder
+    vectors: VectorIndex
+
+    def search(
+        self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
+    ) -> list[Ranking]:
+        """Rank rows by inner product; a query in which the encoder sees nothing finds nothing.
+
+        Raises:
+            ArtifactError: the encoder's vectors have another dimension than the index's.
+        """
+        if not queries:
+            return []
+        queries_QD = self.encoder.encode(queries, "query")
+
+        if queries_QD.shape[1] != self.vectors.dimension:
+            raise ArtifactError(
+                f"the encoder gives vectors of {queries_QD.shape[1]} dimensions and the index "
+                f"holds {self.vectors.dimension}, so it was built with another encoder; build it "
+                "again with this one."
+            )
+
+        return self.vectors.nearest(queries_QD, top_k, allowed_N)
+
+
 def open_index(
     index_dir: Path,
     chunks_path: Path | None = None,
@@ -131,8 +166,10 @@ def open_index(
     if is_own(name):
         ranked_by = OwnRetriever(name, chunks, index_dir)
     else:
-        encoder = with_threads(built.config.encoder, threads)
-        config = built.config.model_copy(update={"encoder": encoder})
+        config = built.config
+        if threads is not None and isinstance(config.encoder, SentenceTransformersConfig):
+            encoder = config.encoder.model_copy(update={"threads": threads})
+            config = config.model_copy(update={"encoder": encoder})
         ranked_by = open_retriever(index_dir, config, built.fusion_weights, name)
     return Searcher(ranked_by, chunks, RowTable.open(rows_folder))
 
@@ -162,14 +199,12 @@ def open_retriever(
 
     if name == "bm25":
         assert config.bm25 is not None
-        return bm25_engine(config.bm25).open(folder / manifest.BM25_FOLDER, config.bm25)
+        return config.bm25.open(folder / manifest.BM25_FOLDER)
 
     if name == "dense":
         assert config.encoder is not None
-        encoder = open_encoder(config.encoder, folder / manifest.ENCODER_FOLDER)
-        return DenseRetriever(
-            encoder, open_vector_index(folder / manifest.DENSE_FOLDER, config.vectors)
-        )
+        encoder = config.encoder.open(folder / manifest.ENCODER_FOLDER)
+        return DenseRetriever(encoder, config.vectors.open(folder / manifest.DENSE_FOLDER))
 
     # Without learnt weights the two halves are fused by their ranks
     if weights is None or name == "reciprocal_ranks":

@@ -211,8 +211,6 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     _LOG.info("%s", _describe(config, listener))
-    if engine.choices:
-        _LOG.info("%s", engine.choices)
 
     server.run(sockets=[listener])
     _LOG.info("stopped serving %s", config.retrieval.online or config.index)

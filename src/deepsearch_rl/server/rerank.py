@@ -15,9 +15,8 @@ from pydantic import Field
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.records import Record
-from deepsearch_rl.search.encoders.encoder import first_line
-from deepsearch_rl.search.encoders.model_folder import require_device
-from deepsearch_rl.search.names import Device
+from deepsearch_rl.search import Device
+from deepsearch_rl.search.encoders.encoder import first_line, require_device
 from deepsearch_rl.search.rows import Filter
 from deepsearch_rl.search.searcher import Hit, QueriesFailedError, SearchesChunks
 
@@ -90,7 +89,7 @@ class CrossEncoder:
             raise ConfigError(
                 f"the reranker {config.model} cannot read {config.max_tokens} tokens as "
                 f"{config.dtype} on {config.device}: {first_line(error)}. Lower max_tokens "
-                "(--rerank-tokens) to the positions that the model has, or choose another dtype."
+                "(-S reranker.max_tokens) to the positions that the model has, or choose another dtype."
             ) from error
 
     def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:

@@ -1,183 +1,99 @@
-"""The way to an MLflow store: bounded in time, alone at a local one, and with errors that show no password.
+"""The way to MLflow: the server that ``MLFLOW_TRACKING_URI`` names, or MLflow's own default, ``mlflow.db`` here.
 
-A store is SQLite in a folder, or a server. MLflow itself would try a dead server for minutes; here
-a server is asked for its health first, and every later request ends within the time given. None is
-repeated: one that was carried out and answered too late would make a second run. What breaks off is
-sent anew instead, as a whole.
+MLflow retries a dead server for minutes; here a request ends in time, and an error names the server
+without user and password.
 """
 
-import contextlib
-import math
+import functools
 import os
-from collections.abc import Iterable, Iterator
-from itertools import islice
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-import httpx
-from filelock import FileLock, Timeout
-from mlflow.entities import Experiment, LifecycleStage
+import mlflow
+from filelock import FileLock
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from deepsearch_rl.core.errors import ConfigError, DeepsearchError, EndpointDownError, EndpointError
-from deepsearch_rl.core.redaction import public_address, redact, split_address
-from deepsearch_rl.track.local_store import ARTIFACTS, database_file, follow_folder
+from deepsearch_rl.core.errors import EndpointError
+from deepsearch_rl.core.files import sha256_file
+from deepsearch_rl.core.redaction import public_address, redact
 
-# Params, tags, metrics, traces of one request; MLflow refuses more than 100 params or traces, or
-# 1,000 metrics
-BATCH = 100
-ItemT = TypeVar("ItemT")
+SQLITE = "sqlite:///"
+COMMIT_CHARACTERS = 7
+MAX_NAME_CHARACTERS = 200
+MAX_PROBLEM_CHARACTERS = 300
 
 
-def public_uri(uri: str) -> str:
-    """Return where a store is, as everybody may read it: a server without user, password and query, or a database file.
+@contextmanager
+def mlflow_client(timeout_s: float) -> Iterator[MlflowClient]:
+    """Yield a client of the store that MLflow's own settings name.
 
-    Raise ConfigError where the address cannot be read.
+    Raise EndpointError where the store does not answer or refuses, here or in the block.
     """
-    database = database_file(uri)
-    if database:
-        return str(database)
-    parts = split_address(uri)
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(ceil(timeout_s)))
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    # An address may hold a password
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    uri = mlflow.get_tracking_uri()
 
-    if parts is None:
-        raise ConfigError(
-            "the MLflow address cannot be read: percent-encode user and password, and give a port number."
-        )
+    try:
+        if uri.startswith(SQLITE):
+            _create_tables(uri)
+        yield MlflowClient(tracking_uri=uri)
+    except MlflowException as error:
+        raise EndpointError(_problem(uri, error)) from None
 
-    return (public_address(uri) or "").rstrip("/") if parts.scheme else uri
+
+@functools.cache
+def _create_tables(uri: str) -> None:
+    """Have MLflow create the tables of a SQLite store: two processes that do so at once both fail."""
+    database = Path(uri.removeprefix(SQLITE))
+    with FileLock(database.with_name(f".{database.name}.lock")):
+        MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
 
 
-@contextlib.contextmanager
-def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
-    """Yield a client of the store; a local one is held alone, so that no two processes make or fill it at once.
-
-    Raises:
-        ConfigError: the address cannot be read.
-        EndpointDownError: no server answers, or another process holds the local store for longer
-            than ``timeout_s``.
-        EndpointError: the store refuses or breaks off, in this call or in the block.
-    """
-    place = public_uri(uri)
-    database = database_file(uri)
+def _problem(uri: str, error: MlflowException) -> str:
     address = urlsplit(uri)
-    # A query may hold a token; which of its values does, nobody knows
-    parts = [address.username, address.password]
-    parts += [value for _, value in parse_qsl(address.query)]
-    secrets = list(filter(None, parts))
-    # A server has locks of its own
-    alone = contextlib.nullcontext()
-    if database:
-        alone = held(database, timeout_s, f"the MLflow store {place}")
-
-    try:
-        with alone, _bounded(timeout_s):
-            _check_health(uri, timeout_s)
-            follow_folder(uri)
-            yield MlflowClient(tracking_uri=uri)
-    except DeepsearchError:
-        raise
-    except Exception as error:  # noqa: BLE001
-        # Whatever an answer, a driver or a full disk breaks in MLflow
-        problem = f"{type(error).__name__}: {error}"
-        if isinstance(error, MlflowException):
-            problem = error.message
-        refused = EndpointError(f"MLflow at {place} refused the report: {redact(problem, secrets)}")
-        # A traceback would show the address
-        raise refused from None if secrets else error
-
-
-def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
-    """Return the experiment of that name; make it if missing. A local store keeps artifacts beside its database.
-
-    Raises:
-        EndpointError: somebody deleted the experiment: MLflow keeps its name, and takes no run into
-            it.
-    """
-    experiment = client.get_experiment_by_name(name)
-    if experiment is not None:
-        return _require_active(experiment, uri)
-    database = database_file(uri)
-
-    try:
-        return client.create_experiment(
-            name, database.resolve().with_name(ARTIFACTS).as_uri() if database else None
-        )
-    except MlflowException:
-        # Another process may have made it meanwhile
-        experiment = client.get_experiment_by_name(name)
-        if experiment is None:
-            raise
-        return _require_active(experiment, uri)
-
-
-def _require_active(experiment: Experiment, uri: str) -> str:
-    """Return the experiment's id; raise EndpointError with the way to bring it back if it was deleted.
-
-    It is not brought back unasked: that would bring back its old runs as well.
-    """
-    if experiment.lifecycle_stage == LifecycleStage.ACTIVE:
-        return experiment.experiment_id
-    raise EndpointError(
-        f"the experiment {experiment.name} was deleted in MLflow at {public_uri(uri)}, which keeps "
-        "its name and takes no run into it. Bring it back with its runs by `.venv/bin/mlflow "
-        f"experiments restore --experiment-id {experiment.experiment_id}`, or choose another name "
-        "(`track.experiment` of params.yaml)."
+    secrets = [
+        address.username,
+        address.password,
+        *(value for _, value in parse_qsl(address.query)),
+    ]
+    text = " ".join(redact(error.message, secrets).split())[:MAX_PROBLEM_CHARACTERS]
+    if not uri.startswith("http"):
+        return f"MLflow's store {uri} cannot be used: {text}"
+    return (
+        f"MLflow's server at {public_address(uri)} does not take the results: {text} "
+        "Start it, or unset MLFLOW_TRACKING_URI to use mlflow.db in this folder."
     )
 
 
-def batches(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
-    """Yield consecutive lists of at most ``size`` items."""
-    rest = iter(items)
-    while batch := list(islice(rest, size)):
-        yield batch
+def run_name(subject: str, tags: dict[str, str]) -> str:
+    """Return the name of a run: ``tiny/sft · my-experiment · f2f8c1b``."""
+    parts = [
+        subject,
+        tags.get("dvc.experiment", ""),
+        tags.get("git.commit", "")[:COMMIT_CHARACTERS],
+    ]
+    return " · ".join(filter(None, parts))[:MAX_NAME_CHARACTERS]
 
 
-@contextlib.contextmanager
-def held(path: Path, timeout_s: float, name: str) -> Iterator[None]:
-    """Hold a file alone; raise EndpointDownError if another process holds it, by its ``name``, for ``timeout_s``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FileLock(path.with_name(f".{path.name}.lock")).acquire(timeout=timeout_s)
-    except Timeout as error:
-        problem = f"{name} was held by another process for {timeout_s:g} s"
-        raise EndpointDownError(f"{problem}; wait for that process, or end it.") from error
+def source_tags(profile: str) -> dict[str, str]:
+    """Return what tells where results come from: profile, commit, DVC experiment, digest of the locked packages.
 
-    with lock:
-        yield
-
-
-@contextlib.contextmanager
-def _bounded(timeout_s: float) -> Iterator[None]:
-    """Tell MLflow how long a request may take, and not to print addresses, which may hold a password.
-
-    It reads both from the environment alone. A user's own values win.
+    The commit ends in ``-dirty`` where tracked files differ from it.
     """
-    settings = {
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(math.ceil(timeout_s)),
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    describe = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
+    lock = Path("uv.lock")
+    tags = {
+        "profile": profile,
+        "git.commit": commit,
+        "dvc.experiment": os.environ.get("DVC_EXP_NAME", ""),
+        "uv.lock": sha256_file(lock) if lock.is_file() else "",
     }
-    missing = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(missing)
-
-    try:
-        yield
-    finally:
-        for name in missing:
-            del os.environ[name]
-
-
-def _check_health(uri: str, timeout_s: float) -> None:
-    """Ask a server for its health once; any answer shows that somebody is there."""
-    if not uri.startswith(("http://", "https://")):
-        return
-    # Whatever it answers: a proxy may guard /health, and MLflow brings its own credentials and checks the certificate
-    try:
-        httpx.get(f"{public_uri(uri)}/health", timeout=timeout_s, verify=False)
-    except (httpx.TransportError, httpx.InvalidURL) as error:
-        remedy = "Start it, or unset MLFLOW_TRACKING_URI to use the local store."
-        raise EndpointDownError(
-            f"no MLflow server answers at {public_uri(uri)} ({error}). {remedy}"
-        ) from error
+    return {name: value for name, value in tags.items() if value}

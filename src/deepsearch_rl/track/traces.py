@@ -22,7 +22,7 @@ from deepsearch_rl.agent.timing import RolloutTimes
 from deepsearch_rl.chat.chat_messages import chat_messages
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.records import Message, Retrieval, TokenUsage, ToolCall, Trajectory
-from deepsearch_rl.track.bundle import TracedRollout
+from deepsearch_rl.track.contents import SampledRollout
 
 # Where a passage begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``
 _PASSAGE = re.compile(r"^(?=(?:<information>)?(?:\[\d+\] |Doc \d+\(Title: ))", re.MULTILINE)
@@ -51,7 +51,7 @@ class _Event(NamedTuple):
 
 
 def build_trace(
-    shown: TracedRollout, owner: Owner, times: RolloutTimes | None, now_ns: int
+    shown: SampledRollout, owner: Owner, times: RolloutTimes | None, now_ns: int
 ) -> entities.Trace:
     """Return the trace of one rollout; one without times begins and ends at ``now_ns`` (nanoseconds since 1970)."""
     rollout = shown.trajectory
@@ -75,7 +75,7 @@ def build_trace(
 
 
 def _info(
-    shown: TracedRollout, owner: Owner, trace_id: str, times_ns: tuple[int, int], times: str
+    shown: SampledRollout, owner: Owner, trace_id: str, times_ns: tuple[int, int], times: str
 ) -> entities.TraceInfo:
     rollout = shown.trajectory
     scores = score_rollout(rollout)

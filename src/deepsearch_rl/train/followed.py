@@ -1,27 +1,25 @@
-"""Live figures of a training stage: a child process sends its curve to MLflow and TensorBoard while it trains.
+"""Live figures of a training stage: a child process logs its curve to MLflow while it trains.
 
-The child is `deepsearch live`, which ends with the stage: a few seconds after it at the latest,
-whatever MLflow does. Nothing is started for a profile without a section ``track``, or outside of a
-project.
+The child is :mod:`deepsearch_rl.track.live` in the interpreter that has MLflow. It ends with the
+stage. A profile without a section ``track`` has none.
 """
 
 import functools
-import os
+import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage import Scratch
 
 RUNNER = Path("tools", "python")
-# Started by this text, in the interpreter that has MLflow: a module that is imported, or started
-# by its name, would be among the stage's deps, and a change of what sends figures would train
-# every model again
-COMMAND = "from deepsearch_rl.cli.main import main; main()"
+# How long the child may take for the last steps when training has ended
+END_S = 30.0
+_LOG = logging.getLogger(__name__)
 
 
 def followed(main: Callable[..., None]) -> Callable[..., None]:
@@ -29,32 +27,38 @@ def followed(main: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(main)
     def run(profile: Profile, *others: Any) -> None:
-        scratch: Scratch = others[-1]
-        with ProcessGuard() as guard:
-            if "track" in profile.values and RUNNER.is_file():
-                guard.start(follow_command(profile, scratch), output=sys.stderr)
+        with live_figures(profile, others[-1]):
             main(profile, *others)
 
     return run
 
 
-def follow_command(profile: Profile, scratch: Scratch) -> list[str]:
-    """Return the call that follows the curves of a stage's program."""
-    describe = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
-    tags = {
-        "dvc.stage": scratch.stage,
-        "git.commit": commit,
-        "dvc.experiment": os.environ.get("DVC_EXP_NAME", ""),
-    }
-    options: list[str] = []
-    for name, value in tags.items():
-        if value:
-            options += ["--tag", f"{name}={value}"]
+@contextmanager
+def live_figures(profile: Profile, scratch: Scratch) -> Iterator[None]:
+    """Log to MLflow what this block appends to the curve of a stage."""
+    if "track" not in profile.values or not RUNNER.is_file():
+        yield
+        return
 
-    # Of <program>-<digest>
-    program = scratch.curve.stem.rpartition("-")[0]
-    # Read past profile.value(), which decides what a stage declares: no interpreter changes what is
-    # trained.
+    offset = scratch.curve.stat().st_size if scratch.curve.is_file() else 0
+    # Read past profile.value(), which decides what a stage declares
     core = str(profile.values["python"]["core"])
-    return [str(RUNNER), core, "-c", COMMAND, "live", profile.name, "--stage", program, *options]
+    command = [str(RUNNER), core, "-m", "deepsearch_rl.track.live"]
+    command += [str(profile.path), scratch.stage, str(scratch.curve), str(offset)]
+    # In a session of its own: Ctrl-C ends the stage, and the stage ends its child
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True
+    )
+
+    try:
+        yield
+    finally:
+        if child.stdin:
+            child.stdin.close()
+        try:
+            child.wait(END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            _LOG.warning(
+                "MLflow took longer than %g s for the last steps of the live curve.", END_S
+            )

@@ -89,8 +89,8 @@ class Reflector:
             try:
                 completion = await complete(
                     client,
-                    self._endpoint.options,
-                    model=self._endpoint.model,
+                    self._endpoint,
+                    sample=self.calls,
                     messages=messages,
                     max_tokens=config.max_tokens,
                     temperature=config.temperature,

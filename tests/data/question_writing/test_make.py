@@ -70,7 +70,16 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(folder: Path, config: WritingConfig, smoke: Profile, work: Path, out: Path) -> Funnel:
     index = smoke.section("index", IndexSection).of("documents")
     bm25 = index.model_copy(update={"encoder": None})
-    return make_questions(folder, config, smoke.section("chunk", ChunkConfig), bm25, 0, work, out)
+    return make_questions(
+        folder,
+        config,
+        smoke.section("chunk", ChunkConfig),
+        bm25,
+        0,
+        work,
+        work / "replies.jsonl",
+        out,
+    )
 
 
 def read_splits(out: Path) -> dict[str, list[Question]]:

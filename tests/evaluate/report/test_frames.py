@@ -5,7 +5,7 @@ import pandera.pandas as pa
 import pytest
 
 from deepsearch_rl.core.errors import CheckFailedError
-from deepsearch_rl.core.frames import check_frame
+from deepsearch_rl.core.files import check_frame
 from deepsearch_rl.evaluate.table_files import F1_TABLE
 
 CURVE = pa.DataFrameSchema(

@@ -7,8 +7,7 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import BertConfig, BertModel, BertTokenizerFast, Qwen3Config, Qwen3Model
 
-from benchmarks.encoder_export import export_encoder
-from deepsearch_rl.search.encoders.configs import OnnxConfig, TransformersConfig
+from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersConfig
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [
@@ -76,9 +75,9 @@ def write(path: Path, value: object) -> None:
     path.write_text(json.dumps(value))
 
 
-def transformers_config(folder: Path, **changes: object) -> TransformersConfig:
+def encoder_config(folder: Path, **changes: object) -> SentenceTransformersConfig:
     settings = {
-        "name": "transformers",
+        "name": "sentence_transformers",
         "model": str(folder),
         "revision": None,
         "pooling": "mean",
@@ -90,7 +89,7 @@ def transformers_config(folder: Path, **changes: object) -> TransformersConfig:
         "device": "cpu",
         "dtype": "float32",
     }
-    return TransformersConfig.model_validate({**settings, **changes})
+    return SentenceTransformersConfig.model_validate({**settings, **changes})
 
 
 def write_qwen3_embedding(root: Path) -> Path:
@@ -123,15 +122,3 @@ def write_qwen3_embedding(root: Path) -> Path:
         [*modules[:2], {"idx": 2, "name": "2", "path": "3_Dense", "type": types}],
     )
     return root
-
-
-def write_onnx(folder: Path) -> Path:
-    """A plain transformers folder with an export of its model beside the weights."""
-    root = write_bert(folder)
-    export_encoder(root)
-    return root
-
-
-def onnx_config(folder: Path, **changes: object) -> OnnxConfig:
-    shared = transformers_config(folder).model_dump(exclude={"dtype"})
-    return OnnxConfig.model_validate({**shared, "name": "onnx", **changes})

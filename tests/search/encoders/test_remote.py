@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.core.errors import ConfigError, EndpointError
-from deepsearch_rl.search.encoders.configs import RemoteEncoderConfig as RemoteConfig
 from deepsearch_rl.search.encoders.remote import RemoteEncoder
+from deepsearch_rl.search.encoders.remote import RemoteEncoderConfig as RemoteConfig
 from tests.search_servers import in_thread
 
 KEY = "sk-very-secret"

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from deepsearch_rl.search.encoders.configs import RemoteEncoderConfig as RemoteConfig
 from deepsearch_rl.search.encoders.remote import RemoteEncoder
+from deepsearch_rl.search.encoders.remote import RemoteEncoderConfig as RemoteConfig
 from deepsearch_rl.search.rows import Filter
 from deepsearch_rl.search.searcher import Hit, SearchesChunks
 from deepsearch_rl.server.batching import Metrics, SearchFailedError, SearchQueue

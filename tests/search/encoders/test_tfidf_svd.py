@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
-from deepsearch_rl.search.encoders.configs import TfidfSvdConfig
-from deepsearch_rl.search.encoders.tfidf_svd import TfidfSvdEncoder, sample_texts
+from deepsearch_rl.search.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder, sample_texts
 from tests.chunks import make_chunks
 
 TEXTS = ["a lander on a comet", "the river Danube", "a comet and its probe", "Vienna on the Danube"]

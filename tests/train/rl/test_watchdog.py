@@ -12,7 +12,7 @@ import pytest
 
 from deepsearch_rl.core.errors import CommandError, DeepsearchError
 from deepsearch_rl.train.rl.watchdog import OUTPUT_LOG, WatchdogConfig, watch
-from tests.test_processes import gone
+from tests.core.test_processes import gone
 
 CHILD = [sys.executable, "-m", "tests.train.rl.watched_child"]
 Fault = tuple[int, str, str]

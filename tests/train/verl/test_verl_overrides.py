@@ -23,8 +23,8 @@ from deepsearch_rl.train.verl.overrides import (
 )
 from tests.environment.check_environments import ROOT, interpreter_of
 from tests.policies import policy_folder
-from tests.train.verl.verl_settings import CRITIC, RUN, verl_config
 from tests.train.verl.verl_figures import ADVANTAGES, AGGREGATIONS, LOSSES
+from tests.train.verl.verl_settings import CRITIC, RUN, verl_config
 
 __all__ = ["policy_folder"]
 CASES: dict[str, dict[str, Any]] = {

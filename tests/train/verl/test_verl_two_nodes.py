@@ -22,8 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from deepsearch_rl.agent.collect import RolloutSetting
-from deepsearch_rl.cli.model import convert
-from deepsearch_rl.cli.model import Conversion, Kind
+from deepsearch_rl.cli.model import Conversion, Kind, convert
 from deepsearch_rl.core.files import read_json, read_jsonl, write_json, write_jsonl
 from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, free_port
 from deepsearch_rl.core.profile import Profile

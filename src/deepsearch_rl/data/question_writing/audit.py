@@ -1,6 +1,6 @@
-"""The audit that rejects: every draft passes all checks, or is counted under the first that it fails.
+"""The audit: a draft passes all checks, or is counted under the first that it fails.
 
-The checks go from the cheap to those that ask a model. docs/own_data.md has each with its rule.
+Checks go from cheap ones to those that ask a model; docs/own_data.md lists them.
 """
 
 import itertools
@@ -37,24 +37,24 @@ class Reason(StrEnum):
 class AuditConfig(Record):
     """What a question has to pass."""
 
-    answer_words: int = Field(ge=1, description="words of an answer at most")
+    answer_words: int = Field(ge=1, description="most words of an answer")
     similarity: float = Field(
         gt=0,
         le=1,
-        description="share of common words from which two questions with one answer are the same",
+        description="share of common words from which two questions with the same answer are duplicates",
     )
     findable_in: int = Field(
-        ge=1, description="passages in which a query has to find every piece of evidence"
+        ge=1, description="depth at which a query has to find every piece of evidence"
     )
     samples: int = Field(ge=1, description="answers per check that asks a model")
     agreeing: int = Field(
-        ge=1, description="of them that have to be right before a question counts as answered"
+        ge=1, description="right ones among them from which a question counts as answered"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _QuestionWords:
-    """What a question asks: its words, and the answer, both normalised."""
+    """Normalised words of a question, and its answer."""
 
     words: frozenset[str]
     answer: str
@@ -65,7 +65,7 @@ class _QuestionWords:
         return cls(words, normalise(draft.golden_answer))
 
     def similarity(self, other: "_QuestionWords") -> float:
-        """Return the share of words in common, of those of either; 0 where the answers differ."""
+        """Return the Jaccard similarity of the words, 0 if the answers differ."""
         if self.answer != other.answer:
             return 0.0
         return len(self.words & other.words) / max(1, len(self.words | other.words))
@@ -73,7 +73,7 @@ class _QuestionWords:
 
 @dataclass(slots=True)
 class Auditor:
-    """Checks drafts; those that pass are kept in mind, so that a later copy of one is rejected."""
+    """Checks drafts, also against those that passed earlier."""
 
     config: AuditConfig
     searcher: SearchesChunks
@@ -81,8 +81,8 @@ class Auditor:
     _kept: list[_QuestionWords] = field(default_factory=list)
 
     def check(self, drafts: Sequence[Draft]) -> list[Reason | None]:
-        """Return why each draft is rejected, None where it is kept; drafts of one call are asked about together."""
-        # From the cheapest check to the one that pays a model: each sees only what has passed so far
+        """Return why each draft is rejected, None if it is kept; prompts about all drafts are sent together."""
+        # Each check sees only what passed the cheaper ones
         reasons: list[Reason | None] = [self._by_text(draft) for draft in drafts]
         questions = [_QuestionWords.of(draft) for draft in drafts]
         self._reject_copies(questions, reasons)
@@ -94,7 +94,6 @@ class Auditor:
     def _reject_copies(
         self, questions: Sequence[_QuestionWords], reasons: list[Reason | None]
     ) -> None:
-        """Reject questions that ask what a kept one asks, or an earlier one of the same call."""
         others = list(self._kept)
         for place in _passing(reasons):
             question = questions[place]
@@ -104,13 +103,12 @@ class Auditor:
                 others.append(question)
 
     def _by_text(self, draft: Draft) -> Reason | None:
-        """Return what the texts alone say."""
         if len(draft.answer.split()) > self.config.answer_words:
             return Reason.TOO_LONG
         if draft.is_unanswerable:
             return None
 
-        # A passage that nothing is quoted from is not needed for the answer
+        # A passage without a quote is not needed for the answer
         quoted = {chunk.id for chunk, sentence in draft.proofs if sentence}
         if quoted != draft.group.ids:
             return Reason.EVIDENCE_MISSING
@@ -119,7 +117,7 @@ class Auditor:
             if without_space(sentence) not in without_space(chunk.contents):
                 return Reason.NOT_VERBATIM
 
-        # What two passages say together stands in neither: which of two, how long between them
+        # Which of two, how long between them: neither passage alone says it
         is_derived = draft.type in ("comparison", "temporal")
         answer = normalise(draft.answer)
         if answer in CLOSED_ANSWERS or is_derived:
@@ -130,9 +128,9 @@ class Auditor:
         return None if is_there else Reason.ANSWER_NOT_IN_EVIDENCE
 
     def _find_evidence(self, drafts: Sequence[Draft], reasons: list[Reason | None]) -> None:
-        """Reject drafts with a passage that neither the question, nor a link, nor a title finds."""
+        """Reject drafts with a passage that no query about it finds."""
         waiting = [place for place in _passing(reasons) if not drafts[place].is_unanswerable]
-        # Equal queries of several drafts are searched for once
+        # Drafts share queries
         queries: dict[str, set[str]] = {}
         for place in waiting:
             for query in _queries(drafts[place]):
@@ -153,7 +151,7 @@ class Auditor:
                 reasons[place] = Reason.NOT_FINDABLE
 
     def _ask(self, drafts: Sequence[Draft], reasons: list[Reason | None]) -> None:
-        """Reject what a model answers with too little, or does not answer with everything."""
+        """Reject what a model answers without all passages, or does not answer with them."""
         self._reject_answered(drafts, reasons, Reason.KNOWN_WITHOUT_PASSAGES)
         self._reject_answered(drafts, reasons, Reason.ONE_PASSAGE_IS_ENOUGH)
 
@@ -168,7 +166,7 @@ class Auditor:
     def _reject_answered(
         self, drafts: Sequence[Draft], reasons: list[Reason | None], reason: Reason
     ) -> None:
-        """Reject what is answered from memory, or from one passage of several."""
+        """Reject what is answered from memory, or from one of several passages."""
         places: list[int] = []
         prompts: list[str] = []
         for place in _passing(reasons):
@@ -189,23 +187,23 @@ class Auditor:
                 reasons[place] = reason
 
     def _with_passages(self, draft: Draft) -> str:
-        """Return the question with its passages; one that has no answer also with those that its text finds."""
+        """Return the prompt with the draft's passages; an unanswerable one also gets those that it finds."""
         if not draft.is_unanswerable:
             return _answer_prompt(draft, shown_passages(draft.group.chunks))
 
         [hits] = self.searcher.find_hits([draft.question], 10)
         nearest = [hit.chunk for hit in hits]
         ids = {chunk.id for chunk in nearest}
-        # A passage that is among the nearest is shown once
+        # Each passage is shown once
         own = [chunk for chunk in draft.group.chunks if chunk.id not in ids]
         return _answer_prompt(draft, shown_passages([*own, *nearest]))
 
     def _count_right_answers(
         self, drafts: Sequence[Draft], places: Sequence[int], prompts: Sequence[str]
     ) -> list[int]:
-        """Ask every prompt ``samples`` times, and return how many of its answers are right.
+        """Send every prompt ``samples`` times and return its number of right answers.
 
-        A prompt is about the draft at its place in ``places``.
+        Prompt i is about the draft at ``places[i]``.
         """
         samples = self.config.samples
         replies = iter(self.model.ask_all(list(itertools.product(prompts, range(samples)))))
@@ -227,7 +225,7 @@ def _answer_prompt(draft: Draft, passages: str) -> str:
 
 
 def _queries(draft: Draft) -> list[str]:
-    """Return what somebody could search for: the question, the terms that link its passages, their titles."""
+    """Return what a user could search for: the question, the terms that link its passages, their titles."""
     titles = [chunk.title for chunk, _ in draft.proofs]
     return list(dict.fromkeys([draft.question, *draft.group.terms, *titles]))
 
@@ -237,7 +235,7 @@ class Funnel(Record):
 
     bundles: int = Field(ge=0, description="passages, pairs and chains that the writer got")
     unreadable_replies: int = Field(ge=0)
-    cut_replies: int = Field(ge=0, description="of writing and audit, that max_tokens ended")
+    cut_replies: int = Field(ge=0, description="that max_tokens ended, of writing and audit")
     drafts: int = Field(ge=0)
     rejected: dict[Reason, int]
     kept: int = Field(ge=0)

@@ -1,4 +1,4 @@
-"""What a model writes about some passages: questions with their answers and the sentences that prove them."""
+"""Questions as a model writes them about passages, with answers and the sentences that prove them."""
 
 import json
 import tomllib
@@ -26,7 +26,7 @@ TYPES = {
 
 
 def _as_text(value: object) -> object:
-    """Return the text of a number, and of JSON's true and false, which models write as answers."""
+    # Models write numbers, true and false as answers
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value) if isinstance(value, int | float) and not is_missing(value) else value
@@ -36,7 +36,7 @@ def _none_as_empty(rows: object) -> object:
     return () if rows is None else rows
 
 
-# Text of a model, which any file can hold
+# Text of a model that can be encoded as UTF-8
 WrittenText = Annotated[Text, BeforeValidator(_as_text), AfterValidator(replace_lone_surrogates)]
 
 
@@ -103,12 +103,12 @@ def shown_passages(chunks: Sequence[Chunk]) -> str:
 
 
 def read_drafts(reply: str, group: PassageGroup) -> list[Draft]:
-    """Return the questions of a reply; none where it holds no JSON object of the asked form.
+    """Return the questions of a reply, none unless it has a JSON object of the requested form.
 
-    A question of a type that was not asked for, or whose proof names a passage that was not shown,
-    makes the reply unreadable: nobody knows what else is wrong in it.
+    A question of another type, or with a proof from a passage that was not shown, makes the whole
+    reply unreadable.
     """
-    # Models write about their JSON, before it and after it
+    # Models write text before and after their JSON
     start = reply.find("{")
     end = reply.rfind("}") + 1
     try:

@@ -1,13 +1,13 @@
-"""Passages that belong together because they share a rare term, and the splits of their documents.
+"""Passages linked by rare terms, and the splits of their documents.
 
-A term is a name (a run of words with capitals, not the first word of a sentence alone) or a word
-with digits in it. It is rare where between two documents and :data:`MOST_DOCUMENTS` use it. Two
-passages of different documents that share one are a pair; a pair and a third passage that shares
-another term with the second are a chain.
+A term is a name (a run of capitalised words, but not just the first word of a sentence) or a word
+with digits. It is rare if two to :data:`MOST_DOCUMENTS` documents use it. Two passages of different
+documents that share one are a pair; a pair and a third passage that shares another term with the
+second are a chain.
 
-Documents are split before any question is written. Those that share rare terms go to one split
-together, as far as a group stays below :data:`LARGEST_GROUP` of all documents; passages are
-combined within a split alone.
+Documents are split before any question is written. Those that share rare terms go to the same
+split, in groups of at most :data:`LARGEST_GROUP` of all documents; passages are combined only
+within a split.
 """
 
 import random
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from deepsearch_rl.core.records import Chunk
 
-# Documents that a rare term is in, at most
+# Most documents that use a rare term
 MOST_DOCUMENTS = 6
-# Share of all documents that may hang together in a split
+# Largest share of all documents that is kept together
 LARGEST_GROUP = 0.1
 # A word with a Latin, Greek or Cyrillic capital
 _CAPITAL = "[A-Z\u00c0-\u00de\u0391-\u03a9\u0410-\u042f][\\w'\u2019-]*"
@@ -67,7 +67,7 @@ def terms_of(text: str) -> set[str]:
 
 
 def rare_terms(chunks: Iterable[Chunk]) -> dict[str, list[Chunk]]:
-    """Return every rare term with the passages that use it, in their order."""
+    """Return the passages that use each rare term, in order."""
     passages: dict[str, list[Chunk]] = defaultdict(list)
     documents: dict[str, set[str]] = defaultdict(set)
     for chunk in chunks:
@@ -89,9 +89,9 @@ def split_documents(
     shares: Mapping[str, float],
     rng: random.Random,
 ) -> dict[str, str]:
-    """Return the split of every document; groups that share rare terms stay together.
+    """Return the split of every document; groups that share rare terms stay together, the rarest first.
 
-    ``shares`` are of the documents, by split, and add up to 1. The rarest terms bind first.
+    ``shares`` of the documents by split add up to 1.
     """
     groups = _DocumentGroups(documents, max(2, round(LARGEST_GROUP * len(documents))))
     by_rarity = sorted(rare, key=lambda term: (len(_documents_of(rare[term])), term))
@@ -107,7 +107,7 @@ def split_documents(
     split_of: dict[str, str] = {}
 
     for group in shuffled:
-        # The split that is furthest from full takes the next group
+        # The emptiest split takes the next group
         split = max(room, key=lambda name: (room[name], name))
         room[split] -= len(group)
         split_of.update(dict.fromkeys(group, split))
@@ -120,14 +120,12 @@ def _documents_of(chunks: Iterable[Chunk]) -> list[str]:
 
 
 class _DocumentGroups:
-    """Groups of documents that are joined as long as they stay small."""
-
     def __init__(self, documents: Iterable[str], largest: int) -> None:
         self._group_of = {name: [name] for name in documents}
         self._largest = largest
 
     def join(self, first: str, second: str) -> None:
-        """Put the groups of two documents together, unless they would be too large."""
+        """Join the groups of two documents unless the result would be too large."""
         group = self._group_of[first]
         other = self._group_of[second]
         if group is other or len(group) + len(other) > self._largest:
@@ -146,14 +144,14 @@ def passage_groups(
     split_of: Mapping[str, str],
     rng: random.Random,
 ) -> Iterator[PassageGroup]:
-    """Yield chains, pairs and singles in turn, in random order, each within one split and none twice."""
+    """Yield chains, pairs and singles in turn, each kind in random order and each group within one split."""
     pairs = list(_pairs(rare, split_of))
     rng.shuffle(pairs)
     singles = [PassageGroup((chunk,), (), split_of[chunk.metadata.doc_id]) for chunk in chunks]
     rng.shuffle(singles)
     chains = _chains(pairs)
 
-    # In turn, so that a budget that ends early has paid for questions of every kind
+    # In turn, so that a small budget pays for questions of every kind
     kinds: list[Iterator[PassageGroup]] = [iter(pairs), chains, iter(singles)]
     while kinds:
         for kind in list(kinds):
@@ -180,7 +178,7 @@ def _pairs(
 
 
 def _chains(pairs: Sequence[PassageGroup]) -> Iterator[PassageGroup]:
-    """Yield three passages of three documents for each pair that another pair goes on from."""
+    """Yield three passages of three documents for each pair that another pair continues."""
     from_chunk: dict[str, list[PassageGroup]] = defaultdict(list)
     for pair in pairs:
         from_chunk[pair.chunks[0].id].append(pair)

@@ -1,4 +1,4 @@
-"""From a folder of documents to a corpus with questions: read, linked, written, audited, split.
+"""Questions about a folder of documents: passages are linked, a model writes, an audit rejects.
 
 corpus.jsonl              the documents, as the source ``documents`` of the stage download reads them
 unreadable.json           files that could not be read, with the reason
@@ -53,7 +53,7 @@ from deepsearch_rl.search.manifest import IndexConfig
 from deepsearch_rl.search.searcher import open_index
 
 _LOG = logging.getLogger(__name__)
-# How there may be more questions, by what ended the writing
+# How to get more questions, by what ended the writing
 _MORE = {
     "enough": "Raise make_questions.questions",
     "budget": "Raise make_questions.budget_tokens",
@@ -95,18 +95,26 @@ def make_questions(
     index: IndexConfig,
     seed: int,
     work: Path,
+    replies: Path,
     out: Path,
 ) -> Funnel:
-    """Write the corpus, its questions and the funnel into ``out``; ``work`` keeps replies that are paid for.
+    """Write the corpus, its questions and the funnel into ``out``.
 
-    Documents are cut as ``chunking`` says, and the audit searches an ``index`` over them.
+    Args:
+        folder: the documents.
+        config: section ``make_questions``.
+        chunking: how documents are cut into the passages that the writer gets.
+        index: what the audit searches the passages with.
+        seed: of splits and of the order of passages.
+        work: folder for passages and index.
+        replies: log of everything the writer said, keyed by request. It costs money: a stopped run, a
+            larger budget or changed code asks only what is not in it.
+        out: folder to write.
 
     Raises:
-        ArtifactError: the folder has no readable file, or of some split no question passed the
-            audit.
-        ConfigError: the writer's endpoint is not set, or there are too few documents for the
-            splits.
-        EndpointError: the writer fails; a repeated run goes on from the replies in ``work``.
+        ArtifactError: the folder has no readable file, or no question of some split passed the audit.
+        ConfigError: the writer's endpoint is not set, or there are too few documents for the splits.
+        EndpointError: the writer failed.
         UnavailableError: a package that reads a kind of document is not installed.
     """
     endpoint = open_endpoint(config.writer.endpoint)
@@ -115,12 +123,11 @@ def make_questions(
     with (
         only_writer(out),
         atomic_directory(out) as partial,
-        AppendLog(work / "replies.jsonl") as log,
+        AppendLog(replies) as log,
     ):
         write_jsonl(partial / "corpus.jsonl", documents)
         write_json(partial / "unreadable.json", documents.unreadable)
-        cut = cut_documents(documents, load_tokenizer(chunking.tokenizer), chunking)
-        chunks = list(cut)
+        chunks = list(cut_documents(documents, load_tokenizer(chunking.tokenizer), chunking))
         passages = work / "passages.jsonl"
         write_jsonl(passages, chunks)
         build_index(passages, work / "index", index, seed)
@@ -130,7 +137,7 @@ def make_questions(
         writing = _Writing(config, model, auditor)
         writing.run(chunks, seed)
         funnel = writing.funnel()
-        _require_questions(folder, config.splits, funnel, log.path)
+        _require_questions(folder, config.splits, funnel, replies)
         for split in config.splits:
             questions = _questions_of(split, writing.kept)
             write_jsonl(partial / "questions" / f"{split}.jsonl", questions)
@@ -143,7 +150,7 @@ def make_questions(
 
 
 class _Writing:
-    """Writes and audits, some groups of passages at a time, until there are enough questions or the budget is spent."""
+    """Writes and audits questions, a batch of passage groups at a time, until they or the budget suffice."""
 
     def __init__(self, config: WritingConfig, model: LoggedModel, auditor: Auditor) -> None:
         self._config = config
@@ -160,13 +167,13 @@ class _Writing:
         """Write questions about passages, pairs and chains, in random order."""
         rng = random.Random(seed)
         rare = rare_terms(chunks)
-        # Not a set, whose order changes from process to process: splits are drawn from this order
+        # Not a set: splits are drawn from this order
         names = list(dict.fromkeys(chunk.metadata.doc_id for chunk in chunks))
         split_of = split_documents(names, rare, self._config.splits, rng)
         _require_documents(self._config.splits, split_of)
         waiting = passage_groups(chunks, rare, split_of, rng)
 
-        # As many groups as calls run at once: between two batches the budget is looked at
+        # The budget is checked between batches of as many groups as calls run at once
         while batch := list(islice(waiting, self._config.writer.concurrency)):
             self._write(batch)
             if len(self.kept) >= self._config.questions:
@@ -209,10 +216,10 @@ class _Writing:
 
 
 def _require_documents(splits: Mapping[str, float], split_of: Mapping[str, str]) -> None:
-    """Refuse splits without a document, before anything is paid for."""
+    """Raise ConfigError for splits without a document, before anything is paid for."""
     empty = [split for split in splits if split not in split_of.values()]
     if empty:
-        # Groups of two at most, where there are few documents (links.py)
+        # Few documents form groups of at most two (links.py)
         enough = math.ceil(2 / min(splits.values()))
         raise ConfigError(
             f"{len(split_of)} documents are too few for the splits {', '.join(splits)}: none is left for "
@@ -222,7 +229,7 @@ def _require_documents(splits: Mapping[str, float], split_of: Mapping[str, str])
 
 
 def _require_questions(folder: Path, splits: Iterable[str], funnel: Funnel, replies: Path) -> None:
-    """Refuse splits without a question here, and not in the stages that would read none."""
+    """Raise ArtifactError for splits without a question."""
     empty = [split for split in splits if not funnel.kept_by_split.get(split)]
     if not empty:
         return
@@ -232,7 +239,7 @@ def _require_questions(folder: Path, splits: Iterable[str], funnel: Funnel, repl
         f"no question about {folder} passed the audit for {', '.join(empty)}: of {funnel.drafts} drafts "
         f"{funnel.kept} passed; rejected: {', '.join(rejected) or 'none'}; "
         f"{funnel.unreadable_replies} replies could not be read, and {funnel.cut_replies} of all were cut at "
-        f"make_questions.writer.max_tokens. {replies} has what the model wrote. "
+        f"make_questions.writer.max_tokens. {replies} has the model's replies. "
         f"{_MORE[funnel.stopped_by]}."
     )
 
@@ -271,7 +278,7 @@ def _question(draft: Draft) -> Question:
             evidence.append(fact)
 
     hops = 0 if draft.is_unanswerable else len(draft.group.chunks)
-    # Tables group questions by hops: one without an answer is in no such group
+    # Tables group questions by hops; unanswerable ones belong to no group
     extra = {"hops": hops} if hops else {}
     return Question(
         id=sha256_json([draft.question, draft.golden_answer])[:12],

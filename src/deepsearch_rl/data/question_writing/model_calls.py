@@ -1,7 +1,6 @@
-"""Calls of a model behind an endpoint: every reply is kept, and the tokens of all are counted.
+"""Calls of a model behind an endpoint that log every reply under the digest of its request, and count tokens.
 
-A reply stands in the log under the digest of its request, so that a run that was stopped, or has a
-larger budget, pays for no call twice.
+No request is paid for twice.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import AppendLog, read_jsonl, sha256_json
 from deepsearch_rl.core.records import NonEmpty, Record
 
-# Where a server counts no tokens; few tokenizers need more for a text
+# An estimate for servers that count no tokens; few tokenizers need more
 CHARACTERS_PER_TOKEN = 3
 
 
@@ -37,7 +36,7 @@ class Call(Record):
     """A reply, its tokens, and the digest of the prompt and the settings that it answers."""
 
     request_sha256: NonEmpty
-    text: str = Field(description="as it came, with the thoughts that the server left in it")
+    text: str = Field(description="unchanged, with thoughts that the server left in it")
     reasoning: str | None = Field(default=None, description="the thought that the server split off")
     tokens: int = Field(ge=0, description="of prompt and reply together")
     cut: bool = Field(default=False, description="max_tokens ended the reply")
@@ -57,13 +56,11 @@ class LoggedModel:
         self.cut = 0
 
     def ask_all(self, prompts: Sequence[tuple[str, int]]) -> list[str]:
-        """Return what the model says to each of ``prompts``, in their order, without its thoughts.
+        """Return the model's replies to prompts, in order, without its thoughts.
 
-        A prompt comes with the number of its sample, which seeds the reply: two samples of one text
-        are two replies. Replies in the log are not asked for again.
-
-        Raise EndpointError where the model fails; finished replies are in the log. No prompt is
-        begun after the first failure.
+        Each prompt comes with the number of its sample, which seeds the reply. Only what is not in
+        the log is requested. Raises EndpointError if the model fails; no request starts after the
+        first failure, and finished replies are in the log.
         """
         missing: dict[str, tuple[str, int]] = {}
         for prompt, sample in prompts:
@@ -78,7 +75,7 @@ class LoggedModel:
         for prompt, sample in prompts:
             call = self._known[self._digest(prompt, sample)]
             texts.append(self._spoken(call))
-            # A reply that an earlier run has paid for counts for this one, too; once
+            # The budget includes replies that an earlier run paid for, each once
             if call.request_sha256 not in self._counted:
                 self._counted.add(call.request_sha256)
                 self.tokens += call.tokens
@@ -101,9 +98,8 @@ class LoggedModel:
         async with open_client(self._endpoint, self._config.timeout_s) as client:
 
             async def ask(digest: str, prompt: str, sample: int) -> None:
-                """Ask for one reply and log it, unless a call has failed meanwhile."""
                 async with room:
-                    # That call was repeated: the server fails, and would fail every other one
+                    # The failed call was retried, so others would fail too
                     if failures:
                         return
                     try:
@@ -115,7 +111,7 @@ class LoggedModel:
                 self._log.append(call)
 
             tasks = [ask(digest, prompt, sample) for digest, (prompt, sample) in missing.items()]
-            # All that have begun end before an error is raised: they are paid for
+            # Requests that started are paid for, so they end before an error is raised
             results = await asyncio.gather(*tasks, return_exceptions=True)
 
         for result in (*results, *failures):
@@ -127,8 +123,8 @@ class LoggedModel:
         try:
             completion = await complete(
                 client,
-                self._endpoint.options,
-                model=self._endpoint.model,
+                self._endpoint,
+                sample=sample,
                 messages=messages,
                 max_tokens=self._config.max_tokens,
                 temperature=self._config.temperature,
@@ -146,7 +142,6 @@ class LoggedModel:
         if usage:
             tokens = usage.prompt_tokens + usage.completion_tokens
         else:
-            # The budget counts also where a server says nothing
             characters = len(prompt) + len(reasoning or "") + len(text)
             tokens = characters // CHARACTERS_PER_TOKEN
         return Call(

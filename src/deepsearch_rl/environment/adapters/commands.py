@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError
-from deepsearch_rl.core.outputs import require_another_file
+from deepsearch_rl.core.files import require_another_file
 
 
 @contextmanager

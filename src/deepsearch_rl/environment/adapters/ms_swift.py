@@ -25,8 +25,7 @@ from typing import Any, Final
 from deepsearch_rl.agent.config import FUNCTION_CALLING
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.errors import ConfigError, EndpointError
-from deepsearch_rl.core.files import read_jsonl, write_jsonl
-from deepsearch_rl.core.outputs import require_another_file
+from deepsearch_rl.core.files import read_jsonl, require_another_file, write_jsonl
 from deepsearch_rl.core.records import Question, Record
 from deepsearch_rl.environment.adapters.commands import exit_on_error
 from deepsearch_rl.environment.blocking import BlockingEnvironment, shared_environment

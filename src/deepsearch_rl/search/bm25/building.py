@@ -39,7 +39,6 @@ from deepsearch_rl.search.analysis import (
     stem,
     term_key,
 )
-from deepsearch_rl.search.bm25.configs import Bm25Config
 from deepsearch_rl.search.rows import GrowingArray, open_column
 
 # Words counted in memory, about 100 MB with what sorting them takes
@@ -202,15 +201,17 @@ def _begins(sorted_T: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 def merge_runs(
     runs: Sequence[TermRun],
-    config: Bm25Config,
+    weights_F: Sequence[float],
+    k1: float,
+    b: float,
     folder: Path,
     postings_at_once: int = POSTINGS_AT_ONCE,
 ) -> None:
-    """Write ``keys.npy``, ``offsets.npy``, ``rows.npy`` and ``scores.npy`` (see :mod:`.bm25`)."""
+    """Write ``keys.npy``, ``offsets.npy``, ``rows.npy`` and ``scores.npy`` (see :mod:`.builtin`)."""
     total = 0
     row_count = 0
     # The mean length of all passages is known only when every run is written: so scores come last
-    sums_F = np.zeros(len(config.fields), dtype=np.int64)
+    sums_F = np.zeros(len(weights_F), dtype=np.int64)
 
     for run in runs:
         total += len(run.rows_P)
@@ -219,7 +220,6 @@ def merge_runs(
 
     ranges = -(-total // postings_at_once)
     mean_lengths_F = sums_F / row_count
-    weights_F = list(config.fields.values())
 
     with (
         ProgressBar("merge BM25", total, "postings") as bar,
@@ -236,12 +236,12 @@ def merge_runs(
         for pieces in zip(*pieces_by_run, strict=True):
             tf_by_piece: list[NDArray[np.float64]] = []
             for piece in pieces:
-                tf_by_piece.append(_term_frequencies(piece, mean_lengths_F, weights_F, config.b))
+                tf_by_piece.append(_term_frequencies(piece, mean_lengths_F, weights_F, b))
 
             keys_V, frequencies_V, rows_P, tf_P = _merge(pieces, tf_by_piece)
             odds_V = (row_count - frequencies_V + 0.5) / (frequencies_V + 0.5)
             idf_V = np.log1p(odds_V).astype(np.float32)
-            saturated_P = tf_P / (config.k1 + tf_P)
+            saturated_P = tf_P / (k1 + tf_P)
 
             keys.extend(keys_V)
             offsets.extend(postings + np.cumsum(frequencies_V))

@@ -18,15 +18,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, UnavailableError, install_hint
 from deepsearch_rl.core.progress import track
-from deepsearch_rl.core.records import Chunk
-from deepsearch_rl.search.bm25.configs import LuceneConfig
+from deepsearch_rl.core.records import Chunk, Record
 from deepsearch_rl.search.ranking import Mask, Ranking, rank
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,27 @@ SIMILARITY = "org.apache.lucene.search.similarities.BM25Similarity"
 
 # A stack without a limit has no end at which Java's guard pages could be put.
 UNLIMITED_STACK_BYTES = 64 << 20
+
+
+class LuceneConfig(Record):
+    """BM25 by Lucene (extra ``pyserini``)."""
+
+    engine: Literal["lucene"]
+    k1: float = Field(gt=0, description="how slowly repeated terms saturate")
+    b: float = Field(
+        ge=0, le=1, description="how strongly long chunks are discounted; 0 is not at all"
+    )
+    heap_mb: int = Field(
+        ge=64, description="memory that Java may use, MiB; Lucene maps its files outside of it"
+    )
+
+    def build(self, chunks: Collection[Chunk], folder: Path) -> "LuceneIndex":
+        """See :meth:`LuceneIndex.build`."""
+        return LuceneIndex.build(chunks, folder, self)
+
+    def open(self, folder: Path) -> "LuceneIndex":
+        """See :meth:`LuceneIndex.open`."""
+        return LuceneIndex.open(folder, self)
 
 
 @dataclass(frozen=True, slots=True)

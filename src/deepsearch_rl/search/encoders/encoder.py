@@ -1,4 +1,4 @@
-"""The protocol of encoders, and what all do to their vectors.
+"""What every encoder is.
 
 All give L2-normalised float32 vectors, so that an inner product is a cosine. A text in which an
 encoder sees nothing becomes the zero vector; a blank text is one in every encoder. As a query it
@@ -6,11 +6,16 @@ finds nothing, as a passage it scores 0. A text's vector does not depend on the 
 except for the rounding of floats.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from deepsearch_rl.core.errors import UnavailableError
+from deepsearch_rl.core.records import Chunk, Record
 
 Kind = Literal["query", "passage"]
 Vectors = NDArray[np.float32]
@@ -27,6 +32,21 @@ class Encoder(Protocol):
     def encode(self, texts: Sequence[str], kind: Kind) -> Vectors:
         """Return L2-normalised embeddings_ND of N texts; ``kind`` is their side of the search."""
         ...
+
+
+class EncoderConfig(Record):
+    """What params say of an encoder."""
+
+    def prepare(self, chunks: Sequence[Chunk], folder: Path, seed: int) -> None:
+        """Write what the encoder learns from the chunks to ``folder``; nothing where it has weights."""
+
+    @abstractmethod
+    def open(self, folder: Path) -> Encoder:
+        """Open the encoder; ``folder`` is what :meth:`prepare` wrote."""
+
+    def state(self) -> dict[str, object]:
+        """Return what decides the vectors beside these fields and what was learnt, such as the weights' digest."""
+        return {}
 
 
 def encode_readable(
@@ -57,3 +77,13 @@ def normalise_rows(vectors_ND: Vectors) -> Vectors:
 def first_line(error: Exception) -> str:
     """Return what a library says, without the paragraphs that follow."""
     return str(error).partition("\n")[0]
+
+
+def require_device(device: str, owner: str, field: str) -> None:
+    """Raise UnavailableError where the device is ``cuda`` and torch finds no GPU."""
+    import torch  # noqa: PLC0415 - seconds to import, needed by models alone
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnavailableError(
+            f"{owner} is to run on a GPU ({field}: cuda), and torch finds none; attach one or set the device to cpu."
+        )

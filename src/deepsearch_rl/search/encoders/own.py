@@ -6,12 +6,30 @@ think of blank texts.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
-from deepsearch_rl.core.own_code import load_own
-from deepsearch_rl.search.encoders.configs import OwnEncoderConfig
-from deepsearch_rl.search.encoders.encoder import Kind, Vectors, encode_readable
+from deepsearch_rl.core.files import sha256_file
+from deepsearch_rl.core.own_code import OwnName, load_own, own_path
+from deepsearch_rl.search.encoders.encoder import EncoderConfig, Kind, Vectors, encode_readable
+
+
+class OwnEncoderConfig(EncoderConfig):
+    """An encoder of the user's own (docs/own_code.md)."""
+
+    name: Literal["own"]
+    code: OwnName = Field(description="path/to/file.py:name, called without arguments")
+
+    def open(self, folder: Path) -> "OwnEncoder":  # noqa: ARG002 - nothing is learnt
+        """See :class:`OwnEncoder`."""
+        return OwnEncoder(self)
+
+    def state(self) -> dict[str, object]:
+        """Return the digest of the user's file."""
+        return {"code": sha256_file(own_path(self.code))}
 
 
 class OwnEncoder:

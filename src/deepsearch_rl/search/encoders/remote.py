@@ -13,19 +13,21 @@ for a harmless text, unless a single text was refused.
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
 import httpx
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from deepsearch_rl.core.daemon_threads import map_in_daemons
 from deepsearch_rl.core.errors import EndpointDownError, EndpointError
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.rate_limits import rate_limits
+from deepsearch_rl.core.records import NonEmpty
 from deepsearch_rl.core.redaction import public_address, read_key, redact
 from deepsearch_rl.core.retries import no_capacity, wait_for_capacity
-from deepsearch_rl.search.encoders.configs import RemoteEncoderConfig
-from deepsearch_rl.search.encoders.encoder import Kind, Vectors, encode_readable
+from deepsearch_rl.search.encoders.encoder import EncoderConfig, Kind, Vectors, encode_readable
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,41 @@ PROBE = "a"
 
 # How much of a server's complaint an error repeats: some answer with a page of HTML
 QUOTED_CHARACTERS = 300
+
+
+class RemoteEncoderConfig(EncoderConfig):
+    """An embeddings endpoint."""
+
+    name: Literal["remote"]
+    base_url: NonEmpty = Field(
+        description="up to and without /embeddings, e.g. https://api.openai.com/v1"
+    )
+    model: NonEmpty
+    api_key_variable: NonEmpty | None = Field(
+        description="environment variable with the key; null: no key"
+    )
+    dimension: int = Field(ge=1, description="of the model's vectors; anything else is an error")
+    query_prefix: str
+    passage_prefix: str
+    max_characters: int | None = Field(
+        ge=1, description="longer texts are cut, prefix included; null: never"
+    )
+    batch_texts: int = Field(ge=1, description="texts of one request")
+    concurrency: int = Field(ge=1, description="requests sent at once")
+    timeout_s: float = Field(gt=0, description="of one attempt")
+    retries: int = Field(ge=0, description="further attempts of one request")
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="of this process, all texts together; null: no limit"
+    )
+    rate_limit_wait_s: float = Field(
+        default=300.0,
+        ge=0,
+        description="how long a request may wait in all while the server answers 429",
+    )
+
+    def open(self, folder: Path) -> "RemoteEncoder":  # noqa: ARG002 - nothing is learnt
+        """See :class:`RemoteEncoder`."""
+        return RemoteEncoder(self)
 
 
 class _Vector(BaseModel):

@@ -12,17 +12,40 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from scipy.sparse import csr_matrix
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.search.analysis import analyse
-from deepsearch_rl.search.encoders.configs import TfidfSvdConfig
-from deepsearch_rl.search.encoders.encoder import Kind, Vectors, normalise_rows
+from deepsearch_rl.search.encoders.encoder import EncoderConfig, Kind, Vectors, normalise_rows
+
+
+class TfidfSvdConfig(EncoderConfig):
+    """Latent semantic analysis of the chunks themselves: no weights, no download."""
+
+    name: Literal["tfidf_svd"]
+    dimension: int = Field(
+        ge=1, description="singular vectors kept; fewer where the corpus has a lower rank"
+    )
+    fit_rows: int = Field(
+        ge=1, description="chunks that are learnt from, drawn by seed; all where there are fewer"
+    )
+    max_terms: int = Field(
+        ge=1, description="the sample's most frequent terms are known, the others are not"
+    )
+
+    def prepare(self, chunks: Sequence[Chunk], folder: Path, seed: int) -> None:
+        """Learn from a sample of the chunks and write the encoder."""
+        TfidfSvdEncoder.fit(sample_texts(chunks, self.fit_rows, seed), self, seed).save(folder)
+
+    def open(self, folder: Path) -> "TfidfSvdEncoder":
+        """Open what :meth:`prepare` wrote; raise ArtifactError where a file is missing or damaged."""
+        return TfidfSvdEncoder.load(folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,2 +1,0 @@
-CREATE DATABASE prefect;
-CREATE DATABASE mlflow;

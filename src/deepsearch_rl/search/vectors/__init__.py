@@ -1,1 +1,0 @@
-"""Vector indexes: exact search and FAISS."""

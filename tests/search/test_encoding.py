@@ -1,0 +1,230 @@
+"""Encoding to disk: right rows, and equal bytes whatever happens in between."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.search import encoding
+from deepsearch_rl.search.encoders.tfidf_svd import TfidfSvdConfig
+from deepsearch_rl.search.encoding import (
+    EncodingConfig,
+    EncodingJob,
+    encode_to_file,
+    write_rows,
+)
+from tests.chunks import make_chunks
+
+CHUNKS = make_chunks([f"comet {'river ' * (row % 9)}lander number{row % 7}" for row in range(50)])
+SVD = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=1000, max_terms=1000)
+CONFIG = EncodingConfig(dtype="float32", block_rows=8)
+
+
+@pytest.fixture
+def learnt(tmp_path: Path) -> Path:
+    SVD.prepare(CHUNKS, tmp_path / "learnt", seed=0)
+    return tmp_path / "learnt"
+
+
+def encode(
+    learnt: Path, out: str = "out.npy", chunks=CHUNKS, digest: str = "d", encoder=SVD, config=CONFIG
+) -> bytes:
+    path = learnt.parent / out
+    encode_to_file(
+        EncodingJob(encoder, learnt, chunks, config), digest, path, learnt.parent / "work"
+    )
+    return path.read_bytes()
+
+
+def blocks_encoded(learnt: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> int:
+    """How many blocks another run computes."""
+    written = []
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            encoding, "write_rows", lambda *arguments: (written.append(1), write_rows(*arguments))
+        )
+        encode(learnt, **changes)
+    return len(written)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_row_n_holds_the_vector_of_chunk_n(learnt: Path, dtype: str) -> None:
+    encode(learnt, config=CONFIG.model_copy(update={"dtype": dtype}))
+    vectors_ND = np.load(learnt.parent / "out.npy", mmap_mode="r")
+    expected_ND = SVD.open(learnt).encode([chunk.contents for chunk in CHUNKS], "passage")
+    assert vectors_ND.dtype == dtype
+    assert np.array_equal(vectors_ND, expected_ND.astype(dtype))
+
+
+def test_an_error_midway_costs_one_block_and_no_byte(
+    learnt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = encode(learnt, "undisturbed.npy")
+    encode(learnt, "other.npy", digest="other")  # empties the work folder
+    calls = []
+
+    def fail_at_the_fourth(*arguments: object) -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            raise OSError("no space left")
+        write_rows(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(encoding, "write_rows", fail_at_the_fourth)
+        with pytest.raises(OSError, match="no space"):
+            encode(learnt)
+    assert not (learnt.parent / "out.npy").exists()
+    assert blocks_encoded(learnt, monkeypatch) == 7 - 3
+    assert (learnt.parent / "out.npy").read_bytes() == undisturbed
+
+
+def test_a_line_that_was_cut_off_by_a_kill_is_done_again(
+    learnt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = encode(learnt)
+    log = learnt.parent / "work" / "encoding" / "blocks.jsonl"
+    log.write_bytes(log.read_bytes()[:-3])
+    assert blocks_encoded(learnt, monkeypatch) == 1
+    assert encode(learnt) == undisturbed
+
+
+def test_finished_work_is_not_done_again_but_published_again(
+    learnt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = encode(learnt)
+    (learnt.parent / "out.npy").unlink()
+    assert blocks_encoded(learnt, monkeypatch) == 0
+    assert (learnt.parent / "out.npy").read_bytes() == undisturbed
+
+
+def test_work_of_another_job_is_not_continued(
+    learnt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode(learnt)
+    assert blocks_encoded(learnt, monkeypatch, digest="other chunks") == 7
+    halves = CONFIG.model_copy(update={"dtype": "float16"})
+    assert blocks_encoded(learnt, monkeypatch, digest="other chunks", config=halves) == 7
+    SVD.prepare(CHUNKS[:9], learnt.parent / "other", seed=0)
+    assert (
+        blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves)
+        == 7
+    )
+    (learnt.parent / "work" / "encoding" / "vectors.npy").unlink()
+    assert (
+        blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves)
+        == 7
+    )
+
+
+def test_other_files_of_a_work_folder_are_left_alone(learnt: Path) -> None:
+    mine = {
+        learnt.parent / "work" / "vectors.npy",
+        learnt.parent / "work" / "encoding" / "notes.txt",
+    }
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"mine")
+    encode(learnt)
+    encoding.remove_work(learnt.parent / "work")
+    assert {path for path in (learnt.parent / "work").rglob("*") if path.is_file()} == mine
+
+
+def test_new_weights_under_an_old_name_are_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Here, because the processes that are killed below import this module and need no torch.
+    from tests.search.encoders.folders import encoder_config, write_bert  # noqa: PLC0415
+
+    bert = encoder_config(write_bert(tmp_path / "bert"))
+    first = encode(tmp_path / "learnt", encoder=bert)
+    write_bert(tmp_path / "bert", seed=1)
+    assert blocks_encoded(tmp_path / "learnt", monkeypatch, encoder=bert) == 7
+    assert (tmp_path / "out.npy").read_bytes() != first
+
+
+def test_another_number_of_threads_is_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.search.encoders.folders import encoder_config, write_bert  # noqa: PLC0415
+
+    bert = encoder_config(write_bert(tmp_path / "bert"), threads=None)
+    threads = "deepsearch_rl.search.encoders.sentence_transformers.usable_cores"
+    monkeypatch.setattr(threads, lambda: 1)
+    encode(tmp_path / "learnt", encoder=bert)
+    assert blocks_encoded(tmp_path / "learnt", monkeypatch, encoder=bert) == 0
+    monkeypatch.setattr(threads, lambda: 2)
+    assert blocks_encoded(tmp_path / "learnt", monkeypatch, encoder=bert) == 7
+
+
+def test_published_vectors_outlive_the_work_folder(learnt: Path) -> None:
+    first = encode(learnt, "first.npy")
+    encode(learnt, "second.npy", digest="other")
+    assert (learnt.parent / "first.npy").read_bytes() == first
+
+
+def test_vectors_that_cannot_be_written_are_an_error_that_names_their_file() -> None:
+    with pytest.raises(ArtifactError, match="cannot be written to /proc/"):
+        write_rows(Path("/proc/vectors.npy"), 0, np.zeros((1, 2), np.float32), 1, "float32")
+
+
+ENCODE_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+from tests.search.test_encoding import encode
+
+blocks, step = int(sys.argv[2]), sys.argv[3]
+calls = []
+write, log = encoding.write_rows, encoding.AppendLog.append
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def write_and_die(*arguments):
+    calls.append(1)
+    if len(calls) == blocks and step == "before_writing":
+        die()
+    write(*arguments)
+    if len(calls) == blocks and step == "before_recording":
+        die()
+
+def log_and_die(self, record):
+    log(self, record)
+    if len(calls) == blocks and step == "after_recording":
+        die()
+
+encoding.write_rows, encoding.AppendLog.append = write_and_die, log_and_die
+encode(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("blocks", "step", "left"),
+    [
+        (3, "before_recording", 5),
+        pytest.param(1, "before_writing", 7, marks=pytest.mark.nightly),
+        pytest.param(4, "after_recording", 3, marks=pytest.mark.nightly),
+        pytest.param(7, "after_recording", 0, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_kill_changes_no_byte_and_costs_one_block_at_most(
+    learnt: Path, monkeypatch: pytest.MonkeyPatch, root: Path, blocks: int, step: str, left: int
+) -> None:
+    undisturbed = encode(learnt, "undisturbed.npy")
+    encode(learnt, "other.npy", digest="other")
+    command = [sys.executable, "-c", ENCODE_AND_DIE, str(learnt), str(blocks), step]
+    killed = subprocess.run(
+        command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert not (learnt.parent / "out.npy").exists()
+    recorded = (learnt.parent / "work" / "encoding" / "blocks.jsonl").read_text().splitlines()
+    assert [json.loads(line)["block"] for line in recorded] == list(range(7 - left))
+    assert blocks_encoded(learnt, monkeypatch) == left
+    assert (learnt.parent / "out.npy").read_bytes() == undisturbed
