@@ -11,6 +11,7 @@ from deepsearch_rl.core.answers import extract_answer
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import (
+    UNKNOWN_PROMPT,
     ForeignRecord,
     Message,
     OptionalText,
@@ -22,9 +23,6 @@ from deepsearch_rl.core.records import (
     is_missing,
 )
 from deepsearch_rl.data.flashrag import numbered_rows
-
-# The prompt of results, which do not name theirs
-UNKNOWN = "unknown"
 
 
 def _error_text(error: object) -> object:
@@ -90,7 +88,7 @@ class _ResultRow(ForeignRow):
             golden_answers=self.golden_answers,
             question_type=self.type_in_metadata,
             model=model,
-            prompt=UNKNOWN,
+            prompt=UNKNOWN_PROMPT,
             temperature=0.0,
             messages=(Message(role="user", content=self.question), turn),
             answer="" if self.output.error else answer,
