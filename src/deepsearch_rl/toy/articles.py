@@ -29,7 +29,7 @@ _SAME_RELATION = 0.8
 # Share of sentences that open one
 _NEW_PARAGRAPH = 0.3
 # Share of results in random order; the others begin with the passage that was searched for.
-# So it stands first in 93 %, as in searches of the agent (docs/experiments.md, 38)
+# So it stands first in 93 %, as in searches of the agent (docs/experiments.md)
 _SHUFFLED = 0.1
 
 

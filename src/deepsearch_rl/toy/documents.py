@@ -6,7 +6,7 @@ complete task:
 - *copy*: a list of names and relation words to repeat; nothing teaches copying sooner;
 - *lookup*: facts about similar names, and queries for one after another, each answered by a note;
   it teaches to find a fact by its relation, where models otherwise take any name of the right kind
-  (docs/experiments.md, 36);
+  (docs/experiments.md);
 - *search*: a question and the call that looks up its first fact;
 - *continuation*: a question of several hops, some of its searches with their results, and the next
   call, or all of them and the answer; it teaches to follow a plan to its end, to search in other

@@ -128,7 +128,7 @@ def write_note(noun: str, name: str | None) -> str:
     """Return what an agent writes down after reading: the relation that it looked for, and its object or ``nothing``.
 
     The relation comes first in both cases: so it stands right before the place where a model has to
-    tell a fact that is there from one that is not (docs/experiments.md, 13).
+    tell a fact that is there from one that is not (docs/experiments.md).
     """
     return f"found {noun} {name or 'nothing'}"
 

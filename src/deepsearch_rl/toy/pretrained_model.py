@@ -164,7 +164,7 @@ def build_model(
     """Return a float32 model with random weights drawn from ``seed``, its generation settings included.
 
     The norms begin near the values that training gives them, so that copying, which needs sharp
-    attention and no feed-forward layer, is learnt sooner (docs/experiments.md, 26).
+    attention and no feed-forward layer, is learnt sooner (docs/experiments.md).
     """
     torch.manual_seed(seed)
     vocabulary = tokenizer.get_vocab()
