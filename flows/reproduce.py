@@ -19,7 +19,6 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.core.stage import OUTSIDE_STATUS
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
@@ -36,6 +35,7 @@ from deepsearch_rl.cli.summary import latest_runs, read_table, timeline
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.processes import ProcessGuard
 from deepsearch_rl.core.profile import dvc_file, find_profile, require_profile
+from deepsearch_rl.core.stage import OUTSIDE_STATUS
 from flows import ROOT
 from flows.driver import (
     JOBS,

@@ -24,7 +24,7 @@ from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluate import evaluate_model
-from deepsearch_rl.evaluate.standalone_world import WorldEvaluation
+from deepsearch_rl.evaluate.standalone import WorldEvaluation
 from deepsearch_rl.serve import launch
 from tests.evaluate.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.model_servers import serve_models_here

@@ -20,7 +20,7 @@ from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import CheckFailedError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Question, StopReason, ToolCall, Trajectory
-from deepsearch_rl.evaluate.imported_results import UNKNOWN, import_results
+from deepsearch_rl.evaluate.published import UNKNOWN, import_results
 from deepsearch_rl.train.swift_rows import SwiftRow
 from tests.trajectories.test_swift_rows import ONE_CALL, conversation
 

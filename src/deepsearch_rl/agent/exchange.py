@@ -24,7 +24,7 @@ from deepsearch_rl.core.errors import CheckFailedError, ConfigError, UnknownName
 from deepsearch_rl.core.files import atomic_file, check_frame, distinct, read_distinct, write_jsonl
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.data.flashrag import numbered_questions
-from deepsearch_rl.evaluate.imported_results import UNKNOWN
+from deepsearch_rl.evaluate.published import UNKNOWN
 from deepsearch_rl.train.swift_rows import row_targets, swift_row
 
 ExportRow = RootModel[dict[str, Any]]

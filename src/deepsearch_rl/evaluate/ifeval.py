@@ -24,7 +24,7 @@ from evalscope.benchmarks.ifeval import instructions_registry
 from evalscope.benchmarks.ifeval.utils import process_results
 from langdetect import DetectorFactory
 from openai.types.chat import ChatCompletionUserMessageParam
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from deepsearch_rl.chat.chat_messages import spoken_reply
 from deepsearch_rl.chat.client import complete, open_client
@@ -40,10 +40,36 @@ from deepsearch_rl.core.errors import (
 from deepsearch_rl.core.files import atomic_directory, write_json, write_jsonl
 from deepsearch_rl.core.global_random import seeded_global_random
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.core.records import Record
+from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.data.flashrag import numbered_rows
 from deepsearch_rl.evaluate.f1_row import IfevalScore
-from deepsearch_rl.evaluate.ifeval_prompts import IfevalRow
+
+
+class IfevalRow(Record):
+    """One prompt in the official form."""
+
+    key: int
+    prompt: NonEmpty
+    instruction_id_list: tuple[NonEmpty, ...] = Field(min_length=1)
+    kwargs: tuple[dict[str, JsonValue], ...]
+
+    @field_validator("kwargs")
+    @classmethod
+    def _without_nulls(
+        cls, kwargs: tuple[dict[str, JsonValue], ...]
+    ) -> tuple[dict[str, JsonValue], ...]:
+        result: list[dict[str, JsonValue]] = []
+        for arguments in kwargs:
+            result.append({name: value for name, value in arguments.items() if value is not None})
+
+        return tuple(result)
+
+    @model_validator(mode="after")
+    def _paired(self) -> "IfevalRow":
+        if len(self.kwargs) != len(self.instruction_id_list):
+            raise ValueError("kwargs must hold one entry per instruction")
+        return self
+
 
 _LOG = logging.getLogger(__name__)
 SHOWN_KEYS = 10

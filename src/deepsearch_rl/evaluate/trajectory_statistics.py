@@ -19,7 +19,7 @@ from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import distinct, read_distinct
 from deepsearch_rl.core.records import Question, Record, Trajectory
 from deepsearch_rl.data.flashrag import numbered_questions
-from deepsearch_rl.evaluate.imported_results import UNKNOWN
+from deepsearch_rl.evaluate.published import UNKNOWN
 from deepsearch_rl.search.gold import Gold, gold_evidence
 from deepsearch_rl.train.filters import evidence_shown, repeated_queries
 

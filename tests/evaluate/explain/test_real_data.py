@@ -30,12 +30,11 @@ from deepsearch_rl.data.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.data.flashrag import read_documents, read_questions
 from deepsearch_rl.data.row_files import read_numbered
 from deepsearch_rl.evaluate.explain.causes import Cause
-from deepsearch_rl.evaluate.explain.corpus import scan_corpus
-from deepsearch_rl.evaluate.explain.evidence import evidence_of
+from deepsearch_rl.evaluate.explain.corpus import evidence_of, scan_corpus
 from deepsearch_rl.evaluate.explain.records import RunReport
+from deepsearch_rl.search import RetrieverName
 from deepsearch_rl.search.build import build_index
 from deepsearch_rl.search.gold import mean_scores, score_retriever, with_gold
-from deepsearch_rl.search import RetrieverName
 from deepsearch_rl.search.searcher import open_index
 
 pytestmark = [pytest.mark.realdata, pytest.mark.timeout(300)]
