@@ -87,14 +87,14 @@ class IfevalConfig(Record):
     """Section ``ifeval`` of params.yaml."""
 
     prompts: Literal["generated", "real"] = Field(
-        description="generated: no download; real: those of the file path"
+        description="generated: made of the instructions in path; real: those of the file path"
     )
     count: int = Field(
         ge=1, le=100, description="generated prompts; at least 23 to use every instruction once"
     )
     path: Path = Field(
-        description="real: the official prompts as JSON Lines (541; key, prompt, instruction_id_list, kwargs); "
-        "generated: their code. DVC compares it"
+        description="generated: the instructions as YAML; real: the official prompts as JSON Lines (541; key, prompt, "
+        "instruction_id_list, kwargs)"
     )
     max_tokens: int = Field(ge=1, description="length limit of a response")
     concurrency: int = Field(ge=1, description="requests at once")
@@ -160,11 +160,11 @@ class IfevalResponse(Record):
     inst_loose: float
 
 
-def generated_prompts(count: int) -> list[IfevalPrompt]:
+def generated_prompts(count: int, path: Path = PROMPTS) -> list[IfevalPrompt]:
     """Return ``count`` prompts: every instruction alone first, then pairs of instructions that do not conflict."""
     conflicts = instructions_registry.INSTRUCTION_CONFLICTS
     checkers = instructions_registry.INSTRUCTION_DICT
-    parts = yaml.load(PROMPTS.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    parts = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
     instructions: list[tuple[str, dict[str, JsonValue]]] = list(parts["instructions"].items())
     combinations: list[Sequence[tuple[str, dict[str, JsonValue]]]] = []
     for entry in instructions:
@@ -230,15 +230,17 @@ def read_prompts(path: Path) -> list[IfevalPrompt]:
 
 
 def load_prompts(config: IfevalConfig) -> list[IfevalPrompt]:
-    """Return the prompts that ``config`` names; :class:`ConfigError` if they are ``real`` and its path is a folder."""
-    if config.prompts == "generated":
-        return generated_prompts(config.count)
-    if config.path.is_dir():
+    """Return the prompts that ``config`` names; raise ConfigError where its file is of the other kind."""
+    is_generated = config.prompts == "generated"
+    if (config.path.suffix == ".yaml") != is_generated:
+        wanted = f"{PROMPTS.name} for generated prompts, or the JSON Lines of the official ones for real prompts"
         raise ConfigError(
-            "ifeval.path must name the JSON Lines file of the official prompts when ifeval.prompts is real."
+            f"ifeval.path is {config.path}, and ifeval.prompts is {config.prompts}: name {wanted}."
         )
 
-    return read_prompts(config.path)
+    return (
+        generated_prompts(config.count, config.path) if is_generated else read_prompts(config.path)
+    )
 
 
 def evaluate_ifeval(
