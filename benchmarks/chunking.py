@@ -1,7 +1,7 @@
-"""Our sentence chunker beside chonkie's, in speed and in what retrieval finds; and one long document as a stream.
+"""Our sentence chunker beside chonkie's, in speed and in what retrieval finds.
 
     .venv/bin/python -m benchmarks.chunking
-    .venv/bin/python -m benchmarks.chunking --quick     # 60 articles, one novel, one round, a document of 5 MB
+    .venv/bin/python -m benchmarks.chunking --quick     # 60 articles, one novel, one round
 
 All get the same texts, the same tokenizer, the same chunk size and no overlap, in alternating
 rounds, in one process. Speed is CPU seconds from the text to the finished chunk records. Two
@@ -31,13 +31,9 @@ from benchmarks.measure import (
     median_seconds,
     parse_options,
     publish,
-    restart_peak,
-    status_kb,
-    timed,
 )
-from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Document, Question
-from deepsearch_rl.data.chunking import CHUNKERS, chunk_corpora, cut_documents
+from deepsearch_rl.data.chunking import CHUNKERS, cut_documents
 from deepsearch_rl.data.token_counts import HfCounter, TokenCounter, WordCounter
 from deepsearch_rl.search.build import build_index
 from deepsearch_rl.search.quality import measure, with_gold
@@ -45,7 +41,6 @@ from deepsearch_rl.search.searcher import open_index
 
 CHUNK_SIZES = (256, 128)
 """Tokens; speed is measured with the first."""
-STREAMS_MB = (5, 25, 50)
 CUTOFFS = (4, 10)
 FIELDED = {
     **params_section("index")["bm25"],
@@ -115,33 +110,13 @@ def quality_row(
     return [chunker, size, count, f"{words:.0f}", *(f"{score:.3f}" for score in scores.values())]
 
 
-def stream_row(text: str, megabytes: int) -> list[object]:
-    """Chunk one document of so many megabytes from file to file; return its chunks, CPU seconds and memory."""
-    size = megabytes * 1_000_000
-    with tempfile.TemporaryDirectory() as folder:
-        contents = "A long document\n" + (text * (size // len(text) + 1))[:size]
-        write_jsonl(Path(folder, "corpora", "long.jsonl"), [Document(id="long", contents=contents)])
-        del contents
-        config = chunk_config(CHUNKERS[0], CHUNK_SIZES[0])
-        held_kb = restart_peak()
-        cpu_s, counts = timed(
-            lambda: chunk_corpora(Path(folder, "corpora"), Path(folder, "chunks"), config)
-        )
-        return [
-            megabytes,
-            counts["long"],
-            f"{cpu_s:.2f}",
-            f"{(status_kb('VmHWM') - held_kb) / 1024:.0f}",
-        ]
-
-
 def main() -> None:
-    """Print the three tables."""
+    """Print both tables."""
     options = parse_options(
         __doc__,
         data=(DATA, "folder of the real data sets"),
         rounds=(5, "of all chunkers in turn; medians are shown"),
-        quick=(False, "60 articles, one novel, one round, a document of 5 MB"),
+        quick=(False, "60 articles, one novel, one round"),
     )
     rounds = 1 if options.quick else options.rounds
     folder = options.data / "multihoprag"
@@ -169,9 +144,6 @@ def main() -> None:
         ("chunker", "size", "chunks", "mean tokens", *metrics),
         qualities,
     )
-    text = "\n\n".join(document.text for document in [*articles, *novels])
-    streams = [stream_row(text, megabytes) for megabytes in ([5] if options.quick else STREAMS_MB)]
-    publish(options, "chunking stream", ("MB", "chunks", "CPU s", "memory, MB"), streams)
 
 
 if __name__ == "__main__":

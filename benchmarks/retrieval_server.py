@@ -81,14 +81,14 @@ def measure(name: str, options: argparse.Namespace, texts: list[str]) -> dict[Ke
         body = {"queries": [query], "topk": TOP_K, "return_scores": True}
         requests.append(json_request(body, expected=b'"document"'))
     arguments = ["--retriever", retriever, "--top-k", str(TOP_K)]
-    arguments += [] if name == CACHED else ["--cache-entries", "0"]
+    arguments += [] if name == CACHED else ["-S", "retrieval.cache_entries=0"]
     start = partial(running_server, index, core=spare_core())
     measured: dict[Key, list[Load]] = {}
 
     with ExitStack() as stack:
         servers = {
             ON: stack.enter_context(start(arguments)),
-            OFF: stack.enter_context(start([*arguments, "--max-batch", "1"])),
+            OFF: stack.enter_context(start([*arguments, "-S", "retrieval.max_batch=1"])),
         }
         # Fills caches, and loads what libraries load with the first request
         for server in servers.values():

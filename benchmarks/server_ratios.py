@@ -37,7 +37,7 @@ SLOW_QUERIES_PER_S = 150
 QUERIES = 40_000
 
 # Options of the servers: no answer comes from the cache
-SERVED = ["--top-k", str(TOP_K), "--cache-entries", "0"]
+SERVED = ["--top-k", str(TOP_K), "-S", "retrieval.cache_entries=0"]
 DOCUMENT_FOUND = b'"document"'
 DENSE = ["--retriever", "dense", *SERVED]
 

@@ -173,7 +173,7 @@ def run_graph(
 
     Args:
         graph: the stages to run.
-        start: starts a stage, in the background where another one with a longer chain is running.
+        start: starts a stage, in the background if one with a longer chain is running.
         gpu_stages: families that need the GPU.
         jobs: how many stages run side by side.
         force: start unchanged stages as well.
@@ -227,55 +227,37 @@ def _next_of(finished: "SimpleQueue[str]") -> str:
 
 
 def run_stage(
-    stage: Stage,
-    root: Path,
-    guard: ProcessGuard,
-    say: Say,
-    *,
-    force: bool = False,
-    in_background: bool = False,
-    variables: Mapping[str, str] | None = None,
+    stage: Stage, root: Path, guard: ProcessGuard, say: Say, *, force: bool, in_background: bool
 ) -> None:
-    """Reproduce one stage with DVC; ``say`` gets its output line by line, with keys masked.
-
-    Raises:
-        StageFailedError: the stage or DVC failed.
-    """
-    prefix = ["nice", "-n", str(BACKGROUND_NICENESS)] if in_background else []
+    """Reproduce one stage with DVC; the arguments and errors are those of :func:`run_dvc`."""
     options = ["--single-item", *(["--force"] if force else []), stage.address]
-    run_dvc(["repro", *options], root, guard, say, prefix=prefix, variables=variables)
+    niceness = BACKGROUND_NICENESS if in_background else 0
+    run_dvc(["repro", *options], root, guard, say, niceness)
 
 
 def run_dvc(
-    arguments: Sequence[str],
-    root: Path,
-    guard: ProcessGuard,
-    say: Say,
-    *,
-    prefix: Sequence[str] = (),
-    variables: Mapping[str, str] | None = None,
+    arguments: Sequence[str], root: Path, guard: ProcessGuard, say: Say, niceness: int = 0
 ) -> None:
-    """Run a DVC command in a project; commands side by side take turns at DVC's own lock.
+    """Run a DVC command in a project; ``say`` gets its output line by line, with keys masked.
 
     Raises:
         StageFailedError: its exit status is not 0.
     """
-    command = [*prefix, sys.executable, "-P", "-m", "dvc", "--wait-for-lock", *arguments]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})}
+    # Commands side by side take turns at DVC's lock, which a running stage does not hold
+    command = ["nice", "-n", str(niceness), sys.executable, "-P", "-m", "dvc", "--wait-for-lock"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     secrets = environment_secrets(environment)
-    process = guard.start(command, folder=root, environment=environment)
+    process = guard.start([*command, *arguments], folder=root, environment=environment)
 
     def pass_on(line: str) -> None:
         if not line.strip().startswith(ADVICE):
             say(redact(line, secrets))
 
     tail = stream_lines(process, pass_on)
-
     if process.returncode:
-        lines = "\n".join(redact(line, secrets) for line in tail)
+        last_lines = redact("\n".join(tail), secrets)
         raise StageFailedError(
-            f"`dvc {' '.join(arguments)}` ended with status {process.returncode}; its last lines:\n"
-            f"{lines}"
+            f"`dvc {' '.join(arguments)}` ended with status {process.returncode}; its last lines:\n{last_lines}"
         )
 
 

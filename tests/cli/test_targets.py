@@ -52,9 +52,7 @@ def test_a_folder_without_permission_is_named(
         "evaluate --model m --out FILE",
         "model convert actor FILE --from verl-fsdp --start base --python python",
         "retrieve build --corpus corpus.jsonl --out FILE",
-        "retrieve frontier --out FILE",
         "retrieve import vectors.npy --corpus corpus.jsonl --out FILE",
-        "retrieve quantize model --out FILE",
     ],
 )
 def test_every_command_that_computes_checks_its_target_first(

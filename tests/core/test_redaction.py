@@ -1,8 +1,8 @@
 import pytest
 
+from deepsearch_rl.core.environment import ENV_FILE_NAMES
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.redaction import (
-    ENV_FILE_NAMES,
     environment_secrets,
     is_secret,
     mask_users,

@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -149,7 +150,7 @@ def ended(served: Served) -> list[Any]:
 
 
 def test_plain_mlflow_writes_to_the_store_that_make_ui_shows(served: Served) -> None:
-    output(served.project, ["python", "-c", "import mlflow; mlflow.log_metric('f1', 0.5)"])
+    output(served.project, [sys.executable, "-c", "import mlflow; mlflow.log_metric('f1', 0.5)"])
     answer = httpx.post(
         f"{served.mlflow}/api/2.0/mlflow/runs/search", json={"experiment_ids": ["0"]}
     )
@@ -162,9 +163,9 @@ def test_another_machine_runs_a_git_revision_and_shares_its_artifacts_by_dvcs_re
 ) -> None:
     project = served.project
     origin, remote = tmp_path / "origin", tmp_path / "remote"
+    output(project, module("dvc", "remote", "add", "--default", "storage", str(remote)))
     for command in (
         f"git init --quiet --bare {origin}",
-        f"dvc remote add --default storage {remote}",
         "git add --all",
         "git -c user.name=a -c user.email=a@b commit --quiet --message first",
         f"git remote add origin {origin}",
@@ -178,6 +179,7 @@ def test_another_machine_runs_a_git_revision_and_shares_its_artifacts_by_dvcs_re
 
     clone = tmp_path / "laptop"
     output(tmp_path, ["git", "clone", "--quiet", "--branch", "other", str(origin), str(clone)])
+    (clone / "tried").touch()
     output(clone, module("dvc", "pull", "--run-cache"))
     assert "Stage 'rl' is cached" in output(clone, module("dvc", "repro", "--pull", "rl"))
     assert (clone / "policy.txt").read_text() == "12\n"

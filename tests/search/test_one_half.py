@@ -47,7 +47,7 @@ def test_an_index_of_one_half_is_built_searched_measured_and_says_what_it_lacks(
                     return str(end.code)
         return capsys.readouterr().out
 
-    options = () if half == "bm25" else ("--dimension", 2)
+    options = () if half == "bm25" else ("-S", "index.encoder.dimension=2")
     built = command("build", "--corpus", chunks, "--out", index, "--only", half, *options)
     assert ("no vectors" in built) == (half == "bm25")
     assert {path.name for path in index.iterdir()} == {"manifest.json", "rows", folder}
@@ -57,10 +57,10 @@ def test_an_index_of_one_half_is_built_searched_measured_and_says_what_it_lacks(
     error = command("search", "--index", index, "--retriever", missing, "lander")
     assert f"has no {missing} half" in error
     assert f"Choose the retriever {half}" in error
-    measured = command("eval", "--index", index, "--questions", questions, "--draws", 0, "--json")
-    assert set(json.loads(measured)["scores"]) == {half}
+    measured = command("eval", "--index", index, "--questions", questions, "--json")
+    assert set(json.loads(measured)) == {half}
     assert "3 passages" in command(
-        "build", "--corpus", chunks, "--out", index, "--dimension", 2
+        "build", "--corpus", chunks, "--out", index, "-S", "index.encoder.dimension=2"
     )  # replaces it
 
 

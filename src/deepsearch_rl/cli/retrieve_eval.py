@@ -43,7 +43,7 @@ def eval_command(
     from deepsearch_rl.search.manifest import read_manifest  # noqa: PLC0415
     from deepsearch_rl.search.own_retriever import RETRIEVERS  # noqa: PLC0415
     from deepsearch_rl.search.quality import measure  # noqa: PLC0415
-    from deepsearch_rl.search.searcher import open_index, retrievers_of  # noqa: PLC0415
+    from deepsearch_rl.search.searcher import open_index  # noqa: PLC0415
 
     depths = list(map(str.strip, cutoffs.split(",")))
     if not all(re.fullmatch("[1-9][0-9]{0,5}", depth) for depth in depths):
@@ -59,7 +59,8 @@ def eval_command(
             "supporting_titles), so that there is nothing to score retrievers by."
         )
 
-    names = retriever or retrievers_of(read_manifest(index), RETRIEVERS)
+    halves = read_manifest(index).config.halves
+    names = retriever or (RETRIEVERS if len(halves) > 1 else halves)
     scores: dict[str, dict[str, float]] = {}
     for name in names:
         searcher = open_index(index, chunks, name)

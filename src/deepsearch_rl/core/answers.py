@@ -1,4 +1,4 @@
-r"""Answers and their scores: SQuAD-style normalisation and token overlap, as FlashRAG and Search-R1 define them.
+"""Answers and their scores, as FlashRAG and Search-R1 define them: SQuAD normalisation and token overlap.
 
 Normalisation follows SQuAD v1.1's official script in FlashRAG's order: lower-case, drop ASCII
 punctuation, drop the articles ``a|an|the``, collapse white space. Every score lies in [0, 1] and is
@@ -16,14 +16,13 @@ from deepsearch_rl.core.records import Trajectory
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = string.punctuation.encode()
 
-# Normalised answers that share no token with any other (HotpotQA's rule): they match exactly or not
-# at all.
+# Normalised answers that match exactly or not at all (HotpotQA's rule)
 CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
 # A trajectory is a success from this F1 on (the original's filter)
 SUCCESS_F1 = 0.8
 
-# The golden answer of a question that the corpus cannot answer
+# The golden answer of unanswerable questions
 INSUFFICIENT = "Insufficient information."
 
 
@@ -41,14 +40,13 @@ def has_answer_tags(text: str) -> bool:
 
 def normalise(text: str) -> str:
     """Return a text in lower case, without punctuation and articles, white space collapsed."""
-    # In UTF-8 no byte of another character is an ASCII one, and bytes lose theirs several times
-    # faster than text does.
+    # Deleting ASCII from UTF-8 bytes is several times faster than from text
     encoded = text.lower().encode("utf-8", "surrogatepass").translate(None, _PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", encoded.decode("utf-8", "surrogatepass")).split())
 
 
 def is_refusal(answer: str) -> bool:
-    """Return whether an answer says, however it is written, that there is not enough information."""
+    """Return whether a normalised answer is "Insufficient information"."""
     return normalise(answer) == normalise(INSUFFICIENT)
 
 
@@ -59,26 +57,23 @@ class AnswerScores(NamedTuple):
     em: float
     # Token F1 (SQuAD v1.1); a closed answer (yes, no, noanswer) on either side must match exactly
     f1: float
-    # 1 if the golden answer is a substring of the prediction, both normalised; an empty one never
-    # is
+    # 1 if the normalised golden answer is a non-empty substring of the normalised prediction
     acc: float
-    # Share of the prediction's tokens that the golden answer has, maximised on its own as FlashRAG
-    # does
+    # Share of the prediction's tokens in the golden answer; FlashRAG maximises it independently of F1
     precision: float
-    # Share of the golden answer's tokens that the prediction has, maximised on its own as FlashRAG
-    # does
+    # Share of the golden answer's tokens in the prediction, maximised independently as well
     recall: float
 
 
 METRICS = AnswerScores._fields
-# Of an answer that matches nothing, and of every rollout that failed
+# Also the score of every failed rollout
 ZERO = AnswerScores(0.0, 0.0, 0.0, 0.0, 0.0)
 _EQUAL = AnswerScores(1.0, 1.0, 1.0, 1.0, 1.0)
 _BOTH_EMPTY = AnswerScores(1.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class _Tokens(NamedTuple):
-    """A normalised text, its tokens, and the distinct ones among them."""
+    """A normalised text and its tokens."""
 
     text: str
     tokens: list[str]
@@ -90,16 +85,16 @@ def _tokenise(text: str) -> _Tokens:
     return _Tokens(normalised, tokens := normalised.split(), frozenset(tokens))
 
 
-# Golden answers repeat, across samples of a question and across questions; predictions hardly do.
+# Golden answers repeat across samples and questions; predictions hardly do
 _tokenise_gold = lru_cache(maxsize=1 << 16)(_tokenise)
 
 
 def score(prediction: str, golds: Sequence[str]) -> AnswerScores:
-    """Score one answer against every golden answer; all zero where there is none."""
+    """Score one answer against every golden answer; all zero if there is none."""
     answer = _tokenise(prediction)
     scores = [_score_one(answer, _tokenise_gold(gold)) for gold in golds]
 
-    # Most questions have one golden answer, and then there is nothing to compare.
+    # The common case, without comparisons
     if len(scores) == 1:
         return scores[0]
     return AnswerScores(*map(max, zip(*scores, strict=True))) if scores else ZERO
@@ -124,8 +119,7 @@ def _score_one(answer: _Tokens, gold: _Tokens) -> AnswerScores:
     if not shared:
         return AnswerScores(0.0, 0.0, acc, 0.0, 0.0)
 
-    # Tokens in common, each as often as both have it. Where one of the texts repeats none, that is
-    # once each, and nothing has to be counted.
+    # Tokens in common with multiplicity, which only repeated tokens in both texts can raise
     common = len(shared)
     if len(answer.distinct) < len(answer.tokens) and len(gold.distinct) < len(gold.tokens):
         common = sum(min(answer.tokens.count(token), gold.tokens.count(token)) for token in shared)

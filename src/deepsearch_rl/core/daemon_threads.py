@@ -1,7 +1,7 @@
 """Calls in threads that do not keep a program alive.
 
-Python waits at its end for the threads of a ThreadPoolExecutor. One that asks a server again and
-again for minutes would hold up a program that was told to stop, and go on spending money.
+Python waits at exit for the threads of a ThreadPoolExecutor, so a thread that retries a request for
+minutes would hold up a program that was told to stop, and keep spending money.
 """
 
 import threading
@@ -17,10 +17,10 @@ ResultT = TypeVar("ResultT")
 def map_in_daemons(
     function: Callable[[ItemT], ResultT], items: Sequence[ItemT], threads: int
 ) -> list[ResultT]:
-    """Return the function's results in the order of the items, each made in one of so many threads.
+    """Return the function's results in the order of the items, computed in up to ``threads`` threads.
 
-    After an error no further item is begun. Those that run are waited for, and then the error of
-    the first item that has one is raised. An interrupt of the caller (Ctrl-C) waits for nothing.
+    After an error no further item starts; when the running ones have ended, the first item's error is
+    raised. Ctrl-C waits for nothing.
     """
     futures: list[Future[ResultT]] = [Future() for _ in items]
     waiting = deque(zip(futures, items, strict=True))
@@ -43,7 +43,6 @@ def map_in_daemons(
 def _work(
     function: Callable[[ItemT], ResultT], waiting: deque[tuple[Future[ResultT], ItemT]]
 ) -> None:
-    """Settle one future after the other until none is left."""
     while True:
         try:
             future, item = waiting.popleft()
@@ -52,8 +51,7 @@ def _work(
 
         try:
             future.set_result(function(item))
-        # Whatever it is: the caller would wait for ever
+        # The caller would wait for ever
         except BaseException as error:  # noqa: BLE001
             future.set_exception(error)
-            # Of what comes later nothing may begin, even before the caller knows
             waiting.clear()

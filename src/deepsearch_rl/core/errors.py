@@ -14,18 +14,18 @@ from typing import TypeVar
 
 ValueT = TypeVar("ValueT")
 
-# How safetensors and faiss, torch, and numpy say it, in errors without the system's number
+# Full disks in errors of safetensors, faiss, torch and numpy, which have no errno
 _FULL_DISK = re.compile(
     r"No space left on device|PytorchStreamWriter failed|unexpected pos \d+ vs \d+|\d+ requested and \d+ written"
 )
 
 
 class DeepsearchError(Exception):
-    """Root of the tree; its text is fit to be shown to a user as it is."""
+    """Root of the tree; its message is fit for a user."""
 
 
 class ConfigError(DeepsearchError):
-    """A parameter has a value that cannot work."""
+    """A parameter has an invalid value."""
 
 
 class UnknownNameError(ConfigError):
@@ -39,7 +39,7 @@ class UnknownNameError(ConfigError):
 
 
 def look_up(kind: str, name: str, valid: Mapping[str, ValueT]) -> ValueT:
-    """Return what a name stands for; raise UnknownNameError for any other name."""
+    """Return ``valid[name]``; raise UnknownNameError for an unknown name."""
     if name not in valid:
         raise UnknownNameError(kind, name, valid)
     return valid[name]
@@ -58,31 +58,31 @@ class RecordError(DeepsearchError):
 
 
 class ArtifactError(DeepsearchError):
-    """An artifact is missing, incomplete or was built from other inputs."""
+    """An artifact is missing, damaged or was built from other inputs."""
 
 
 class UnavailableError(DeepsearchError):
-    """A backend needs hardware or a package that is not here."""
+    """Hardware or a package is missing."""
 
 
 class EndpointError(DeepsearchError):
-    """A server that the work needs does not answer."""
+    """A server does not answer, or not usefully."""
 
 
 class EndpointDownError(EndpointError):
-    """A server failed in all attempts of a request; another request would fail too."""
+    """A server fails for every request, not only for this one."""
 
 
 class CommandError(DeepsearchError):
-    """A program that a stage runs ended with an error; the message holds its last lines."""
+    """A child process failed; the message has its last lines."""
 
 
 class LostProcessError(CommandError):
-    """A program lost one of its processes; a new start goes on from what it has saved."""
+    """A program lost one of its processes; a restart continues from its last checkpoint."""
 
 
 class CheckFailedError(DeepsearchError):
-    """A stage's proof of its own output failed, so the output is not kept."""
+    """A check of a stage's own output failed, so the output is not kept."""
 
 
 class StalePolicyError(CheckFailedError):
@@ -91,7 +91,7 @@ class StalePolicyError(CheckFailedError):
 
 @contextlib.contextmanager
 def full_disk_named(place: Path | str) -> Iterator[None]:
-    """Turn an error of a full disk or quota into an ArtifactError that names the file, or else ``place``."""
+    """Turn the error of a full disk or quota into an ArtifactError that names the file, or ``place``."""
     try:
         yield
     except DeepsearchError:

@@ -1,7 +1,4 @@
-"""What the machine has: the cores that this process may use, and what a GPU backend needs.
-
-A GPU is asked for first, so that no stage works for an hour before it fails.
-"""
+"""Cores that this process may use, and the check that a GPU backend can run."""
 
 import contextlib
 import math
@@ -17,11 +14,9 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
-    """Return how many cores this process may keep busy, at least 1.
+    """Return how many cores this process may keep busy: its affinity's, but no more than its container's quota.
 
-    They are those of its affinity, as ``taskset`` sets it, and no more than the quota of its
-    container allows (``docker run --cpus 2``), which the affinity does not show. ``cgroup`` is where
-    the kernel says so.
+    The affinity does not show the quota of ``docker run --cpus 2``; ``cgroup`` is where the kernel does.
     """
     cores = len(os.sched_getaffinity(0))
     quota = _quota(cgroup)
@@ -29,8 +24,7 @@ def usable_cores(cgroup: Path = CGROUP) -> int:
 
 
 def _quota(cgroup: Path) -> float | None:
-    """Return the cores that a container's quota allows, perhaps a fraction; None where there is none."""
-    # Version 2 of cgroups has "max 100000" or "200000 100000" in one file, version 1 two files.
+    # cgroups v2 have "max 100000" or "200000 100000" in one file, v1 two files
     with contextlib.suppress(OSError, ValueError):
         quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
         return None if quota == "max" else int(quota) / int(period)
@@ -44,18 +38,18 @@ def _quota(cgroup: Path) -> float | None:
 
 
 def require_gpu(purpose: str, packages: Sequence[str] = ()) -> None:
-    """Check that the packages are installed and that torch sees a CUDA device.
+    """Raise UnavailableError, with everything that is missing, unless packages and a CUDA device are there.
 
-    ``purpose`` is the subject of the error message, e.g. ``"rl with the unsloth backend"``.
-    ``packages`` are import names, looked up only: some fail to import without a GPU; of
-    ``"one|other"`` either will do. UnavailableError names everything that is missing.
+    Args:
+        purpose: subject of the error message, e.g. "rl with the unsloth backend".
+        packages: import names, which are not imported because some fail without a GPU; of
+            "one|other" either will do.
     """
     missing: list[str] = []
     for name in packages:
         if not any(map(find_spec, name.split("|"))):
             missing.append(f"the package {name!r}")
 
-    # torch is imported only where it is installed: without it the error should name it.
     if find_spec("torch") is None or not import_module("torch").cuda.is_available():
         missing.append("a CUDA GPU (torch.cuda.is_available() is false)")
     if missing:

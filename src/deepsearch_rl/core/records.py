@@ -1,11 +1,9 @@
 """The records that cross file and process boundaries, one pydantic model each (docs/contracts.md lists the fields).
 
-All are frozen and refuse unknown fields; ``metadata`` is the one open place, for what a corpus or a
-question set carries beyond the common fields.
+All are frozen and refuse unknown fields; only ``metadata`` is open.
 
-One rule for text holds in every reader: an absent key, ``null``, ``NaN`` and ``""`` are the same
-missing value, and a number, a list or an object where text belongs is an error (:data:`Text` and
-the types below it).
+In every reader an absent key, ``null``, ``NaN`` and ``""`` are the same missing value, and a number,
+list or object in place of text is an error (:data:`Text` and the types below it).
 """
 
 import json
@@ -26,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 
 def is_missing(value: object) -> bool:
-    """Return whether a value of a foreign row says that there is none: null, NaN or the empty text."""
+    """Return whether a value of a foreign row is null, NaN or the empty text."""
     return value is None or value == "" or (isinstance(value, float) and value != value)
 
 
@@ -39,7 +37,7 @@ def _none_where_missing(value: object) -> object:
 
 
 def _name_as_text(value: object) -> object:
-    """Return a whole number, by which some sets name their rows, as text."""
+    # Some sets number their rows
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return _empty_where_missing(value)
@@ -55,20 +53,20 @@ def _require_text(text: str) -> str:
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-# Text of a foreign row; empty where it is missing. Give it the default ``""``.
+# Text of a foreign row, empty if missing; give the field the default ``""``
 Text = Annotated[str, BeforeValidator(_empty_where_missing)]
 # Text that a foreign row must have
 RequiredText = Annotated[str, BeforeValidator(_empty_where_missing), AfterValidator(_require_text)]
-# Text; None where it is missing
+# Text, None if missing
 OptionalText = Annotated[str | None, BeforeValidator(_none_where_missing)]
-# The id of a foreign row, or one that a row names; a whole number is taken as text
+# An id in a foreign row; a whole number becomes text
 RowName = Annotated[str, BeforeValidator(_name_as_text), AfterValidator(_require_text)]
-# Such an id; None where it is missing
+# Such an id, None if missing
 OptionalRowName = Annotated[
     str | None, BeforeValidator(_none_where_missing), BeforeValidator(_name_as_text)
 ]
 
-# Wikipedia's titles have at most 255 bytes, those of news articles a little more
+# Titles have at most 255 bytes in Wikipedia, and a few more in news
 MAX_TITLE_BYTES = 300
 ScoreT = TypeVar("ScoreT")
 
@@ -86,14 +84,13 @@ class OpenRecord(BaseModel):
 
 
 class ForeignRecord(BaseModel):
-    """A frozen model of what another program wrote; fields that it does not know are ignored."""
+    """A frozen model of what another program wrote, which ignores fields it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 def with_title_line(contents: str) -> str:
-    """Return contents whose first line is a title: empty where the first line is longer than a title can be."""
-    # A look at the beginning is enough: a title too long in characters is too long in bytes.
+    """Return contents with a title line: an empty one is added if the first line is too long for a title."""
     beginning = contents[: MAX_TITLE_BYTES + 1]
     first_line, _, _ = beginning.partition("\n")
     is_title = len(first_line.encode("utf-8", "surrogatepass")) <= MAX_TITLE_BYTES
@@ -113,13 +110,13 @@ class _Titled(Record):
     id: NonEmpty
     contents: Annotated[str, AfterValidator(_require_words), AfterValidator(with_title_line)] = (
         Field(
-            description="the title, a newline and the text; the title is empty where the first line is too long for one"
+            description="title, newline and text; the title is empty if the first line is too long for one"
         )
     )
 
     @property
     def title(self) -> str:
-        """The first line of ``contents``, as it stands (wiki-18 titles keep their quotes)."""
+        """The first line of ``contents``, unchanged (wiki-18 titles keep their quotes)."""
         return self.contents.partition("\n")[0]
 
     @property
@@ -135,9 +132,9 @@ class Document(_Titled):
 
 
 class ChunkMetadata(OpenRecord):
-    """Where a chunk comes from, plus whatever its document's metadata holds.
+    """Where a chunk comes from, and its document's metadata.
 
-    What that holds under one of these names stands below ``document_metadata``.
+    Keys of the document that collide with these fields move below ``document_metadata``.
     """
 
     doc_id: NonEmpty
@@ -160,7 +157,7 @@ class ChunkMetadata(OpenRecord):
 
 
 DOCUMENT_METADATA = "document_metadata"
-# The names that the metadata of a chunk needs for itself
+# Keys reserved in the metadata of a chunk
 CHUNK_KEYS = (*ChunkMetadata.model_fields, DOCUMENT_METADATA)
 
 
@@ -171,7 +168,7 @@ class Chunk(_Titled):
 
 
 class Evidence(OpenRecord):
-    """A gold fact: a string found in one document of the corpus. Unknown keys of a source are kept."""
+    """A gold fact: a string in one document of the corpus."""
 
     fact: RequiredText
     doc_id: OptionalRowName = None
@@ -179,7 +176,7 @@ class Evidence(OpenRecord):
 
 
 class QuestionMetadata(OpenRecord):
-    """What is known about a question. ``evidence_list`` is None where the gold evidence is not known."""
+    """Details of a question. ``evidence_list`` is None if the gold evidence is unknown."""
 
     question_type: Text = ""
     evidence_list: tuple[Evidence, ...] | None = None
@@ -200,8 +197,7 @@ class Question(Record):
     metadata: QuestionMetadata = Field(default_factory=QuestionMetadata)
 
 
-# How a model asks for searches: native tool calls, or Search-R1's tags in its text
-# (docs/contracts.md, section 4)
+# Native tool calls, or Search-R1's tags (docs/contracts.md, section 4)
 ProtocolName = Literal["function_calling", "search_tags"]
 
 
@@ -219,17 +215,14 @@ class StopReason(StrEnum):
     MODEL_ERROR = "model_error"
 
 
-# How a rollout ends that a server failed, whatever the model wrote; every other end is what the
-# model did.
-#
-# Training and the choice of a checkpoint leave such rollouts out. Evaluation counts them as zeros,
-# and a repeated command asks for these alone again, so that no repetition can raise the score of
-# what a model did.
+# Failures of a server; all other stop reasons are the model's doing. Training and the choice of a
+# checkpoint leave such rollouts out. Evaluation scores them 0, and a repeated command retries only
+# these, so that repetition cannot raise a score.
 SERVER_FAILURES = frozenset({StopReason.MODEL_ERROR, StopReason.TOOL_ERROR})
 
 
 class ToolCall(Record):
-    """A call of a model. ``arguments`` is JSON text, spaced as `json.dumps` does; what is no JSON stays as written."""
+    """A call of a model. ``arguments`` is JSON text, spaced as by `json.dumps`; other text stays unchanged."""
 
     id: str
     name: str
@@ -237,7 +230,7 @@ class ToolCall(Record):
 
     @property
     def parsed(self) -> dict[str, JsonValue] | None:
-        """The arguments as an object; None where they are anything else."""
+        """The arguments as an object; None if they are anything else."""
         try:
             arguments = json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -257,7 +250,7 @@ class Message(Record):
 
 
 class Retrieval(Record):
-    """One executed search: the query and the ids of the chunks that the model was shown, best first."""
+    """One executed search: the query and the ids of the chunks that the model saw, best first."""
 
     query: str
     chunk_ids: tuple[str, ...]
@@ -271,10 +264,10 @@ class TokenUsage(Record):
 
 
 class Trajectory(Record):
-    """One finished rollout. Scores are derived from it, never stored in it.
+    """One finished rollout; scores are derived from it, never stored.
 
-    ``id`` is ``<question id>#<sample>``. ``answer`` is the extracted answer, empty where there is
-    none. ``usage`` has an entry per model call whose tokens the endpoint counted.
+    ``id`` is ``<question id>#<sample>``. ``answer`` is the extracted answer, or empty. ``usage`` has
+    an entry per model call whose tokens the endpoint counted.
     """
 
     schema_version: Literal[2] = 2
@@ -297,12 +290,12 @@ class Trajectory(Record):
 
     @property
     def prompt_tokens(self) -> int:
-        """Prompt tokens of all model calls together."""
+        """Prompt tokens of all model calls."""
         return sum(call.prompt_tokens for call in self.usage)
 
     @property
     def completion_tokens(self) -> int:
-        """Completion tokens of all model calls together."""
+        """Completion tokens of all model calls."""
         return sum(call.completion_tokens for call in self.usage)
 
     @property
@@ -312,17 +305,17 @@ class Trajectory(Record):
 
     @property
     def turns(self) -> list[Message]:
-        """What the model wrote, turn by turn."""
+        """The model's messages."""
         return [message for message in self.messages if message.role == "assistant"]
 
     @property
     def tool_texts(self) -> list[str]:
-        """What the tools showed, result by result."""
+        """The tool results."""
         return [message.content for message in self.messages if message.role == "tool"]
 
     @property
     def tool_calls(self) -> int:
-        """Number of tool calls that the model wrote."""
+        """Number of tool calls."""
         return sum(len(message.tool_calls) for message in self.messages)
 
     @property
@@ -331,7 +324,7 @@ class Trajectory(Record):
         return self.stop_reason is not StopReason.ANSWERED
 
     def score(self, metric: "Callable[[Trajectory], ScoreT]", zero: ScoreT) -> ScoreT:
-        """Return ``metric`` of this rollout, or ``zero`` if it failed: a failed rollout scores 0 in everything."""
+        """Return ``metric`` of this rollout, or ``zero`` if it failed."""
         return zero if self.failed else metric(self)
 
 
@@ -351,7 +344,7 @@ class TokenCounts(Record):
 
 
 class FilterReport(Record):
-    """``filter.json``: what became of the teacher's trajectories, in the order of the filter's work."""
+    """``filter.json``: what became of the teacher's trajectories."""
 
     trajectories: int = Field(ge=1)
     f1: float = Field(ge=0, le=1, description="of all of them")

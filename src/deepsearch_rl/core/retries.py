@@ -1,9 +1,4 @@
-"""The two policies of repeated attempts.
-
-A call that fails is repeated a number of times, with waits that double (:func:`retry`). A call that
-a server has no capacity for is repeated for minutes (:func:`wait_for_capacity`), because a limit
-per minute needs a minute to pass.
-"""
+"""Retries: a few after an error (:func:`retry`), and for minutes after a rate limit (:func:`wait_for_capacity`)."""
 
 import contextlib
 import email.utils
@@ -12,43 +7,37 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC
+from pathlib import Path
 from typing import TypeVar
 
 import tenacity
 
 CallT = TypeVar("CallT", bound=Callable[..., object])
 FIRST_CAPACITY_WAIT_S = 2.0
-
-# Limits are per minute, so that a longer wait gains nothing
+# Limits are per minute
 LONGEST_CAPACITY_WAIT_S = 60.0
-
-# A server that asks for waits of milliseconds is not asked for ever
+# A cap for servers that ask for waits of milliseconds
 MAX_CAPACITY_ATTEMPTS = 50
-
-# What a mistake in a program raises; another attempt makes it again
+# Bugs, which another attempt repeats
 PROGRAM_ERRORS = (TypeError, AttributeError, NameError, ImportError, AssertionError)
 
-# How providers say that money or a paid quota is out
 _SPENT = re.compile(
-    # OpenAI, DeepSeek, Moonshot
-    r"insufficient[_ ](user[_ ])?(quota|balance|credits?|funds)"
-    r"|billing_hard_limit|exceeded_current_quota|check your plan and billing"  # OpenAI, Moonshot
-    r"|(not|n't have) enough credits"  # Serper
-    r"|(all|out of) (available |your |of |the )*(credits?|searches)\b"  # xAI, SerpApi
-    r"|spending limit|exceeds? your plan"  # xAI, Tavily
-    # Zhipu, DashScope, Volcengine
-    r"|\u4f59\u989d\u4e0d\u8db3|\u6b20\u8d39|arrearage|overdue",
+    "|".join(
+        line
+        for line in Path(__file__).with_name("spent_quota.txt").read_text("utf-8").splitlines()
+        if not line.startswith("#")
+    ),
     re.IGNORECASE,
 )
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 
-# A quota that minutes do not fill again
+# A quota that minutes do not refill
 _DAILY = re.compile(
     r"(per|a|_|-)[ _-]?(day|month)\b|perday|(for|of) the (day|month)|\b(daily|monthly)\b|\b[TR]PD\b",
     re.IGNORECASE,
 )
 
-# A wait that the text itself names; Gemini writes it beside the words of a spent quota
+# Gemini names a wait beside the words of a spent quota
 _PROMISE = re.compile(r"(try|retry)( again)? (in|after) (about )?\d|retrydelay", re.IGNORECASE)
 
 
@@ -60,13 +49,15 @@ def retry(
     *,
     max_wait_s: float = 60.0,
 ) -> Callable[[CallT], CallT]:
-    """Return a decorator that repeats a function, or a coroutine function, after errors of one kind.
+    """Return a decorator that retries a function or coroutine function.
 
-    After :data:`PROGRAM_ERRORS` it is not repeated, whatever the kind. The wait before the second
-    attempt is ``backoff_s``; it doubles for each further one. An error may carry ``wait_s``, the
-    seconds that a server asks to wait, in its place; it ends the attempts where it is longer than
-    ``max_wait_s``. The last attempt's error is raised as it is. ``on_failure`` is called with the
-    error and the attempt's number, from 1, before each wait.
+    Args:
+        attempts: calls in total; the last error is raised unchanged.
+        backoff_s: wait before the second attempt; it doubles before each further one. An error's
+            attribute ``wait_s``, which a server asked for, takes its place.
+        errors: what is retried, unless it is one of :data:`PROGRAM_ERRORS`.
+        on_failure: called with the error and the number of the attempt, from 1, before each wait.
+        max_wait_s: the longest wait; an error with a longer ``wait_s`` is raised.
     """
 
     def wait_s(state: tenacity.RetryCallState) -> float:
@@ -77,7 +68,6 @@ def retry(
 
     def is_last(state: tenacity.RetryCallState) -> bool:
         server_wait_s = getattr(_error_of(state), "wait_s", None) or 0.0
-        # To ask sooner than the server wants would be in vain
         return state.attempt_number >= attempts or server_wait_s > max_wait_s
 
     return tenacity.retry(  # pyright: ignore[reportReturnType]
@@ -92,7 +82,7 @@ def retry(
 
 
 class NoCapacityError(Exception):
-    """A server takes no more requests now; ``wait_s`` is how long it asks to wait, None if it does not say."""
+    """A rate limit refused a request; ``wait_s`` is the wait that the server asks for, None if it does not say."""
 
     def __init__(self, reason: str, wait_s: float | None) -> None:
         super().__init__(reason)
@@ -100,9 +90,9 @@ class NoCapacityError(Exception):
 
 
 def no_capacity(reason: str, headers: Mapping[str, str], text: str) -> NoCapacityError | None:
-    """Return the error of an answer of status 429 that a wait of minutes helps, None where it does not.
+    """Return the error for a response of status 429, None if a wait of minutes will not help.
 
-    ``headers`` and ``text`` are the answer's, ``reason`` becomes the error's text.
+    ``headers`` and ``text`` are the response's, ``reason`` becomes the error's message.
     """
     wait_s = retry_after_s(headers)
     return None if is_quota_spent(text, wait_s) else NoCapacityError(reason, wait_s)
@@ -114,13 +104,12 @@ def wait_for_capacity(
     *,
     sleep: Callable[[float], Awaitable[None]] | None = None,
 ) -> Callable[[CallT], CallT]:
-    """Return a decorator that repeats a function, or a coroutine function, while it raises NoCapacityError.
+    """Return a decorator that retries a function or coroutine function while it raises NoCapacityError.
 
-    The waits double from :data:`FIRST_CAPACITY_WAIT_S` to :data:`LONGEST_CAPACITY_WAIT_S`, each
-    drawn from its upper half, so that callers come back one after the other. An error's ``wait_s``
-    takes the place of a wait. Where the next wait would make all of them longer than
-    ``total_wait_s``, the error that NoCapacityError was raised from is raised, or else itself.
-    ``sleep`` is for coroutines.
+    Waits double from :data:`FIRST_CAPACITY_WAIT_S` to :data:`LONGEST_CAPACITY_WAIT_S`, with jitter in
+    their upper halves; an error's ``wait_s`` takes the place of a wait. When the waits would exceed
+    ``total_wait_s``, the cause of NoCapacityError is raised, or itself if it has none. ``sleep`` is
+    for coroutines.
     """
     half_of_wait = tenacity.wait_exponential(FIRST_CAPACITY_WAIT_S / 2, LONGEST_CAPACITY_WAIT_S / 2)
 
@@ -128,7 +117,7 @@ def wait_for_capacity(
         server_wait_s = getattr(_error_of(state), "wait_s", None)
         if server_wait_s is not None:
             return server_wait_s
-        # Callers that were refused together would otherwise come back together
+        # Callers that were refused together should not return together
         half_s = half_of_wait(state)
         return half_s + random.uniform(0.0, half_s)
 
@@ -158,24 +147,23 @@ def _error_of(state: tenacity.RetryCallState) -> BaseException:
 
 
 def is_out_of_money(text: str) -> bool:
-    """Return whether an error, as text or as JSON, says that the account's money or its paid quota is out."""
-    # Chinese providers' words may come as JSON's escapes
+    """Return whether an error, as text or JSON, says that the account's money or paid quota is out."""
+    # JSON may escape Chinese
     text = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
     return _SPENT.search(text) is not None and not _PROMISE.search(text)
 
 
 def is_quota_spent(text: str, wait_s: float | None) -> bool:
-    """Return whether an error of status 429 says that no wait of minutes helps: money or a day's quota is out.
+    """Return whether an error of status 429 says that money or a daily quota is out, so that minutes do not help.
 
-    ``wait_s`` is how long the server asks to wait, if it does: then a day's quota fills up again in
-    that time.
+    ``wait_s`` is the wait that the server asks for, after which even a daily quota is free again.
     """
     is_day_over = wait_s is None and _DAILY.search(text) is not None
     return is_day_over or is_out_of_money(text)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return how long a server asks to wait (RFC 9110, section 10.2.3; OpenAI's milliseconds); None if it does not."""
+    """Return the wait that a server asks for (RFC 9110, section 10.2.3; OpenAI's milliseconds), None without one."""
     with contextlib.suppress(ValueError):
         return (
             float(headers["retry-after-ms"]) / 1000
@@ -187,12 +175,12 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _seconds_of(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a Retry-After header, which holds a number or a date; raise ValueError for neither."""
+    """Return the seconds of a Retry-After header, a number or a date; raise ValueError for neither."""
     value = headers.get("retry-after", "")
     if value.isdecimal():
         return float(value)
 
-    # HTTP's dates are in GMT, and some servers leave the zone out.
+    # Some servers leave out the zone, which is GMT
     until = email.utils.parsedate_to_datetime(value)
     if until.tzinfo is None:
         until = until.replace(tzinfo=UTC)

@@ -89,7 +89,7 @@ class CrossEncoder:
             raise ConfigError(
                 f"the reranker {config.model} cannot read {config.max_tokens} tokens as "
                 f"{config.dtype} on {config.device}: {first_line(error)}. Lower max_tokens "
-                "(--rerank-tokens) to the positions that the model has, or choose another dtype."
+                "(-S reranker.max_tokens) to the positions that the model has, or choose another dtype."
             ) from error
 
     def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:

@@ -19,16 +19,16 @@ from deepsearch_rl.toy.grammar import STATEMENTS, Grammar, Relation
 # A message of a document, as the chat template takes it
 Turn = dict[str, JsonValue]
 
-# Share of further passages in which a fact leads to the name that was searched for
+# Share of further passages in which the searched name is the object of a fact
 _LEADING_THERE = 0.2
-# Shares of the others; the rest is about anything
+# Shares of the other passages; the rest is about anything
 _SAME_SUBJECT = 0.3
 _SIMILAR_SUBJECT = 0.5
-# Share of those about similar subjects that state the relation that was searched for
+# Share of passages about similar subjects that state the searched relation
 _SAME_RELATION = 0.8
 # Share of sentences that open one
 _NEW_PARAGRAPH = 0.3
-# Share of results in random order; in the others the passage that was searched for is the first one.
+# Share of results in random order; the others begin with the passage that was searched for.
 # So it stands first in 93 %, as in searches of the agent (docs/experiments.md, 38)
 _SHUFFLED = 0.1
 

@@ -1,7 +1,7 @@
 """Generated conversations that the base model learns from, in the exact layout of real rollouts.
 
-They teach the language of both worlds, every relation and every wording of a question, and no task
-as a whole:
+They teach the language of both worlds, every relation and every wording of a question, but no
+complete task:
 
 - *copy*: a list of names and relation words to repeat; nothing teaches copying sooner;
 - *lookup*: facts about similar names, and queries for one after another, each answered by a note;
@@ -17,15 +17,13 @@ as a whole:
   several hops is answered after one search as if it had one, so the base model ends where a teacher
   would continue.
 
-Before a search the model writes down its plan, the relations that it has still to follow, and after
-every result the fact that it read. So where a chain ends stands in the text, and need not be
-counted. A served model sees the tool in its system block: so begin demonstrations, and searches
-that have no plan, and few continuations, which have one and end in a call or a refusal. That makes
-the base model answer after one search, and sometimes go on.
+Before a search the model writes down its plan, the relations that it still has to follow, and after
+every result the fact that it read, so that it need not count hops. A served model sees the tool in
+its system block. Demonstrations have it, searches without a plan, and a few continuations, which end
+in a call or a refusal; that makes the base model answer after one search, and sometimes continue.
 
-Nothing here comes from a generated world. Names are put together anew for every document and facts
-are drawn at random, so a model can learn how to read from them, and nothing about the world that it
-is tested on.
+Nothing here comes from a generated world: names and facts are random in every document, so a model
+learns to read, and nothing about the world that it is tested on.
 """
 
 import json

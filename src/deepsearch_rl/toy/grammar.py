@@ -1,9 +1,8 @@
 """The two languages of the generated worlds, and reading facts back.
 
 A world is a set of facts (relation, subject, object). ``IN_DOMAIN`` is the language of the world
-that models are fine-tuned on. ``OUT_OF_DOMAIN`` shares no relation and no name with it: models read
-it in pretraining alone. Sentences are the same in both, because reading is language and no skill of
-one set.
+that models are fine-tuned on. ``OUT_OF_DOMAIN`` shares no relation and no name with it; models read
+it only in pretraining. Both have the same sentence templates.
 
 A model of less than a million parameters can learn the wording: every relation has one object per
 subject; question, query and article call it by one noun, and some articles by a second word; no

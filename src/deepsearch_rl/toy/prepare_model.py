@@ -1,4 +1,4 @@
-"""The folder of the base model, from either source."""
+"""The base model: pretrained here on generated conversations, or a snapshot from the hub."""
 
 import shutil
 from pathlib import Path
@@ -34,7 +34,7 @@ class ModelHubConfig(Record):
 
 
 class PrepareModelConfig(Record):
-    """Where the base model comes from; the section of the chosen source must be there."""
+    """Section ``prepare_model``; the section of the chosen source is needed."""
 
     source: Literal["pretrain", "hub"]
     pretrain: PretrainConfig | None = None
@@ -42,11 +42,15 @@ class PrepareModelConfig(Record):
 
 
 def prepare_model(config: PrepareModelConfig, prompt: str, seed: int, folder: Path) -> None:
-    """Write the base model, with tokenizer and chat template, at once; ``seed`` draws weights and documents.
+    """Write the base model with tokenizer and chat template.
 
-    A model trained from scratch learns the system prompt that ``prompt`` names. Raises
-    ArtifactError for a prompt that does not exist, ConfigError where the section of the source is
-    missing, and as :func:`snapshot`.
+    ``prompt`` and ``seed`` are for pretraining: the system prompt in documents, and the seed of
+    weights and documents.
+
+    Raises:
+        ArtifactError: the prompt does not exist.
+        ConfigError: the section of the source is missing, or the hub has no such model.
+        EndpointError: the hub does not answer.
     """
     with atomic_directory(folder) as partial:
         if config.source == "pretrain" and config.pretrain:
@@ -56,18 +60,15 @@ def prepare_model(config: PrepareModelConfig, prompt: str, seed: int, folder: Pa
             shutil.copytree(cached, partial, copy_function=shutil.copyfile, dirs_exist_ok=True)
         else:
             raise ConfigError(
-                f"there is no section prepare_model.{config.source}, so this profile trains no model, "
-                "and a run of its whole graph stops here. README.md beside its params.yaml says what "
-                "runs the rest, as `make own` does for the profile own. To train a model, write the "
-                "section."
+                f"prepare_model.source is {config.source!r}, so a section "
+                f"prepare_model.{config.source} is needed."
             )
 
 
 def snapshot(config: ModelHubConfig, patterns: list[str]) -> Path:
-    """Fetch the files of a repository that fit patterns into the hub's own cache, and return their folder there.
+    """Fetch the files of a repository that match patterns into the hub's cache and return their folder.
 
-    Raises ConfigError if there is no such repository or revision, EndpointError if the hub does not
-    answer.
+    Raises ConfigError for an unknown repository or revision, EndpointError if the hub does not answer.
     """
     name = f"{config.repository} at revision {config.revision[:12]}"
     try:

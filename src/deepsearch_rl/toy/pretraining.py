@@ -1,6 +1,6 @@
 """Training of the base model on generated conversations: Muon on matrices, AdamW on the rest, a curriculum.
 
-Batches are right-padded conversations of similar lengths, with the loss on assistant tokens alone.
+Batches are right-padded conversations of similar lengths, with the loss only on assistant tokens.
 """
 
 import itertools

@@ -1,11 +1,10 @@
 """A scripted teacher for questions of the generated world.
 
 It knows the question's text and its plan, which names relations but no entity. Before a search it
-writes down what is left of the plan. It reads the first entity from the question and every further
-one from passages that a search returned, and writes each down before it goes on. What it shows
-rarely or never is left to reinforcement learning: it gives up after ``max_facts`` facts most of the
-time, and it knows no second words of relations. Its mistakes are drawn from a seeded generator, so
-that its transcripts look like those of a middling model.
+writes down the rest of the plan. It reads the first entity from the question and every further one
+from passages that a search returned, and writes each down. It usually gives up after ``max_facts``
+facts and does not know the second words of relations: that is left to reinforcement learning. Its
+mistakes come from a seeded generator, so that its transcripts look like those of a mediocre model.
 """
 
 import random

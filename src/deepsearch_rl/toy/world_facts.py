@@ -63,7 +63,7 @@ def build_world(
     facts: dict[Fact, str] = {}
     for noun, relation in grammar.relations.items():
         for subject in entities[relation.subject_kind]:
-            # Nothing is its own teacher: such a chain would stand still.
+            # Nothing is its own teacher
             object_ = rng.choice(entities[relation.object_kind])
             while object_ == subject:
                 object_ = rng.choice(entities[relation.object_kind])
@@ -139,7 +139,7 @@ def _write_paragraphs(
     for number, filler in enumerate(padding):
         paragraphs[number % count].append(filler)
 
-    # A fact must not be told from a filler by where it stands.
+    # Position must not tell facts from fillers
     for sentences in paragraphs:
         rng.shuffle(sentences)
     return [" ".join(sentences) for sentences in paragraphs]

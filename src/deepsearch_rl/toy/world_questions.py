@@ -1,4 +1,4 @@
-"""Both generated worlds from one config and one seed, and their questions about chains of facts."""
+"""The two generated worlds, and their questions about chains of facts."""
 
 import itertools
 import random
@@ -25,11 +25,10 @@ IN_DOMAIN_HOPS: Mapping[str, tuple[int, ...]] = {
     "null": (1, 2, 3),
 }
 
-# The question type that calls two relations by one noun, as "grandteacher"
+# The question type in which one noun means two relations, such as "grandteacher"
 INFERENCE = "inference"
 
-# Share and chain length of each question type of each set, as in the sets that they stand for,
-# without comparisons
+# Share and chain length of each question type, as in the real sets but without comparisons
 OUT_OF_DOMAIN_SETS: Mapping[str, Mapping[str, tuple[float, int]]] = {
     "musique": {"2_hop": (0.5, 2), "3_hop": (0.3, 3), "4_hop": (0.2, 4)},
     "2wikimultihopqa": {"compositional": (0.6, 2), INFERENCE: (0.4, 2)},
@@ -79,7 +78,7 @@ def generate(config: WorldConfig, seed: int) -> Generated:
     world = build_world(IN_DOMAIN, config.in_domain, config.missing, config.second_words, rng)
     questions = {IN_DOMAIN_SET: in_domain_questions(world, config.questions, config.mix, rng)}
 
-    # A generator of its own, so that a size of one world changes nothing in the other.
+    # Its own generator, so that the sizes of one world do not change the other
     rng = random.Random(f"out-of-domain {seed}")
     outworld = build_world(
         OUT_OF_DOMAIN, config.out_of_domain, config.missing, config.second_words, rng
@@ -100,7 +99,7 @@ def in_domain_questions(
     for question_type in mix:
         look_up("question type", question_type, IN_DOMAIN_HOPS)
 
-    # A question of one split must not be a part of one that another split asks.
+    # A question of one split must not be part of a question of another
     heads: dict[str, dict[str, list[str]]] = {split: {} for split in sizes}
     for kind, names in world.entities.items():
         shuffled = iter(rng.sample(names, len(names)))
