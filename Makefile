@@ -13,7 +13,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment documents documents-of-own repro flow rft rft-rounds plan preflight own multihoprag api-stages optimize-prompt optimize-prompt-stages ui deploy worker worker-service test test-all unit lint bench gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
+.PHONY: help environment documents repro flow rft plan preflight ui deploy worker worker-service test test-all unit lint bench gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -29,16 +29,14 @@ environment:  ##run .venv/ from the committed lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer on PATH; install python3.11 (or name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS))." >&2; exit 1; }
 	@$(PYTHON) tools/environment.py $(EXTRAS)
 
-# Before the environment, which takes minutes to make.
+# The stage make_questions reads a copy of DOCUMENTS, which DVC compares.
 documents:
-	@tools/take_documents "$(DOCUMENTS)" $(PROFILE) check
-
-documents-of-own:
-	@tools/take_documents "$(DOCUMENTS)" own check
+	@test -z "$(DOCUMENTS)" || grep -q "data/$(PROFILE)/documents" $(PARAMS) || { echo "error: the profile '$(PROFILE)' makes no questions of documents; DOCUMENTS is for the profiles own and own_gpu." >&2; exit 1; }
+	@test -z "$(DOCUMENTS)" || test -d "$(DOCUMENTS)" || { echo "error: DOCUMENTS=$(DOCUMENTS) is not a folder." >&2; exit 1; }
+	@test -z "$(DOCUMENTS)" || { mkdir -p data/$(PROFILE) && rm -rf data/$(PROFILE)/documents && cp -RL "$(DOCUMENTS)/." data/$(PROFILE)/documents; }
 
 repro: documents environment  ##start run whatever changed, JOBS (2) stages side by side, then print the F1 table and where the time went
 	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
-	@$(if $(DOCUMENTS),tools/take_documents "$(DOCUMENTS)" $(PROFILE))
 	@$(BIN)/python -m flows.driver $(PROFILE) $(if $(JOBS),--jobs $(JOBS))
 	@$(BIN)/deepsearch summary $(PROFILE)
 
@@ -46,47 +44,11 @@ flow: environment  ##run the graph as a Prefect flow run: a task per stage
 	@$(BIN)/python -m flows.reproduce $(PROFILE)
 	@$(BIN)/deepsearch summary $(PROFILE)
 
-# DVC does not see who OPENAI_MODEL names: evaluating is forced. It takes the answers that it has from the scratch folder,
-# where they are kept for every model behind an endpoint.
-own multihoprag api-stages optimize-prompt: export DEEPSEARCH_RESUME = 1
-own: documents-of-own environment  ##run questions of your own documents, and an API's model on them; DOCUMENTS=FOLDER, OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
-	@$(if $(DOCUMENTS),tools/take_documents "$(DOCUMENTS)" own)
-	@$(MAKE) --no-print-directory api-stages PROFILE=own
-	@$(BIN)/deepsearch table own
-
-multihoprag: environment  ##run an API's model on MultiHop-RAG; OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
-	@$(MAKE) --no-print-directory api-stages PROFILE=multihoprag
-	@$(BIN)/deepsearch table multihoprag
-
-api-stages:
-	@$(BIN)/python -m deepsearch_rl.core.project_state
-	@$(BIN)/dvc repro $(GRAPH):index
-	@$(BIN)/dvc repro --force --single-item $(GRAPH):evaluate@api
-	@$(BIN)/dvc repro $(GRAPH):track
-
-# The rows of both prompts stay in the table: `make params FORCE=1` takes the variant out again.
-optimize-prompt: environment  ##run a better prompt for that model, by GEPA, and its row; OPENAI_REFLECTION_MODEL writes prompts
-	@$(MAKE) --no-print-directory optimize-prompt-stages
-	@$(BIN)/deepsearch table multihoprag
-
-optimize-prompt-stages:
-	@$(BIN)/python -m deepsearch_rl.core.project_state
-	@$(BIN)/dvc repro profiles/multihoprag/dvc.yaml:index
-	@$(BIN)/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:optimize_prompt@api
-	@$(BIN)/python -m tools.optimized_prompt multihoprag api
-	@$(BIN)/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
-	@$(BIN)/dvc repro profiles/multihoprag/dvc.yaml:track
-
-# Round n samples from the model of round n - 1, which is kept as models/PROFILE/rft/<n - 1>; a finished round comes from
-# DVC's cache.
+# Round n samples from the model of round n - 1, which is kept as models/PROFILE/rft/<n - 1>.
 rft: environment  ##run ROUNDS (2) of rejection sampling: SFT on the model's own right answers, then on the new model's
-	@$(MAKE) --no-print-directory rft-rounds
-
-rft-rounds:
-	@$(BIN)/python -m deepsearch_rl.core.project_state
 	@from=models/$(PROFILE)/base; for round in $$(seq $(or $(ROUNDS),2)); do \
 	  $(BIN)/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.teacher=$$from || exit 1; \
-	  from=models/$(PROFILE)/rft/$$round; mkdir -p $$from && rm -r $$from && cp -r models/$(PROFILE)/sft $$from || exit 1; \
+	  from=models/$(PROFILE)/rft/$$round; rm -rf $$from && mkdir -p models/$(PROFILE)/rft && cp -r models/$(PROFILE)/sft $$from || exit 1; \
 	done
 
 plan: environment  ##start what a run of PROFILE takes: time, disk, memory, an API's tokens and their price
@@ -144,8 +106,8 @@ readme: environment  ##change the generated parts of documents: README's results
 	@$(BIN)/python -m tools.readme
 	@$(BIN)/python -m tools.departures
 
-params: environment  ##change every params.yaml, from profiles/*/profile.yaml and the preset tiny (FORCE=1: drop edited values)
-	@$(BIN)/python -m tools.params $(if $(FORCE),--force)
+params: environment  ##change params.yaml and dvc.yaml of every profile, from the project's own two and profiles/*/profile.yaml
+	@$(BIN)/python -m tools.params
 
 gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the interpreters of the gpu profiles
 	@for family in core index sft rl serve; do \

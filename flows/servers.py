@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 from prefect.settings import PREFECT_API_URL
@@ -114,8 +114,10 @@ def require_login(host: str) -> None:
 def serve(host: str) -> None:
     """Serve both user interfaces until Ctrl-C or SIGTERM; raise EndpointError where one of them ends."""
     require_login(host)
-    with ProcessGuard() as guard, prefect_server(host) as prefect:
+    with ProcessGuard() as guard, ExitStack() as stack:
+        # Before Prefect's, so that they start side by side
         mlflow = start_mlflow(guard, host)
+        prefect = stack.enter_context(prefect_server(host))
         mlflow.wait_until_healthy(START_TIMEOUT_S)
         pages = [f"Prefect {PREFECT_API_URL.value().removesuffix('/api')}", f"MLflow  {mlflow.url}"]
         sys.stdout.write("\n".join([*pages, "Ctrl-C stops them.\n"]))

@@ -6,7 +6,7 @@ from deepsearch_rl.data.download import DownloadConfig, download
 
 STAGE = Stage(
     sections=("seed", "download"),
-    packages=("core", "data"),
+    packages=("core", "data", "toy"),
     inputs=("{download.path}",),
 )
 

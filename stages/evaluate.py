@@ -25,7 +25,6 @@ STAGE = Stage(
         "{models.{item}}",
         "{agent.prompt}",
         "src/deepsearch_rl/prompts",
-        "{evaluate.prompts}",
         "data/{profile}/index",
         "data/{profile}/chunks",
         "data/{profile}/questions",

@@ -12,7 +12,7 @@ from deepsearch_rl.search.build import IndexSection
 STAGE = Stage(
     sections=("seed", "make_questions", "chunk", "index"),
     packages=("core", "data", "chat", "search"),
-    inputs=("{make_questions.documents.{item}}",),
+    inputs=("{make_questions.documents.{item}}", "{make_questions.writer.endpoint}"),
 )
 
 

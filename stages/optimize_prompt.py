@@ -20,6 +20,7 @@ STAGE = Stage(
     packages=("core", "data", "chat", "search", "server", "serve", "agent", "train"),
     inputs=(
         "{optimize_prompt.models.{item}}",
+        "{optimize_prompt.reflection.endpoint}",
         "{agent.prompt}",
         "data/{profile}/index",
         "data/{profile}/chunks",

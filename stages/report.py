@@ -9,24 +9,22 @@ from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.evaluate.explain.sources import Searched
 from deepsearch_rl.evaluate.report.write_report import (
     ReportConfig,
-    SearchedConfig,
     Sources,
-    TrainedConfig,
     write_report,
 )
 
 STAGE = Stage(
-    sections=("seed", "report", "models", "rl", "datasets", "evaluate", "trained", "download"),
+    sections=("seed", "report", "models", "rl", "datasets", "evaluate", "download"),
     packages=("core", "data", "chat", "search", "train", "evaluate"),
     inputs=(
         "data/{profile}/evaluate",
+        "data/{profile}/ifeval",
         "data/{profile}/questions",
+        "data/{profile}/index",
+        "data/{profile}/chunks",
+        "models/{profile}/rl_adapter",
         "reports/{profile}/retrieval.json",
-        "{report.searched.index}",
-        "{report.searched.chunks}",
-        "{trained.models}",
-        "{trained.filter}",
-        "{trained.ifeval}",
+        "reports/{profile}/filter.json",
     ),
 )
 
@@ -34,9 +32,7 @@ STAGE = Stage(
 def main(profile: Profile) -> None:
     """Write ``reports/<profile>/`` from what the stages before left behind."""
     models = profile.value("models")
-    starts = profile.value("rl")["starts"]
     split = profile.value("evaluate")["split"]
-    trained = profile.section("trained", TrainedConfig)
     config = profile.section("report", ReportConfig)
 
     questions: dict[str, Path] = {}
@@ -44,35 +40,31 @@ def main(profile: Profile) -> None:
         questions[name] = profile.data / "questions" / name / f"{split}.jsonl"
 
     rl_runs: dict[str, Path] = {}
-    for start in starts:
-        rl_runs[start] = trained.models / "rl_adapter" / start
+    # A profile without RL has no such section
+    for start in profile.values.get("rl", {}).get("starts", ()):
+        rl_runs[start] = profile.models / "rl_adapter" / start
 
     evaluations: dict[str, Path] = {}
     ifeval: dict[str, Path] = {}
     for model in models:
         evaluations[model] = profile.data / "evaluate" / model
-        # Of a model behind an endpoint there may be none
-        if (trained.ifeval / model).is_dir():
-            ifeval[model] = trained.ifeval / model
+        scores = profile.data / "ifeval" / model
+        if scores.is_dir():
+            ifeval[model] = scores
 
+    funnel = profile.reports / "filter.json"
+    searched = Searched(profile.data / "index", profile.data / "chunks")
     sources = Sources(
         evaluate=evaluations,
         ifeval=ifeval,
         rl=rl_runs,
         retrieval=profile.reports / "retrieval.json",
-        filter=trained.filter,
+        filter=funnel if funnel.is_file() else None,
         questions=questions,
         origins=question_origins(profile.value("download"), split),
-        searched=searched_again(config.searched, profile.data / "evaluate"),
+        searched=searched if config.search_index else None,
     )
     write_report(profile.name, sources, config, profile.value("seed"), profile.reports)
-
-
-def searched_again(config: SearchedConfig, evaluations: Path) -> Searched | None:
-    """Return the indexes to search once more; None where the profile names its evaluations in their place."""
-    if config.index == evaluations:
-        return None
-    return Searched(config.index, config.chunks)
 
 
 def question_origins(download: Mapping[str, Any], split: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from deepsearch_rl.serve.launch import ServingConfig
 
 STAGE = Stage(
     sections=("seed", "synthesize", "agent", "retrieval", "serving", "datasets"),
-    packages=("core", "data", "chat", "search", "server", "serve", "agent"),
+    packages=("core", "data", "chat", "search", "server", "serve", "agent", "toy"),
     inputs=(
         "{synthesize.teacher}",
         "{agent.prompt}",

@@ -22,11 +22,9 @@ TRAIN_LOGS = {
 }
 
 STAGE = Stage(
-    sections=("seed", "track", "trained", "evaluate"),
+    sections=("seed", "track", "evaluate"),
     packages=("core", "chat", "agent", "train", "evaluate", "track"),
     inputs=(
-        "src/deepsearch_rl/prompts",
-        "{evaluate.prompts}",
         "reports/{profile}/f1_table.json",
         "reports/{profile}/f1_table.md",
         "reports/{profile}/f1_table.csv",
@@ -34,7 +32,10 @@ STAGE = Stage(
         "reports/{profile}/lost_points.json",
         "reports/{profile}/index.html",
         "data/{profile}/evaluate",
-        "{trained.models}",
+        "data/{profile}/questions",
+        "models/{profile}/base",
+        "models/{profile}/sft_adapter",
+        "models/{profile}/rl_adapter",
     ),
 )
 

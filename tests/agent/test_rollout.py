@@ -17,9 +17,10 @@ from deepsearch_rl.agent.steps import NO_ROOM_LEFT
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.errors import EndpointError, UnknownNameError
-from deepsearch_rl.core.presets import load_preset
+from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.core.records import Retrieval, StopReason, Trajectory
 from tests.agent.conftest import ANSWER, QUESTION, completion, response
+from tests.conftest import ROOT
 
 
 @pytest.mark.slow
@@ -387,7 +388,7 @@ def test_an_unreachable_retrieval_server_stops_the_agent_before_any_question(ans
     [("prompt", "tinny", "tiny"), ("protocol", "function", "function_calling")],
 )
 def test_an_unknown_prompt_or_protocol_is_refused_with_the_nearest_names(field, name, nearest):
-    params = load_preset("tiny").with_overrides({f"agent.{field}": name})
+    params = find_profile(ROOT, "tiny").with_overrides({f"agent.{field}": name})
     with pytest.raises(UnknownNameError, match=nearest):
         params.section("agent", AgentConfig)
 

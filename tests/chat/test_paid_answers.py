@@ -32,7 +32,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ask(server: ChatServer, *samples: int | None, text: str = "Who?", **fields: Any) -> list[str]:
     async def ask_all() -> list[Completion]:
-        request: dict[str, Any] = FIELDS | fields | {"messages": [{"role": "user", "content": text}]}
+        request: dict[str, Any] = (
+            FIELDS | fields | {"messages": [{"role": "user", "content": text}]}
+        )
         async with open_client(server.endpoint, 20.0) as client:
             calls = [
                 complete(client, server.endpoint, sample=sample, **request) for sample in samples

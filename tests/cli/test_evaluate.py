@@ -20,12 +20,12 @@ from deepsearch_rl.core.errors import (
     UnknownNameError,
 )
 from deepsearch_rl.core.files import read_json, read_jsonl, write_json
-from deepsearch_rl.core.presets import load_preset
-from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluate import evaluate_model
 from deepsearch_rl.evaluate.standalone import WorldEvaluation
 from deepsearch_rl.serve import launch
+from tests.conftest import ROOT
 from tests.evaluate.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.model_servers import serve_models_here
 from tests.policies import policy_folder
@@ -320,7 +320,7 @@ def world_setting(*options: str) -> Profile:
 @pytest.mark.usefixtures("folder")
 def test_an_option_brings_what_follows_from_it_into_a_world_as_well() -> None:
     plain = world_setting()
-    tiny = load_preset("tiny")
+    tiny = find_profile(ROOT, "tiny")
     assert plain.value("agent") == tiny.value("agent") | {"prompt": "tiny"}
     assert world_setting("--max-searches", "12").value("agent.max_turns") == 14
     assert world_setting("--timeout-s", "30").value("agent.call_timeout_s") == 7.5

@@ -12,9 +12,6 @@ COMMANDS = (
     "table",
     "summary smoke",
     "plan",
-    "clean",
-    "live",
-    "experiments",
     "preflight gpu",
 )
 

@@ -38,7 +38,7 @@ from stages import download
 from tests.chunks import make_chunks
 from tests.pipeline.smoke_copy import copy_of_working_tree, run
 from tests.settings import INDEX, RETRIEVAL
-from tests.trajectories.test_filters import QUESTION, trajectory
+from tests.train.test_filters import QUESTION, trajectory
 from tools import ROOT
 
 PAGE = (ROOT / "docs" / "own_code.md").read_text()

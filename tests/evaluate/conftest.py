@@ -18,7 +18,7 @@ from deepsearch_rl.core.records import (
     Trajectory,
 )
 from deepsearch_rl.evaluate.f1_row import IfevalScore, ModelEvaluation, RowKey, run_file
-from deepsearch_rl.evaluate.report.write_report import SearchedConfig, Sources
+from deepsearch_rl.evaluate.report.write_report import Sources
 from deepsearch_rl.evaluate.score import build_control, build_row
 
 SUCCESS = {"base": 0.2, "sft": 0.62, "rl": 0.35, "sft_rl": 0.75}
@@ -31,7 +31,6 @@ CORPORA = {
 TYPES = ("1_hop", "2_hop", "3_hop", "null")
 NAMES = ("Arla", "Bodin", "Caro", "Dunn", "Emer", "Falk", "Gorm")
 DRAWS = 200
-SEARCHED = SearchedConfig(index=Path("data/evaluate"), chunks=Path("data/evaluate"))
 PASSAGES = Message(
     role="tool", content="[1] T\nThe port is Port Vale. <b>Old</b>.", tool_call_id="call_1"
 )

@@ -28,7 +28,7 @@ from pydantic import Field, JsonValue
 
 from deepsearch_rl.chat.request_options import USUAL, RequestOptions
 from deepsearch_rl.core.errors import ConfigError, EndpointError
-from deepsearch_rl.core.files import read_record
+from deepsearch_rl.core.files import atomic_directory, read_record, write_json
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.core.redaction import public_address, redact
 
@@ -85,6 +85,31 @@ def read_remote(folder: Path) -> RemoteConfig | None:
     """Return what ``endpoint.json`` of a model folder says, None if there is none."""
     path = folder / FILE
     return read_record(path, RemoteConfig) if path.is_file() else None
+
+
+def require_remote(folder: Path) -> RemoteConfig:
+    """Return what ``endpoint.json`` of a model folder says; raise ConfigError if there is none."""
+    remote = read_remote(folder)
+    if remote is None:
+        raise ConfigError(
+            f"{folder} has no {FILE}: name a folder of section endpoints, or put a file with "
+            "base_url, model and api_key_variable there."
+        )
+
+    return remote
+
+
+def write_endpoint(config: RemoteConfig, folder: Path) -> None:
+    """Write a model folder whose ``endpoint.json`` has what the environment variables hold now, except for the key.
+
+    An address with a password stays the variable's name. Raises as :func:`resolve_endpoint`.
+    """
+    endpoint = resolve_endpoint(config)
+    fields = config.model_dump(mode="json", exclude_defaults=True) | {"model": endpoint.model}
+    if shown_address(endpoint.base_url) == endpoint.base_url:
+        fields["base_url"] = endpoint.base_url
+    with atomic_directory(folder) as partial:
+        write_json(partial / FILE, fields)
 
 
 def resolve_endpoint(config: RemoteConfig) -> Endpoint:

@@ -24,7 +24,7 @@ from deepsearch_rl.cli.evaluation_rows import print_rows
 from deepsearch_rl.cli.targets import writable_folder
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.presets import load_preset
-from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.profile import PARAMS, Profile, load_profile
 from deepsearch_rl.core.records import ProtocolName
 from deepsearch_rl.core.stage import package_digest
 from deepsearch_rl.search import RetrieverName
@@ -43,7 +43,7 @@ ANSWERS_PER_CALL = 4
 
 _PRESET = load_preset("evaluate")
 # The packaged prompt of the tiny profile, which names its file
-_TINY_PROMPT = Path(load_preset("tiny").value("agent.prompt")).stem
+_TINY_PROMPT = "tiny"
 _FIELDS = {
     "temperature": FieldOption("evaluate.temperature", float, "Of sampling.", min=0.01),
     "protocol": FieldOption("agent.protocol", ProtocolName, "How the model asks for a search."),
@@ -270,7 +270,7 @@ def _describe_world(
     """Return the evaluation of a model folder on every set of a generated world, ``counts`` of each."""
     from deepsearch_rl.evaluate.standalone import WorldEvaluation  # noqa: PLC0415 - loads FAISS, the agent and its clients
 
-    tiny = load_preset("tiny")
+    tiny = load_profile(Path(PARAMS))
     plan = {dataset: dict(counts) for dataset in tiny.value("evaluate.sets")}
     vllm = _PRESET.value("serving.vllm") | {"max_model_len": tiny.value("agent.context_tokens")}
     changes = {

@@ -3,21 +3,15 @@
     code = load_own("reward", "own/rewards.py:cites", ("trajectory", "question", "policy"))
     code(trajectory, question, policy)
 
-The path is written as a dep of DVC is, so that the file that is loaded is the file that decides
-whether a stage runs again. A module's name could be found in another folder of ``sys.path``: in the
-project instead of in DVC's copy of it, or nowhere, in a worker of an engine that has another working
-directory. Relative paths begin at the folder of the project whose sources run, in every process.
-
-A file stands alone: it imports ``deepsearch_rl`` and installed packages, no file beside it.
-Section ``own`` of params names the file, or its folder, by the kind of the code; dvc.yaml makes that
-a dep of the stages that can load this kind.
+The path is that of the file's dep in dvc.yaml. A relative path begins at the folder of the project
+whose sources run, in every process. A file stands alone: it imports ``deepsearch_rl`` and installed
+packages, no file beside it.
 """
 
 import contextlib
 import hashlib
 import importlib.util
 import inspect
-import posixpath
 import re
 import sys
 import traceback
@@ -34,15 +28,6 @@ from deepsearch_rl.core.errors import ConfigError, DeepsearchError, UnknownNameE
 from deepsearch_rl.core.profile import Profile
 
 OwnName = Annotated[str, StringConstraints(pattern=r"^.+\.py:\w+$")]
-# The field of section ``own`` that has the file, by the section that names code in it
-KINDS: Mapping[str, str] = {
-    "download": "reader",
-    "index": "encoder",
-    "retrieval": "retriever",
-    "filter": "filter",
-    "rl": "reward",
-    "optimize_prompt": "reward",
-}
 _NAME = re.compile(r"(?P<path>.+\.py):(?P<name>\w+)")
 _SOURCES = Path(__file__).resolve().parents[3]
 
@@ -129,52 +114,38 @@ def load_own(kind: str, name: str, arguments: Sequence[str]) -> OwnCode:
     return code
 
 
-def require_deps(profile: Profile) -> None:
-    """Check that section ``own`` names every file of own code that params name, and that it is a file of the project.
-
-    Raise ConfigError with the field to set: without it no edit of the file would run a stage again.
-    """
-    values = profile.values
-    settings = values.get("model_settings") or {}
-    for sections in (values, *settings.values()):
-        for section, kind in KINDS.items():
-            for name in _own_names((sections or {}).get(section)):
-                # A clone on another machine has the project's files and no others
-                _require_portable(name, f"{profile.path}, {section}")
-                file = own_path(name)
-                declared = _project() / str(profile.value(f"own.{kind}"))
-                if declared not in (file, *file.parents):
-                    raise ConfigError(
-                        f"{profile.path}, {section}: {name} is in no dep of the stages that use "
-                        f"it. Set own.{kind}: {name.rpartition(':')[0]} (or its folder), so that "
-                        "an edit of it runs them again."
-                    )
-
-
-def _require_portable(name: str, where: str) -> None:
-    """Raise ConfigError for a path that another machine does not have, or that MLflow cannot name a metric by."""
-    path = name.rpartition(":")[0]
-    if path.startswith(("/", "..")) or posixpath.normpath(path) != path:
-        raise ConfigError(
-            f"{where}: {name} is not named by its path from the project's folder, as "
-            "own/rewards.py:cites is."
-        )
-
-
-def _own_names(value: Any) -> Iterator[str]:
-    """Yield the names of own code among the keys and values of a section."""
+def own_files(value: Any) -> set[str]:
+    """Return the files of all ``FILE.py:NAME`` among the keys and values of params."""
     if isinstance(value, str):
-        if _NAME.fullmatch(value):
-            yield value
-        return
+        match = _NAME.fullmatch(value)
+        return {match["path"]} if match else set()
 
     items: Iterable[Any] = ()
     if isinstance(value, Mapping):
         items = (*value.keys(), *value.values())
     elif isinstance(value, list | tuple):
         items = value
+
+    files: set[str] = set()
     for item in items:
-        yield from _own_names(item)
+        files |= own_files(item)
+
+    return files
+
+
+def require_deps(profile: Profile) -> None:
+    """Raise ConfigError where params name a file of own code that is no dep in the dvc.yaml beside them."""
+    graph = profile.path.with_name("dvc.yaml")
+    if not graph.is_file():
+        return
+    deps = {line.strip() for line in graph.read_text(encoding="utf-8").splitlines()}
+    for file in sorted(own_files(profile.values)):
+        if f"- {file}" not in deps:
+            raise ConfigError(
+                f"{profile.path} names code of {file}, which is no dep in {graph}, so that no edit "
+                f"of it would run a stage again. Add `- {file}` to the deps of the stages that "
+                "load it; for a profile in profiles/, `make params` does it. (docs/own_code.md)"
+            )
 
 
 def _project() -> Path:

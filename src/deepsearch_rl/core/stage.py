@@ -35,7 +35,6 @@ import inspect
 import json
 import logging
 import os
-import re
 import resource
 import shutil
 import sys
@@ -55,6 +54,7 @@ from deepsearch_rl.core.errors import (
     look_up,
 )
 from deepsearch_rl.core.files import read_json, sha256_file, sha256_json, write_json
+from deepsearch_rl.core.own_code import own_files, require_deps
 from deepsearch_rl.core.profile import Profile, load_profile
 
 _LOG = logging.getLogger(__name__)
@@ -82,8 +82,6 @@ OPERATIONAL = (
     "serving.vllm.start_timeout_s",
 )
 
-_OWN_CODE = re.compile(r"(.+\.py):\w+")
-
 # Files by their digest, and params by their value
 State = dict[str, Any]
 
@@ -97,7 +95,7 @@ class Stage:
     """What a stage reads; dvc.yaml lists the same.
 
     Attributes:
-        sections: sections and values of params, by name.
+        sections: sections and values of params, by name; a profile has none of stages that it lacks.
         packages: packages of ``src/deepsearch_rl`` that its program can load.
         inputs: files and folders. ``{profile}`` is the profile's name, ``{item}`` the stage's argument;
             ``{agent.prompt}`` is the path that this param holds, ``{models.{item}}`` that of the item.
@@ -121,28 +119,21 @@ class Stage:
 
         return paths
 
-    def own_code(self, profile: Profile) -> list[str]:
-        """Return the files of the user's own code that its sections name as ``FILE.py:NAME``."""
-        files: set[str] = set()
-        for section in self.sections:
-            for text in _texts(profile.value(section)):
-                match = _OWN_CODE.fullmatch(text)
-                if match:
-                    files.add(match[1])
-
-        return sorted(files)
-
     def read_state(self, profile: Profile, item: str, program: str) -> State:
         """Return the content of everything that decides the stage's result."""
         state: State = {}
-        for section in self.sections:
+        sections = [name for name in self.sections if name.partition(".")[0] in profile.values]
+        for section in sections:
             for name, value in _leaves(section, profile.value(section)):
                 if not any(f"{name}.".startswith(f"{other}.") for other in OPERATIONAL):
                     state[f"params: {name}"] = value
 
         paths = [f"stages/{program}.py", str(profile.value("packages"))]
         paths += [str(SOURCES / package) for package in self.packages]
-        paths += self.input_paths(profile, item) + self.own_code(profile)
+        paths += self.input_paths(profile, item)
+        for section in sections:
+            paths += sorted(own_files(profile.value(section)))
+
         for path in paths:
             state |= _digests(Path(path))
 
@@ -183,6 +174,7 @@ def run(stage: Stage, main: Callable[..., None]) -> None:
 
     try:
         profile = load_profile(arguments.params)
+        require_deps(profile)
         with full_disk_named("while writing"):
             run_stage(stage, main, profile, program, item)
         _record_run(profile.name, name, time.monotonic() - started)
@@ -293,19 +285,6 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{name}.{key}", inner)
     else:
         yield name, value
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts of a section, the keys of its mappings too: rewards are keys."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)
 
 
 def _digests(path: Path) -> State:

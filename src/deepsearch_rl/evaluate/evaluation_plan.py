@@ -73,9 +73,6 @@ class EvaluateConfig(Record):
     variants: dict[VariantName, VariantPlan] = Field(
         description="rows beside the main ones, by their name"
     )
-    prompts: NonEmpty = Field(
-        description="folder of prompts of your own that variants, agent or model_settings name"
-    )
     draws: int = Field(ge=100, description="bootstrap resamples per interval")
 
 

@@ -18,6 +18,7 @@ from deepsearch_rl.core.answers import extract_answer
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import (
+    UNKNOWN_PROMPT,
     ForeignRecord,
     Message,
     NonEmpty,
@@ -32,9 +33,6 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.data.flashrag import numbered_rows
 from deepsearch_rl.evaluate.f1_row import F1TableRow, IfevalScore, Share
-
-# The prompt of results, which do not name theirs
-UNKNOWN = "unknown"
 
 
 def _error_text(error: object) -> object:
@@ -100,7 +98,7 @@ class _ResultRow(ForeignRow):
             golden_answers=self.golden_answers,
             question_type=self.type_in_metadata,
             model=model,
-            prompt=UNKNOWN,
+            prompt=UNKNOWN_PROMPT,
             temperature=0.0,
             messages=(Message(role="user", content=self.question), turn),
             answer="" if self.output.error else answer,

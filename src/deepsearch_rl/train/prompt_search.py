@@ -23,7 +23,7 @@ from pydantic import Field, FiniteFloat, field_validator
 from deepsearch_rl.agent.collect import BulkRun, RolloutSetting, collect, read_questions
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.chat.endpoint import Endpoint, open_endpoint, read_remote
+from deepsearch_rl.chat.endpoint import Endpoint, open_endpoint, read_remote, require_remote
 from deepsearch_rl.chat.prompts import MADE_PROMPT, load_prompt
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import (
@@ -86,7 +86,7 @@ class OptimizePromptConfig(Record):
         min_length=1, description="weights of ANSWER_REWARDS, or of own ones, as in rl.rewards"
     )
     max_characters: int = Field(ge=1, description="of a prompt; a longer one is not tried")
-    reflection: Reflection | None
+    reflection: Reflection
 
     @property
     def full_reward(self) -> float:
@@ -146,16 +146,12 @@ def optimize_prompt(
     Finished rollouts and reflections are kept in ``scratch`` then, by the models behind the
     endpoints.
     """
-    if config.reflection is None:
-        problem = "optimize_prompt.reflection is null"
-        raise ConfigError(f"{problem}; name the endpoint of a model that writes prompts.")
-
     setting = task.setting
     start = _start_prompt(setting.agent.prompt, config.max_characters)
     train = read_questions(setting.split("train"), config.questions.train)
     dev = read_questions(setting.split("dev"), config.questions.dev)
     require_scores(config.rewards, train[0], _CHARACTERS_AS_TOKENS)
-    reflector = open_endpoint(config.reflection.endpoint)
+    reflector = open_endpoint(require_remote(Path(config.reflection.endpoint)))
     with serve_model(task.folder, task.serving) as endpoint:
         folder = scratch / _models_digest(task, endpoint, reflector)[:16]
         log = folder / REFLECTIONS

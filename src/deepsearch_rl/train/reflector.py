@@ -9,7 +9,7 @@ from pydantic import Field
 
 from deepsearch_rl.chat.chat_messages import spoken_reply
 from deepsearch_rl.chat.client import complete, open_client
-from deepsearch_rl.chat.endpoint import Endpoint, RemoteConfig
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.chat.request_options import remedy
 from deepsearch_rl.core.errors import ArtifactError, EndpointError
 from deepsearch_rl.core.files import AppendLog, read_jsonl, sha256_json
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 class Reflection(Record):
     """The model that writes new prompts, and how it is asked."""
 
-    endpoint: RemoteConfig
+    endpoint: NonEmpty = Field(description="folder of the model's endpoint.json")
     temperature: float = Field(ge=0)
     max_tokens: int = Field(ge=1, description="of an answer, its thoughts counted")
     timeout_s: float = Field(gt=0, description="seconds per answer")

@@ -13,9 +13,8 @@ from deepsearch_rl.evaluate.report.write_report import ReportConfig, Sources, wr
 from deepsearch_rl.evaluate.table_files import published_lines
 from stages.report import question_origins
 from tests.conftest import ROOT
-from tests.evaluate.conftest import SEARCHED
 
-CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5, searched=SEARCHED)
+CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5, search_index=False)
 CORPUS = {
     "multihoprag": "multihoprag",
     "musique": "wiki",

@@ -29,7 +29,7 @@ from deepsearch_rl.evaluate.report.rollouts import (
 )
 from deepsearch_rl.evaluate.report.write_report import ReportConfig, write_report
 from tests.browsing import chromium
-from tests.evaluate.conftest import CORPORA, SEARCHED, sources_in
+from tests.evaluate.conftest import CORPORA, sources_in
 
 __all__ = ["chromium"]
 PER_RUN = 100
@@ -188,7 +188,7 @@ ODD = (
 def page(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a page with more than 2,000 rollouts."""
     folder = tmp_path_factory.mktemp("browser")
-    config = ReportConfig(comparisons=(), draws=100, rollouts=PER_RUN, searched=SEARCHED)
+    config = ReportConfig(comparisons=(), draws=100, rollouts=PER_RUN, search_index=False)
     report = write_report("tiny", sources_in(finished), config, 0, folder)
     source = (folder / "index.html").read_text(encoding="utf-8")
     filled = [
@@ -240,7 +240,7 @@ def test_greedy_f1_and_searches_stand_beside_sampled_f1_in_the_headline(
 def test_a_question_that_turned_leads_to_its_rollout(
     chromium: webdriver.Chrome, finished: Path, tmp_path: Path
 ) -> None:
-    config = ReportConfig(comparisons=(("sft", "base"),), draws=100, rollouts=1, searched=SEARCHED)
+    config = ReportConfig(comparisons=(("sft", "base"),), draws=100, rollouts=1, search_index=False)
     write_report("tiny", sources_in(finished), config, 0, tmp_path)
     opened(chromium, (tmp_path / "index.html").as_uri())
     link = chromium.find_element(By.CSS_SELECTOR, "a[aria-label^='sft answers question']")

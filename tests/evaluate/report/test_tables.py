@@ -16,9 +16,9 @@ from deepsearch_rl.evaluate.report.write_report import ReportConfig, Sources, wr
 from deepsearch_rl.evaluate.table_files import flat_rows, markdown, score_text, write_table
 from deepsearch_rl.evaluate.tables import F1Table
 from deepsearch_rl.train.curves import TrainingStep
-from tests.evaluate.conftest import SEARCHED, sources_in
+from tests.evaluate.conftest import sources_in
 
-CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5, searched=SEARCHED)
+CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5, search_index=False)
 
 
 @pytest.fixture

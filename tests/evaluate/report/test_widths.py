@@ -9,7 +9,7 @@ from selenium import webdriver
 
 from deepsearch_rl.evaluate.report.write_report import ReportConfig, write_report
 from tests.browsing import chromium
-from tests.evaluate.conftest import SEARCHED, sources_in
+from tests.evaluate.conftest import sources_in
 
 __all__ = ["chromium"]
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def page(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     write_report(
         "tiny",
         sources_in(finished),
-        ReportConfig(comparisons=(), draws=100, rollouts=1, searched=SEARCHED),
+        ReportConfig(comparisons=(), draws=100, rollouts=1, search_index=False),
         0,
         folder,
     )

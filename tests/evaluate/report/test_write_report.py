@@ -22,10 +22,10 @@ from deepsearch_rl.evaluate.table_files import (
     signed,
 )
 from deepsearch_rl.evaluate.tables import F1Table, build_table
-from tests.evaluate.conftest import SEARCHED, sources_in
+from tests.evaluate.conftest import sources_in
 
 CONFIG = ReportConfig(
-    comparisons=(("sft", "base"), ("sft_rl", "sft")), draws=200, rollouts=5, searched=SEARCHED
+    comparisons=(("sft", "base"), ("sft_rl", "sft")), draws=200, rollouts=5, search_index=False
 )
 CONTRACT = [
     "model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "retriever",
@@ -264,7 +264,7 @@ def test_a_comparison_with_a_model_that_was_not_evaluated_is_refused_by_name(
     results: Sources, tmp_path: Path
 ) -> None:
     config = ReportConfig(
-        comparisons=(("sft", "base"), ("sft", "teecher")), draws=200, rollouts=0, searched=SEARCHED
+        comparisons=(("sft", "base"), ("sft", "teecher")), draws=200, rollouts=0, search_index=False
     )
     with pytest.raises(
         UnknownNameError, match=r"report\.comparisons 'teecher'.*Valid names: base, rl, sft, sft_rl"
@@ -348,7 +348,7 @@ def test_a_report_of_an_earlier_stage_that_does_not_fit_names_file_and_field(
         write_report(
             "tiny",
             results,
-            ReportConfig(comparisons=(), draws=100, rollouts=0, searched=SEARCHED),
+            ReportConfig(comparisons=(), draws=100, rollouts=0, search_index=False),
             0,
             tmp_path / "out",
         )

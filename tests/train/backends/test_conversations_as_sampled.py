@@ -23,12 +23,12 @@ from deepsearch_rl.train.rl.rollouts import rollout_metrics
 from deepsearch_rl.train.rl.tokens import TokenRow
 from tests.conftest import ROOT
 from tests.train.backends.captured import captured_choice, recorded
-from tests.trajectories.test_thinking import FolderOf, folder_of
+from tests.train.test_thinking import FolderOf, folder_of
 from tests.vllm_parsers import hermes, hermes_call, qwen3_and_hermes
 
 __all__ = ["folder_of"]
 
-# Server, and how the model's template treats thoughts (tests/trajectories/test_thinking.py)
+# Server, and how the model's template treats thoughts (tests/train/test_thinking.py)
 SERVERS = [
     ("hermes", "plain"),
     ("qwen3 and hermes", "hybrid"),

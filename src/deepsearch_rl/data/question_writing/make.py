@@ -18,7 +18,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from deepsearch_rl.chat.endpoint import open_endpoint
+from deepsearch_rl.chat.endpoint import open_endpoint, require_remote
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import (
     AppendLog,
@@ -117,7 +117,7 @@ def make_questions(
         EndpointError: the writer failed.
         UnavailableError: a package that reads a kind of document is not installed.
     """
-    endpoint = open_endpoint(config.writer.endpoint)
+    endpoint = open_endpoint(require_remote(Path(config.writer.endpoint)))
     documents = DocumentFolder(folder)
 
     with (

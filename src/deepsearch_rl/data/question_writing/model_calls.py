@@ -12,7 +12,7 @@ from pydantic import Field
 
 from deepsearch_rl.chat.chat_messages import spoken_reply
 from deepsearch_rl.chat.client import complete, open_client
-from deepsearch_rl.chat.endpoint import Endpoint, RemoteConfig
+from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.chat.request_options import remedy
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import AppendLog, read_jsonl, sha256_json
@@ -25,7 +25,7 @@ CHARACTERS_PER_TOKEN = 3
 class WriterConfig(Record):
     """A model and how it is asked."""
 
-    endpoint: RemoteConfig
+    endpoint: NonEmpty = Field(description="folder of the model's endpoint.json")
     temperature: float = Field(ge=0)
     max_tokens: int = Field(ge=1, description="of a reply, its thoughts counted")
     timeout_s: float = Field(gt=0, description="seconds per reply")
@@ -90,7 +90,7 @@ class LoggedModel:
     def _digest(self, prompt: str, sample: int) -> str:
         config = self._config
         settings = [self._endpoint.model, config.temperature, config.max_tokens]
-        return sha256_json([*settings, config.endpoint.request.of_answers(), prompt, sample])
+        return sha256_json([*settings, self._endpoint.options.of_answers(), prompt, sample])
 
     async def _ask_missing(self, missing: dict[str, tuple[str, int]]) -> None:
         room = asyncio.Semaphore(self._config.concurrency)

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from deepsearch_rl.core.files import (
     atomic_file,
-    read_json,
     read_record,
     sha256_file,
     write_json,
@@ -37,17 +36,6 @@ from deepsearch_rl.evaluate.table_files import write_table
 from deepsearch_rl.evaluate.tables import build_table
 
 
-class SearchedConfig(Record):
-    """Where the passages are that lost points are explained with.
-
-    A profile whose index is too large to be searched for its report names the folder of its
-    evaluations in both fields: its rollouts alone then say what was found.
-    """
-
-    index: Path = Field(description="folder with an index per corpus")
-    chunks: Path = Field(description="folder with a passage file per corpus")
-
-
 class ReportConfig(Record):
     """Section ``report``."""
 
@@ -56,23 +44,13 @@ class ReportConfig(Record):
     )
     draws: int = Field(ge=100, description="resamples and sign patterns per comparison")
     rollouts: int = Field(ge=0, description="rollouts of every run on the page; 0: none")
-    searched: SearchedConfig
-
-
-class TrainedConfig(Record):
-    """Section ``trained``: where the artifacts of training are.
-
-    A profile that trains nothing names its own files: ``filter`` holds ``null``, and ``ifeval`` no
-    model's folder.
-    """
-
-    models: Path = Field(description="folder of adapters with their training logs")
-    filter: Path = Field(description="JSON report of the filter stage, or null")
-    ifeval: Path = Field(description="folder with a folder of IFEval scores per model")
+    search_index: bool = Field(
+        description="search the index again to explain lost points; false: by the rollouts alone"
+    )
 
 
 class Sources(NamedTuple):
-    """Where a profile's results are, by model (``rl``: by start; ``questions``: by set); ``filter`` may hold null.
+    """Where a profile's results are, by model (``rl``: by start; ``questions``: by set).
 
     ``origins`` names the hub repository and split of a question set, as :func:`published_rows`
     takes them. Without ``searched``, lost points are explained by the rollouts alone.
@@ -145,15 +123,8 @@ def _read_report(profile: str, sources: Sources, config: ReportConfig, seed: int
         ifeval=tuple(ifeval),
         rl={start: read_rl_run(folder) for start, folder in sources.rl.items()},
         retrieval=read_record(sources.retrieval, RetrievalReport).root,
-        filter=_read_filter(sources.filter),
+        filter=read_record(sources.filter, FilterReport) if sources.filter else None,
         runs=runs,
         rollouts=tuple(shown_rollouts(runs, questions)),
         lost=lost,
     )
-
-
-def _read_filter(path: Path | None) -> FilterReport | None:
-    """Return the filter's report; None where there is none, or where nothing was filtered."""
-    if path is None or read_json(path) is None:
-        return None
-    return read_record(path, FilterReport)

@@ -286,6 +286,7 @@ def _own_variables(config: RlConfig, figures: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "HYDRA_FULL_ERROR": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
     }
     return {**ours, **CPU_ENVIRONMENT} if config.backend.device == "cpu" else ours
 
