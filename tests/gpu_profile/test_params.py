@@ -61,7 +61,7 @@ ALIKE = (
     "evaluate",
     "ifeval",
 )
-ALIKE += ("trained", "report", "track")
+ALIKE += ("report", "track")
 """Sections with the same fields in every profile; the others depend on the source or backend that they name."""
 
 
