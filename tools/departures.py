@@ -133,7 +133,9 @@ def overrides(path: str, published: JsonValue, ours: JsonValue) -> Iterator[str]
 
 
 def _option(value: JsonValue) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    # Hydra splits an unquoted text at these
+    is_plain = isinstance(value, str) and not {"=", ","} & set(value)
+    return value if is_plain else json.dumps(value)
 
 
 def _shown(value: JsonValue) -> str:
