@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from transformers import Qwen3Config
 
 from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.toy.pretrained_model import ModelShape, build_model, world_tokenizer
@@ -37,3 +38,15 @@ def _make_policy(folder: Path) -> None:
     model = build_model(ModelShape.model_validate({**shape, **rest}), tokenizer, seed=0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenizer, chat template and config as the tiny profile makes them, without weights."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = world_tokenizer(load_prompt("tiny"), 400, 2048)
+    tokenizer.save_pretrained(folder)
+    Qwen3Config(vocab_size=len(tokenizer), architectures=["Qwen3ForCausalLM"]).save_pretrained(
+        folder
+    )
+    return folder

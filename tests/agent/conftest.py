@@ -19,8 +19,13 @@ from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.chat import client as client_module
 from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.records import Question, Trajectory
+from tests.limit_clock import limit_clock
+from tests.policies import model_folder
 from tests.search_servers import in_thread, serve_app
 from tests.settings import AGENT
+from tests.worlds import smoke, world, world_server
+
+__all__ = ["limit_clock", "model_folder", "smoke", "world", "world_server"]
 
 KEY = "sk-very-secret-key"
 QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))

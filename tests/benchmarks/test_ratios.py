@@ -95,15 +95,14 @@ def test_a_part_that_is_updated_alone_keeps_the_note_on_the_whole_run() -> None:
     ("only", "is_all", "parts"),
     [
         ("", False, 3),
-        ("", True, 6),
+        ("", True, 5),
         ("encoding", True, 2),
-        ("int8", False, 1),
     ],
 )
 def test_a_part_is_measured_alone(
     only: str, is_all: bool, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("bm25", "encoding", "server", "int8_server"):
+    for name in ("bm25", "encoding", "server"):
         monkeypatch.setattr(ratios, name, lambda *_: iter(()))
 
     options = argparse.Namespace(only=only, all=is_all, rounds=1)

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from pydantic import BaseModel
 
-from deepsearch_rl.agent.exchange import SCHEMAS
 from deepsearch_rl.agent.timing import read_times
 from deepsearch_rl.cli.doctor import Requirements
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
@@ -20,11 +19,12 @@ from deepsearch_rl.core.profile import find_profile, load_profile
 from deepsearch_rl.core.records import Document, FilterReport, Question, RetrievalReport, Trajectory
 from deepsearch_rl.data import flashrag, question_sets
 from deepsearch_rl.data.catalogue import QUESTION_FORMATS
+from deepsearch_rl.environment.exchange import SCHEMAS
 from deepsearch_rl.evaluate.explain.records import ExplainReport
 from deepsearch_rl.evaluate.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluate.ifeval import read_prompts
-from deepsearch_rl.evaluate.imported_results import import_results
 from deepsearch_rl.evaluate.predictions import score_predictions
+from deepsearch_rl.evaluate.published import import_results
 from deepsearch_rl.evaluate.report.plots import read_rl_run
 from deepsearch_rl.evaluate.tables import F1Table, Figures
 from deepsearch_rl.search.manifest import read_manifest

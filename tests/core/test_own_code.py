@@ -38,7 +38,7 @@ from stages import download
 from tests.chunks import make_chunks
 from tests.pipeline.smoke_copy import copy_of_working_tree, run
 from tests.settings import INDEX, RETRIEVAL
-from tests.trajectories.test_filters import QUESTION, trajectory
+from tests.train.test_filters import QUESTION, trajectory
 from tools import ROOT
 
 PAGE = (ROOT / "docs" / "own_code.md").read_text()
@@ -334,6 +334,9 @@ def test_dvc_runs_a_stage_of_the_graph_with_own_code_and_again_after_its_edit(
         },
     }
     params.write_text(yaml.safe_dump(values, sort_keys=False))
+    graph = params.with_name("dvc.yaml")
+    dep = "      - stages/download.py\n"
+    graph.write_text(graph.read_text().replace(dep, f"{dep}      - own/readers.py\n"))
     target = "profiles/smoke/dvc.yaml:download"
     run(copy, "dvc", "repro", target)
     questions = copy / "data" / "smoke" / "questions" / "support" / "val.jsonl"

@@ -7,9 +7,9 @@ import pytest
 
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from tests.environment.scripted import retrieval
-from tests.policies import policy_folder
+from tests.policies import model_folder, policy_folder
 
-__all__ = ["policy_folder"]
+__all__ = ["model_folder", "policy_folder"]
 
 
 @pytest.fixture(scope="module")

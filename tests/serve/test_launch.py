@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from deepsearch_rl.chat.endpoint import shown_address
+from deepsearch_rl.core.environment import prepare_environment
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import load_profile
@@ -72,6 +73,26 @@ def test_a_server_that_dies_at_start_leaves_its_last_words(
     with (
         pytest.raises(EndpointError, match=r"exit code 3[\s\S]*no memory"),
         serve_model(policy_folder, config()),
+    ):
+        pass
+
+
+def test_vllm_starts_without_the_sampler_that_it_would_have_to_compile(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\necho flashinfer=$VLLM_USE_FLASHINFER_SAMPLER >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(launch, "sys", SimpleNamespace(executable=str(tmp_path / "python")))
+    monkeypatch.setattr(launch, "require_gpu", lambda *_, **__: None)
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    gpu = load_profile(ROOT / "profiles/gpu/params.yaml").section("serving", ServingConfig)
+    # As every stage and command does first
+    prepare_environment()
+
+    with (
+        pytest.raises(EndpointError, match="flashinfer=0"),
+        serve_model(policy_folder, gpu),
     ):
         pass
 

@@ -60,11 +60,8 @@ def test_a_token_that_is_not_set_is_an_error_and_not_an_open_server(
         assert variable in message
 
 
-def test_an_unknown_retriever_names_the_valid_ones(
-    index_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert error_of(["--index", str(index_dir), "--retriever", "bm26"]) == "2"
-    message = capsys.readouterr().err
+def test_an_unknown_retriever_names_the_valid_ones(index_dir: Path) -> None:
+    message = error_of(["--index", str(index_dir), "--retriever", "bm26"])
     assert all(name in message for name in ("bm26", *RETRIEVERS))
 
 

@@ -5,6 +5,18 @@ from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.toy.curriculum import CurriculumStage, DocumentConfig
 from deepsearch_rl.toy.pretrained_model import world_tokenizer
 from deepsearch_rl.toy.pretraining import PretrainConfig
+from tests.agent.conftest import agent_config, chat_server, mcp_server, searches
+from tests.worlds import smoke, world, world_server
+
+__all__ = [
+    "agent_config",
+    "chat_server",
+    "mcp_server",
+    "searches",
+    "smoke",
+    "world",
+    "world_server",
+]
 
 
 @pytest.fixture(scope="session")

@@ -338,13 +338,13 @@ class _OpenRun:
         artifact = TrajectoryFile(self._run.out, count, self._figures.server_failures, asked_again)
 
         if artifact.server_failures:
-            counts = f"{artifact.server_failures} of {artifact.count} rollouts"
             _LOG.warning(
-                "%s: %s ended because a server failed, and count as failed. A repeated run asks for "
-                "those alone; a stage is repeated by `DEEPSEARCH_RESUME=1 dvc repro --force "
-                "--single-item STAGE`",
+                "%s: a server failed %d of %d rollouts, which count as failed. `dvc repro --force "
+                "--single-item STAGE` makes all rollouts of a stage again; paid answers are not asked "
+                "for twice",
                 self._run.label,
-                counts,
+                artifact.server_failures,
+                artifact.count,
             )
 
         return artifact

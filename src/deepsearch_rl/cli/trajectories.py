@@ -84,8 +84,8 @@ def convert_command(
         deepsearch trajectories convert data/tiny/questions/multihoprag/train.jsonl train.parquet --to verl --dataset nq
         deepsearch trajectories convert results.jsonl trajectories.jsonl --to trajectories --model kimi-k2
     """
-    from deepsearch_rl.agent.exchange import FORMATS, export_rows  # noqa: PLC0415 - pandera
-    from deepsearch_rl.evaluate.imported_results import import_results  # noqa: PLC0415
+    from deepsearch_rl.environment.exchange import FORMATS, export_rows  # noqa: PLC0415 - pandera
+    from deepsearch_rl.evaluate.published import import_results  # noqa: PLC0415
 
     require_another_file(out, [source])
     # An unknown format has an error of its own

@@ -33,6 +33,9 @@ DEFAULTS = {
     "LOG_LEVEL": "ERROR",  # of ms-swift
     "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
+    # vLLM would compile FlashInfer's sampler at its start, which needs nvcc and ninja; no request
+    # here asks for top-k or top-p
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
     # MLflow's job runners take 2 GB, and nothing here uses them
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }

@@ -263,6 +263,10 @@ class TokenUsage(Record):
     completion_tokens: int = Field(ge=0)
 
 
+# The prompt of trajectories that another system made, whose results do not name theirs
+UNKNOWN_PROMPT = "unknown"
+
+
 class Trajectory(Record):
     """One finished rollout; scores are derived from it, never stored.
 

@@ -17,9 +17,8 @@ from deepsearch_rl.chat.chat_messages import split_thought
 from deepsearch_rl.core.answers import SUCCESS_F1, is_refusal, score_rollout
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import distinct, read_distinct
-from deepsearch_rl.core.records import Question, Record, Trajectory
+from deepsearch_rl.core.records import UNKNOWN_PROMPT, Question, Record, Trajectory
 from deepsearch_rl.data.flashrag import numbered_questions
-from deepsearch_rl.evaluate.imported_results import UNKNOWN
 from deepsearch_rl.search.gold import Gold, gold_evidence
 from deepsearch_rl.train.filters import evidence_shown, repeated_queries
 
@@ -97,7 +96,7 @@ def gold_by_question(questions: Iterable[Question]) -> dict[str, Gold]:
 
 def has_turns(trajectory: Trajectory) -> bool:
     """Return whether a trajectory holds its turns and searches; another system's result is its last text alone."""
-    return trajectory.prompt != UNKNOWN
+    return trajectory.prompt != UNKNOWN_PROMPT
 
 
 def outcome(trajectory: Trajectory) -> str:

@@ -8,7 +8,7 @@ such a message: it refuses every turn after the first search.
 
 from pathlib import Path
 
-from deepsearch_rl.agent.config import FUNCTION_CALLING, SEARCH_TAGS, AgentConfig
+from deepsearch_rl.agent.config import SEARCH_TAGS, AgentConfig
 from deepsearch_rl.chat.chat_format import OPEN_THINK, ChatFormat, ConversationError
 from deepsearch_rl.chat.chat_messages import (
     RETRIEVE_TOOL,
@@ -20,6 +20,8 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.records import Message
 
 _THOUGHT = "<think>one</think>\n"
+_QUERY = "the query of a probe"
+_PASSAGE = "the passage of a probe"
 _SEARCH = "<search>two</search>\n\n<information>three</information>\n\n"
 
 
@@ -28,7 +30,7 @@ def require_template(chat_format: ChatFormat, agent: AgentConfig, folder: Path) 
     if agent.protocol == SEARCH_TAGS:
         _require_tags_kept(chat_format, agent, folder)
     else:
-        require_tool_template(chat_format, agent, folder)
+        _require_tools_shown(chat_format, folder)
 
 
 def _require_tags_kept(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
@@ -46,42 +48,26 @@ def _require_tags_kept(chat_format: ChatFormat, agent: AgentConfig, folder: Path
         ) from error
 
 
-_QUERY = "the query of a probe"
-_PASSAGE = "the passage of a probe"
-
-
-def require_tool_template(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
-    """Raise ConfigError where the model's template cannot show the agent's tool calls.
-
-    Search-R1's tags need no tool role.
-    """
-    if agent.protocol != FUNCTION_CALLING:
-        return
-
+def _require_tools_shown(chat_format: ChatFormat, folder: Path) -> None:
     call = search_call(_QUERY, 1)
     messages = [
         Message(role="user", content="?"),
         Message(role="assistant", tool_calls=(call,)),
         Message(role="tool", content=_PASSAGE, tool_call_id=call.id),
     ]
+    subject = f"the agent searches by tool calls, and the chat template of {folder}"
+    remedy = (
+        "Set agent.protocol: search_tags with the prompt search_tags, which need no tool role, or "
+        "start from a model whose template has one."
+    )
     try:
         tokens = chat_format.prompt_ids(chat_messages(messages), [RETRIEVE_TOOL])
     except ConversationError as error:
-        raise ConfigError(f"{_refusal(folder)} refuses them ({error.__cause__}). {_FIX}") from error
+        raise ConfigError(f"{subject} refuses them ({error.__cause__}). {remedy}") from error
 
     # Through the tokens: a template may be fine and its tokenizer lose what it writes
     text = chat_format.tokenizer.decode(tokens)
     parts = {"tools": RETRIEVE_TOOL_NAME, "calls": _QUERY, "their results": _PASSAGE}
     missing = [name for name, part in parts.items() if part not in text]
     if missing:
-        raise ConfigError(f"{_refusal(folder)} leaves out {', '.join(missing)}. {_FIX}")
-
-
-def _refusal(folder: Path) -> str:
-    return f"the agent searches by tool calls, and the chat template of {folder}"
-
-
-_FIX = (
-    "Set agent.protocol: search_tags with the prompt search_tags, which need no tool role, or start from a model whose "
-    "template has one."
-)
+        raise ConfigError(f"{subject} leaves out {', '.join(missing)}. {remedy}")

@@ -61,7 +61,7 @@ from deepsearch_rl.train.verl.overrides import (
 )
 
 _LOG = logging.getLogger(__name__)
-SOURCES = Path(__file__).resolve().parents[4]
+SOURCES = Path(__file__).resolve().parents[3]
 # Between two looks at what veRL has logged
 POLL_S = 1.0
 # Ray's errors of a worker or node that is gone. An actor whose constructor raised an error has
@@ -286,6 +286,7 @@ def _own_variables(config: RlConfig, figures: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "HYDRA_FULL_ERROR": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
     }
     return {**ours, **CPU_ENVIRONMENT} if config.backend.device == "cpu" else ours
 
