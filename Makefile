@@ -132,4 +132,4 @@ check-gpu-calls: environment  ##full the gpu profile's calls of vllm, unsloth an
 
 check-trainers: environment  ##full the conformance suite inside other trainers, in throw-away environments; steps of TRL's and veRL's on a CPU
 	@$(BIN)/python -m tests.environment.check_environments
-	@$(BIN)/python -m pytest -m "" tests/environment tests/train/backends/test_verl_overrides.py tests/train/backends/test_verl_trains.py
+	@$(BIN)/python -m pytest -m "" tests/environment tests/train/verl/test_verl_overrides.py tests/train/verl/test_verl_trains.py

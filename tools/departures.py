@@ -133,7 +133,9 @@ def overrides(path: str, published: JsonValue, ours: JsonValue) -> Iterator[str]
 
 
 def _option(value: JsonValue) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    # Hydra splits a bare text at a comma
+    is_bare = isinstance(value, str) and not set(value) & set(",=")
+    return str(value) if is_bare else json.dumps(value)
 
 
 def _shown(value: JsonValue) -> str:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.cli.model import convert
-from deepsearch_rl.cli.model_converters import Conversion, Kind, conversion_commands
+from deepsearch_rl.cli.model import Conversion, Kind, conversion_commands, convert
 from deepsearch_rl.core.errors import ArtifactError, CommandError, ConfigError
 from tests.environment.check_environments import packages_of
 

@@ -12,7 +12,6 @@ import pytest
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import find_profile
-from tests.conftest import ROOT
 from deepsearch_rl.core.records import Document, Question
 from deepsearch_rl.data.download import (
     CorpusSource,
@@ -23,6 +22,7 @@ from deepsearch_rl.data.download import (
     open_corpora,
     read_question_sets,
 )
+from tests.conftest import ROOT
 
 QUESTION = {"id": "dev_0", "question": "Who?", "golden_answers": ["A", "B"]}
 
@@ -204,6 +204,12 @@ def test_unknown_formats_and_sources_are_refused_with_the_nearest_names(tmp_path
         )
     with pytest.raises(ConfigError, match=r"a section download\.folder is needed"):
         download(DownloadConfig(source="folder"), 0, tmp_path, tmp_path)
+
+
+def test_a_wrong_size_of_the_generated_world_is_named_by_its_field(tmp_path: Path) -> None:
+    config = DownloadConfig(source="world", world={"in_domain": {"person": "many"}})
+    with pytest.raises(ConfigError, match=r"download\.world\.in_domain\.person: .*integer"):
+        download(config, 0, tmp_path, tmp_path)
 
 
 def test_a_download_from_a_folder_writes_every_file_or_names_what_is_missing(

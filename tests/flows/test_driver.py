@@ -53,6 +53,16 @@ def test_a_changed_output_runs_what_follows(make_project: MakeProject) -> None:
     assert (project / "reports/tiny/f1_table.md").read_text() == "| digit |\n3\n"
 
 
+def test_the_stage_with_the_longest_chain_starts_first(make_project: MakeProject) -> None:
+    chain = {"train": ["model"], "evaluate": ["table"]}
+    stages = {"other": {"cmd": "touch other", "outs": ["other"]}}
+    stages |= {name: {"cmd": f"touch {outs[0]}", "outs": outs} for name, outs in chain.items()}
+    stages["evaluate"]["deps"] = ["model"]
+    lines = output(make_project(stages), module("flows.driver", "--jobs", "1")).splitlines()
+    order = [line.split(":")[0] for line in lines if "Running stage" in line]
+    assert order.index("train") < order.index("other")
+
+
 def test_two_stages_run_side_by_side(make_project: MakeProject) -> None:
     assert "2 were not" in output(make_project(SIDE_BY_SIDE), module("flows.driver"))
 

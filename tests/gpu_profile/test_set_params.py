@@ -26,7 +26,11 @@ def shown() -> list[tuple[str, str, list[str]]]:
     found = []
     for document in DOCUMENTS:
         own = document.parent.name if document.parent.parent.name == "profiles" else "tiny"
-        for line in document.read_text(encoding="utf-8").splitlines():
+        text = document.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in text.splitlines():
+            # Its fields are those of its own preset
+            if "deepsearch retrieve" in line:
+                continue
             # A cell of a table is a command of its own
             for command in re.split(r"(?<=`) \|", line):
                 options = [shlex.split(option)[0] for option in OPTION.findall(command)]

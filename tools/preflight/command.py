@@ -62,8 +62,13 @@ def preflight(profile: str, only: str | None, is_kept: bool) -> list[Outcome]:
 def require_trainable(profile: str) -> None:
     """Raise ConfigError for a profile whose training path cannot be tried."""
     settings = find_profile(ROOT, profile)
-    if "rl" not in settings.values:
-        raise ConfigError(f"the profile {profile} trains no model, so it has no training path.")
+    values = settings.values
+    base = values.get("prepare_model", {})
+    if not base.get(base.get("source")) or not {"sft", "rl"} <= values.keys():
+        raise ConfigError(
+            f"the profile {profile} does not train by SFT and RL, so there is no training path to try."
+        )
+
     protocol = settings.value("agent.protocol")
     if protocol != TEACHERS_PROTOCOL:
         raise ConfigError(

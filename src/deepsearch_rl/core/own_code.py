@@ -34,9 +34,9 @@ _SOURCES = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """A function or class of a user's file; ``name`` is how params name it, ``kind`` what it is used as.
+    """A function or class of a user's file: its name in params and what it is used as.
 
-    Calling it raises ConfigError with file and line where the code fails.
+    Calling it raises ConfigError with file and line if the code fails.
     """
 
     kind: str
@@ -51,7 +51,7 @@ class OwnCode:
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
-        """Turn what the code raises in this block into a ConfigError with its place; our own errors stay."""
+        """Turn exceptions of the code in this block into a ConfigError with file and line."""
         try:
             yield
         except DeepsearchError:
@@ -60,31 +60,32 @@ class OwnCode:
             raise self.error(_description(error, self.path)) from error
 
     def error(self, problem: str) -> ConfigError:
-        """Return the error of what the code does wrong."""
+        """Return the error about a mistake of the code."""
         return ConfigError(f"the {self.kind} {self.name} {problem}. (docs/own_code.md)")
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name of params is meant as a user's own code; all other names are ours, without a colon."""
+    """Return whether a name in params is a user's own code; our names have no colon."""
     return ":" in name
 
 
 def own_path(name: str) -> Path:
-    """Return the absolute path of the file that a name names; raise ConfigError for a name of another form."""
+    """Return the absolute path of the file in a name; raise ConfigError for a name of another form."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise ConfigError(
-            f"{name!r} names no code: own code is named by its file and its name in it, "
+            f"{name!r} names no code: write the file and the name in it, "
             "own/rewards.py:cites for example. (docs/own_code.md)"
         )
     return _project() / match["path"]
 
 
 def load_own(kind: str, name: str, arguments: Sequence[str]) -> OwnCode:
-    """Return the code that a name names, after a check that it can be called with as many ``arguments``.
+    """Return the code of a name, after a check that it accepts ``arguments``.
 
-    Raise ConfigError where the file does not exist, cannot be loaded or the code takes other
-    arguments; UnknownNameError, with the names that the file defines, where it is not there.
+    Raises:
+        ConfigError: the file does not exist or cannot be loaded, or the code takes other arguments.
+        UnknownNameError: the file does not define the name.
     """
     path = own_path(name)
     attribute = name.rpartition(":")[2]
@@ -106,7 +107,7 @@ def load_own(kind: str, name: str, arguments: Sequence[str]) -> OwnCode:
         raise code.error(f"is a value; it must be a function or class that is called with {call}")
 
     try:
-        # At the start, and not after hours in the first call
+        # Now, and not after hours in the first call
         inspect.signature(value).bind(*arguments)
     except (TypeError, ValueError) as error:
         raise code.error(f"cannot be called with {call}: {error}") from error
@@ -149,13 +150,13 @@ def require_deps(profile: Profile) -> None:
 
 
 def _project() -> Path:
-    """Return the folder where relative paths begin: the project whose sources run, or else the working directory."""
+    """Return the base of relative paths: the project whose sources run, or else the working directory."""
     return _SOURCES if (_SOURCES / "dvc.yaml").is_file() else Path.cwd()
 
 
 @cache
 def _load(path: Path) -> ModuleType:
-    """Run a file as a module of its own, once in a process."""
+    """Run a file as a module, once in a process."""
     # Two files of one name must not replace each other
     name = f"own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -189,7 +190,7 @@ def _defined(module: ModuleType) -> list[str]:
 
 
 def _description(error: Exception, path: Path) -> str:
-    """Return what an exception of a user's file says, with the last line of that file on its way."""
+    """Describe an exception of a user's file, with the last line of that file in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None

@@ -16,4 +16,6 @@ def load_preset(name: str) -> Profile:
     path = Path(__file__).with_suffix(".yaml")
     values = read_values(path)
     changes = {"retrieve": {}, **values.pop("changes")}
-    return Profile(path, values | {"profile": name}).with_overrides(look_up("preset", name, changes))
+    return Profile(path, values | {"profile": name}).with_overrides(
+        look_up("preset", name, changes)
+    )

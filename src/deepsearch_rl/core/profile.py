@@ -62,7 +62,7 @@ class Profile:
         return Path("work", self.name)
 
     def value(self, name: str) -> Any:
-        """Return a value as it is in the file, e.g. ``agent.prompt``; raise ConfigError without it."""
+        """Return a value of the file, e.g. ``agent.prompt``; raise ConfigError if it is missing."""
         value: Any = self.values
         for key in name.split("."):
             if not isinstance(value, dict) or key not in value:
@@ -74,10 +74,7 @@ class Profile:
         return value
 
     def section(self, name: str, config: type[ConfigT]) -> ConfigT:
-        """Return a section as its frozen config.
-
-        Raise ConfigError if a field is missing, unknown or out of range.
-        """
+        """Return a section as its config; raise ConfigError if a field is missing, unknown or out of range."""
         return self._validated(name, TypeAdapter(config))
 
     def mapping(self, name: str, kind: type[ValueT]) -> dict[str, ValueT]:
@@ -88,7 +85,6 @@ class Profile:
         """Return the profile with other values for some fields, by name: ``{"agent.max_turns": 5}``."""
         values = copy.deepcopy(self.values)
         for name, value in overrides.items():
-            # The section that holds the field, and the field's own name there.
             section: Any = {"": values}
             key = ""
             prefix = ""
@@ -117,7 +113,7 @@ class Profile:
         except ValidationError as error:
             problem = error.errors()[0]
 
-        # Raised here, because pydantic's own error shows the value, which may be a key.
+        # Outside of the handler, because pydantic's error shows the value, which may be a key
         field = ".".join([name, *map(str, problem["loc"])])
         from_file = not any(f"{field}.".startswith(f"{other}.") for other in self.overridden)
 
@@ -134,7 +130,7 @@ class Profile:
 
 
 def _valid_names(problem: ErrorDetails) -> list[str]:
-    """Return the names that are valid where an error is that a name is unknown, from its context."""
+    """Return the valid names of an error about an unknown name."""
     context = problem.get("ctx", {})
     if problem["type"] == "literal_error":
         expected = context["expected"]
@@ -143,7 +139,7 @@ def _valid_names(problem: ErrorDetails) -> list[str]:
     else:
         return []
 
-    # Literals of Python, which is what reads them: 'a', 'b' or 'c'.
+    # Python literals: 'a', 'b' or 'c'
     literals = ast.walk(ast.parse(expected, mode="eval"))
     constants = [node.value for node in literals if isinstance(node, ast.Constant)]
     return [value for value in constants if isinstance(value, str)]

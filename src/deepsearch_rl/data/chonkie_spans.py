@@ -1,8 +1,7 @@
 """chonkie's token and recursive chunkers over our tokenizers.
 
-chonkie counts offsets in the text that its tokenizer decodes, which many tokenizers change. Here a
-token is a piece of the text itself, up to the next token, so that offsets are exact with every
-tokenizer.
+chonkie's offsets refer to the text that its tokenizer decodes, which many tokenizers change. Here a
+token is a piece of the text itself, up to the next token, so that offsets are exact.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +14,12 @@ from chonkie.tokenizer import Tokenizer
 from deepsearch_rl.data.sentences import Span
 from deepsearch_rl.data.token_counts import TokenCounter
 
-# Yields where the chunks of a text lie, without white space around them and without blank ones
+# Yields the spans of a text's chunks, without surrounding white space and without blank ones
 SpanChunker = Callable[[str], Iterator[Span]]
 
 
 class PieceTokenizer(Tokenizer):
-    """A tokenizer as chonkie calls it, whose tokens are pieces of the text."""
+    """A tokenizer for chonkie whose tokens are pieces of the text."""
 
     def __init__(self, counter: TokenCounter) -> None:
         super().__init__()
@@ -30,19 +29,18 @@ class PieceTokenizer(Tokenizer):
     def __repr__(self) -> str:
         return f"PieceTokenizer({self._counter!r})"
 
-    # chonkie's type is int, but it only slices and counts tokens
+    # chonkie declares ints, but only slices and counts tokens
     def encode(self, text: str) -> list[Any]:
-        """Return the pieces of a text; white space before the first token belongs to it."""
+        """Return the pieces of a text; white space before a token belongs to the piece before, or to the first."""
         if not text.strip():
             return []
 
-        # The first token begins where the text does, behind white space or not.
         starts = [start for start, _ in self._counter.spans(text)]
         bounds = [0, *starts[1:], len(text)]
         return [text[start:end] for start, end in pairwise(bounds)]
 
     def decode(self, tokens: Sequence[Any]) -> str:
-        """Return the text that pieces make up."""
+        """Join pieces."""
         return "".join(tokens)
 
     tokenize = encode
@@ -69,7 +67,6 @@ def span_chunker(name: str, counter: TokenCounter, chunk_size: int, overlap: int
 
     def spans(text: str) -> Iterator[Span]:
         for chunk in chunker.chunk(text):
-            # The white space between two passages belongs to neither
             start = chunk.start_index + len(chunk.text) - len(chunk.text.lstrip())
             end = chunk.start_index + len(chunk.text.rstrip())
             if start < end:

@@ -1,8 +1,8 @@
-"""When two titles are the same: the one rule by which titles of documents are compared.
+"""The one rule by which titles of documents are compared.
 
-Sets and corpora spell one title in many ways: in quotes (wiki-18), with quotes doubled or curled,
-``New_York``, ``AT&amp;T``, ``Zo%C3%AB``, an accent as a part of its letter or as a mark of its own,
-with marks that nobody sees. Accents themselves count: Resume and Résumé are two titles.
+Question sets and corpora spell the same title in many ways: in quotes (wiki-18), with doubled or
+curled quotes, ``New_York``, ``AT&amp;T``, ``Zo%C3%AB``, composed and decomposed accents, invisible
+characters. Accents count: Resume and Résumé are different titles.
 """
 
 import html
@@ -27,14 +27,13 @@ _LIKE_ASCII = {
 
 @lru_cache(maxsize=65_536)
 def title_key(title: str) -> str:
-    """Return what is the same for all spellings of a title; empty where a title has nothing but quotes and blanks."""
+    """Return a key that all spellings of a title share; empty if it has only quotes and blanks."""
     plain = _BACKSLASH.sub(_unescaped, html.unescape(html.unescape(title)))
     plain = _PERCENT.sub(_decoded, plain)
-    # Before the compatible forms, which take a double prime for two single ones.
+    # Before NFKC, which turns a double prime into two single ones
     plain = plain.translate(_DOUBLE_QUOTES).translate(_LIKE_ASCII)
     plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", plain).casefold())
-    # Marks that nobody sees: zero-width blanks, soft hyphens, directions of writing, a byte order
-    # mark.
+    # Zero-width blanks, soft hyphens, writing directions, byte order marks
     plain = "".join(letter for letter in plain if unicodedata.category(letter) != "Cf")
     return " ".join(plain.translate(_LIKE_ASCII).split())
 
@@ -47,7 +46,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def _decoded(match: re.Match[str]) -> str:
-    """Return the letters that escaped bytes stand for; bytes that are no UTF-8 stay as they are."""
+    """Return percent-encoded bytes as text, unchanged if they are not UTF-8."""
     try:
         return unquote(match[0], errors="strict")
     except UnicodeDecodeError:

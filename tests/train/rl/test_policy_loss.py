@@ -22,7 +22,7 @@ from deepsearch_rl.train.rl.policy_loss import (
     policy_losses,
     token_weights,
 )
-from tests.train.rl.verl_figures import (
+from tests.train.verl.verl_figures import (
     ADVANTAGES,
     CAP,
     DUAL_CLIP,

@@ -240,7 +240,7 @@ class TagPolicy(RolloutPolicy):
         endpoint = self.endpoint
         request: dict[str, Any] = {} if endpoint.seed is None else {"seed": endpoint.seed}
         return await endpoint.client.completions.create(
-            model=endpoint.model,
+            model=endpoint.endpoint.model,
             prompt=list(prompt),
             max_tokens=max_tokens,
             temperature=endpoint.temperature,

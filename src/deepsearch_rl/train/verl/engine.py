@@ -61,7 +61,7 @@ from deepsearch_rl.train.verl.overrides import (
 )
 
 _LOG = logging.getLogger(__name__)
-SOURCES = Path(__file__).resolve().parents[4]
+SOURCES = Path(__file__).resolve().parents[3]
 # Between two looks at what veRL has logged
 POLL_S = 1.0
 # Ray's errors of a worker or node that is gone. An actor whose constructor raised an error has

@@ -6,7 +6,7 @@ Run it in an environment of its own, from the repository's root::
     uv pip install --python /tmp/verl/bin/python verl==0.9.1 --no-deps
     uv pip install --python /tmp/verl/bin/python torch==2.13.0 tensordict==0.10 ray==2.59.0 transformers==5.9.0 \
         accelerate omegaconf hydra-core codetiming
-    /tmp/verl/bin/python -m tests.train.rl.verl_figures
+    /tmp/verl/bin/python -m tests.train.verl.verl_figures
 
 All is in float64. The tensors come from Python's generator, whose numbers are the same everywhere.
 """

@@ -22,7 +22,7 @@ from deepsearch_rl.train.rl.rl_trainer import Rollout
 from deepsearch_rl.train.rl.rollouts import rollout_metrics
 from deepsearch_rl.train.rl.tokens import TokenRow
 from tests.conftest import ROOT
-from tests.train.backends.captured import captured_choice, recorded
+from tests.train.art.captured import captured_choice, recorded
 from tests.train.test_thinking import FolderOf, folder_of
 from tests.vllm_parsers import hermes, hermes_call, qwen3_and_hermes
 

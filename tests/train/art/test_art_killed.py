@@ -16,7 +16,7 @@ from deepsearch_rl.train.curves import TrainingStep
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.watchdog import watch
 from deepsearch_rl.train.rl.worker import RlRun, train_watched
-from tests.train.backends.killed_art import Kill, Killed, starts
+from tests.train.art.killed_art import Kill, Killed, starts
 from tests.worlds import World
 
 MakeRun = Callable[[str], RlRun]
@@ -102,7 +102,7 @@ def test_a_run_whose_processes_are_killed_in_turn_ends_with_the_bytes_of_one_tha
         line.dev_f1 and line.metrics["tool_calls"] and line.metrics["grad_norm"]
         for line in lines[1:]
     )
-    command = [sys.executable, "-m", "tests.train.backends.killed_art"]
+    command = [sys.executable, "-m", "tests.train.art.killed_art"]
     settings = Killed(run=killed, kills=tuple(kill for kill, _ in KILLS)).model_dump_json()
     watch("rl@base", command, settings, killed.rl.watchdog, killed.scratch)
     for message, (_, failure) in zip(caplog.messages, KILLS, strict=True):

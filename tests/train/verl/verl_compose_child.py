@@ -1,6 +1,6 @@
 """Runs in veRL's environment: composes lists of overrides, checks them by veRL's own means, writes what it reads.
 
-python -m tests.train.backends.verl_compose_child < CASES     # {name: [override, ...]}
+python -m tests.train.verl.verl_compose_child < CASES     # {name: [override, ...]}
 """
 
 import contextlib

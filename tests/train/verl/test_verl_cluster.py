@@ -12,7 +12,7 @@ from deepsearch_rl.train.verl.cluster import (
     problems,
 )
 from deepsearch_rl.train.verl.overrides import hydra_overrides
-from tests.train.backends.verl_settings import RUN, verl_config
+from tests.train.verl.verl_settings import RUN, verl_config
 
 URL = "http://10.0.0.1:8099"
 HEAD = {"python": "3.11.9", **dict.fromkeys(PACKAGES, "1.0")}

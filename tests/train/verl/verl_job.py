@@ -1,6 +1,6 @@
 """A run of the stage ``rl`` by veRL on a running Ray cluster, as a job that is submitted to it.
 
-python -m tests.train.backends.verl_job RUN_JSON
+python -m tests.train.verl.verl_job RUN_JSON
 """
 
 import sys

@@ -22,8 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from deepsearch_rl.agent.collect import RolloutSetting
-from deepsearch_rl.cli.model import convert
-from deepsearch_rl.cli.model_converters import Conversion, Kind
+from deepsearch_rl.cli.model import Conversion, Kind, convert
 from deepsearch_rl.core.files import read_json, read_jsonl, write_json, write_jsonl
 from deepsearch_rl.core.processes import LOOPBACK, ProcessGuard, free_port
 from deepsearch_rl.core.profile import Profile
@@ -38,8 +37,8 @@ from tests.environment.check_environments import ROOT, interpreter_of
 from tests.environment.scripted import QUESTION, retrieval
 from tests.policies import CONTEXT_TOKENS
 from tests.settings import INDEX, RETRIEVAL
-from tests.train.backends.tagged import learn_by_heart, tags_agent
-from tests.train.backends.verl_settings import verl_config
+from tests.train.art.tagged import learn_by_heart, tags_agent
+from tests.train.verl.verl_settings import verl_config
 
 RAY = interpreter_of("verl").with_name("ray")
 STEPS = 4
@@ -126,7 +125,7 @@ def wait_for(happened: Callable[[], bool], process: "subprocess.Popen[str]") -> 
 def submitted(nodes: Nodes, run: Path, log: Path) -> "subprocess.Popen[str]":
     """Submit the stage's run as a job, and follow it."""
     jobs = f"http://{LOOPBACK}:{nodes.dashboard}"
-    program = f"cd {ROOT} && exec {sys.executable} -m tests.train.backends.verl_job {run}"
+    program = f"cd {ROOT} && exec {sys.executable} -m tests.train.verl.verl_job {run}"
     command = [str(RAY), "job", "submit", "--address", jobs, "--", "bash", "-c", program]
     with log.open("w", encoding="utf-8") as output:
         return subprocess.Popen(

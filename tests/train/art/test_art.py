@@ -38,7 +38,7 @@ from deepsearch_rl.train.rl.rl_trainer import RlTask, Rollout, RolloutSampling
 from deepsearch_rl.train.rl.tokens import TokenRow
 from deepsearch_rl.train.rl.worker import require_engine
 from tests.policies import CONTEXT_TOKENS
-from tests.train.backends.captured import captured_choice
+from tests.train.art.captured import captured_choice
 from tests.worlds import World
 
 

@@ -18,7 +18,7 @@ from deepsearch_rl.train.art.captures import (
     captured_row,
     sampled_choices,
 )
-from tests.train.backends.captured import captured_choice, recorded
+from tests.train.art.captured import captured_choice, recorded
 
 CALL = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "Silent Harbor"}}\n</tool_call>'
 ANSWER = "<answer> Mary Moss</answer>"

@@ -21,7 +21,7 @@ from deepsearch_rl.train.rl.rl_trainer import RlTask, Rollout, RolloutSampling
 from deepsearch_rl.train.rl.tokens import TokenRow
 from tests.environment.scripted import retrieval
 from tests.policies import CONTEXT_TOKENS
-from tests.train.backends.tagged import learn_by_heart, play, tags_agent, tags_task
+from tests.train.art.tagged import learn_by_heart, play, tags_agent, tags_task
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from deepsearch_rl.train.rl.worker import train_by_engine
 from tests.environment.check_environments import ROOT, interpreter_of
 from tests.environment.scripted import retrieval
 from tests.policies import CONTEXT_TOKENS
-from tests.train.backends.tagged import learn_by_heart, tags_agent, tags_task
-from tests.train.backends.verl_run import train
-from tests.train.backends.verl_settings import verl_config
+from tests.train.art.tagged import learn_by_heart, tags_agent, tags_task
+from tests.train.verl.verl_run import train
+from tests.train.verl.verl_settings import verl_config
 
 START = ROOT / "models" / "tiny" / "sft"
 pytestmark = [
@@ -47,7 +47,7 @@ def log_of(output: Path) -> list[TrainingStep]:
 
 def kill_after_a_checkpoint(folder: Path) -> None:
     """Start a run, and kill its process when veRL has written a whole checkpoint of step 1."""
-    command = [sys.executable, "-m", "tests.train.backends.verl_run", str(folder), "grpo", "2"]
+    command = [sys.executable, "-m", "tests.train.verl.verl_run", str(folder), "grpo", "2"]
     saved = folder / "scratch" / "verl" / "checkpoints" / "latest_checkpointed_iteration.txt"
     with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
         while not saved.is_file() or saved.read_text() != "1":

@@ -23,8 +23,8 @@ from deepsearch_rl.train.verl.overrides import (
 )
 from tests.environment.check_environments import ROOT, interpreter_of
 from tests.policies import policy_folder
-from tests.train.backends.verl_settings import CRITIC, RUN, verl_config
-from tests.train.rl.verl_figures import ADVANTAGES, AGGREGATIONS, LOSSES
+from tests.train.verl.verl_figures import ADVANTAGES, AGGREGATIONS, LOSSES
+from tests.train.verl.verl_settings import CRITIC, RUN, verl_config
 
 __all__ = ["policy_folder"]
 CASES: dict[str, dict[str, Any]] = {
@@ -194,7 +194,7 @@ def composed(start: Path) -> dict[str, Any]:
         pytest.skip("make check-trainers builds veRL's environment")
     run = replace(RUN, start=start)
     cases = {name: hydra_overrides(verl_config(**changes), run) for name, changes in CASES.items()}
-    command = [str(interpreter_of("verl")), "-m", "tests.train.backends.verl_compose_child"]
+    command = [str(interpreter_of("verl")), "-m", "tests.train.verl.verl_compose_child"]
     done = subprocess.run(
         command,
         cwd=ROOT,

@@ -1,6 +1,6 @@
 """A run of the tiny profile's SFT model on veRL's Ray trainer, on a CPU, as the stage ``rl`` makes it.
 
-python -m tests.train.backends.verl_run FOLDER grpo|ppo STEPS     # a process that a test kills
+python -m tests.train.verl.verl_run FOLDER grpo|ppo STEPS     # a process that a test kills
 """
 
 import sys
@@ -13,7 +13,7 @@ from deepsearch_rl.server.launch import serve_index
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask
 from deepsearch_rl.train.rl.worker import rl_run, train_by_engine
-from tests.train.backends.verl_settings import verl_config
+from tests.train.verl.verl_settings import verl_config
 
 START = "sft"
 

@@ -8,7 +8,7 @@ from deepsearch_rl.core.errors import CommandError, ConfigError, LostProcessErro
 from deepsearch_rl.train.curves import TrainingStep
 from deepsearch_rl.train.verl.checkpoints import TRACKER, go_back_to_whole, step_folder
 from deepsearch_rl.train.verl.engine import _best_saved, trainer_error
-from tests.train.backends.verl_settings import verl_config
+from tests.train.verl.verl_settings import verl_config
 
 CONFIG = verl_config(verl={"gpus_per_node": 2})
 

@@ -1,4 +1,4 @@
-"""The worker of stage rl, of which a process is killed: ``python -m tests.train.backends.killed_art PIPE``.
+"""The worker of stage rl, of which a process is killed: ``python -m tests.train.art.killed_art PIPE``.
 
 Nothing else differs from :mod:`deepsearch_rl.train.rl.worker`.
 """
