@@ -66,9 +66,9 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
-def params_of(field: str, own: Path) -> dict[str, Any]:
-    """The params that the page shows with a field of section `own`, as DVC reads them."""
-    [text] = [block for block in blocks() if block.startswith(f"own: {{{field}:")]
+def params_of(section: str, own: Path) -> dict[str, Any]:
+    """The params that the page shows with code of the user's own in a section, as DVC reads them."""
+    [text] = [block for block in blocks() if block.startswith(f"{section}:") and "own/" in block]
     text = text.replace("!replace", "").replace("own/", f"{own}/")
     return parse_yaml(text, "docs/own_code.md")
 
@@ -81,7 +81,7 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_the_pages_reward_scores_rollouts(own: Path) -> None:
-    weights = params_of("reward", own)["rl"]["rewards"]
+    weights = params_of("rl", own)["rl"]["rewards"]
     name = f"{own}/rewards.py:cites"
     require_scores(weights, QUESTION, POLICY)
     assert reward_parts(weights, trajectory(), QUESTION, POLICY) == {"f1": 2.0, name: 0.5}
@@ -99,11 +99,11 @@ def test_the_pages_filter_drops_trajectories_and_is_counted(own: Path) -> None:
 
 def test_the_pages_retriever_and_encoder_search_an_index(own: Path, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "chunks.jsonl", CHUNKS)
-    values = INDEX.model_dump() | params_of("encoder", own)["index"]
+    values = INDEX.model_dump() | params_of("index", own)["index"]
     config = IndexConfig.model_validate(values)
     build_index(tmp_path / "chunks.jsonl", tmp_path / "index", config, seed=0)
 
-    retriever = params_of("retriever", own)["retrieval"]["retriever"]
+    retriever = params_of("retrieval", own)["retrieval"]["retriever"]
     setting = RetrievalConfig.model_validate(RETRIEVAL.model_dump() | {"retriever": retriever})
     for name in (setting.retriever, "dense"):
         searcher = open_index(tmp_path / "index", retriever=name)
@@ -147,7 +147,7 @@ def test_the_pages_readers_are_read_by_the_stage_download(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    values = params_of("reader", own)
+    values = params_of("download", own)
     folder = values["download"]["folder"]
     folder["root"] = str(tmp_path)
     folder["questions"]["support"][0]["splits"] = {"dev": 1, "val": None}
@@ -197,9 +197,9 @@ def test_a_relative_path_begins_at_the_project_wherever_a_process_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert own_path("own/none.py:cites") == ROOT / "own" / "none.py"
+    assert own_path("stages/chunk.py:cites") == ROOT / "stages" / "chunk.py"
     with pytest.raises(UnknownNameError, match="unknown reward in"):
-        load_own("reward", "own/none.py:cites", ())
+        load_own("reward", "stages/chunk.py:cites", ())
 
 
 @pytest.mark.parametrize(
@@ -285,16 +285,19 @@ def test_unknown_names_of_ours_are_refused_as_ever() -> None:
         OptimizePromptConfig.model_validate(values | {"rewards": {"short_think": 1.0}})
 
 
-def test_a_file_that_is_no_dep_of_the_graph_is_refused(tmp_path: Path) -> None:
-    values = {"rl": {"rewards": {"f1": 1, "own/mine.py:a": 1}}}
-    profile = Profile(tmp_path / "params.yaml", values)
-    graph = tmp_path / "dvc.yaml"
-    graph.write_text("stages: {}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"own/mine\.py"):
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rl.rewards", {"f1": 1, "own/mine.py:a": 1}),
+        ("filter.predicates", ["answered", "own/mine.py:a"]),
+        ("retrieval.retriever", "own/mine.py:a"),
+        ("index.encoder", {"name": "own", "code": "own/mine.py:a"}),
+    ],
+)
+def test_a_file_that_is_no_dep_is_refused(field: str, value: Any) -> None:
+    profile = load_profile(ROOT / "params.yaml").with_overrides({field: value})
+    with pytest.raises(ConfigError, match=r"own/mine\.py, which is no dep .*make params"):
         require_deps(profile)
-
-    graph.write_text("    deps:\n      - own/mine.py\n", encoding="utf-8")
-    require_deps(profile)
 
 
 @pytest.mark.slow
@@ -303,7 +306,7 @@ def test_dvc_runs_a_stage_of_the_graph_with_own_code_and_again_after_its_edit(
 ) -> None:
     copy = copy_of_working_tree(tmp_path / "copy")
     reader = copy / "own" / "readers.py"
-    reader.parent.mkdir(exist_ok=True)
+    reader.parent.mkdir()
     reader.write_text(
         next(block for block in blocks() if block.startswith("# own/readers.py")) + "\n"
     )
@@ -312,9 +315,12 @@ def test_dvc_runs_a_stage_of_the_graph_with_own_code_and_again_after_its_edit(
     params = copy / "profiles" / "smoke" / "params.yaml"
     values = yaml.safe_load(params.read_text())
     source = {"shuffle_seed": None, "splits": {"val": None}}
+    graph = copy / "profiles" / "smoke" / "dvc.yaml"
+    download = "      - ${download.path}\n"
+    graph.write_text(graph.read_text().replace(download, f"{download}      - own/readers.py\n"))
     values["download"] = {
         "source": "folder",
-        "path": "own",
+        "path": "own/support.csv",
         "folder": {
             "root": "own",
             "corpora": {
