@@ -30,7 +30,7 @@ from deepsearch_rl.core.records import (
     QuestionMetadata,
     Trajectory,
 )
-from deepsearch_rl.evaluate.explain.explain_files import Options, explain_paths, report_of
+from deepsearch_rl.evaluate.explain.explain import Options, explain_paths, report_of
 from deepsearch_rl.evaluate.explain.page import render_page
 from deepsearch_rl.search.build import build_index
 from deepsearch_rl.search.manifest import IndexConfig

@@ -30,7 +30,7 @@ from deepsearch_rl.core.records import (
 )
 from deepsearch_rl.data.flashrag import read_documents, read_questions
 from deepsearch_rl.evaluate.explain.causes import Cause
-from deepsearch_rl.evaluate.explain.evidence import evidence_of
+from deepsearch_rl.evaluate.explain.corpus import evidence_of
 from deepsearch_rl.evaluate.explain.explanation import explain_run
 from deepsearch_rl.evaluate.explain.judging import Corpus, judge_run
 from deepsearch_rl.evaluate.explain.records import RunReport, Setting

@@ -1,25 +1,9 @@
 """The Makefile's own rules, with a program in place of the environment's Python."""
 
-import os
 import subprocess
 from pathlib import Path
 
 from tests.conftest import ROOT
-
-
-def test_evaluating_an_apis_model_again_takes_the_answers_that_there_are(tmp_path: Path) -> None:
-    for name in ("python", "dvc"):
-        program = tmp_path / name
-        program.write_text('#!/bin/sh\necho "resume=$DEEPSEARCH_RESUME $*"\n')
-        program.chmod(0o755)
-    environment = {key: value for key, value in os.environ.items() if key != "DEEPSEARCH_RESUME"}
-    command = ["make", "--silent", "api-stages", "PROFILE=mine", f"BIN={tmp_path}"]
-    run = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
-    forced = [line for line in run.stdout.splitlines() if "--force" in line]
-    graph = "profiles/mine/dvc.yaml"
-    assert forced == [f"resume=1 repro --force --single-item {graph}:evaluate@api"]
 
 
 def test_the_first_environment_of_a_gpu_profile_is_built_by_the_projects_own_uv(

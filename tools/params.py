@@ -1,8 +1,10 @@
-"""`make params`: params.yaml and dvc.yaml of every profile in profiles/, from the project's own two and its profile.yaml.
+"""`make params`: params.yaml and dvc.yaml of every profile, from the project's own two and its profile.yaml.
 
     python -m tools.params
 
-It also writes packages.txt from the lock. A profile.yaml holds what differs from the profile that it extends: ``extends: tiny`` is the project's
+It also writes packages.txt from the lock.
+
+A profile.yaml holds what differs from the profile that it extends: ``extends: tiny`` is the project's
 params.yaml, any other name is the profile of that name. Mappings are merged, and one with the tag
 ``!replace`` takes the place of the other. ``stages:`` lists the stages that the profile has; the
 generated files hold these stages and the sections that they read, and nothing else.
@@ -19,8 +21,8 @@ import yaml
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from deepsearch_rl.agent.synthesize import SynthesizeConfig
 from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.synthesize import SynthesizeConfig
 from deepsearch_rl.chat.endpoint import RemoteConfig
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.core.files import atomic_file
@@ -186,7 +188,9 @@ def _renamed(text: str, old: str, new: str) -> str:
 
 def _read_sections(path: Path) -> dict[str, Section]:
     text = path.read_text(encoding="utf-8")
-    return {match["name"]: Section(match["lead"], match["body"]) for match in _SECTION.finditer(text)}
+    return {
+        match["name"]: Section(match["lead"], match["body"]) for match in _SECTION.finditer(text)
+    }
 
 
 def _merged(section: Section, change: Section | None) -> Section:
@@ -216,7 +220,7 @@ def _merge(base: CommentedMap, changes: CommentedMap) -> None:
 
 
 def _in_blocks(value: Any) -> bool:
-    """Take values with a colon out of braces and brackets, where DVC's parser reads none; return whether there were any."""
+    """Take values with a colon out of braces, where DVC's parser reads none; return whether there are any."""
     if isinstance(value, CommentedMap):
         inner = [*value, *value.values()]
     elif isinstance(value, CommentedSeq):

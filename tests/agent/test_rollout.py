@@ -19,8 +19,8 @@ from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.errors import EndpointError, UnknownNameError
 from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.core.records import Retrieval, StopReason, Trajectory
-from tests.conftest import ROOT
 from tests.agent.conftest import ANSWER, QUESTION, completion, response
+from tests.conftest import ROOT
 
 
 @pytest.mark.slow

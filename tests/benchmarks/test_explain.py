@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.explain import measure, write_run
 from deepsearch_rl.evaluate.explain.causes import Cause
-from deepsearch_rl.evaluate.explain.explain_files import Options, explain_paths
+from deepsearch_rl.evaluate.explain.explain import Options, explain_paths
 
 
 @pytest.mark.slow

@@ -1,6 +1,10 @@
 """Answers of endpoints that cost money are asked for once, whatever becomes of code and scratch folders."""
 
 import asyncio
+import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,8 +19,9 @@ from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.chat import client as client_module
 from deepsearch_rl.chat.client import complete, open_client
 from deepsearch_rl.chat.completion import Completion
-from deepsearch_rl.chat.paid_answers import FILE, is_paid
+from deepsearch_rl.chat.paid_answers import FILE, is_paid, read_answer
 from tests.agent.conftest import ANSWER, QUESTION, ChatServer, Searches, completion
+from tests.conftest import ROOT
 
 FIELDS = {"temperature": 0.7, "max_tokens": 9}
 
@@ -116,6 +121,39 @@ def test_rollouts_in_a_fresh_scratch_folder_ask_nothing_again(
 
     assert texts[0] == texts[1]
     assert asked[1] == asked[0] > 2
+
+
+WRITER = """
+import itertools, sys
+from deepsearch_rl.chat.paid_answers import keep_answer
+for number in itertools.count():
+    keep_answer(f"{sys.argv[1]} {number}", f"answer {number}")
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_writers_that_are_killed_leave_every_answer_that_they_reported(project: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    with contextlib.ExitStack() as stack:
+        writers: list[subprocess.Popen[str]] = []
+        for name in ("a", "b"):
+            command = [sys.executable, "-c", WRITER, name]
+            writer = subprocess.Popen(
+                command, cwd=project, env=environment, stdout=subprocess.PIPE, text=True
+            )
+            writers.append(stack.enter_context(writer))
+
+        reported: list[int] = []
+        for writer in writers:
+            assert writer.stdout is not None
+            lines = [writer.stdout.readline() for _ in range(30)]
+            writer.kill()
+            reported.append(int(lines[-1]))
+
+    for name, newest in zip(("a", "b"), reported, strict=True):
+        for number in range(newest + 1):
+            assert read_answer(f"{name} {number}") == f"answer {number}"
 
 
 @pytest.mark.parametrize(

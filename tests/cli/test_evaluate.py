@@ -20,11 +20,10 @@ from deepsearch_rl.core.errors import (
     UnknownNameError,
 )
 from deepsearch_rl.core.files import read_json, read_jsonl, write_json
-from deepsearch_rl.core.profile import find_profile
-from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.records import Trajectory
 from deepsearch_rl.evaluate import evaluate_model
-from deepsearch_rl.evaluate.standalone_world import WorldEvaluation
+from deepsearch_rl.evaluate.standalone import WorldEvaluation
 from deepsearch_rl.serve import launch
 from tests.conftest import ROOT
 from tests.evaluate.chat import KEY, ChatEndpoint, says, searches, serve_chat

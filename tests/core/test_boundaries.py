@@ -23,8 +23,8 @@ from deepsearch_rl.environment.exchange import SCHEMAS
 from deepsearch_rl.evaluate.explain.records import ExplainReport
 from deepsearch_rl.evaluate.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluate.ifeval import read_prompts
-from deepsearch_rl.evaluate.imported_results import import_results
 from deepsearch_rl.evaluate.predictions import score_predictions
+from deepsearch_rl.evaluate.published import import_results
 from deepsearch_rl.evaluate.report.plots import read_rl_run
 from deepsearch_rl.evaluate.tables import F1Table, Figures
 from deepsearch_rl.search.manifest import read_manifest

@@ -13,7 +13,7 @@ from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import ArtifactError, RecordError, UnknownNameError
 from deepsearch_rl.data import flashrag, question_sets
 from deepsearch_rl.data.catalogue import CARDS, CORPUS_FORMATS, QUESTION_FORMATS
-from deepsearch_rl.evaluate import ifeval_prompts as ifeval
+from deepsearch_rl.evaluate import ifeval
 from deepsearch_rl.search.gold import without_space
 from tests.data.real_news import read_rows, write_repository
 

@@ -12,7 +12,6 @@ import pytest
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import find_profile
-from tests.conftest import ROOT
 from deepsearch_rl.core.records import Document, Question
 from deepsearch_rl.data.download import (
     CorpusSource,
@@ -23,6 +22,7 @@ from deepsearch_rl.data.download import (
     open_corpora,
     read_question_sets,
 )
+from tests.conftest import ROOT
 
 QUESTION = {"id": "dev_0", "question": "Who?", "golden_answers": ["A", "B"]}
 

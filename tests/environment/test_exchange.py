@@ -20,7 +20,7 @@ from deepsearch_rl.core.errors import CheckFailedError, RecordError, UnknownName
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
 from deepsearch_rl.core.records import UNKNOWN_PROMPT, Question, StopReason, ToolCall, Trajectory
 from deepsearch_rl.environment.exchange import export_rows
-from deepsearch_rl.evaluate.imported_results import import_results
+from deepsearch_rl.evaluate.published import import_results
 from deepsearch_rl.train.swift_rows import SwiftRow
 from tests.train.test_swift_rows import ONE_CALL, conversation
 

@@ -14,8 +14,8 @@ from deepsearch_rl.core.files import read_distinct, read_jsonl, write_jsonl
 from deepsearch_rl.core.records import Message, StopReason, Trajectory
 from deepsearch_rl.environment.exchange import export_rows
 from deepsearch_rl.evaluate.f1_row import ConstantScore, F1TableRow
-from deepsearch_rl.evaluate.imported_results import import_results
 from deepsearch_rl.evaluate.predictions import score_predictions
+from deepsearch_rl.evaluate.published import import_results
 from deepsearch_rl.evaluate.report.rollouts import read_runs
 from deepsearch_rl.evaluate.trajectory_statistics import read_statistics
 

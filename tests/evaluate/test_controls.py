@@ -5,7 +5,7 @@ import pytest
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, format_passages
 from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.records import Evidence, Question, QuestionMetadata, StopReason, Trajectory
-from deepsearch_rl.evaluate.controls import (
+from deepsearch_rl.evaluate.set_evaluation import (
     ControlAgent,
     GivenPassages,
     GoldPassages,

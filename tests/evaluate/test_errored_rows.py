@@ -11,8 +11,8 @@ from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.records import StopReason, Trajectory
-from deepsearch_rl.evaluate.imported_results import import_results
 from deepsearch_rl.evaluate.predictions import score_predictions
+from deepsearch_rl.evaluate.published import import_results
 from deepsearch_rl.evaluate.trajectory_statistics import read_statistics
 
 Line = dict[str, Any]

@@ -66,9 +66,14 @@ def expected(response: str) -> tuple[float, float]:
     return sum(map(all, followed)) / len(followed), sum(single) / len(single)
 
 
-def test_the_official_prompts_are_a_file_and_not_the_code_of_the_generated_ones() -> None:
-    with pytest.raises(ConfigError, match=r"ifeval\.path must name the JSON Lines file"):
-        load_prompts(CONFIG.model_copy(update={"prompts": "real"}))
+@pytest.mark.parametrize(
+    ("prompts", "path"), [("real", CONFIG.path), ("generated", Path("prompts.jsonl"))]
+)
+def test_a_file_of_the_other_kind_of_prompts_is_refused(prompts: str, path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"ifeval\.path is {path}, and ifeval\.prompts is {prompts}"
+    ):
+        load_prompts(CONFIG.model_copy(update={"prompts": prompts, "path": path}))
 
 
 @pytest.mark.slow
@@ -205,11 +210,6 @@ def test_a_malformed_prompt_names_file_and_line(tmp_path: Path, line: str, field
     with pytest.raises(RecordError, match=field) as caught:
         read_prompts(path)
     assert f"{path}, line 2" in str(caught.value)
-
-
-def test_real_prompts_need_a_path() -> None:
-    with pytest.raises(ConfigError, match=r"ifeval\.path"):
-        load_prompts(CONFIG.model_copy(update={"prompts": "real"}))
 
 
 @pytest.mark.realdata

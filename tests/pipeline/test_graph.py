@@ -1,4 +1,4 @@
-"""dvc.yaml is true: deps are what stages import, profiles have the stages that they say, and DVC plans what docs say."""
+"""dvc.yaml is true: deps are what stages import, profiles have their stages, and DVC plans what docs say."""
 
 import ast
 from contextlib import chdir
@@ -55,7 +55,9 @@ def loaded_packages(path: Path) -> set[str]:
         files |= new
         waiting += new
 
-    return {file.relative_to(SRC).parts[0] for file in files if SRC in file.parents} - {"__init__.py"}
+    return {file.relative_to(SRC).parts[0] for file in files if SRC in file.parents} - {
+        "__init__.py"
+    }
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def test_a_profile_has_its_stages_and_the_sections_that_they_read(profiles: Path
     text, graph = params.generate(write_profile(profiles, API))
     values = yaml.safe_load(text)
     assert values.keys() == {
-        "profile", "python", "requires", "flow", "seed", "models", "endpoints", "model_settings", "datasets",
+        "profile", "packages", "threads", "python", "requires", "flow", "seed", "models", "endpoints", "model_settings", "datasets",
         "agent", "retrieval", "download", "chunk", "index", "serving", "evaluate", "report", "track",
     }  # fmt: skip
     assert (values["models"], values["evaluate"]["draws"]) == ({"api": "models/mine/api"}, 200)
@@ -86,7 +86,8 @@ def test_own_code_and_own_prompts_are_deps_of_the_stages_that_read_them(profiles
             "rl: {rewards: !replace {f1: 2.0, mine/rewards.py:cites: 0.5}}\n"
             "filter: {predicates: [answered, mine/filters.py:few]}\n"
             "index: {encoder: !replace {name: own, code: mine/encoders.py:Words}}\n"
-            "evaluate: {variants: {mine: {models: null, dataset: multihoprag, prompt: mine/prompt.txt, top_k: null, corpus: null, questions: 1, samples: 1}}}\n",
+            "evaluate: {variants: {mine: {models: null, dataset: multihoprag, prompt: mine/prompt.txt, "
+            "top_k: null, corpus: null, questions: 1, samples: 1}}}\n",
         )
     )
     # DVC's own parser reads values with a colon

@@ -31,8 +31,7 @@ from deepsearch_rl.search import RetrieverName
 from deepsearch_rl.serve.launch import ServingBackend
 
 if TYPE_CHECKING:
-    from deepsearch_rl.evaluate.standalone import Standalone
-    from deepsearch_rl.evaluate.standalone_world import WorldEvaluation
+    from deepsearch_rl.evaluate.standalone import Standalone, WorldEvaluation
 
 WORK = Path("work", "evaluate")
 # Of a digest at the end of a folder's name
@@ -269,7 +268,7 @@ def _describe_world(
     name: str, model: Path, seed: int, counts: Mapping[str, int | None], options: Fields
 ) -> "WorldEvaluation":
     """Return the evaluation of a model folder on every set of a generated world, ``counts`` of each."""
-    from deepsearch_rl.evaluate.standalone_world import WorldEvaluation  # noqa: PLC0415 - loads FAISS, the agent and its clients
+    from deepsearch_rl.evaluate.standalone import WorldEvaluation  # noqa: PLC0415 - loads FAISS, the agent and its clients
 
     tiny = load_profile(Path(PARAMS))
     plan = {dataset: dict(counts) for dataset in tiny.value("evaluate.sets")}

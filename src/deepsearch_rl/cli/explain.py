@@ -12,7 +12,7 @@ from deepsearch_rl.cli.terminal import print_table
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.evaluate.explain.causes import Cause
-from deepsearch_rl.evaluate.explain.explain_files import Options, explain_paths, report_of
+from deepsearch_rl.evaluate.explain.explain import Options, explain_paths, report_of
 from deepsearch_rl.evaluate.explain.records import (
     CEILINGS,
     CONTROLS,

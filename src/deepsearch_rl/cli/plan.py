@@ -181,7 +181,8 @@ def make_plan(profile: Profile, given: Mapping[str, float]) -> Plan:
     graph = yaml.safe_load(profile.path.with_name("dvc.yaml").read_text(encoding="utf-8"))
     for name in graph["stages"]:
         try:
-            for item, work in _work(sizes, name).items():
+            works = _work(sizes, name).items() if name != "endpoint" else ()
+            for item, work in works:
                 stages.append(_stage_plan(f"{name}@{item}" if item else name, work, slopes))
         except KeyError as error:
             raise ConfigError(
@@ -424,7 +425,8 @@ def _question_writing(sizes: _Sizes) -> StageWork:
     writer = section["writer"]
     tokens = section["budget_tokens"]
     calls = tokens / sizes.slopes["question_call_tokens"] / writer["concurrency"]
-    model = writer["endpoint"]["model"]
+    server = _named_endpoint(sizes, writer["endpoint"]) or {"model": writer["endpoint"]}
+    model = server["model"]
     if model.startswith("$"):
         model = os.environ.get(model[1:]) or model
     split = (tokens * (1 - WRITTEN_SHARE), tokens * WRITTEN_SHARE)

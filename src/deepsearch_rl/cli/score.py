@@ -13,8 +13,8 @@ from deepsearch_rl.cli.terminal import print_table
 from deepsearch_rl.core import answers
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.records import Record
+from deepsearch_rl.evaluate.comparisons import holm
 from deepsearch_rl.evaluate.f1_row import ConstantScore
-from deepsearch_rl.evaluate.holm import holm
 from deepsearch_rl.evaluate.overlap import ConstantAnswers
 from deepsearch_rl.evaluate.predictions import ScoredFile, score_predictions
 from deepsearch_rl.evaluate.score import (

@@ -85,7 +85,7 @@ def convert_command(
         deepsearch trajectories convert results.jsonl trajectories.jsonl --to trajectories --model kimi-k2
     """
     from deepsearch_rl.environment.exchange import FORMATS, export_rows  # noqa: PLC0415 - pandera
-    from deepsearch_rl.evaluate.imported_results import import_results  # noqa: PLC0415
+    from deepsearch_rl.evaluate.published import import_results  # noqa: PLC0415
 
     require_another_file(out, [source])
     # An unknown format has an error of its own

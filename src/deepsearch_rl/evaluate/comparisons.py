@@ -9,7 +9,6 @@ from pydantic import Field
 from deepsearch_rl.core.answers import SUCCESS_F1
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.evaluate.f1_row import Rounded
-from deepsearch_rl.evaluate.holm import holm
 from deepsearch_rl.evaluate.score import (
     TOOL_CALLS,
     QuestionScores,
@@ -134,3 +133,22 @@ def corrected(differences: Sequence[DifferenceT]) -> list[DifferenceT]:
         result.append(difference.model_copy(update=changes))
 
     return result
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the corrected p-value of every test, in [0, 1] and in the order of ``p_values``.
+
+    The smallest of m p-values is multiplied by m, the next one by m - 1, and so on; none is smaller
+    than the one before it (Holm 1979, A simple sequentially rejective multiple test procedure,
+    Scandinavian Journal of Statistics 6, 65-70; ``p.adjust(p, "holm")`` of R).
+    """
+    ascending = sorted(range(len(p_values)), key=p_values.__getitem__)
+    corrected = [1.0] * len(p_values)
+    largest = 0.0
+
+    for rank, position in enumerate(ascending):
+        remaining_tests = len(p_values) - rank
+        largest = max(largest, remaining_tests * p_values[position])
+        corrected[position] = min(1.0, largest)
+
+    return corrected

@@ -38,10 +38,9 @@ from deepsearch_rl.core.files import (
     write_json,
 )
 from deepsearch_rl.core.records import Chunk, Question
-from deepsearch_rl.evaluate.controls import GoldPassages
 from deepsearch_rl.evaluate.evaluation_plan import Evaluation, settings_of
 from deepsearch_rl.evaluate.f1_row import F1TableRow, ModelEvaluation
-from deepsearch_rl.evaluate.set_evaluation import ServedModel, SetEvaluation
+from deepsearch_rl.evaluate.set_evaluation import GoldPassages, ServedModel, SetEvaluation
 from deepsearch_rl.search.manifest import digest_index, read_manifest
 from deepsearch_rl.serve.adapters import digest_weights
 from deepsearch_rl.serve.launch import require_backend, serve_models

@@ -24,7 +24,7 @@ from evalscope.benchmarks.ifeval import instructions_registry
 from evalscope.benchmarks.ifeval.utils import process_results
 from langdetect import DetectorFactory
 from openai.types.chat import ChatCompletionUserMessageParam
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from deepsearch_rl.chat.chat_messages import spoken_reply
 from deepsearch_rl.chat.client import complete, open_client
@@ -40,10 +40,36 @@ from deepsearch_rl.core.errors import (
 from deepsearch_rl.core.files import atomic_directory, write_json, write_jsonl
 from deepsearch_rl.core.global_random import seeded_global_random
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.core.records import Record
+from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.data.flashrag import numbered_rows
 from deepsearch_rl.evaluate.f1_row import IfevalScore
-from deepsearch_rl.evaluate.ifeval_prompts import IfevalRow
+
+
+class IfevalRow(Record):
+    """One prompt in the official form."""
+
+    key: int
+    prompt: NonEmpty
+    instruction_id_list: tuple[NonEmpty, ...] = Field(min_length=1)
+    kwargs: tuple[dict[str, JsonValue], ...]
+
+    @field_validator("kwargs")
+    @classmethod
+    def _without_nulls(
+        cls, kwargs: tuple[dict[str, JsonValue], ...]
+    ) -> tuple[dict[str, JsonValue], ...]:
+        result: list[dict[str, JsonValue]] = []
+        for arguments in kwargs:
+            result.append({name: value for name, value in arguments.items() if value is not None})
+
+        return tuple(result)
+
+    @model_validator(mode="after")
+    def _paired(self) -> "IfevalRow":
+        if len(self.kwargs) != len(self.instruction_id_list):
+            raise ValueError("kwargs must hold one entry per instruction")
+        return self
+
 
 _LOG = logging.getLogger(__name__)
 SHOWN_KEYS = 10
@@ -61,14 +87,14 @@ class IfevalConfig(Record):
     """Section ``ifeval`` of params.yaml."""
 
     prompts: Literal["generated", "real"] = Field(
-        description="generated: no download; real: those of the file path"
+        description="generated: made of the instructions in path; real: those of the file path"
     )
     count: int = Field(
         ge=1, le=100, description="generated prompts; at least 23 to use every instruction once"
     )
     path: Path = Field(
-        description="real: the official prompts as JSON Lines (541; key, prompt, instruction_id_list, kwargs); "
-        "generated: their code. DVC compares it"
+        description="generated: the instructions as YAML; real: the official prompts as JSON Lines (541; key, prompt, "
+        "instruction_id_list, kwargs)"
     )
     max_tokens: int = Field(ge=1, description="length limit of a response")
     concurrency: int = Field(ge=1, description="requests at once")
@@ -134,11 +160,11 @@ class IfevalResponse(Record):
     inst_loose: float
 
 
-def generated_prompts(count: int) -> list[IfevalPrompt]:
+def generated_prompts(count: int, path: Path = PROMPTS) -> list[IfevalPrompt]:
     """Return ``count`` prompts: every instruction alone first, then pairs of instructions that do not conflict."""
     conflicts = instructions_registry.INSTRUCTION_CONFLICTS
     checkers = instructions_registry.INSTRUCTION_DICT
-    parts = yaml.load(PROMPTS.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    parts = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
     instructions: list[tuple[str, dict[str, JsonValue]]] = list(parts["instructions"].items())
     combinations: list[Sequence[tuple[str, dict[str, JsonValue]]]] = []
     for entry in instructions:
@@ -204,15 +230,17 @@ def read_prompts(path: Path) -> list[IfevalPrompt]:
 
 
 def load_prompts(config: IfevalConfig) -> list[IfevalPrompt]:
-    """Return the prompts that ``config`` names; :class:`ConfigError` if they are ``real`` and its path is a folder."""
-    if config.prompts == "generated":
-        return generated_prompts(config.count)
-    if config.path.is_dir():
+    """Return the prompts that ``config`` names; raise ConfigError where its file is of the other kind."""
+    is_generated = config.prompts == "generated"
+    if (config.path.suffix == ".yaml") != is_generated:
+        wanted = f"{PROMPTS.name} for generated prompts, or the JSON Lines of the official ones for real prompts"
         raise ConfigError(
-            "ifeval.path must name the JSON Lines file of the official prompts when ifeval.prompts is real."
+            f"ifeval.path is {config.path}, and ifeval.prompts is {config.prompts}: name {wanted}."
         )
 
-    return read_prompts(config.path)
+    return (
+        generated_prompts(config.count, config.path) if is_generated else read_prompts(config.path)
+    )
 
 
 def evaluate_ifeval(

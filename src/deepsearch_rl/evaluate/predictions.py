@@ -20,8 +20,8 @@ from deepsearch_rl.core.errors import ArtifactError, RecordError
 from deepsearch_rl.core.files import numbered_records
 from deepsearch_rl.core.records import OptionalText, StopReason, Text, Trajectory
 from deepsearch_rl.data.flashrag import numbered_rows
-from deepsearch_rl.evaluate.imported_results import ErrorText, ForeignRow
 from deepsearch_rl.evaluate.overlap import GoldenAnswers, number_golds, score_rows
+from deepsearch_rl.evaluate.published import ErrorText, ForeignRow
 from deepsearch_rl.evaluate.score import QuestionScores
 
 

@@ -128,7 +128,7 @@ def make_app(engine: SearchEngine, config: RetrievalConfig, guard: Guard) -> Fas
 
 
 class _PlainRoute(APIRoute):
-    """A documented route whose function takes the request: FastAPI's injection would be a quarter of a cached answer."""
+    """A documented route whose function takes the request: injection would cost a quarter of a cached answer."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         return self.endpoint
@@ -238,7 +238,7 @@ class _Gate:
             if not begun:
                 await _refusal(503, "the server is stopping.", RETRY)(scope, receive, counted)
             raise
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged
             if begun:
                 # MCP's event streams do not end cleanly when the server stops; uvicorn closes them
                 _LOG.debug("the answer of %s was cut off", route, exc_info=True)

@@ -31,6 +31,7 @@ from deepsearch_rl.core.records import Record
 from deepsearch_rl.toy.articles import Turn
 from deepsearch_rl.toy.curriculum import CurriculumStage, DocumentConfig
 from deepsearch_rl.toy.documents import GIVEN, DocumentGenerator
+from deepsearch_rl.toy.hidden_states import hidden_states
 from deepsearch_rl.toy.muon import Muon
 from deepsearch_rl.toy.pretrained_model import (
     TURN_END,
@@ -41,7 +42,6 @@ from deepsearch_rl.toy.pretrained_model import (
 )
 from deepsearch_rl.train.curves import record_step
 from deepsearch_rl.train.finite import require_finite_update
-from deepsearch_rl.train.hidden_states import hidden_states
 
 TRAIN_LOG = "train_log.jsonl"
 # Steps between two lines of the training log

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from deepsearch_rl.evaluate.holm import holm
+from deepsearch_rl.evaluate.comparisons import holm
 
 
 def by_closed_testing(p_values: list[float]) -> list[float]:

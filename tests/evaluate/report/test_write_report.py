@@ -10,9 +10,9 @@ import pytest
 from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, UnknownNameError
 from deepsearch_rl.core.files import read_json, read_jsonl, read_record, write_json, write_jsonl
 from deepsearch_rl.core.records import Trajectory
+from deepsearch_rl.evaluate.comparisons import holm
 from deepsearch_rl.evaluate.explain.records import ExplainReport
 from deepsearch_rl.evaluate.f1_row import run_file
-from deepsearch_rl.evaluate.holm import holm
 from deepsearch_rl.evaluate.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluate.table_files import (
     CSV_COLUMNS,

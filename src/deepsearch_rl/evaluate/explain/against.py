@@ -19,7 +19,7 @@ from deepsearch_rl.core.answers import METRICS
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError, look_up
 from deepsearch_rl.core.records import SERVER_FAILURES
 from deepsearch_rl.evaluate.explain.causes import Cause
-from deepsearch_rl.evaluate.explain.evidence import is_unanswerable
+from deepsearch_rl.evaluate.explain.corpus import is_unanswerable
 from deepsearch_rl.evaluate.explain.judging import JudgedRun
 from deepsearch_rl.evaluate.explain.records import (
     AgainstReport,

@@ -1,6 +1,7 @@
 """The figure of lost points: a bar per model, from F1 on the left to the last cause on the right."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.colors import to_rgb
@@ -8,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from deepsearch_rl.evaluate.explain.causes import TITLES, Cause
-from deepsearch_rl.evaluate.explain.records import RunReport
-from deepsearch_rl.evaluate.report.plots import FAINT, PANEL_INCHES, STYLE
+from deepsearch_rl.evaluate.explain.records import WITHOUT_EVIDENCE, ExplainReport, RunReport
+from deepsearch_rl.evaluate.report.plots import FAINT, PANEL_INCHES, STYLE, inline_svg
 
 COLOURS: dict[Cause, str] = {
     Cause.NOT_IN_CORPUS: "#6b4f3a",
@@ -108,3 +109,36 @@ def _luminance(colour: str) -> float:
 
     red, green, blue = linear
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+# The colours of the bars' parts
+PAGE_COLOURS = {**COLOURS, WITHOUT_EVIDENCE: LUCKY, "f1": RIGHT}
+
+
+def shown_sets(report: ExplainReport) -> Iterator[dict[str, Any]]:
+    """Yield what the page shows of every question set, in the order of the runs."""
+    for number, name in enumerate(dict.fromkeys(run.dataset for run in report.runs)):
+        runs = [run for run in report.runs if run.dataset == name]
+        title = name or "Questions"
+        description = f"Where the points on {title} are lost, a bar per model"
+        yield {
+            "name": name,
+            "title": title,
+            "runs": runs,
+            "causes": causes_of(runs),
+            "figure": inline_svg(lost_points_figure(runs), f"lost-{number}", description),
+            "movements": [each for each in report.movements if each.dataset == name],
+            "against": [each for each in report.against if each.dataset == name],
+            "notes": list(_notes(runs)),
+        }
+
+
+def _notes(runs: Sequence[RunReport]) -> Iterator[str]:
+    """Yield what has to be known about the runs of a set, with the models' names where not all need it."""
+    models: dict[str, list[str]] = {}
+    for run in runs:
+        for note in run.notes:
+            models.setdefault(note, []).append(run.model)
+
+    for note, names in models.items():
+        yield note if len(names) == len(runs) else f"{', '.join(names)}: {note}"

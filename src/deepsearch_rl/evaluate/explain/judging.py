@@ -9,13 +9,14 @@ from deepsearch_rl.core.answers import normalise
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import Chunk, Question
 from deepsearch_rl.evaluate.explain.causes import Cause, Findings, find_cause, lost_to_metric
-from deepsearch_rl.evaluate.explain.corpus import CorpusScan, scan_corpus
-from deepsearch_rl.evaluate.explain.evidence import (
+from deepsearch_rl.evaluate.explain.corpus import (
     AnswerEvidence,
+    CorpusScan,
     evidence_of,
     gold_documents,
     gold_titles,
     is_unanswerable,
+    scan_corpus,
 )
 from deepsearch_rl.evaluate.explain.runs import NAMELESS, Answer, Run, Search
 from deepsearch_rl.search.gold import Gold, without_space

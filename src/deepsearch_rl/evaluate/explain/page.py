@@ -6,12 +6,12 @@ It has no date and no absolute path, so that equal results give an equal page.
 import re
 from pathlib import Path
 
+from deepsearch_rl.evaluate.explain.figure import PAGE_COLOURS, shown_sets
 from deepsearch_rl.evaluate.explain.records import (
     CEILINGS,
     CONTROLS,
     ExplainReport,
 )
-from deepsearch_rl.evaluate.explain.shown_sets import PAGE_COLOURS, shown_sets
 from deepsearch_rl.evaluate.report.page import page_templates
 
 TEMPLATES = Path(__file__).with_name("templates")

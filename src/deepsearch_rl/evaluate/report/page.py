@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from deepsearch_rl.core.records import FilterReport
+from deepsearch_rl.evaluate.explain.figure import PAGE_COLOURS, shown_sets
 from deepsearch_rl.evaluate.explain.records import ExplainReport, title_of
-from deepsearch_rl.evaluate.explain.shown_sets import PAGE_COLOURS, shown_sets
 from deepsearch_rl.evaluate.f1_row import (
     F1TableRow,
     IfevalScore,

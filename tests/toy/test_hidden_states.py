@@ -4,7 +4,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3Config, Qwen3Model
 
-from deepsearch_rl.train.hidden_states import hidden_states
+from deepsearch_rl.toy.hidden_states import hidden_states
 
 
 def test_hidden_states_and_gradients_are_those_of_the_whole_model() -> None:

@@ -8,7 +8,7 @@ from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.search.build import build_index
 from deepsearch_rl.search.manifest import IndexConfig
-from tests.explain.planted import chunks, planted, questions
+from tests.evaluate.explain.planted import chunks, planted, questions
 
 
 @pytest.fixture(scope="session")

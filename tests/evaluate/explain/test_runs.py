@@ -12,7 +12,7 @@ from deepsearch_rl.evaluate.explain.causes import Cause
 from deepsearch_rl.evaluate.explain.judging import Corpus, judge_run
 from deepsearch_rl.evaluate.explain.run_files import read_run
 from tests.chunks import make_chunk
-from tests.explain.answers import make_question, make_rollout
+from tests.evaluate.explain.answers import make_question, make_rollout
 
 PASSAGE = "Ada Stone\nAda Stone founded Acme Works."
 OTHER = "Almanac\nThe market was wide."

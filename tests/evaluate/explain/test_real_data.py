@@ -30,8 +30,7 @@ from deepsearch_rl.data.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.data.flashrag import read_documents, read_questions
 from deepsearch_rl.data.row_files import read_numbered
 from deepsearch_rl.evaluate.explain.causes import Cause
-from deepsearch_rl.evaluate.explain.corpus import scan_corpus
-from deepsearch_rl.evaluate.explain.evidence import evidence_of
+from deepsearch_rl.evaluate.explain.corpus import evidence_of, scan_corpus
 from deepsearch_rl.evaluate.explain.records import RunReport
 from deepsearch_rl.search import RetrieverName
 from deepsearch_rl.search.build import build_index

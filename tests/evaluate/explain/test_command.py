@@ -22,7 +22,7 @@ from deepsearch_rl.evaluate.f1_row import F1TableRow, ModelEvaluation, RowKey
 from deepsearch_rl.evaluate.score import build_row
 from deepsearch_rl.search.manifest import digest_index
 from tests.browsing import chromium
-from tests.explain.planted import planted
+from tests.evaluate.explain.planted import planted
 
 __all__ = ["chromium"]
 

@@ -15,7 +15,7 @@ from deepsearch_rl.evaluate.explain.records import AgainstReport, Setting
 from deepsearch_rl.evaluate.explain.run_files import read_run
 from deepsearch_rl.evaluate.published import read_published
 from deepsearch_rl.search.searcher import open_index
-from tests.explain.planted import questions
+from tests.evaluate.explain.planted import questions
 
 SETTING = Setting(
     dataset="hotpotqa",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from deepsearch_rl.core.records import Chunk, Question, StopReason, Trajectory
 from tests.chunks import make_chunk
-from tests.explain.answers import make_question, make_rollout
+from tests.evaluate.explain.answers import make_question, make_rollout
 
 FOUNDERS = (
     ("Ada Stone", "Acme Works", "Ulverton"),

@@ -18,7 +18,7 @@ from deepsearch_rl.evaluate.explain.causes import (
 from deepsearch_rl.evaluate.explain.judging import Corpus, JudgedRun, judge_run
 from deepsearch_rl.evaluate.explain.run_files import read_run
 from deepsearch_rl.search.searcher import open_index
-from tests.explain.planted import planted, questions
+from tests.evaluate.explain.planted import planted, questions
 
 TOP_K = 3
 
