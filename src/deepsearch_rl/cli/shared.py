@@ -15,7 +15,10 @@ from typer import Option
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.profile import PARAMS, Profile
 
-PROMPT_HELP = "System prompt: the name of one in src/deepsearch_rl/prompts, or the path of a text file (with a slash or .txt)."
+PROMPT_HELP = (
+    "System prompt: the name of one in src/deepsearch_rl/prompts, or the path of a text file "
+    "(with a slash or .txt)."
+)
 
 _PROFILE_HELP = "`tiny` (the root params.yaml) or a folder of profiles/."
 # Characters: nothing is cut where no terminal limits a line
