@@ -211,7 +211,7 @@ def _slopes(profile: Profile, given: Mapping[str, float]) -> dict[str, float]:
         slopes |= read_record(measured, MeasuredSlopes).root
     for name in given:
         look_up("slope", name, SLOPES)
-    return slopes | given
+    return {**slopes, **given}
 
 
 def _stage_plan(stage: str, work: StageWork, slopes: Mapping[str, float]) -> StagePlan:

@@ -23,9 +23,6 @@ _Index: TypeAlias = Annotated[Path, Option(help="Folder that `retrieve build` wr
 _Chunks: TypeAlias = Annotated[
     Path | None, Option(help="The passage file, if it was moved since the build.")
 ]
-_Chunks: TypeAlias = Annotated[
-    Path | None, Option(help="The passage file, if it was moved since the build.")
-]
 _Retriever: TypeAlias = Annotated[
     str | None,
     Option(help="bm25, dense, hybrid, or your FILE.py:NAME.", show_default="bm25"),
