@@ -60,7 +60,7 @@ preflight: environment  ##full PROFILE's training path on a small model: what wo
 ui: environment  ##start Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0.0 for other machines, with a login
 	@$(BIN)/python -m flows.servers $(if $(HOST),--host $(HOST))
 
-deploy: environment  ##team a Prefect deployment of every profile, with a paused nightly schedule
+deploy: environment  ##team a Prefect deployment of every profile
 	@$(BIN)/python -m flows.worker deploy
 
 worker: environment  ##team take runs of the pool POOL (cpu or gpu) on this machine until Ctrl-C, LIMIT (1) at once
@@ -93,7 +93,7 @@ test-all: environment  ##change the checks of `make test`, and what a night has 
 unit: environment  ##change the quick tests, each below .2 s
 	@$(PYTEST) -m "not slow and not nightly"
 
-lint: environment  ##change ruff, pyright, and whether uv.lock fits pyproject.toml
+lint: environment  ##change ruff, import-linter, pyright, and whether uv.lock fits pyproject.toml
 	@.venvs/uv/bin/uv lock --quiet --check
 	@$(BIN)/ruff check
 	@$(BIN)/lint-imports --no-cache
