@@ -6,7 +6,7 @@ from deepsearch_rl.train.merge import MergeConfig, merge_adapter
 
 STAGE = Stage(
     sections=("merge",),
-    packages=("core", "chat", "train"),
+    packages=("core", "chat", "data", "search", "agent", "train"),
     inputs=("models/{profile}/base", "models/{profile}/sft_adapter"),
 )
 

@@ -23,7 +23,7 @@ TRAIN_LOGS = {
 
 STAGE = Stage(
     sections=("seed", "track", "evaluate"),
-    packages=("core", "chat", "agent", "train", "evaluate", "track"),
+    packages=("core", "chat", "data", "search", "server", "agent", "train", "evaluate", "track"),
     inputs=(
         "reports/{profile}/f1_table.json",
         "reports/{profile}/f1_table.md",

@@ -189,7 +189,7 @@ def test_a_file_that_does_not_exist_and_a_name_of_another_form_are_refused(tmp_p
     with pytest.raises(ConfigError, match=r"there is no file .*gone\.py"):
         find_reward(f"{tmp_path}/gone.py:cites")
     for name in ("own.rewards:cites", "own/rewards.py:", "a:b:c"):
-        with pytest.raises(ConfigError, match="named by its file"):
+        with pytest.raises(ConfigError, match="names no code"):
             find_reward(name)
 
 

@@ -29,9 +29,8 @@ def test_a_gpu_stage_stops_at_once_and_says_what_is_missing(
     stage: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    profile = load_profile(root / "profiles/gpu/params.yaml").with_overrides(
-        {"ifeval.prompts": "generated"}
-    )
+    generated = load_profile(root / "params.yaml").value("ifeval")
+    profile = load_profile(root / "profiles/gpu/params.yaml").with_overrides({"ifeval": generated})
     scratch = Scratch(stage, tmp_path / "work" / "scratch", tmp_path / "work" / "curve.jsonl")
     arguments = [*STAGES[stage], *([scratch] if stage in WITH_SCRATCH else [])]
     main = importlib.import_module(f"stages.{stage}").main

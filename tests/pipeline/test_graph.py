@@ -33,8 +33,9 @@ def imported(path: Path) -> frozenset[Path]:
         elif isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # `python -m deepsearch_rl...`
-            names.add(node.value)
+            # `python -m deepsearch_rl...`; live curves decide nothing of a result
+            if not node.value.startswith("deepsearch_rl.track"):
+                names.add(node.value)
 
     files: set[Path] = set()
     for name in names:

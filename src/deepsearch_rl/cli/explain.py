@@ -7,8 +7,7 @@ from typing import Annotated, TypeAlias
 import typer
 from typer import Option
 
-from deepsearch_rl.cli.targets import writable_file
-from deepsearch_rl.cli.terminal import print_table
+from deepsearch_rl.cli.shared import print_table
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.evaluate.explain.causes import Cause
@@ -74,7 +73,8 @@ _Control: TypeAlias = Annotated[
     ),
 ]
 _Page: TypeAlias = Annotated[
-    Path | None, Option(help="Write an HTML page here, with examples.", callback=writable_file)
+    Path | None,
+    Option(help="Write an HTML page here, with examples.", dir_okay=False, writable=True),
 ]
 
 

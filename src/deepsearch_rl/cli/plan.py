@@ -19,9 +19,7 @@ from pydantic import RootModel
 from typer import Option
 
 from deepsearch_rl.agent.config import SCRIPTED
-from deepsearch_rl.cli.defaults import named_numbers
-from deepsearch_rl.cli.profile_argument import ProfileName
-from deepsearch_rl.cli.terminal import print_table
+from deepsearch_rl.cli.shared import ProfileName, print_table
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import read_json, read_record
 from deepsearch_rl.core.profile import Profile, find_profile
@@ -161,7 +159,16 @@ def plan_command(
 
         deepsearch plan gpu --slope rollout_eager_s=0.05
     """
-    given = named_numbers("--slope", slope or (), "name=value, e.g. rollout_s=0.05")
+    given: dict[str, float] = {}
+    for text in slope or ():
+        name, _, number = text.partition("=")
+        try:
+            given[name] = float(number)
+        except ValueError as error:
+            raise ConfigError(
+                f"--slope {text!r} should be name=value, e.g. rollout_s=0.05."
+            ) from error
+
     plan = make_plan(find_profile(Path(), profile), given)
     if as_json:
         typer.echo(json.dumps({**asdict(plan), "hours": plan.hours}, indent=2))
@@ -204,7 +211,7 @@ def _slopes(profile: Profile, given: Mapping[str, float]) -> dict[str, float]:
         slopes |= read_record(measured, MeasuredSlopes).root
     for name in given:
         look_up("slope", name, SLOPES)
-    return slopes | given
+    return {**slopes, **given}
 
 
 def _stage_plan(stage: str, work: StageWork, slopes: Mapping[str, float]) -> StagePlan:
@@ -527,12 +534,8 @@ def _rl(sizes: _Sizes, start: str) -> StageWork:
     dev = rl["dev"]
     gate = rl["gate"]
     trained = steps * rl["groups_per_step"] * rl["group_size"]
-    tokens = (
-        trained * rl["update_epochs"] * sizes.slopes["trained_share"] * sizes.slopes["row_tokens"]
-    )
-    # An upper bound: a step is refilled only as long as groups with equal rewards leave it short
-    rollouts = trained * (1 + rl["max_refills"])
-    rollouts += (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
+    tokens = trained * sizes.slopes["trained_share"] * sizes.slopes["row_tokens"]
+    rollouts = trained + (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
     rollout_slope = _rollout_slope(rl["sampler"])
     sampler_gib = (
         rl["sampler"]["gpu_memory_utilization"] * sizes.values["requires"]["gpu_memory_gib"]
