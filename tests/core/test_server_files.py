@@ -1,15 +1,13 @@
 """Logs of servers, and files that one process writes."""
 
 import contextlib
-import subprocess
 import sys
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
-from deepsearch_rl.core import files, processes
+from deepsearch_rl.core import processes
 from deepsearch_rl.core.processes import running_server
 from tests.ports import free_port
 
@@ -51,17 +49,3 @@ def test_the_log_of_a_server_that_ended_by_itself_is_kept_however_the_block_ends
             raise error
     logs = list(tmp_path.glob("deepsearch-*/output.log"))
     assert [log.read_text() for log in logs] == (["the reason\n"] if dies else [])
-
-
-@pytest.mark.slow
-def test_a_writer_in_another_container_of_the_same_name_keeps_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    program = "from deepsearch_rl.core import files; print(files._MACHINE)"
-    here = subprocess.check_output([sys.executable, "-c", program], text=True).strip()
-    assert here == files._MACHINE
-    ended = psutil.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    others = path.with_name(f".report.json.{'0' * 8}-{ended.pid}-0.partial")
-    others.write_text("half")
-    files.write_json(path, {})
-    assert sorted(tmp_path.iterdir()) == [others, path]
