@@ -326,7 +326,7 @@ def test_in_bfloat16_no_token_of_a_first_update_is_clipped(
         rows = Rows(packed)
         policy = disturbed(policy_folder, in_bfloat16(config, algorithm))
         parts = minibatches(len(UNEVEN), None, seed)
-        policy.score(rows, parts, is_ahead=True)
+        policy.score(rows, parts)
         assert policy.update(rows, parts[0])["loss/clip_fraction"] == 0.0
 
 
@@ -336,7 +336,7 @@ def test_a_trainer_that_scores_in_other_batches_than_it_trains_in_stops_with_the
     rows = Rows(random_rollouts(random.Random(1), UNEVEN, 600, 600))
     policy = disturbed(policy_folder, in_bfloat16(config, "grpo"))
     before = trained_weights(policy)
-    policy.score(rows, [torch.arange(len(UNEVEN))], is_ahead=True)
+    policy.score(rows, [torch.arange(len(UNEVEN))])
     with pytest.raises(
         CheckFailedError,
         match=r"% of the tokens of a step's first update are outside the clip range",
@@ -357,21 +357,16 @@ def test_a_sampler_that_still_serves_the_start_model_is_found_at_the_published_l
     policy_folder: Path, config: RlConfig
 ) -> None:
     packed = random_rollouts(random.Random(1), [300] * 40, 600, 300)
-    policy = Policy(
-        policy_folder,
-        config.model_copy(update={"learning_rate": 3e-5, "max_mismatch": 0.05}),
-        0,
-        None,
-    )
+    policy = Policy(policy_folder, config.model_copy(update={"learning_rate": 3e-5}), 0, None)
     everything = torch.arange(40)
     for _ in range(4):
         rows = Rows(packed)
-        policy.score(rows, [everything], is_ahead=True)
+        policy.score(rows, [everything])
         policy.update(rows, everything)
 
     for serves_the_policy in (True, False):
         rows = Rows(packed)
-        policy.score(rows, [everything], is_ahead=True)
+        policy.score(rows, [everything])
         served = (
             rows.tensors["logprobs"]
             if serves_the_policy
@@ -427,7 +422,7 @@ def test_an_update_with_a_gradient_that_is_no_number_changes_nothing_and_names_t
 ) -> None:
     policy = disturbed(policy_folder, config)
     rows = Rows(packed)
-    policy.score(rows, [torch.arange(len(LENGTHS))], is_ahead=True)
+    policy.score(rows, [torch.arange(len(LENGTHS))])
     name, weight = next(
         (name, each) for name, each in policy.model.named_parameters() if each.requires_grad
     )
@@ -450,7 +445,7 @@ def test_weights_that_are_no_number_are_neither_scored_nor_saved(
     with pytest.raises(
         NotFiniteError, match=r"log-probabilities of the policy are not finite .* rollouts"
     ):
-        policy.score(Rows(packed), [torch.arange(len(LENGTHS))], is_ahead=True)
+        policy.score(Rows(packed), [torch.arange(len(LENGTHS))])
     with pytest.raises(NotFiniteError, match=r"the trained weight .* is not finite"):
         policy.save(tmp_path / "saved", "start")
     assert not list(tmp_path.iterdir())

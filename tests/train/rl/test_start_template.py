@@ -7,7 +7,7 @@ from trl.chat_template_utils import qwen3_chat_template
 
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.train.rl.start_template import require_template
+from deepsearch_rl.train.rl.task_checks import require_template
 from tests.environment.scripted import Script
 
 CALLS = Script("calls", ()).config

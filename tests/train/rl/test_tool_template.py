@@ -6,7 +6,7 @@ import pytest
 
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.train.rl.start_template import require_template
+from deepsearch_rl.train.rl.task_checks import require_template
 from tests.environment.scripted import Script
 from tests.policies import policy_folder
 
