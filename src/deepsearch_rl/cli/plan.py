@@ -534,12 +534,8 @@ def _rl(sizes: _Sizes, start: str) -> StageWork:
     dev = rl["dev"]
     gate = rl["gate"]
     trained = steps * rl["groups_per_step"] * rl["group_size"]
-    tokens = (
-        trained * rl["update_epochs"] * sizes.slopes["trained_share"] * sizes.slopes["row_tokens"]
-    )
-    # An upper bound: a step is refilled only as long as groups with equal rewards leave it short
-    rollouts = trained * (1 + rl["max_refills"])
-    rollouts += (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
+    tokens = trained * sizes.slopes["trained_share"] * sizes.slopes["row_tokens"]
+    rollouts = trained + (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
     rollout_slope = _rollout_slope(rl["sampler"])
     sampler_gib = (
         rl["sampler"]["gpu_memory_utilization"] * sizes.values["requires"]["gpu_memory_gib"]
