@@ -127,10 +127,10 @@ def explain_command(
 
     if page is not None:
         # Here, because it loads matplotlib
-        from deepsearch_rl.evaluate.explain.page import render_page  # noqa: PLC0415
+        from deepsearch_rl.evaluate.report.page import render_explanation  # noqa: PLC0415
 
         with atomic_file(page) as partial:
-            partial.write_text(render_page(report), encoding="utf-8")
+            partial.write_text(render_explanation(report), encoding="utf-8")
 
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
