@@ -39,10 +39,10 @@ from deepsearch_rl.search.build import IndexSection
 from deepsearch_rl.search.quality import DatasetConfig
 from deepsearch_rl.serve.launch import ServingConfig
 from deepsearch_rl.server.config import RetrievalConfig
-from deepsearch_rl.toy.prepare_model import PrepareModelConfig
 from deepsearch_rl.track.contents import TrackConfig
 from deepsearch_rl.train.choose_checkpoint import ChooseCheckpointConfig
 from deepsearch_rl.train.merge import MergeConfig
+from deepsearch_rl.train.prepare_model import PrepareModelConfig
 from deepsearch_rl.train.prompt_search import OptimizePromptConfig
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.sft import SftConfig
@@ -73,6 +73,13 @@ CONFIGS: Mapping[str, type[Record]] = {
     "ifeval": IfevalConfig,
     "report": ReportConfig,
     "track": TrackConfig,
+}
+TOY = "src/deepsearch_rl/toy"
+# Stage -> the field of its section, and the value with which the stage loads the toy package
+TOY_CHOICES = {
+    "download": ("source", "world"),
+    "prepare_model": ("source", "pretrain"),
+    "synthesize": ("teacher", TOY),
 }
 # Sections that no stage reads
 SETTINGS = ("profile", "packages", "threads", "python", "requires", "flow")
@@ -256,6 +263,9 @@ def _graph(name: str, stages: Sequence[str], values: Mapping[str, Any]) -> str:
             sections.remove(param)
         for dep in [dep for dep in body["deps"] if dep in missing_outs]:
             body["deps"].remove(dep)
+        field, value = TOY_CHOICES.get(key, ("", None))
+        if value and values[key][field] != value:
+            body["deps"].remove(TOY)
         body["deps"].extend(_own_deps(body, sections, values))
         body["params"] = [{params: sections}]
         result["stages"][key] = stage

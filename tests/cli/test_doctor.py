@@ -1,12 +1,21 @@
 """What a machine and an environment are missing, each with the way to get it."""
 
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from deepsearch_rl.cli import doctor, package_parts
-from deepsearch_rl.cli.doctor import Machine, Requirements, inspect, missing_on_machine, render
+from deepsearch_rl.cli import doctor
+from deepsearch_rl.cli.doctor import (
+    Machine,
+    Requirements,
+    explain_missing_module,
+    inspect,
+    missing_on_machine,
+    render,
+)
 from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.profile import find_profile
 from tests.conftest import ROOT
@@ -91,7 +100,7 @@ def test_a_package_of_another_version_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked = ["numpy<1", "no-such-package", "deepsearch-rl[retrieval]; extra == 'all'"]
-    monkeypatch.setattr(package_parts, "requires", lambda _: asked)
+    monkeypatch.setattr(doctor, "requires", lambda _: asked)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "packages: no-such-package missing, numpy" in result.stdout
@@ -106,3 +115,34 @@ def test_a_program_that_hangs_is_passed_over(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(doctor, "PROGRAM_TIMEOUT_S", 0.2)
     assert doctor.read_machine(tmp_path).gpus == "none"
+
+
+def test_the_base_and_retrieval_ask_for_no_torch() -> None:
+    for line in map(Requirement, requires("deepsearch-rl") or []):
+        for extra in ("", "retrieval"):
+            if line.marker is None or line.marker.evaluate({"extra": extra}):
+                assert line.name != "torch", extra
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("faiss", "faiss-cpu", "[retrieval]"),
+        ("Stemmer", "pystemmer", "[retrieval]"),
+        ("swift.llm", "ms-swift", "[train]"),
+        ("docx", "python-docx", "[documents]"),
+        ("httpx", "httpx", ""),
+    ],
+)
+def test_a_missing_module_is_explained_by_the_part_that_brings_it(
+    module: str, package: str, extra: str
+) -> None:
+    text = explain_missing_module(ModuleNotFoundError(name=module))
+    command = f"'deepsearch-rl{extra}'" if extra else "deepsearch-rl"
+    assert text == (
+        f"this needs the package {package}, which is not installed; run `pip install {command}`."
+    )
+
+
+def test_a_module_that_no_part_brings_is_not_explained() -> None:
+    assert explain_missing_module(ModuleNotFoundError(name="no_such_module")) is None

@@ -12,9 +12,10 @@ from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
 from deepsearch_rl import __version__
-from deepsearch_rl.cli.defaults import changed_field
-from deepsearch_rl.cli.main import COMMANDS, app, load_command, main
+from deepsearch_rl.cli.main import COMMANDS, app, load_command, main, os_problem
+from deepsearch_rl.cli.shared import changed_field
 from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.files import atomic_directory, atomic_file
 
 RUNNER = CliRunner()
 
@@ -214,3 +215,65 @@ def test_a_full_disk_is_not_taken_for_that_of_the_working_directory(
 def test_a_changed_field_that_is_no_yaml_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^-S rl\.seed: "):
         changed_field("rl.seed={1: 2")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "explain runs.jsonl --page FOLDER",
+        "trajectories convert runs.jsonl FOLDER --to trl",
+        "evaluate --model m --out FILE",
+        "model convert actor FILE --from verl-fsdp --start base --python python",
+        "retrieve build --corpus corpus.jsonl --out FILE",
+        "retrieve import vectors.npy --corpus corpus.jsonl --out FILE",
+    ],
+)
+def test_every_command_that_computes_checks_its_target_first(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("FILE").touch()
+    Path("FOLDER").mkdir()
+    result = RUNNER.invoke(app, line.split())
+    assert result.exit_code == 2
+    assert re.search("is a (file|directory)", result.output)
+
+
+def test_an_error_while_writing_names_what_was_to_be_written(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as caught, atomic_file(tmp_path / "folder") as partial:
+        partial.touch()
+    assert os_problem(caught.value).startswith(f"{tmp_path}/folder cannot be written: Is a dir")
+
+    with atomic_directory(tmp_path / "index") as partial:
+        names = [partial.name, f".{partial.name}.lock"]
+    for name in names:
+        refused = OSError(errno.EACCES, "Permission denied", str(tmp_path / name))
+        assert os_problem(refused).startswith(f"{tmp_path}/index cannot be written: Permission")
+
+    other = OSError(errno.EACCES, "Permission denied", "questions.jsonl")
+    assert os_problem(other) == str(other)
+
+
+OF_A_PROFILE = (
+    "table",
+    "summary smoke",
+    "plan",
+    "preflight gpu",
+)
+
+
+@pytest.mark.parametrize("line", OF_A_PROFILE)
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_the_top_folder_is_named(
+    line: str, is_inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "project" / "docs"
+    folder.mkdir(parents=True)
+    if is_inside:
+        (tmp_path / "project" / ".dvc").mkdir()
+    monkeypatch.chdir(folder)
+    result = RUNNER.invoke(app, line.split())
+    assert isinstance(result.exception, ConfigError), result.output
+    expected = f"run this in {tmp_path / 'project'}." if is_inside else "top folder of a clone"
+    assert expected in str(result.exception)

@@ -16,8 +16,8 @@ from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.evaluate.evaluation_plan import Evaluation
 from deepsearch_rl.search.build import IndexSection
 from deepsearch_rl.serve.launch import ServingConfig
-from deepsearch_rl.toy.prepare_model import PrepareModelConfig
 from deepsearch_rl.train.art.backend import train_arguments
+from deepsearch_rl.train.prepare_model import PrepareModelConfig
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.sft import SftConfig
 from deepsearch_rl.train.training_set import FilterConfig
@@ -43,7 +43,6 @@ GPU_PROFILES = [
 ]
 
 SEARCH_R1_SETS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
-OPTION = re.compile(r"-S (?:'([^']+)'|([^\s`']+))")
 
 
 def test_paths_in_params_lie_in_the_profiles_own_folders() -> None:
@@ -204,19 +203,28 @@ def test_the_search_r1_profile_keeps_the_published_settings_and_verl_honours_the
 
 
 @pytest.mark.slow
-def test_the_options_in_the_search_r1_profiles_readme_fit_the_stages(tmp_path: Path) -> None:
+def test_the_variants_in_the_search_r1_profiles_readme_fit_the_stages(tmp_path: Path) -> None:
     readme = (PROFILES["search_r1"].parent / "README.md").read_text()
-    lines = [line for line in readme.splitlines() if " -S " in line]
-    assert len(lines) == 3
-    for line in lines:
+    variants = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    assert len(variants) == 3
+    for variant in variants:
+        values = yaml.safe_load(PROFILES["search_r1"].read_text())
+        merge(values, yaml.safe_load(variant))
         changed = tmp_path / "params.yaml"
-        changed.write_text(PROFILES["search_r1"].read_text())
-        options = [quoted or plain for quoted, plain in OPTION.findall(line)]
-        apply_overrides(str(changed), options)
+        changed.write_text(yaml.safe_dump(values))
         params = load_profile(changed)
         require_honoured(params.section("rl", RlConfig))
         params.section("index", IndexSection)
         params.section("prepare_model", PrepareModelConfig)
+
+
+def merge(values: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Change values in place, as a profile.yaml does."""
+    for name, change in changes.items():
+        if isinstance(change, dict) and isinstance(values.get(name), dict):
+            merge(values[name], change)
+        else:
+            values[name] = change
 
 
 @pytest.mark.parametrize("profile", GPU_PROFILES)

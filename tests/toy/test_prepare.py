@@ -9,16 +9,13 @@ from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.chat.prompts import PromptDigests, load_prompt, read_trained_with
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.toy import pretraining
-from deepsearch_rl.toy.prepare_model import (
-    PrepareModelConfig,
-    PretrainConfig,
-    prepare_model,
-)
+from deepsearch_rl.toy.pretraining import PretrainConfig
+from deepsearch_rl.train.prepare_model import PrepareModelConfig, prepare_model
 
 
 @pytest.fixture(scope="module")
 def config(pretrain_config: PretrainConfig) -> PrepareModelConfig:
-    return PrepareModelConfig(source="pretrain", pretrain=pretrain_config)
+    return PrepareModelConfig(source="pretrain", pretrain=pretrain_config.model_dump(mode="json"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

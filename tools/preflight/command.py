@@ -8,8 +8,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from deepsearch_rl.cli.terminal import print_table
+import typer
+from typer import Option
+
+from deepsearch_rl.cli.shared import ProfileName, print_table
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import find_profile
@@ -19,6 +23,32 @@ from tools.preflight.project import cut_copy
 
 HEADER = ("phase", "result", "seconds", "what to do, or what was measured")
 TEACHERS_PROTOCOL = "function_calling"
+
+
+def preflight_command(
+    profile: ProfileName,
+    is_listed: Annotated[
+        bool, Option("--list", help="Show the phases and what they check, and run none.")
+    ] = False,
+    only: Annotated[
+        str | None, Option(help="Run this phase and those that it needs.", show_default="all")
+    ] = None,
+    is_kept: Annotated[
+        bool, Option("--keep", help="Keep the copy they ran in, with its logs.")
+    ] = False,
+) -> None:
+    """Try a profile's training path on a small model, before a run costs hours.
+
+    Profiles that train no model, or whose model searches in tags, are refused. Results are also in
+    work/PROFILE/preflight/report.json; the exit status is 1 if a phase failed. docs/gpu.md says
+    what each phase tries.
+
+        deepsearch preflight gpu --only evaluate
+    """
+    if is_listed:
+        print_phases(profile)
+    elif any(outcome.status == "failed" for outcome in preflight(profile, only, is_kept)):
+        raise typer.Exit(1)
 
 
 def print_phases(profile: str) -> None:

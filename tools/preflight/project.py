@@ -167,7 +167,9 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     values["sft"].update(epochs=1, save_steps=2, log_steps=1)
     values["choose_checkpoint"]["by"] = "last"
     # The real ones are a download
-    values["ifeval"]["prompts"] = "generated"
+    values["ifeval"].update(
+        prompts="generated", path="src/deepsearch_rl/evaluate/ifeval_prompts.yaml"
+    )
     values["rl"].update(
         starts=[START], dataset=DATASET, steps={START: 3}, groups_per_step=2, group_size=4
     )

@@ -27,14 +27,15 @@ from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Message, Trajectory
 from deepsearch_rl.toy.muon import Muon
-from deepsearch_rl.toy.prepare_model import DESCRIPTIONS, PrepareModelConfig, snapshot
 from deepsearch_rl.toy.pretrained_model import build_model, world_tokenizer
 from deepsearch_rl.toy.pretraining import (
+    PretrainConfig,
     TrainingExample,
     backward_in_threads,
     batches,
     encode,
 )
+from deepsearch_rl.train.prepare_model import DESCRIPTIONS, PrepareModelConfig, snapshot
 
 SMALL = {
     "num_hidden_layers": 2,
@@ -56,9 +57,10 @@ def empty_model(profile: Profile, base: Path, full_size: bool) -> tuple[Any, Any
     source = profile.section("prepare_model", PrepareModelConfig)
 
     if source.pretrain is not None:
-        shape = source.pretrain.model
+        pretrain = PretrainConfig.model_validate(source.pretrain)
+        shape = pretrain.model
         prompt = load_prompt(profile.value("agent.prompt"))
-        tokenizer = world_tokenizer(prompt, source.pretrain.subwords, shape.context_tokens)
+        tokenizer = world_tokenizer(prompt, pretrain.subwords, shape.context_tokens)
         return build_model(shape, tokenizer, seed), tokenizer
 
     assert source.hub is not None

@@ -18,7 +18,7 @@ from rich.text import Text
 from typer import Option
 
 from deepsearch_rl.agent.config import prompt_option
-from deepsearch_rl.cli.defaults import (
+from deepsearch_rl.cli.shared import (
     PROMPT_HELP,
     RequestOption,
     request_values,
@@ -118,12 +118,10 @@ def ask_command(
 ) -> None:
     """Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.
 
-    A model's folder may hold an endpoint.json instead of weights: an API's model (profile
-    multihoprag has one). Exits with status 1 where there is no answer.
+    Profile multihoprag asks the API model that OPENAI_BASE_URL, OPENAI_MODEL and OPENAI_API_KEY
+    name. The exit status is 1 if there is no answer.
 
         deepsearch ask "Name Bitter Journey's director's mentor's employer."
-        deepsearch ask "..." --model sft --temperature 0.7
-        OPENAI_BASE_URL=https://... OPENAI_MODEL=... OPENAI_API_KEY=... deepsearch ask "..." --profile multihoprag
     """
     if retrieval_url:
         reason = "with --retrieval-url, whose server decides it; leave one of them out"

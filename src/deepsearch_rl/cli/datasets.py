@@ -19,7 +19,6 @@ def datasets_command(name: Name = None) -> None:
     The name of a question set is what `deepsearch evaluate --dataset` and `format` in a profile.yaml
     take.
 
-        deepsearch datasets
         deepsearch datasets popqa
     """
     if name is None:

@@ -11,20 +11,39 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from pydantic import Field
 
-from deepsearch_rl.cli.package_parts import ALL, installed_version, misfits
 from deepsearch_rl.cli.plan import make_plan
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.core.redaction import public_address
 
+OURS = "deepsearch-rl"
+# The extra with every part of the graph
+ALL = "all"
+# Modules whose distribution has another name
+DISTRIBUTIONS = {
+    "Stemmer": "pystemmer",
+    "agents": "openai-agents",
+    "art": "openpipe-art",
+    "docx": "python-docx",
+    "faiss": "faiss-cpu",
+    "jnius": "pyjnius",
+    "jnius_config": "pyjnius",
+    "mp_actors": "openpipe-art",
+    "sklearn": "scikit-learn",
+    "swift": "ms-swift",
+    "yaml": "pyyaml",
+}
 GIB = 2**30
 LUCENE_JAVA = 21
 KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
@@ -303,3 +322,59 @@ def render(report: DoctorReport) -> str:
             lines.append(f"  - {requirement.what}\n    {requirement.fix}")
 
     return "\n".join(lines)
+
+
+def installed_version(name: str) -> str:
+    """Return the version of an installed distribution, empty where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _requirements(extra: str = "") -> Iterator[Requirement]:
+    """Yield what this package asks for here, with an extra or without any."""
+    for line in map(Requirement, requires(OURS) or []):
+        applies = line.marker is None or line.marker.evaluate({"extra": extra})
+        if line.name != OURS and applies:
+            yield line
+
+
+def misfits(extra: str = "") -> list[str]:
+    """Return the packages that are missing or have another version, each as ``torch 2.9 (needs ==2.13.0)``."""
+    found: list[str] = []
+    for line in _requirements(extra):
+        installed = installed_version(line.name)
+        if not installed or not line.specifier.contains(installed, prereleases=True):
+            needs = f" (needs {line.specifier})" if line.specifier else ""
+            found.append(f"{line.name} {installed or 'missing'}{needs}")
+
+    return sorted(set(found))
+
+
+def explain_missing_module(error: ModuleNotFoundError) -> str | None:
+    """Return what to install where a module of an optional part is missing; None where no part brings it."""
+    module = (error.name or "").partition(".")[0]
+    distribution = DISTRIBUTIONS.get(module, module.replace("_", "-").lower())
+    for line in requires(OURS) or []:
+        requirement = Requirement(line)
+        if canonicalize_name(requirement.name) == distribution:
+            break
+    else:
+        return None
+
+    extra = _extra_of(distribution)
+    package = f"'{OURS}[{extra}]'" if extra else OURS
+    return f"this needs the package {distribution}, which is not installed; run `pip install {package}`."
+
+
+def _extra_of(distribution: str) -> str:
+    """Return the first extra that brings a distribution, empty where the base does."""
+    if any(canonicalize_name(line.name) == distribution for line in _requirements()):
+        return ""
+    for extra in metadata(OURS).get_all("Provides-Extra") or []:
+        if extra != ALL and any(
+            canonicalize_name(line.name) == distribution for line in _requirements(extra)
+        ):
+            return extra
+    return ALL

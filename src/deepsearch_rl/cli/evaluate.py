@@ -3,25 +3,21 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from typer import Option
 
 from deepsearch_rl.agent.config import prompt_option
-from deepsearch_rl.cli.defaults import (
+from deepsearch_rl.cli.shared import (
     PROMPT_HELP,
-    FieldOption,
-    Fields,
     RequestOption,
-    field_options,
     first_given,
-    given_fields,
+    is_given,
+    print_table,
     request_values,
     with_options,
 )
-from deepsearch_rl.cli.evaluation_rows import print_rows
-from deepsearch_rl.cli.targets import writable_folder
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.profile import PARAMS, Profile, load_profile
@@ -31,6 +27,7 @@ from deepsearch_rl.search import RetrieverName
 from deepsearch_rl.serve.launch import ServingBackend
 
 if TYPE_CHECKING:
+    from deepsearch_rl.evaluate.f1_row import F1TableRow, ModelEvaluation
     from deepsearch_rl.evaluate.standalone import Standalone, WorldEvaluation
 
 WORK = Path("work", "evaluate")
@@ -42,114 +39,75 @@ CALLS_PER_DEADLINE = 4
 ANSWERS_PER_CALL = 4
 
 _PRESET = load_preset("evaluate")
+_EVALUATE = _PRESET.value("evaluate")
+_AGENT = _PRESET.value("agent")
+_RETRIEVAL = _PRESET.value("retrieval")
+_CHUNK_SIZE = _PRESET.value("chunk.chunk_size")
+_BACKEND = _PRESET.value("serving.backend")
+_SEED = _PRESET.value("seed")
 # The packaged prompt of the tiny profile, which names its file
 _TINY_PROMPT = "tiny"
-_FIELDS = {
-    "temperature": FieldOption("evaluate.temperature", float, "Of sampling.", min=0.01),
-    "protocol": FieldOption("agent.protocol", ProtocolName, "How the model asks for a search."),
-    "top_k": FieldOption("retrieval.top_k", int, "Passages per search.", min=1),
-    "chunk_size": FieldOption(
-        "chunk.chunk_size", int, "Words and marks of a passage, at most.", min=1
-    ),
-    "retriever": FieldOption("retrieval.retriever", RetrieverName, "How passages are found."),
-    "max_searches": FieldOption("agent.max_searches", int, "Searches per question.", min=0),
-    "max_tokens": FieldOption(
-        "agent.max_tokens", int, "Tokens that the model may write per call.", min=1
-    ),
-    "context_tokens": FieldOption(
-        "agent.context_tokens", int, "Prompt and answer of one call together.", min=2
-    ),
-    "timeout_s": FieldOption("agent.timeout_s", float, "Seconds per question.", min=0.1),
-    "concurrency": FieldOption("agent.concurrency", int, "Questions answered at once.", min=1),
-    "backend": FieldOption(
-        "serving.backend", ServingBackend, "What serves a folder of weights; vllm needs a GPU."
-    ),
-    "random_passages": FieldOption(
-        "evaluate.random_passages",
-        bool,
-        "With --controls: with random passages as well.",
-        "--random-passages",
-    ),
-    "draws": FieldOption("evaluate.draws", int, "Bootstrap resamples of the intervals.", min=100),
-    "seed": FieldOption("seed", int, "Of sampling and resampling.", min=0, max=2**31 - 1),
-}
-
 
 _Model: TypeAlias = Annotated[
-    str, Option(help="Model name to ask the endpoint for, or a folder with weights.")
+    str, Option(help="Name of a model behind the endpoint, or a folder with weights.")
 ]
 _Dataset: TypeAlias = Annotated[
     str,
     Option(
-        help="Question set: multihoprag, which is fetched, or with --data musique, 2wikimultihopqa, hotpotqa, nq, "
-        "triviaqa, popqa, bamboogle or graphrag_bench."
+        help="Question set. multihoprag is downloaded; the others of `deepsearch datasets` need --data."
     ),
 ]
 _BaseUrl: TypeAlias = Annotated[
-    str,
-    Option(
-        help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it."
-    ),
+    str, Option(help="OpenAI-compatible server, up to /v1, or a $VARIABLE that holds it.")
 ]
+_KeyVariable: TypeAlias = Annotated[str, Option(help="Environment variable that holds the key.")]
 _Data: TypeAlias = Annotated[
     Path | None,
-    Option(help="Folder with its files: the repository's, or corpus*.jsonl and questions*.jsonl."),
+    Option(help="Folder of the set: its repository's, or corpus*.jsonl and questions*.jsonl."),
 ]
 _WorldSeed: TypeAlias = Annotated[
     int | None,
     Option(
-        help="In place of --dataset: the four sets of a generated world of this seed, with the settings of the tiny "
-        "profile where no option says otherwise.",
+        help="Instead of --dataset, use the sets of a generated world, with tiny's settings.",
         min=0,
         max=2**31 - 1,
-        show_default="no world",
+        show_default=False,
     ),
 ]
 _Questions: TypeAlias = Annotated[
-    int | None, Option(help="The first N of a set.", min=1, show_default="all")
+    int | None, Option(help="Only the first N questions.", min=1, show_default="all")
 ]
-_Samples: TypeAlias = Annotated[
-    int, Option(help="Answers per question; they are averaged per question first.", min=1)
-]
+_Samples: TypeAlias = Annotated[int, Option(help="Answers per question, averaged.", min=1)]
 _Greedy: TypeAlias = Annotated[
-    int, Option(help="The first N once more at temperature 0, as a row of their own.", min=0)
+    int, Option(help="Also answer the first N at temperature 0 (a row of its own).", min=0)
 ]
 _Controls: TypeAlias = Annotated[
-    int,
-    Option(
-        help="The first N without search, and with gold passages, where questions have facts or ids of documents.",
-        min=0,
-    ),
-]
-_Out: TypeAlias = Annotated[
-    Path | None,
-    Option(
-        help="For rollouts and rows.json.",
-        show_default="below work/evaluate",
-        callback=writable_folder,
-    ),
-]
-_AsJson: TypeAlias = Annotated[
-    bool, Option("--json", help="Print the rows as JSON instead of a table.")
+    int, Option(help="Also answer the first N without search and with gold passages.", min=0)
 ]
 _Prompt: TypeAlias = Annotated[
     str | None,
     Option(
         help=PROMPT_HELP,
-        show_default=f"{_PRESET.value('agent')['prompt']}; search_tags with that protocol",
+        show_default=f"{_AGENT['prompt']}; search_tags with that protocol",
+    ),
+]
+_Out: TypeAlias = Annotated[
+    Path | None,
+    Option(
+        help="Folder for rollouts and rows.json.",
+        show_default="below work/evaluate",
+        file_okay=False,
+        writable=True,
     ),
 ]
 
 
-@field_options("evaluate", _FIELDS)
 def evaluate_command(
     context: typer.Context,
     model: _Model,
     dataset: _Dataset = "multihoprag",
     base_url: _BaseUrl = "$OPENAI_BASE_URL",
-    key_variable: Annotated[
-        str, Option(help="Environment variable that holds the key.")
-    ] = "OPENAI_API_KEY",
+    key_variable: _KeyVariable = "OPENAI_API_KEY",
     request: RequestOption = None,
     data: _Data = None,
     world_seed: _WorldSeed = None,
@@ -158,31 +116,73 @@ def evaluate_command(
     greedy: _Greedy = 0,
     controls: _Controls = 0,
     prompt: _Prompt = None,
-    *,
-    fields: Fields,
+    temperature: Annotated[float, Option(help="Sampling temperature.", min=0.01)] = _EVALUATE[
+        "temperature"
+    ],
+    protocol: Annotated[ProtocolName, Option(help="How the model asks for a search.")] = _AGENT[
+        "protocol"
+    ],
+    top_k: Annotated[int, Option(help="Passages per search.", min=1)] = _RETRIEVAL["top_k"],
+    chunk_size: Annotated[int, Option(help="Longest passage, in tokens.", min=1)] = _CHUNK_SIZE,
+    retriever: Annotated[RetrieverName, Option(help="How passages are found.")] = _RETRIEVAL[
+        "retriever"
+    ],
+    max_searches: Annotated[int, Option(help="Searches per question.", min=0)] = _AGENT[
+        "max_searches"
+    ],
+    max_tokens: Annotated[int, Option(help="Completion tokens per call.", min=1)] = _AGENT[
+        "max_tokens"
+    ],
+    context_tokens: Annotated[
+        int, Option(help="Prompt and completion tokens per call.", min=2)
+    ] = _AGENT["context_tokens"],
+    timeout_s: Annotated[float, Option(help="Seconds per question.", min=0.1)] = _AGENT[
+        "timeout_s"
+    ],
+    concurrency: Annotated[int, Option(help="Questions at once.", min=1)] = _AGENT["concurrency"],
+    backend: Annotated[
+        ServingBackend, Option(help="Server for a folder of weights; vllm needs a GPU.")
+    ] = _BACKEND,
+    random_passages: Annotated[
+        bool, Option("--random-passages", help="With --controls: with random passages as well.")
+    ] = _EVALUATE["random_passages"],
+    draws: Annotated[
+        int, Option(help="Bootstrap resamples of the intervals.", min=100)
+    ] = _EVALUATE["draws"],
+    seed: Annotated[int, Option(help="Of sampling and resampling.", min=0, max=2**31 - 1)] = _SEED,
     name: Annotated[
         str | None, Option(help="The model's name in the row.", show_default="as --model ends")
     ] = None,
     out: _Out = None,
-    as_json: _AsJson = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Let a model answer a question set with search, and print its row of the F1 table.
 
-    The set is fetched and indexed below work/evaluate where it is not there yet; no GPU and no
-    weights are needed for a model behind an endpoint. A run that was stopped goes on where it was
-    when it is started again with the same version of this package. Rollouts and rows.json lie in a
-    folder per model, set and setting, which is named at the end; they can be read with `deepsearch
-    trajectories`, scored again and compared (`deepsearch compare`).
+    The set is downloaded and indexed below work/evaluate on first use. A model behind an endpoint
+    needs no GPU and no weights. The same command resumes a run that was interrupted. The last line
+    names the folder with rollouts and rows.json, which `deepsearch trajectories`, `explain` and
+    `compare` read.
 
         deepsearch evaluate --model gpt-x --base-url https://api.example.com/v1 --questions 50
-        deepsearch evaluate --model gpt-5 --request token_limit=max_completion_tokens --request temperature=omit
-        deepsearch evaluate --model models/tiny/sft --dataset musique --data FOLDER --context-tokens 2048
-        deepsearch evaluate --model models/tiny/sft --world-seed 90210 --greedy 400
-
-    The last line scores a model of the tiny profile on names, facts and questions that nothing was
-    trained or tuned on.
     """
-    if fields["evaluate.random_passages"] and not controls:
+    # An option is called like the last part of its field
+    fields: dict[str, Any] = {
+        "evaluate.temperature": temperature,
+        "agent.protocol": protocol,
+        "retrieval.top_k": top_k,
+        "chunk.chunk_size": chunk_size,
+        "retrieval.retriever": retriever,
+        "agent.max_searches": max_searches,
+        "agent.max_tokens": max_tokens,
+        "agent.context_tokens": context_tokens,
+        "agent.timeout_s": timeout_s,
+        "agent.concurrency": concurrency,
+        "serving.backend": backend,
+        "evaluate.random_passages": random_passages,
+        "evaluate.draws": draws,
+        "seed": seed,
+    }
+    if random_passages and not controls:
         raise ConfigError(
             "--random-passages is one of the controls: say for how many questions (--controls N)."
         )
@@ -190,16 +190,22 @@ def evaluate_command(
     folder = _model_folder(context, model, base_url, key_variable, request or [])
     if world_seed is not None:
         _require_no_set(context)
-        options = {field: fields[field] for field in given_fields(context, _FIELDS)}
-        prompt = prompt_option(prompt, options.get("agent.protocol"))
-        options["agent.prompt"] = prompt or _TINY_PROMPT
-        world = _describe_world(name or _slug(model), folder, world_seed, counts, options)
+        given = {
+            field: value
+            for field, value in fields.items()
+            if is_given(context, field.rpartition(".")[2])
+        }
+        given_prompt = prompt_option(prompt, protocol if "agent.protocol" in given else None)
+        given["agent.prompt"] = given_prompt or _TINY_PROMPT
+        world = _describe_world(name or _slug(model), folder, world_seed, counts, given)
         _evaluate(world, f"world-{world_seed}", out, as_json)
         return
 
-    prompt = prompt_option(prompt, fields["agent.protocol"])
-    options = {**fields, "agent.prompt": prompt, "evaluate.sets": {dataset: counts}}
-    described = _describe(name or _slug(model), folder, dataset, data, options)
+    fields |= {
+        "agent.prompt": prompt_option(prompt, protocol),
+        "evaluate.sets": {dataset: counts},
+    }
+    described = _describe(name or _slug(model), folder, dataset, data, fields)
     _evaluate(described, dataset, out, as_json)
 
 
@@ -240,7 +246,7 @@ def _model_folder(
 
 
 def _describe(
-    name: str, model: Path, dataset: str, data: Path | None, options: Fields
+    name: str, model: Path, dataset: str, data: Path | None, options: Mapping[str, Any]
 ) -> "Standalone":
     """Return the evaluation of a model folder on a set, with the fields that follow from options."""
     from deepsearch_rl.data.dataset_presets import SPLIT, source_of  # noqa: PLC0415 - with the rest below, which loads FAISS
@@ -265,7 +271,11 @@ def _describe(
 
 
 def _describe_world(
-    name: str, model: Path, seed: int, counts: Mapping[str, int | None], options: Fields
+    name: str,
+    model: Path,
+    seed: int,
+    counts: Mapping[str, int | None],
+    options: Mapping[str, Any],
 ) -> "WorldEvaluation":
     """Return the evaluation of a model folder on every set of a generated world, ``counts`` of each."""
     from deepsearch_rl.evaluate.standalone import WorldEvaluation  # noqa: PLC0415 - loads FAISS, the agent and its clients
@@ -283,7 +293,7 @@ def _describe_world(
     return WorldEvaluation(name, model, seed, settings)
 
 
-def _with_consequences(settings: Profile, options: Fields) -> Profile:
+def _with_consequences(settings: Profile, options: Mapping[str, Any]) -> Profile:
     """Return settings with options, and with the fields that follow from those of them that are there.
 
     Raise ConfigError where the tokens of a call do not fit into its context.
@@ -323,7 +333,7 @@ def _evaluate(
     if as_json:
         typer.echo(evaluation.model_dump_json(indent=2))
     else:
-        print_rows(evaluation)
+        _print_rows(evaluation)
 
     # On standard error, where JSON is read by a program
     typer.echo(f"rollouts and rows.json: {place}", err=as_json)
@@ -382,3 +392,51 @@ def _endpoint_folder(model: str, base_url: str, key_variable: str, request: list
 
 def _slug(model: str) -> str:
     return re.sub(r"[^\w.-]+", "_", Path(model).name) or "model"
+
+
+def _print_rows(evaluation: "ModelEvaluation") -> None:
+    """Print the rows of an evaluation as a table, and below it its controls."""
+    from deepsearch_rl.evaluate.f1_row import counts_text  # noqa: PLC0415 - loads pydantic
+
+    header = [
+        "set",
+        "retriever",
+        "n x samples",
+        "T",
+        "F1",
+        "95 % interval",
+        "EM",
+        "acc",
+        "searches",
+        "constant",
+        "failures",
+    ]
+    rows = evaluation.rows
+    title = f"{evaluation.model}: {rows[0].checkpoint}"
+    print_table(title, header, [_cells(row) for row in rows])
+
+    for row in rows:
+        for control, score in row.controls.items():
+            interval = f"{score.f1:.3f} [{score.f1_low:.3f}, {score.f1_high:.3f}]"
+            text = f"{row.dataset}, {control}: F1 {interval} on {score.n}; with search {score.searched_f1:.3f}"
+            if score.failures:
+                text += f"; ended without an answer: {counts_text(score.failures)}"
+            typer.echo(text)
+
+
+def _cells(row: "F1TableRow") -> list[str]:
+    from deepsearch_rl.evaluate.f1_row import counts_text  # noqa: PLC0415 - loads pydantic
+
+    return [
+        row.dataset,
+        row.retriever,
+        f"{row.n} x {row.samples}",
+        row.temperature_text,
+        f"{row.f1:.3f}",
+        f"[{row.f1_low:.3f}, {row.f1_high:.3f}]",
+        f"{row.em:.3f}",
+        f"{row.acc:.3f}",
+        f"{row.mean_tool_calls:.2f}",
+        f"{row.constant.f1:.3f}",
+        counts_text(row.counts),
+    ]

@@ -7,8 +7,7 @@ from typing import Annotated, TypeAlias
 import typer
 from typer import Option
 
-from deepsearch_rl.cli.targets import writable_file
-from deepsearch_rl.cli.terminal import print_table
+from deepsearch_rl.cli.shared import print_table
 from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.evaluate.explain.causes import Cause
@@ -74,7 +73,8 @@ _Control: TypeAlias = Annotated[
     ),
 ]
 _Page: TypeAlias = Annotated[
-    Path | None, Option(help="Write an HTML page here, with examples.", callback=writable_file)
+    Path | None,
+    Option(help="Write an HTML page here, with examples.", dir_okay=False, writable=True),
 ]
 
 
@@ -127,10 +127,10 @@ def explain_command(
 
     if page is not None:
         # Here, because it loads matplotlib
-        from deepsearch_rl.evaluate.explain.page import render_page  # noqa: PLC0415
+        from deepsearch_rl.evaluate.report.page import render_explanation  # noqa: PLC0415
 
         with atomic_file(page) as partial:
-            partial.write_text(render_page(report), encoding="utf-8")
+            partial.write_text(render_explanation(report), encoding="utf-8")
 
     if as_json:
         typer.echo(report.model_dump_json(indent=2))

@@ -5,8 +5,10 @@ The module of a subcommand is imported when it is called, or when its own help i
 """
 
 import importlib
+import re
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -15,7 +17,7 @@ from typer.core import TyperGroup
 
 from deepsearch_rl import __version__
 from deepsearch_rl.core.environment import prepare_environment
-from deepsearch_rl.core.errors import DeepsearchError, full_disk_named
+from deepsearch_rl.core.errors import DeepsearchError, UnavailableError, full_disk_named
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -36,22 +38,35 @@ COMMANDS = {
     "model": "Checkpoints of other trainers as model folders.",
     "trajectories": "What became of rollouts, and files for other trainers.",
 }
-# The module of ``commands/`` where it is not called as the command
-MODULES = {"table": "summary", "compare": "score"}
+# Commands whose module is not called cli/<command>.py
+MODULES = {
+    "table": "deepsearch_rl.cli.summary",
+    "compare": "deepsearch_rl.cli.score",
+    "preflight": "tools.preflight.command",
+}
+# tools/ is in a clone of the project, not in an installed package
+CLONE = Path(__file__).resolve().parents[3]
 DEBUG = "--debug"
+# What atomic writers of core/files.py call a file or folder until it is complete
+_PARTIAL = re.compile(r"\.(?P<name>.+?)(\.\d+-\d+)?\.(partial|earlier|lock)")
 
 
 def load_command(name: str) -> "Command":
     """Import a subcommand and return it with all its options and, if it is a group, its own subcommands."""
-    module = importlib.import_module(
-        f"deepsearch_rl.cli.{MODULES.get(name, name).replace('-', '_')}"
-    )
+    if name == "preflight":
+        if not (CLONE / "tools").is_dir():
+            raise UnavailableError(
+                "preflight needs a clone of the project: run .venv/bin/deepsearch there."
+            )
+        sys.path.append(str(CLONE))
+
+    module = importlib.import_module(MODULES.get(name, f"deepsearch_rl.cli.{name}"))
     parent = typer.Typer(rich_markup_mode="markdown")
 
     if hasattr(module, "app"):
         parent.add_typer(module.app, name=name)
     else:
-        parent.command(name)(getattr(module, f"{name.replace('-', '_')}_command"))
+        parent.command(name)(getattr(module, f"{name}_command"))
 
     return typer.main.get_group(parent).commands[name]
 
@@ -114,8 +129,6 @@ def main() -> None:
     except DeepsearchError as error:
         _end(str(error))
     except OSError as error:
-        from deepsearch_rl.cli.targets import os_problem  # noqa: PLC0415 - for this error alone
-
         _end(os_problem(error))
     except ValueError as error:
         message = _option_problem(error)
@@ -123,12 +136,25 @@ def main() -> None:
             raise
         _end(message)
     except ModuleNotFoundError as error:
-        from deepsearch_rl.cli.package_parts import explain_missing_module  # noqa: PLC0415 - for this error alone
+        from deepsearch_rl.cli.doctor import explain_missing_module  # noqa: PLC0415 - for this error alone
 
         message = explain_missing_module(error)
         if message is None:
             raise
         _end(message)
+
+
+def os_problem(error: OSError) -> str:
+    """Return an error of the system with the path that the user named, where it is of a half-written file."""
+    path = Path(str(error.filename or ""))
+    place = path
+    # A folder's lock is named after its half-written neighbour: ..index.partial.lock
+    while partial := _PARTIAL.fullmatch(place.name):
+        place = place.with_name(partial["name"])
+
+    if place == path:
+        return str(error)
+    return f"{place} cannot be written: {error.strerror}. Name another place, or change its permissions."
 
 
 def _option_problem(error: ValueError) -> str | None:

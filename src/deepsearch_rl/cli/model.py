@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from deepsearch_rl.cli.targets import writable_folder
 from deepsearch_rl.core.errors import ArtifactError, CommandError, ConfigError
 from deepsearch_rl.core.files import atomic_directory, require_new_folder
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
@@ -72,7 +71,9 @@ def convert_command(
     out: Annotated[
         Path,
         typer.Argument(
-            help="Model folder to write; it must not exist, or be empty.", callback=writable_folder
+            help="Model folder to write; it must not exist, or be empty.",
+            file_okay=False,
+            writable=True,
         ),
     ],
     kind: Annotated[Kind, Option("--from", help="Whose checkpoint it is.")],

@@ -1,23 +1,25 @@
-"""``deepsearch retrieve``: build an index over any passage file, search it, serve it, measure it."""
+"""``deepsearch retrieve``: build an index over any passage file, or import one; retrieve_search.py uses it."""
 
-import json
-from datetime import datetime
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
-from pydantic import ValidationError
 from typer import Option
 
-from deepsearch_rl.cli.defaults import changed_field
-from deepsearch_rl.cli.retrieve_convert import convert_command
-from deepsearch_rl.cli.retrieve_eval import eval_command
-from deepsearch_rl.cli.retrieve_online import online_command
-from deepsearch_rl.cli.targets import writable_folder
-from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.cli.retrieve_search import (
+    eval_command,
+    online_command,
+    search_command,
+    serve_command,
+)
+from deepsearch_rl.cli.shared import ChangesOption, changed_field
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.files import distinct, require_another_file, write_jsonl
 from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.profile import Profile, read_values
-from deepsearch_rl.data.flashrag import read_questions
+from deepsearch_rl.core.records import Document
+from deepsearch_rl.data.flashrag import numbered_documents, read_questions
 from deepsearch_rl.search import IndexHalf
 
 if TYPE_CHECKING:
@@ -49,7 +51,9 @@ _Corpus: TypeAlias = Annotated[Path, Option(help="Passages, JSON Lines.")]
 _Out: TypeAlias = Annotated[
     Path,
     Option(
-        help="Index folder to write; an index that is there is replaced.", callback=writable_folder
+        help="Index folder to write; an index that is there is replaced.",
+        file_okay=False,
+        writable=True,
     ),
 ]
 _Encoder: TypeAlias = Annotated[
@@ -58,26 +62,6 @@ _Encoder: TypeAlias = Annotated[
         help="A folder that sentence-transformers reads, or with -S index.encoder.revision=COMMIT a hub's repository.",
         show_default="tfidf_svd, which needs no weights",
     ),
-]
-_Changes: TypeAlias = Annotated[
-    list[str] | None,
-    Option(
-        "-S",
-        metavar="NAME=VALUE",
-        help="Change a field of section `index`, `retrieval` or `reranker`. Repeatable.",
-        show_default=False,
-    ),
-]
-_Index: TypeAlias = Annotated[Path, Option(help="Folder that `retrieve build` wrote.")]
-_Chunks: TypeAlias = Annotated[
-    Path | None, Option(help="The passage file, if it was moved since the build.")
-]
-_Retriever: TypeAlias = Annotated[
-    str | None,
-    Option(help="bm25, dense, hybrid, or your FILE.py:NAME.", show_default="bm25"),
-]
-_Reranker: TypeAlias = Annotated[
-    Path | None, Option(help="Cross-encoder folder that puts the best hits in order.")
 ]
 
 
@@ -100,7 +84,7 @@ def build_command(
     corpus_name: Annotated[
         str, Option(help="With --params: the corpus, which can have settings of its own there.")
     ] = "",
-    changes: _Changes = None,
+    changes: ChangesOption = None,
     work: Annotated[
         Path | None,
         Option(
@@ -171,7 +155,7 @@ def import_command(
         str,
         Option(help="FAISS's search parameters, e.g. nprobe=48.", show_default="those of the file"),
     ] = "",
-    changes: _Changes = None,
+    changes: ChangesOption = None,
 ) -> None:
     """Take over an index of another project as it is: its file is linked or copied, and searched unchanged.
 
@@ -219,160 +203,42 @@ def _encoder_settings(encoder: str | None) -> Profile:
     return load_preset("encoder").with_overrides({"index.encoder.model": model})
 
 
-@app.command("search")
-def search_command(
-    index: _Index,
-    query: Annotated[str, typer.Argument(help="The words to search for.")],
-    retriever: _Retriever = None,
-    top_k: Annotated[int, Option(help="Passages to show, at most.", min=1)] = 5,
+@app.command("convert")
+def convert_command(
     source: Annotated[
-        str | None, Option(help="Only passages of this source, exactly as written there.")
-    ] = None,
-    after: Annotated[
-        datetime | None, Option(help="Published on this day or later.", formats=["%Y-%m-%d"])
-    ] = None,
-    before: Annotated[
-        datetime | None, Option(help="Published on this day or earlier.", formats=["%Y-%m-%d"])
-    ] = None,
-    reranker: _Reranker = None,
-    changes: _Changes = None,
-    chunks: _Chunks = None,
-    as_json: Annotated[
-        bool, Option("--json", help="A JSON list of {id, score, contents, metadata}.")
-    ] = False,
+        Path, typer.Argument(help="Passages or documents in any layout that is read.")
+    ],
+    out: Annotated[
+        Path, typer.Argument(help="JSON Lines file to write.", dir_okay=False, writable=True)
+    ],
 ) -> None:
-    """Print the best passages for a query, numbered, with their scores.
+    """Write passages of another layout as JSON Lines, which an index is built over.
 
-    A passage without a source or a date is not found by a search that filters on it.
+    Formats: JSON Lines, a JSON array, CSV and TSV with a header, and Parquet, each also gzipped. The
+    keys or columns are `id` (or BEIR's `_id`), `contents`, `title` and `text`.
 
-        deepsearch retrieve search --index index --source "The Verge" --after 2023-10-01 "chip exports"
+        deepsearch retrieve convert psgs_w100.tsv.gz corpus.jsonl
     """
-    from deepsearch_rl.search.rows import Filter  # noqa: PLC0415
-    from deepsearch_rl.search.searcher import open_index  # noqa: PLC0415
-    from deepsearch_rl.server import rerank  # noqa: PLC0415 - loads FAISS
-
-    try:
-        # Typer reads a day as a point in time
-        where = Filter(source=source, after=after and after.date(), before=before and before.date())
-    except ValidationError as error:
-        raise ConfigError(f"these filters cannot work: {error.errors()[0]['msg']}.") from error
-
-    searcher = open_index(index, chunks, retriever)
-    if reranker:
-        settings = _changed_retrieval(changes, {"reranker.model": reranker})
-        config = settings.section("reranker", rerank.RerankerConfig)
-        searcher = rerank.RerankedSearcher(searcher, rerank.CrossEncoder(config), config.depth)
-
-    [hits] = searcher.find_hits([query], top_k, where)
-
-    rows: list[dict[str, object]] = []
-    passages: list[str] = []
-    for rank, hit in enumerate(hits, 1):
-        chunk = hit.chunk.model_dump(mode="json")
-        # Id and score first, where a reader looks for them
-        rows.append({"id": hit.chunk.id, "score": hit.score, **chunk})
-        passages.append(f"[{rank}] {hit.score:.4f}  {hit.chunk.contents}")
-
-    if as_json:
-        typer.echo(json.dumps(rows, ensure_ascii=False, indent=2))
-    else:
-        typer.echo("\n\n".join(passages) or "No passages found.")
+    require_another_file(out, [source])
+    documents = distinct(lambda: numbered_documents(source), source)
+    count = write_jsonl(out, _require_one(documents, source))
+    typer.echo(f"{count} documents in {out}")
 
 
-@app.command("serve")
-def serve_command(
-    index: Annotated[Path | None, Option(help="Folder that `retrieve build` wrote.")] = None,
-    online: Annotated[
-        str | None,
-        Option(
-            help="Search the web instead of an index: serpapi, google, brave, searxng or FILE.py:NAME."
-        ),
-    ] = None,
-    retriever: _Retriever = None,
-    top_k: Annotated[
-        int | None,
-        Option(help="Passages per query where a request does not say.", min=1, show_default="3"),
-    ] = None,
-    pages: Annotated[
-        Path | None, Option(help="JSON Lines of {url, contents, ...} for /access.")
-    ] = None,
-    reranker: _Reranker = None,
-    changes: _Changes = None,
-    chunks: _Chunks = None,
-    threads: Annotated[
-        int | None,
-        Option(
-            help="CPU threads of an encoder with weights.", min=1, show_default="one for each core"
-        ),
-    ] = None,
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
-    ] = 8000,
-    public: Annotated[
-        bool, Option("--public", help="Allow an address that other machines can reach.")
-    ] = False,
-    token_variable: Annotated[
-        str | None,
-        Option(help="Environment variable with a token that clients must send as `Bearer`."),
-    ] = None,
-    no_token: Annotated[
-        bool, Option("--no-token", help="Let everybody search who reaches a --public address.")
-    ] = False,
-) -> None:
-    """Serve an index to any trainer: Search-R1, veRL, RLinf, ASearcher, and agents over MCP.
+def _require_one(documents: Iterable[Document], source: Path) -> Iterator[Document]:
+    """Yield documents; raise ArtifactError where there is none, so that no empty file is written."""
+    is_empty = True
+    for document in documents:
+        is_empty = False
+        yield document
 
-    It answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp (streamable
-    HTTP) and /sse. It stops on Ctrl-C or SIGTERM, after it has answered the
-    requests that it has accepted.
-
-        deepsearch retrieve serve --index index --port 8000 -S retrieval.max_batch=64
-    """
-    from deepsearch_rl.server import launch  # noqa: PLC0415 - and the MCP library
-    from deepsearch_rl.server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
-    from deepsearch_rl.server.rerank import RerankerConfig  # noqa: PLC0415 - loads FAISS
-
-    if (index is None) == (online is None):
-        what = "--index with an index folder, or --online with a search engine"
-        raise ConfigError(f"say what to serve: {what}.")
-
-    given = {
-        "retrieval.online": online,
-        "retrieval.retriever": retriever,
-        "retrieval.top_k": top_k,
-        "retrieval.pages": pages,
-        "reranker.model": reranker,
-    }
-    settings = _changed_retrieval(changes, given)
-    if reranker:
-        settings = settings.with_overrides(
-            {"retrieval.reranker": settings.section("reranker", RerankerConfig)}
+    if is_empty:
+        raise ArtifactError(
+            f"{source} holds no document; a table has rows below its header, and other files a document a line."
         )
 
-    config = ServerConfig(
-        retrieval=settings.section("retrieval", RetrievalConfig),
-        index=index,
-        chunks=chunks,
-        threads=threads,
-        host=host,
-        port=port,
-        public=public,
-        token_variable=token_variable,
-        no_token=no_token,
-    )
-    launch.log_to_stderr()
-    with launch.open_listener(config) as listener:
-        launch.serve(config, listener)
 
-
-def _changed_retrieval(changes: list[str] | None, given: dict[str, object]) -> Profile:
-    """Return the preset with the changes of ``-S`` and the options that are given; None leaves a field as it is."""
-    options = {name: value for name, value in given.items() if value is not None}
-    return load_preset("retrieve").with_overrides(
-        {**dict(map(changed_field, changes or ())), **options}
-    )
-
-
-app.command("convert")(convert_command)
+app.command("search")(search_command)
+app.command("serve")(serve_command)
 app.command("eval")(eval_command)
 app.command("online")(online_command)

@@ -9,7 +9,7 @@ import typer
 from pydantic import Field
 from typer import Option
 
-from deepsearch_rl.cli.terminal import print_table
+from deepsearch_rl.cli.shared import print_table
 from deepsearch_rl.core import answers
 from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.records import Record

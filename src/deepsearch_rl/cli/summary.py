@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 from pydantic import Field, ValidationError
 
-from deepsearch_rl.cli.profile_argument import ProfileName
+from deepsearch_rl.cli.shared import ProfileName
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.profile import dvc_file, require_profile
 from deepsearch_rl.core.records import ForeignRecord

@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from deepsearch_rl.cli.defaults import PROMPT_HELP, is_given
-from deepsearch_rl.cli.targets import writable_file
-from deepsearch_rl.cli.terminal import print_table
+from deepsearch_rl.cli.shared import PROMPT_HELP, is_given, print_table
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_jsonl, require_another_file
 from deepsearch_rl.core.records import Trajectory
@@ -46,7 +44,7 @@ def convert_command(
     source: Annotated[
         Path, typer.Argument(help="Trajectories, questions, or another system's results.")
     ],
-    out: Annotated[Path, typer.Argument(help="File to write.", callback=writable_file)],
+    out: Annotated[Path, typer.Argument(help="File to write.", dir_okay=False, writable=True)],
     to: Annotated[
         str,
         Option(

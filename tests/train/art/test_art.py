@@ -257,21 +257,6 @@ def test_serving_the_previous_steps_weights_stops_the_run(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("any_reward")
-def test_rollouts_ahead_are_one_step_off_policy_and_only_the_first_step_is_checked_for_a_stale_policy(
-    task: RlTask, config: RlConfig, tmp_path: Path
-) -> None:
-    ahead = config.model_copy(
-        update={"rollouts_ahead": True, "learning_rate": 0.05, "steps": {"base": 3}}
-    )
-    lines = train(task, ahead.model_copy(update={"epochs": 2.0}), tmp_path / "adapter")
-    first, second, third = [line.metrics["mismatch_median"] for line in lines[1:]]
-    assert first < 1e-4
-    assert second > config.max_mismatch
-    assert third > config.max_mismatch
-
-
-@pytest.mark.slow
 def test_a_scratch_folder_of_another_start_is_refused_and_a_damaged_checkpoint_is_passed_over(
     task: RlTask, config: RlConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -298,15 +283,10 @@ def test_what_a_kill_left_of_a_checkpoint_that_was_saved_stops_no_start_and_is_r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("refills", [0, 1])
 def test_groups_of_equal_rewards_leave_the_policy_as_it_is_and_the_run_continues(
-    task: RlTask, config: RlConfig, tmp_path: Path, refills: int
+    task: RlTask, config: RlConfig, tmp_path: Path
 ) -> None:
-    lines = train(
-        task,
-        config.model_copy(update={"max_refills": refills, "epochs": 2.0}),
-        tmp_path / "adapter",
-    )
+    lines = train(task, config, tmp_path / "adapter")
     assert [line.metrics.get("trainable_groups") for line in lines[1:]] == [0.0, 0.0]
 
 

@@ -11,8 +11,8 @@ from deepsearch_rl.agent.collect import RolloutSetting
 from deepsearch_rl.core.files import file_digests, read_jsonl, write_jsonl
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Question
-from deepsearch_rl.toy.prepare_model import PrepareModelConfig, prepare_model
 from deepsearch_rl.train.curves import TrainingStep
+from deepsearch_rl.train.prepare_model import PrepareModelConfig, prepare_model
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.watchdog import watch
 from deepsearch_rl.train.rl.worker import RlRun, train_watched

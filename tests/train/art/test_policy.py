@@ -162,32 +162,6 @@ def task(policy_folder: Path, smoke: Profile, tmp_path: Path) -> RlTask:
 
 
 @pytest.mark.slow
-def test_a_second_epoch_over_a_steps_rollouts_has_another_order_ratios_and_weights(
-    task: RlTask, config: RlConfig, packed: PackedTensors, tmp_path: Path
-) -> None:
-    config = config.model_copy(update={"learning_rate": 0.1, "minibatches": 1})
-    services = [
-        OwnService(
-            "policy",
-            str(tmp_path / str(epochs)),
-            task,
-            config.model_copy(update={"update_epochs": epochs}),
-        )
-        for epochs in (1, 2)
-    ]
-    (once,), (first, second) = (updates(service, packed) for service in services)
-    assert once == first
-    assert (first["loss/clip_fraction"], second["loss/clip_fraction"] > 0) == (0.0, True), (
-        "the first epoch's ratio is 1"
-    )
-    weights = [
-        file_digests(Path(service.output_dir))["checkpoints/0001/adapter_model.safetensors"]
-        for service in services
-    ]
-    assert weights[0] != weights[1]
-
-
-@pytest.mark.slow
 def test_a_service_trains_at_the_rate_of_its_step_also_after_a_resume(
     task: RlTask, config: RlConfig, packed: PackedTensors, tmp_path: Path
 ) -> None:

@@ -12,8 +12,7 @@ from deepsearch_rl.train.rl.rl_trainer import Rollout, RolloutSampling
 class TinyTrainer:
     """Answers a question with its golden answer where the random number of the rollout is below ``skill``.
 
-    ``calls`` records what the loop asked for, ``trained`` the ids of the questions that it rolled
-    out to train on, and ``rewards`` those of every update. ``ends`` says how the rollouts of a
+    ``calls`` records what the loop asked for, ``rewards`` those of every update. ``ends`` says how the rollouts of a
     sample number end that do not answer; a negative number is that of a dev rollout, from -1 on.
     Every rollout of a question whose id is in ``easy`` is right.
     """
@@ -26,8 +25,6 @@ class TinyTrainer:
         self.folder, self.ends, self.easy = folder, ends or {}, easy
         self.step = 0
         self.calls: list[str] = []
-        self.trained: list[str] = []
-        self.seeds_of_trained: list[int] = []
         self.rewards: list[Sequence[Sequence[float]]] = []
 
     @property
@@ -47,8 +44,6 @@ class TinyTrainer:
         self, questions: Sequence[Question], sampling: RolloutSampling
     ) -> list[list[Rollout]]:
         self.calls.append(f"roll out {len(questions)} x {sampling.samples}")
-        self.trained += [question.id for question in questions if sampling.trained]
-        self.seeds_of_trained += [sampling.seed] * sampling.trained
         return [
             [self._answer(question, sample, sampling) for sample in range(sampling.samples)]
             for question in questions

@@ -54,13 +54,10 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "sglang": {"device": "cuda", "verl": {"rollout": "sglang"}},
-    "ahead": {"rollouts_ahead": True},
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "rl.patience": {"patience": 3},
-    "rl.max_refills": {"max_refills": 2},
     "rl.shuffle_rewards": {"shuffle_rewards": True},
-    "rl.stop_on": {"stop_on": ["answer_avoidance"]},
     "rl.minibatches": {"minibatches": None},
     "rl.concurrency": {"concurrency": 63},
     "rl.logprob_chunk": {"logprob_chunk": 64, "max_sequence_tokens": 1024},

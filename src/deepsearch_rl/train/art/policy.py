@@ -153,9 +153,7 @@ class Policy:
             torch.save(self.optimizer.state_dict(), partial / OPTIMIZER_FILE)
             seal(partial, start)
 
-    def score(
-        self, rows: Rows, minibatches: Sequence[torch.Tensor], is_ahead: bool = False
-    ) -> dict[str, float]:
+    def score(self, rows: Rows, minibatches: Sequence[torch.Tensor]) -> dict[str, float]:
         """Give the rows the log-probabilities of this policy and of the start model; return the metrics of both.
 
         ``minibatches`` are the row numbers of each update to come: rows are scored in the batches
@@ -163,8 +161,7 @@ class Policy:
         ratio and clip. The sampler's become ``original_logprobs``, which truncated importance
         sampling compares them with.
 
-        Raises StalePolicyError, but not for rollouts that were made ahead of an update, and
-        NotFiniteError.
+        Raises StalePolicyError and NotFiniteError.
         """
         tensors = rows.tensors
         own_NS, reference_NS = self._logprobs(rows, minibatches)
@@ -173,9 +170,13 @@ class Policy:
         mask_NS = rows.mask(torch.arange(len(own_NS)))
         sampled_NS = shift_tensor(tensors["logprobs"], float("nan")).where(mask_NS, float("nan"))
         advantages_N = tensors["advantages"].sum(dim=1)
-        max_mismatch = None if is_ahead else self.config.max_mismatch
         metrics = agreement(
-            sampled_NS, own_NS, reference_NS, advantages_N, self.config.loss, max_mismatch
+            sampled_NS,
+            own_NS,
+            reference_NS,
+            advantages_N,
+            self.config.loss,
+            self.config.max_mismatch,
         )
 
         tensors["original_logprobs"] = tensors["logprobs"]

@@ -11,7 +11,6 @@ policy are one checkpoint.
 import asyncio
 import contextlib
 import http
-import random
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -218,7 +217,6 @@ class OwnService:
     output_dir: str
     task: RlTask
     config: RlConfig
-    _has_updated: bool = False
 
     @property
     def step(self) -> int:
@@ -269,11 +267,7 @@ class OwnService:
         _config: dev.TrainConfig,
         verbose: bool = False,  # noqa: ARG002 - ART's signature
     ) -> AsyncIterator[dict[str, float]]:
-        """Make this step's updates, yield their metrics and save the next step's checkpoint.
-
-        With ``rl.rollouts_ahead``, the rollouts of every update but the first were made ahead of
-        the one before.
-        """
+        """Make this step's updates, yield their metrics and save the next step's checkpoint."""
         step = self.step + 1
         steps = self.config.steps[self.task.start_name]
         rows = Rows(packed_tensors_from_dir(**disk_packed_tensors))
@@ -282,23 +276,13 @@ class OwnService:
         await asyncio.to_thread(self._sampler.rest)
 
         with memory_named(self.config):
-            is_ahead = self.config.rollouts_ahead and self._has_updated
-            metrics = await asyncio.to_thread(self._policy.score, rows, parts, is_ahead)
+            metrics = await asyncio.to_thread(self._policy.score, rows, parts)
             self._policy.optimizer.param_groups[0]["lr"] = learning_rate(self.config, step, steps)
 
-            for epoch in range(self.config.update_epochs):
-                # The parts stay what they were scored as; each later epoch takes them in an order
-                # of its own.
-                order = (
-                    random.Random(f"{self.task.seed}/{step}/{epoch}").sample(parts, len(parts))
-                    if epoch
-                    else parts
-                )
-                for chosen in order:
-                    yield {**metrics, **await asyncio.to_thread(self._policy.update, rows, chosen)}
+            for chosen in parts:
+                yield {**metrics, **await asyncio.to_thread(self._policy.update, rows, chosen)}
 
         await asyncio.to_thread(self._policy.save, self._checkpoint(step), self.task.weights)
-        self._has_updated = True
 
     async def aclose(self) -> None:
         """Stop the server; mp_actors keeps the name ``close`` for the end of the service's process."""

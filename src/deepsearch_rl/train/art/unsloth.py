@@ -55,7 +55,6 @@ def require_honoured(config: RlConfig) -> None:
             "ART's log-probabilities are those of temperature 1",
         ),
         "minibatches": (config.minibatches, None, "one optimizer step per rollout"),
-        "update_epochs": (config.update_epochs, 1, "ART trains once on a rollout"),
         "max_batch_tokens": (
             config.max_batch_tokens,
             whole,

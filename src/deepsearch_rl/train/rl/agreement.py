@@ -4,8 +4,7 @@ The trainer computes the log-probabilities of what was sampled before each updat
 policy of ratio and clip; the sampler's only weight a token (truncated importance sampling,
 https://fengyao.notion.site/off-policy-rl). Two engines differ by rounding. A sampler that still has
 the weights of an earlier step, renders prompts in another way or bends the distribution differs by
-far more, and stops the run. Rollouts that were made ahead (``rl.rollouts_ahead``) are meant to be
-those of the policy before: they are measured and weighted, not refused.
+far more, and stops the run.
 
 Shapes: B rollouts, S tokens, P sampled tokens of all rollouts.
 """
@@ -59,7 +58,7 @@ def agreement(
     start_BS: torch.Tensor,
     advantages_B: torch.Tensor,
     loss: LossConfig,
-    max_mismatch: float | None,
+    max_mismatch: float,
 ) -> dict[str, float]:
     """Return a step's metrics of sampler and trainer; log-probabilities in nats, NaN in ``sampled_BS`` where none is.
 
@@ -81,8 +80,7 @@ def agreement(
       those that would teach nothing if the sampler's were the old policy.
 
     Raises StalePolicyError if ``mismatch_median`` exceeds ``max_mismatch``, or if the sampler is
-    nearer to the start model than to the policy by more than the noise of the two engines;
-    ``max_mismatch`` None, for rollouts of an earlier policy, checks neither.
+    nearer to the start model than to the policy by more than the noise of the two engines.
     """
     sampled_mask_BS = ~sampled_BS.isnan()
     sampled_P = sampled_BS[sampled_mask_BS].double()
@@ -93,8 +91,7 @@ def agreement(
     median = float(rows_B.nan_to_num(nan=math.inf).median())
     share, error = served_share(sampled_BS, trained_BS, start_BS)
 
-    if max_mismatch is not None:
-        _require_newest_policy(median, max_mismatch, share, error)
+    _require_newest_policy(median, max_mismatch, share, error)
 
     probabilities_2P = torch.stack([sampled_P.exp(), trained_P.exp()])
     metrics = {

@@ -2,8 +2,7 @@
 
 Every alarm compares the mean of the last :data:`WINDOW` steps with that of the first ones, so that
 it says nothing before a run has twice as many steps, apart from those that need no start to compare
-with. An alarm is a warning with its figures; ``rl.stop_on`` names those that end a run, whose best
-checkpoint is then published as at any end.
+with. An alarm is a warning with its figures.
 
 Where the field has described a failure, its source stands at the alarm.
 """
@@ -11,21 +10,9 @@ Where the field has described a failure, its source stands at the alarm.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Literal
 
 from deepsearch_rl.train.curves import Alarm, TrainingStep
 
-AlarmName = Literal[
-    "answer_avoidance",
-    "search_collapse",
-    "search_limit",
-    "entropy_collapse",
-    "right_answers_unlikely",
-    "mismatch_growing",
-    "no_signal",
-    "length_limit",
-    "spike",
-]
 # Steps of a mean
 WINDOW = 5
 # Times the usual norm of a gradient from which on it is a spike
@@ -40,7 +27,7 @@ class AlarmWatch:
     """
 
     def __init__(self) -> None:
-        self.now: dict[AlarmName, str] = {}
+        self.now: dict[str, str] = {}
         self.began: list[Alarm] = []
         self._steps: list[TrainingStep] = []
 
@@ -133,7 +120,7 @@ def _spike(steps: Sequence[TrainingStep]) -> str:
 
 # Alarm -> the reason that the training steps of a log, without step 0, give for it; empty where
 # there is none
-ALARMS: Mapping[AlarmName, Callable[[Sequence[TrainingStep]], str]] = {
+ALARMS: Mapping[str, Callable[[Sequence[TrainingStep]], str]] = {
     "answer_avoidance": _answer_avoidance,
     "search_collapse": _MeanAlarm(
         "tool_calls",
@@ -173,7 +160,7 @@ ALARMS: Mapping[AlarmName, Callable[[Sequence[TrainingStep]], str]] = {
         "groups_without_signal",
         lambda _start, now: now >= 0.8,
         "{now:.0%} of the groups have equal rewards, from which nothing is learnt: choose "
-        "questions that are sometimes right, a larger rl.group_size or rl.max_refills",
+        "questions that are sometimes right, or a larger rl.group_size",
         compares=False,
     ).reason,
     # A step without such a rollout has no such metric

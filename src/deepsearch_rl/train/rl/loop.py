@@ -4,14 +4,6 @@ One step: the policy as it is answers every question of the step's batch ``group
 engine updates the policy from the rewards, which are compared inside each question's group.
 Rollouts that infrastructure broke are counted and not trained on. ``train_log.jsonl`` gets one line
 per step; a killed run continues after the last step with a line.
-
-With ``rl.max_refills`` a step rolls out further questions in place of those whose rewards are all
-equal (dynamic sampling, DAPO, arXiv 2503.14476). The log counts a step's questions; the next step
-begins after them.
-
-With ``rl.rollouts_ahead`` the next step is rolled out while the policy is updated, by the policy
-before that update: one step off policy. The first step after every start is on policy, so that a
-run that was killed does not end with the bytes of one that was not.
 """
 
 import asyncio
@@ -133,12 +125,11 @@ class _Run:
                 AppendLog(log_path) as log,
                 ProgressBar(f"rl@{self.task.start_name}", steps, "steps", done=done) as bar,
             ):
-                ahead: Groups | None = None
                 for step in range(len(run_log.lines), steps + 1):
                     if step and run_log.is_stopped(self.config):
                         break
 
-                    figures, ahead = await self._step(step, steps, run_log.lines, ahead)
+                    figures = await self._step(step, steps)
                     begin("save", step)
                     line = run_log.add(figures)
                     log.append(line)
@@ -167,23 +158,9 @@ class _Run:
             self.trainer.require_whole(best_line(lines).step)
         return RunLog(f"rl@{self.task.start_name}", lines), done
 
-    async def _step(
-        self,
-        step: int,
-        steps: int,
-        lines: Sequence[TrainingStep],
-        ahead: Groups | None,
-    ) -> tuple[dict[str, float | None], Groups | None]:
-        """Make the policy of a step and evaluate it; step 0 is the start.
-
-        Return the figures of its line, and the next step's rollouts if they were made meanwhile.
-        """
-        metrics: dict[str, float] = {}
-        following: Groups | None = None
-        if step:
-            # Counted, because refills took questions beyond those of their step
-            first = sum(int(line.metrics["questions"]) for line in lines[1:])
-            metrics, following = await self._update(step, first, ahead)
+    async def _step(self, step: int, steps: int) -> dict[str, float | None]:
+        """Make the policy of a step, evaluate it, and return the figures of its line; step 0 is the start."""
+        metrics = await self._update(step) if step else {}
 
         begin("dev", step)
         if step == 0:
@@ -196,39 +173,14 @@ class _Run:
         if step % self.config.dev.every == 0 or step == steps:
             dev.update(await self.dev_scores.dev_f1())
 
-        return {"step": step, **dev, **metrics}, following
+        return {"step": step, **dev, **metrics}
 
-    async def _update(
-        self,
-        step: int,
-        first: int,
-        ahead: Groups | None,
-    ) -> tuple[dict[str, float], Groups | None]:
-        """Make and serve the policy of a step from its rollouts.
-
-        They are made here unless they were made ``ahead``.
-        Its questions are those from number ``first`` on. Return the metrics of rollouts and update,
-        and the next step's rollouts if they were made meanwhile.
-        """
-        kept_QG, rewards_QG, metrics = await self._rewarded(step, first, ahead)
-        update = self._finite_update(step, kept_QG, rewards_QG)
-        size = self.config.groups_per_step
-
-        if not self.config.rollouts_ahead or step == self.config.steps[self.task.start_name]:
-            metrics = metrics | await update
-            following = None
-        else:
-            rollouts = asyncio.create_task(self._roll_out(step + 1, first + size, size))
-            try:
-                metrics |= await update
-                begin("roll out", step)
-                following = await rollouts
-            finally:
-                # An update that fails must not leave them running
-                rollouts.cancel()
-
+    async def _update(self, step: int) -> dict[str, float]:
+        """Make and serve the policy of a step; return the metrics of its rollouts and of the update."""
+        kept_QG, rewards_QG, metrics = await self._rewarded(step)
+        metrics |= await self._finite_update(step, kept_QG, rewards_QG)
         await self.trainer.serve()
-        return metrics, following
+        return metrics
 
     async def _finite_update(
         self, step: int, rollouts_QG: Groups, rewards_QG: Sequence[Sequence[float]]
@@ -247,32 +199,13 @@ class _Run:
         noted = read_json(path) if path.is_file() else {}
         return int(noted["tries"]) if noted.get("step") == step else 0
 
-    async def _rewarded(
-        self, step: int, first: int, ahead: Groups | None
-    ) -> tuple[Groups, list[list[float]], dict[str, float]]:
-        """Return the rollouts of a step to train on, their rewards, and the metrics of all.
-
-        A refill rolls out as many further questions as groups with a signal, unequal rewards, are
-        missing.
-        """
-        config = self.config
-        missing = config.groups_per_step
-        refills = 0
-        rollouts_QG: Groups = []
-
-        while True:
-            begin("roll out", step)
-            rollouts_QG += ahead or await self._roll_out(
-                step, first + len(rollouts_QG), missing, refills
-            )
-            begin("update", step)
-
-            kept_QG = trainable(rollouts_QG)
-            signal_QG = list(filter(_has_signal, kept_QG))
-            missing = config.groups_per_step - len(signal_QG)
-            if not missing or refills == config.max_refills:
-                break
-            refills += 1
+    async def _rewarded(self, step: int) -> tuple[Groups, list[list[float]], dict[str, float]]:
+        """Return the rollouts of a step to train on, their rewards, and the metrics of all."""
+        begin("roll out", step)
+        rollouts_QG = await self._roll_out(step)
+        begin("update", step)
+        kept_QG = trainable(rollouts_QG)
+        signals = sum(map(_has_signal, kept_QG))
 
         # Of all rollouts, those of failed servers too: a step that leaves many out shows it here
         rollouts = list(itertools.chain.from_iterable(rollouts_QG))
@@ -281,26 +214,22 @@ class _Run:
         metrics |= standard_error("reward", reward_Q)
         metrics["questions"] = len(rollouts_QG)
         metrics["left_out"] = float(len(rollouts) - sum(map(len, kept_QG)))
-        metrics["groups_without_signal"] = 1 - len(signal_QG) / len(rollouts_QG)
-
-        # Others have been rolled out in place of the groups without a signal
-        if config.max_refills:
-            metrics["refills"] = refills
-            kept_QG = signal_QG
+        metrics["groups_without_signal"] = 1 - signals / len(rollouts_QG)
 
         rewards_QG = _rewards(kept_QG)
         # A control: rewards that say nothing must teach nothing
-        if config.shuffle_rewards:
+        if self.config.shuffle_rewards:
             shuffler = random.Random(f"{self.task.seed}/{step - 1}")
             for rewards_G in rewards_QG:
                 shuffler.shuffle(rewards_G)
 
         return kept_QG, rewards_QG, metrics
 
-    async def _roll_out(self, step: int, first: int, count: int, refills: int = 0) -> Groups:
-        """Return the rollouts of ``count`` questions from number ``first`` on, with their rewards."""
-        questions = batch(self.task, self.config.type_shares, first, count)
-        seed = roll_out_seed(self.task.seed, step - 1, self._bad_tries(step), refills)
+    async def _roll_out(self, step: int) -> Groups:
+        """Return the rollouts of a step's questions with their rewards."""
+        size = self.config.groups_per_step
+        questions = batch(self.task, (step - 1) * size, size)
+        seed = roll_out_seed(self.task.seed, step - 1, self._bad_tries(step))
         sampling = RolloutSampling(
             self.config.group_size, self.config.temperature, seed, trained=True
         )

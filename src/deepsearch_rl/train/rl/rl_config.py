@@ -7,14 +7,12 @@ from pydantic import (
     Field,
     FiniteFloat,
     NonNegativeInt,
-    PositiveFloat,
     field_validator,
     model_validator,
 )
 
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.train.rewards import ThinkLength, find_reward
-from deepsearch_rl.train.rl.health import AlarmName
 from deepsearch_rl.train.rl.watchdog import WatchdogConfig
 
 # The agent loop's name in veRL: ``actor_rollout_ref.rollout.agent.default_agent_loop``.
@@ -229,18 +227,12 @@ class RlConfig(Record):
     )
     steps: dict[str, NonNegativeInt] = Field(description="training steps per start")
     epochs: float = Field(
-        gt=0, description="of the train split that no start's steps, all refilled, may exceed"
+        gt=0, description="passes over the train split that no start's steps may exceed"
     )
     patience: int | None = Field(
         ge=1, description="evaluations without a better dev score that end a run; null: none"
     )
-    type_shares: dict[str, PositiveFloat] = Field(
-        description="weight of question types in steps; empty: as they come"
-    )
     groups_per_step: int = Field(ge=1, description="questions per step")
-    max_refills: int = Field(
-        ge=0, description="times that a step replaces groups of equal rewards; 0: keep them"
-    )
     group_size: int = Field(ge=2, description="rollouts per question")
     concurrency: int = Field(ge=1, description="rollouts at once")
     temperature: float = Field(
@@ -249,13 +241,7 @@ class RlConfig(Record):
     learning_rate: float = Field(gt=0)
     optimizer: OptimizerConfig
     minibatches: int | None = Field(
-        ge=1, description="optimizer steps per update epoch; null: one per rollout"
-    )
-    update_epochs: int = Field(
-        ge=1, description="times that a training step goes over its rollouts"
-    )
-    rollouts_ahead: bool = Field(
-        description="roll out the next step while the policy is updated: one step off policy"
+        ge=1, description="optimizer steps per training step; null: one per rollout"
     )
     rewards: dict[str, FiniteFloat] = Field(min_length=1, description="weights by reward")
     think_length: ThinkLength = Field(description="tokens of a thought that short_think rewards")
@@ -263,9 +249,6 @@ class RlConfig(Record):
         description="control experiment: shuffle rewards inside every group"
     )
     gate: GateConfig
-    stop_on: tuple[AlarmName, ...] = Field(
-        description="alarms that end a run (train/rl/health.py); empty: none"
-    )
     max_sequence_tokens: int = Field(
         ge=1, description="of a rollout that is trained on; a multiple of logprob_chunk"
     )
@@ -300,33 +283,11 @@ class RlConfig(Record):
         return weights
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
-        """Raise ValueError where two settings exclude each other."""
-        # No sampler shares the trainer's weights, so that one that is awake may sample during an update
-        if self.rollouts_ahead and self.backend.device == "cuda" and self.sampler.sleep:
-            raise ValueError(
-                "rollouts_ahead samples during updates: set sampler.sleep: false, or give it up"
-            )
-
-        if self.rollouts_ahead and self.loss.truncated_importance_sampling is None:
-            raise ValueError(
-                "rollouts_ahead needs loss.truncated_importance_sampling, which corrects for its lag"
-            )
-
+    def _critic_of_ppo(self) -> Self:
         verl = self.backend.verl
         if (self.loss.algorithm == "ppo") != (verl is not None and verl.critic is not None):
             raise ValueError(
                 "loss.algorithm: ppo and backend.verl.critic need each other; no other engine has a critic"
-            )
-
-        if self.max_refills and self.rollouts_ahead:
-            raise ValueError(
-                "rollouts_ahead needs max_refills: 0, since a refill moves the next step's questions"
-            )
-
-        if self.max_refills and self.loss.algorithm == "reinforce_pp":
-            raise ValueError(
-                "max_refills drops groups of equal rewards, which reinforce_pp learns from; set it to 0"
             )
 
         return self

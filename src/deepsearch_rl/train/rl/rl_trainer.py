@@ -85,7 +85,7 @@ class RlTrainer(Protocol):
     async def roll_out(
         self, questions: Sequence[Question], sampling: RolloutSampling
     ) -> list[list[Rollout]]:
-        """Answer every question with the policy that is served, also during an update; return Q groups in order."""
+        """Answer every question with the policy that is served; return Q groups in order."""
         ...
 
     async def update(
@@ -95,8 +95,7 @@ class RlTrainer(Protocol):
 
         Groups may have lost rollouts, but none is empty. Raises StalePolicyError, before anything
         has changed, if the rollouts were not sampled from the newest policy
-        (:mod:`deepsearch_rl.train.rl.agreement`). With ``rl.rollouts_ahead`` only the first step
-        after a start is checked, whose rollouts alone are that policy's.
+        (:mod:`deepsearch_rl.train.rl.agreement`).
         """
         ...
 

@@ -4,7 +4,7 @@ import itertools
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -27,28 +27,9 @@ MIN_DEV_SHARE = 0.9
 Groups = list[list[Rollout]]
 
 
-def batch(task: RlTask, type_shares: Mapping[str, float], first: int, size: int) -> list[Question]:
-    """Return ``size`` train questions from number ``first`` on, counted from 0.
-
-    Every epoch has an order of its own. With shares every type has its own epochs, and the next
-    question is of the type that is furthest below its share.
-    """
-    return list(islice(_without_end(task, type_shares or {"": 1.0}), first, first + size))
-
-
-def _without_end(task: RlTask, shares: Mapping[str, float]) -> Iterator[Question]:
-    orders: dict[str, Iterator[Question]] = {}
-    for name in shares:
-        of_type = [q for q in task.train if name in ("", q.metadata.question_type)]
-        orders[name] = _epochs(of_type, task.seed)
-
-    drawn = Counter[str]()
-    while True:
-        # The question that is drawn now counts already
-        share_drawn = (drawn.total() + 1) / sum(shares.values())
-        name = max(shares, key=lambda name: shares[name] * share_drawn - drawn[name])
-        drawn[name] += 1
-        yield next(orders[name])
+def batch(task: RlTask, first: int, size: int) -> list[Question]:
+    """Return ``size`` train questions from number ``first`` on, counted from 0; every epoch is shuffled anew."""
+    return list(islice(_epochs(task.train, task.seed), first, first + size))
 
 
 def _epochs(questions: Sequence[Question], seed: int) -> Iterator[Question]:
@@ -56,18 +37,13 @@ def _epochs(questions: Sequence[Question], seed: int) -> Iterator[Question]:
         yield from random.Random(f"{seed}/{epoch}").sample(questions, len(questions))
 
 
-def roll_out_seed(seed: int, draw: int, tries: int = 0, refills: int = 0) -> int:
-    """Return the seed of a roll-out from the run's seed and the number of the draw.
+def roll_out_seed(seed: int, draw: int, tries: int = 0) -> int:
+    """Return the seed of a batch of rollouts from the run's seed and the number of the draw.
 
-    A draw is a step's number less one; -1 is that of all dev scores and -2 that of the gate.
-    ``tries`` is how many updates of the step were not finite: the next try has other rollouts. So
-    has a refill, which may roll out a question of the same step again; ``refills`` is its number.
+    A draw is a step's number less one; -1 stands for all dev scores and -2 for the gate. ``tries``
+    is how many updates of the step were not finite: the next try samples different rollouts.
     """
-    parts = [seed, draw]
-    if refills:
-        parts += [tries, refills]
-    elif tries:
-        parts += [tries]
+    parts = [seed, draw, tries] if tries else [seed, draw]
     return int(sha256_json(parts)[:12], 16)
 
 

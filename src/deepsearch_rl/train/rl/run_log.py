@@ -52,15 +52,10 @@ class RunLog:
         return line, new
 
     def is_stopped(self, config: RlConfig) -> bool:
-        """Return whether the run ends early: no patience is left, or ``rl.stop_on`` names an alarm of the last step."""
-        if config.patience and evaluations_since_best(self.lines) >= config.patience:
-            return True
-
-        # Of the last step alone: an alarm that has ended stops nothing
-        alarms = sorted(set(config.stop_on) & self.alarms.now.keys())
-        if alarms:
-            _LOG.warning("%s ends: rl.stop_on names %s", self.run, ", ".join(alarms))
-        return bool(alarms)
+        """Return whether the run ends early: ``rl.patience`` dev scores in a row were not better than the best."""
+        best = best_line(self.lines).step
+        since = sum(line.dev_f1 is not None and line.step > best for line in self.lines)
+        return config.patience is not None and since >= config.patience
 
     def kept_steps(self, count: int) -> set[int]:
         """Return the steps whose checkpoints are kept: the newest ``count``, and the best so far after each of them.
@@ -78,9 +73,3 @@ def best_line(lines: Sequence[TrainingStep]) -> TrainingStep:
     """Return the line with the best dev F1, the earliest of equals; without any, the first line."""
     evaluated = [line for line in lines if line.dev_f1 is not None]
     return max(evaluated, key=lambda line: (line.dev_f1 or 0.0, -line.step), default=lines[0])
-
-
-def evaluations_since_best(lines: Sequence[TrainingStep]) -> int:
-    """Return how many dev scores came after the best one without being better."""
-    best = best_line(lines).step
-    return sum(line.dev_f1 is not None and line.step > best for line in lines)

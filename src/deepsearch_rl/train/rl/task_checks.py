@@ -6,7 +6,7 @@ from deepsearch_rl.chat.chat_format import (
     load_chat_format,
 )
 from deepsearch_rl.chat.prompts import TrainedWith, require_trained_with, served_with
-from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
+from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.train.rewards import PolicyText, ThinkLength, require_scores
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask
@@ -21,7 +21,6 @@ def check_task(task: RlTask, config: RlConfig) -> tuple[TrainedWith, PolicyText]
             rollouts longer than what is trained on, a reward that never changes, a prompt of the
             other protocol, or thoughts that are not sent back; or the start was trained with a
             different prompt, tool or chat template, or its template cannot show the rollouts.
-        UnknownNameError: a type in ``rl.type_shares`` that no train question has.
         ArtifactError: a split without a question.
     """
     if task.start_name not in config.steps:
@@ -34,10 +33,6 @@ def check_task(task: RlTask, config: RlConfig) -> tuple[TrainedWith, PolicyText]
             raise ArtifactError(
                 f"the {split} split of rl.dataset {config.dataset!r} has no question."
             )
-
-    types = {question.metadata.question_type: question for question in task.train}
-    for name in config.type_shares:
-        look_up("question type in rl.type_shares", name, types)
 
     _require_few_steps(task, config)
     # Characters in place of tokens: the policy's tokenizer is not loaded yet
@@ -59,13 +54,13 @@ def check_task(task: RlTask, config: RlConfig) -> tuple[TrainedWith, PolicyText]
 
 
 def _require_few_steps(task: RlTask, config: RlConfig) -> None:
-    per_step = config.groups_per_step * (1 + config.max_refills)
+    per_step = config.groups_per_step
     questions = config.steps[task.start_name] * per_step
     limit = config.epochs * len(task.train)
 
     if questions > limit:
         raise ConfigError(
-            f"rl.steps.{task.start_name} x rl.groups_per_step x (1 + rl.max_refills) are {questions} "
+            f"rl.steps.{task.start_name} x rl.groups_per_step are {questions} "
             f"questions, more than rl.epochs = {config.epochs:g} over the {len(task.train)} train "
             f"questions of {config.dataset}; lower the steps to {int(limit // per_step)} or raise "
             "rl.epochs."

@@ -145,8 +145,6 @@ def _write_inputs(task: RlTask, config: RlConfig) -> VerlRun:
     folder = (task.scratch / "verl").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     steps = config.steps[task.start_name]
-    # Asynchronous rollouts take one batch more than is trained on
-    size = (steps + config.rollouts_ahead) * config.groups_per_step
     run = VerlRun(
         start=task.start.absolute(),
         train=folder / "train.parquet",
@@ -166,7 +164,7 @@ def _write_inputs(task: RlTask, config: RlConfig) -> VerlRun:
     with atomic_file(params) as partial:
         partial.write_text(yaml.safe_dump(sections, sort_keys=False), encoding="utf-8")
 
-    train = batch(task, config.type_shares, 0, size)
+    train = batch(task, 0, steps * config.groups_per_step)
     write_jsonl(run.train.with_suffix(".jsonl"), train)
     write_jsonl(run.dev.with_suffix(".jsonl"), task.dev[: config.dev.questions])
 
@@ -239,7 +237,7 @@ def _take(steps: VerlSteps, logs: Path, config: RlConfig) -> None:
 def _require_same_policy(line: TrainingStep, config: RlConfig) -> None:
     """Raise StalePolicyError where the sampler's tokens are not the trained policy's."""
     mismatch = line.metrics.get("mismatch_mean", 0.0)
-    if mismatch > config.max_mismatch and not config.rollouts_ahead:
+    if mismatch > config.max_mismatch:
         raise StalePolicyError(
             f"in step {line.step} the log-probabilities of veRL's sampler and trainer differ by {mismatch:.2g} nats on "
             f"average, more than rl.max_mismatch = {config.max_mismatch:g}: the sampler does not serve the weights "

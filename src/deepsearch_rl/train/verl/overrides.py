@@ -116,12 +116,8 @@ def _not_honoured(config: RlConfig, verl: VerlConfig) -> Iterator[str]:
 
     if config.patience is not None:
         yield "rl.patience has to be null, since it trains all steps"
-    if config.max_refills:
-        yield "rl.max_refills has to be 0, since its own refills have no limit"
     if config.shuffle_rewards:
         yield "rl.shuffle_rewards has to be false"
-    if config.stop_on:
-        yield "rl.stop_on has to be empty, since an alarm cannot end its trainer"
     if config.minibatches is None or config.groups_per_step % config.minibatches:
         yield "rl.minibatches has to divide rl.groups_per_step, since a minibatch is whole groups"
     if config.concurrency < rollouts:
@@ -203,7 +199,6 @@ def _actor(config: RlConfig, verl: VerlConfig) -> dict[str, Any]:
         f"{ACTOR}.ppo_mini_batch_size": config.groups_per_step // config.minibatches,
         f"{ACTOR}.use_dynamic_bsz": True,
         f"{ACTOR}.ppo_max_token_len_per_gpu": config.max_batch_tokens,
-        f"{ACTOR}.ppo_epochs": config.update_epochs,
         f"{ACTOR}.policy_loss.loss_mode": algorithm.loss,
         f"{ACTOR}.loss_agg_mode": AGGREGATIONS[loss.aggregation or algorithm.aggregation],
         f"{ACTOR}.loss_scale_factor": config.max_sequence_tokens,
@@ -281,7 +276,6 @@ def _conversations_at_once(config: RlConfig) -> int:
 
 def _trainer(config: RlConfig, verl: VerlConfig, run: VerlRun) -> dict[str, Any]:
     """Return the overrides of the trainer: it saves every step that dev scores, since any can be the best."""
-    ahead = {"trainer.v1.trainer_mode": "colocate_async"} if config.rollouts_ahead else {}
     return {
         "trainer.total_training_steps": run.steps,
         # The rows hold the questions of all steps, so that one epoch is the whole training
@@ -298,7 +292,6 @@ def _trainer(config: RlConfig, verl: VerlConfig, run: VerlRun) -> dict[str, Any]
         "trainer.experiment_name": "rl",
         "reward.num_workers": 1,
         "+ray_kwargs.ray_init.include_dashboard": False,
-        **ahead,
     }
 
 

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from deepsearch_rl.core.errors import ConfigError, EndpointError
-from deepsearch_rl.toy.prepare_model import (
+from deepsearch_rl.train.prepare_model import (
     DESCRIPTIONS,
     ModelHubConfig,
     PrepareModelConfig,

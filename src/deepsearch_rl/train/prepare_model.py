@@ -1,6 +1,7 @@
 """The base model: pretrained here on generated conversations, or a snapshot from the hub."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,13 +14,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from pydantic import Field
+from pydantic import Field, JsonValue, ValidationError
 
 from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.core.errors import ConfigError, EndpointError
-from deepsearch_rl.core.files import atomic_directory
+from deepsearch_rl.core.files import atomic_directory, first_problem
 from deepsearch_rl.core.records import NonEmpty, Record
-from deepsearch_rl.toy.pretraining import PretrainConfig, pretrain
 
 DESCRIPTIONS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 
@@ -34,27 +34,29 @@ class ModelHubConfig(Record):
 
 
 class PrepareModelConfig(Record):
-    """Section ``prepare_model``; the section of the chosen source is needed."""
+    """Section ``prepare_model``; only the section of the chosen source is read."""
 
     source: Literal["pretrain", "hub"]
-    pretrain: PretrainConfig | None = None
+    pretrain: dict[str, JsonValue] | None = Field(
+        default=None, description="fields of deepsearch_rl.toy.pretraining.PretrainConfig"
+    )
     hub: ModelHubConfig | None = None
 
 
 def prepare_model(config: PrepareModelConfig, prompt: str, seed: int, folder: Path) -> None:
     """Write the base model with tokenizer and chat template.
 
-    ``prompt`` and ``seed`` are for pretraining: the system prompt in documents, and the seed of
-    weights and documents.
+    Pretraining puts ``prompt`` in front of its documents and seeds weights and documents with
+    ``seed``.
 
     Raises:
         ArtifactError: the prompt does not exist.
-        ConfigError: the section of the source is missing, or the hub has no such model.
+        ConfigError: the source's section is missing or wrong, or the hub has no such model.
         EndpointError: the hub does not answer.
     """
     with atomic_directory(folder) as partial:
         if config.source == "pretrain" and config.pretrain:
-            pretrain(config.pretrain, load_prompt(prompt), seed, partial)
+            _pretrain(config.pretrain, prompt, seed, partial)
         elif config.source == "hub" and config.hub:
             cached = snapshot(config.hub, [*DESCRIPTIONS, "*.safetensors"])
             shutil.copytree(cached, partial, copy_function=shutil.copyfile, dirs_exist_ok=True)
@@ -65,8 +67,21 @@ def prepare_model(config: PrepareModelConfig, prompt: str, seed: int, folder: Pa
             )
 
 
+def _pretrain(values: Mapping[str, JsonValue], prompt: str, seed: int, folder: Path) -> None:
+    # Only tiny profiles need the generated world; it is built on this package
+    from deepsearch_rl.toy.pretraining import PretrainConfig, pretrain  # noqa: PLC0415
+
+    try:
+        config = PretrainConfig.model_validate(values)
+    except ValidationError as error:
+        field, problem = first_problem(error)
+        raise ConfigError(f"prepare_model.pretrain.{field}: {problem}.") from error
+
+    pretrain(config, load_prompt(prompt), seed, folder)
+
+
 def snapshot(config: ModelHubConfig, patterns: list[str]) -> Path:
-    """Fetch the files of a repository that match patterns into the hub's cache and return their folder.
+    """Download the repository's files that match the patterns into the hub's cache; return their folder.
 
     Raises ConfigError for an unknown repository or revision, EndpointError if the hub does not answer.
     """
