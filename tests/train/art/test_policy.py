@@ -134,17 +134,6 @@ def test_later_minibatches_are_clipped_against_the_policy_before_the_step(
     ]
 
 
-@pytest.mark.parametrize(("rows", "count"), [(5, 4), (6, 4), (13, 4), (24, 16), (3, 8)])
-def test_rows_are_shared_out_evenly_among_as_many_minibatches_as_were_asked_for(
-    rows: int, count: int
-) -> None:
-    parts = minibatches(rows, count, seed=1)
-    sizes = [len(part) for part in parts]
-    assert len(parts) == min(count, rows)
-    assert max(sizes) - min(sizes) <= 1
-    assert sorted(torch.cat(parts).tolist()) == list(range(rows))
-
-
 def updates(service: OwnService, packed: PackedTensors) -> list[dict[str, float]]:
     """Have a service make a step; return the metrics of its optimizer steps."""
 
@@ -451,16 +440,6 @@ def test_weights_that_are_no_number_are_neither_scored_nor_saved(
     assert not list(tmp_path.iterdir())
 
 
-def test_batches_hold_rows_of_similar_length_and_no_more_tokens_than_allowed(
-    packed: PackedTensors,
-) -> None:
-    rows = Rows(packed)
-    assert rows.lengths_N.tolist() == sorted(LENGTHS)
-    batches = rows.batches(torch.arange(5), max_tokens=200)
-    assert [rows.lengths_N[batch].tolist() for batch in batches] == [[120], [90, 64], [64, 50]]
-    assert [len(batch) for batch in rows.batches(torch.arange(5), max_tokens=10)] == [1] * 5
-
-
 def test_an_adapter_of_another_architecture_is_named(
     policy_folder: Path, config: RlConfig, tmp_path: Path
 ) -> None:
@@ -512,13 +491,3 @@ def test_a_gpu_without_memory_left_is_named_with_the_fields_to_change(config: Rl
     match = r"Lower rl\.max_batch_tokens \(now 200\).*rl\.sampler\.sleep"
     with pytest.raises(ConfigError, match=match), memory_named(config):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
-
-
-@pytest.mark.slow
-def test_a_resumed_optimizer_has_its_state(
-    policy_folder: Path, config: RlConfig, packed: PackedTensors, tmp_path: Path
-) -> None:
-    trained(policy_folder, config, packed, tmp_path / "1")
-    resumed = Policy(policy_folder, config, 0, tmp_path / "1").optimizer
-    assert all(float(state["step"]) == 2 for state in resumed.state.values())
-    assert len(resumed.state) == len(resumed.param_groups[0]["params"])
