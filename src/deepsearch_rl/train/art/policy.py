@@ -61,7 +61,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Policy:
-    """The policy that a model folder starts as, or that of a checkpoint with its optimizer.
+    """A start model in training, resumed from a checkpoint with its optimizer if there is one.
 
     Raises ArtifactError if the checkpoint's weights do not fit the start model.
     """
