@@ -31,7 +31,7 @@ from deepsearch_rl.core.records import (
     Trajectory,
 )
 from deepsearch_rl.evaluate.explain.explain import Options, explain_paths, report_of
-from deepsearch_rl.evaluate.explain.page import render_page
+from deepsearch_rl.evaluate.report.page import render_explanation
 from deepsearch_rl.search.build import build_index
 from deepsearch_rl.search.manifest import IndexConfig
 from deepsearch_rl.search.searcher import Searcher, open_index
@@ -134,7 +134,7 @@ def measure(folder: Path, options: Options) -> tuple[float, float]:
     before_kb = restart_peak()
     started_s = time.perf_counter()
     report = report_of(explain_paths([folder / "run.jsonl"], options), options)
-    render_page(report)
+    render_explanation(report)
     return time.perf_counter() - started_s, (status_kb("VmHWM") - before_kb) / 1024
 
 

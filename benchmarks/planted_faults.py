@@ -34,7 +34,7 @@ from deepsearch_rl.evaluate.explain.corpus import evidence_of
 from deepsearch_rl.evaluate.explain.explanation import explain_run
 from deepsearch_rl.evaluate.explain.judging import Corpus, judge_run
 from deepsearch_rl.evaluate.explain.records import RunReport, Setting
-from deepsearch_rl.evaluate.explain.run_files import read_run
+from deepsearch_rl.evaluate.explain.runs import read_run
 from deepsearch_rl.evaluate.score import Interval
 from deepsearch_rl.search import RetrieverName
 from deepsearch_rl.search.build import build_index

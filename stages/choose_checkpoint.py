@@ -6,8 +6,7 @@ from deepsearch_rl.train.choose_checkpoint import (
     ChooseCheckpointConfig,
     choose_without_rollouts,
 )
-from deepsearch_rl.train.curves import recorded_curve
-from deepsearch_rl.train.followed import followed
+from deepsearch_rl.train.curves import followed, recorded_curve
 
 STAGE = Stage(
     sections=("seed", "choose_checkpoint", "agent", "retrieval", "serving", "datasets"),

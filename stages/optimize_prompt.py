@@ -7,8 +7,7 @@ from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage import Scratch, Stage, run
 from deepsearch_rl.serve.launch import ServingConfig
-from deepsearch_rl.train.curves import recorded_curve
-from deepsearch_rl.train.followed import followed
+from deepsearch_rl.train.curves import followed, recorded_curve
 from deepsearch_rl.train.prompt_search import (
     OptimizePromptConfig,
     PromptTask,

@@ -2,7 +2,7 @@
 
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage import Scratch, Stage, run
-from deepsearch_rl.train.followed import followed
+from deepsearch_rl.train.curves import followed
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.worker import require_engine, rl_run, train_watched
 

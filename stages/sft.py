@@ -2,8 +2,7 @@
 
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage import Scratch, Stage, run
-from deepsearch_rl.train.curves import recorded_curve
-from deepsearch_rl.train.followed import followed
+from deepsearch_rl.train.curves import followed, recorded_curve
 from deepsearch_rl.train.sft import SftConfig, train_adapter
 
 STAGE = Stage(

@@ -1,10 +1,13 @@
-"""Comparisons of two models in the table."""
+"""Comparisons of two models, and p-values that are corrected for several of them."""
 
+import itertools
+import random
 from pathlib import Path
 
 import pytest
 
 from deepsearch_rl.core.files import write_json, write_jsonl
+from deepsearch_rl.evaluate.comparisons import holm
 from deepsearch_rl.evaluate.f1_row import ModelEvaluation, run_file
 from deepsearch_rl.evaluate.score import build_row
 from deepsearch_rl.evaluate.tables import build_table
@@ -37,3 +40,30 @@ def test_models_with_other_numbers_of_samples_are_compared_by_the_means_of_quest
     }
     (comparison,) = build_table("tiny", folders, [("sft", "base")], 0, 200).comparisons
     assert comparison.difference == pytest.approx(10 / QUESTIONS)
+
+
+def by_closed_testing(p_values: list[float]) -> list[float]:
+    """The largest Bonferroni p-value of all sets of hypotheses that hold one of them (Marcus, Peritz, Gabriel 1976)."""
+    largest = [0.0] * len(p_values)
+    for size in range(1, len(p_values) + 1):
+        for chosen in itertools.combinations(range(len(p_values)), size):
+            bonferroni = min(1.0, size * min(p_values[position] for position in chosen))
+            for position in chosen:
+                largest[position] = max(largest[position], bonferroni)
+    return largest
+
+
+def test_corrected_p_values_are_those_of_rs_p_adjust() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_corrected_p_values_are_those_of_closed_bonferroni_tests(seed: int) -> None:
+    rng = random.Random(seed)
+    p_values = [rng.choice([rng.random() ** 4, 0.25, 1.0]) for _ in range(rng.randint(1, 8))]
+    assert holm(p_values) == pytest.approx(by_closed_testing(p_values))
+
+
+def test_one_test_keeps_its_p_value_and_none_has_none() -> None:
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []

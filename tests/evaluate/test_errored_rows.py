@@ -16,11 +16,7 @@ from deepsearch_rl.evaluate.published import import_results
 from deepsearch_rl.evaluate.trajectory_statistics import read_statistics
 
 Line = dict[str, Any]
-
-
 NAN = float("nan")
-
-
 QUESTION = {"id": "q", "question": "Who?", "golden_answers": ["x"]}
 
 
@@ -38,15 +34,6 @@ def run(*arguments: object) -> str:
     )
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-ROWS = [
-    {"id": "1", "text": 'Aaron, a "prophet"\nand priest', "title": "Aaron"},
-    {"id": "2", "text": "\u6c34 is wet", "title": ""},
-]
-
-
-JSON_LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
 
 
 ERRORED: list[Line] = [

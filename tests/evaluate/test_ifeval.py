@@ -6,6 +6,7 @@ import socket
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from evalscope.benchmarks.ifeval import instructions, instructions_registry, instructions_util
@@ -224,3 +225,62 @@ def test_the_real_prompts_are_refused_while_the_sentence_model_is_missing(
         read_prompts(path)
     (tmp_path / "tokenizers" / "punkt_tab").mkdir(parents=True)
     assert len(read_prompts(path)) == 441
+
+
+def write_rows(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("instruction", "arguments", "words"),
+    [
+        (
+            "length_constraints:number_words",
+            {"relation": "at least", "num_word": 300},
+            "'num_word' is none of its arg",
+        ),
+        ("length_constraints:number_words", {"relation": "at least"}, "'num_words' is missing"),
+        (
+            "length_constraints:number_words",
+            {"relation": "at least", "num_words": "300"},
+            "do not work",
+        ),
+        ("keywords:existence", {"keywords": "sea"}, "'keywords' must be a list"),
+        (
+            "keywords:forbidden_words",
+            {"forbidden_words": "sea"},
+            "'forbidden_words' must be a list",
+        ),
+        ("language:response_language", {"language": "xx"}, "do not work"),
+        (
+            "length_constraints:number_words",
+            {"relation": "more than", "num_words": 300},
+            "do not work",
+        ),
+        ("punctuation:no_comma", {"commas": 0}, "its arguments: none"),
+    ],
+)
+def test_a_wrong_argument_of_a_checker_is_found_before_any_prompt_is_asked(
+    tmp_path: Path, instruction: str, arguments: dict[str, Any], words: str
+) -> None:
+    prompt = {
+        "key": 1,
+        "prompt": "Say it.",
+        "instruction_id_list": [instruction],
+        "kwargs": [arguments],
+    }
+    with pytest.raises(RecordError, match=f"line 1: .*{instruction}.*{words}"):
+        read_prompts(write_rows(tmp_path, prompt))
+
+
+def test_two_prompts_of_one_key_are_named(tmp_path: Path) -> None:
+    row = {
+        "key": 1,
+        "prompt": "p",
+        "instruction_id_list": ["keywords:existence"],
+        "kwargs": [{"keywords": ["a"]}],
+    }
+    with pytest.raises(RecordError, match="line 2: field 'key': 1 is the key of an earlier prompt"):
+        read_prompts(write_rows(tmp_path, row, row))

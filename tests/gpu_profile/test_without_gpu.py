@@ -30,6 +30,7 @@ def test_a_gpu_stage_stops_at_once_and_says_what_is_missing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     generated = load_profile(root / "params.yaml").value("ifeval")
+    generated |= {"path": str(root / generated["path"])}
     profile = load_profile(root / "profiles/gpu/params.yaml").with_overrides({"ifeval": generated})
     scratch = Scratch(stage, tmp_path / "work" / "scratch", tmp_path / "work" / "curve.jsonl")
     arguments = [*STAGES[stage], *([scratch] if stage in WITH_SCRATCH else [])]

@@ -32,10 +32,13 @@ def imported(path: Path) -> frozenset[Path]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
             # `python -m deepsearch_rl...`; live curves decide nothing of a result
-            if not node.value.startswith("deepsearch_rl.track"):
-                names.add(node.value)
+            and not node.value.startswith("deepsearch_rl.track")
+        ):
+            names.add(node.value)
 
     files: set[Path] = set()
     for name in names:

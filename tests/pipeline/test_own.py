@@ -114,7 +114,8 @@ def test_a_model_is_trained_on_questions_of_documents_and_compared_with_its_star
         run_make(project, "repro", "PROFILE=own_gpu")
         status = run(project, "dvc", "status", "profiles/own_gpu/dvc.yaml")
 
-    assert "endpoint@api" in status and "evaluate" not in status
+    assert "endpoint@api" in status
+    assert "evaluate" not in status
     for split, other in (("train", "val"), ("dev", "val"), ("train", "dev")):
         assert not documents_of(project, split) & documents_of(project, other)
 

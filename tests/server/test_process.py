@@ -131,7 +131,14 @@ def served(
 
 @pytest.mark.slow
 def test_a_server_told_to_stop_answers_what_waits_and_tells_no_secrets(index_dir: Path) -> None:
-    options = ("--index", str(index_dir), "-S", "retrieval.window_ms=1500", "--token-variable", "SEARCH_TOKEN")
+    options = (
+        "--index",
+        str(index_dir),
+        "-S",
+        "retrieval.window_ms=1500",
+        "--token-variable",
+        "SEARCH_TOKEN",
+    )
     with (
         served(*options) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=20) as waiting,

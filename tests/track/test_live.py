@@ -24,8 +24,7 @@ import os, time
 from pathlib import Path
 from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.stage import Scratch
-from deepsearch_rl.train.curves import Alarm, record_step, recorded_curve
-from deepsearch_rl.train.followed import live_figures
+from deepsearch_rl.train.curves import Alarm, live_figures, record_step, recorded_curve
 
 scratch = Scratch("rl@sft", Path("scratch"), Path("work/tiny/curves/rl-sft-0123.jsonl"))
 with live_figures(load_profile(Path("params.yaml")), scratch), recorded_curve(scratch.curve):

@@ -36,9 +36,3 @@ def test_an_update_is_refused_with_what_is_not_finite(
         require_finite_update("step 3 diverged", loss, norm, parameters, "Lower the rate.")
 
     assert str(refusal.value) == f"step 3 diverged: {sentence} Lower the rate."
-
-
-def test_an_update_of_finite_numbers_passes() -> None:
-    weight = torch.nn.Parameter(torch.ones(2))
-    weight.grad = torch.ones(2)
-    require_finite_update("step 3 diverged", 0.5, weight.grad.norm(), [("weight", weight)])

@@ -1,14 +1,11 @@
 """Supervised fine-tuning: what is refused, what a killed run leaves, what is published, and one real run."""
 
-import contextlib
-import io
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,6 @@ from deepsearch_rl.core.errors import (
     UnavailableError,
 )
 from deepsearch_rl.core.files import file_digests, read_jsonl, read_record, write_json
-from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.train import sft as sft
 from deepsearch_rl.train.curves import CurveLine, curve_path, recorded_curve
 from deepsearch_rl.train.finite import NotFiniteError, not_finite_metrics
@@ -454,24 +450,6 @@ def test_the_curve_is_read_from_what_swift_prints_and_a_summary_is_no_step() -> 
         "no step",
     ):
         assert logged_metrics(line) == {}
-
-
-@pytest.mark.nightly
-def test_the_time_left_of_a_resumed_training_is_that_of_its_own_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_s = 100.0
-    shown = io.StringIO()
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(sft, "ProgressBar", partial(ProgressBar, stream=shown))
-
-    with contextlib.ExitStack() as stack:
-        read = sft._progress(stack, done=900)
-        for step in (910, 920):
-            read(f"{{'loss': '1.5', 'global_step/max_steps': '{step}/1000'}}")
-            now_s += 20
-
-    assert shown.getvalue().splitlines()[-1].startswith("sft: 920/1000 steps, 0.5/s, 0:02:40 left")
 
 
 def test_a_failing_swift_publishes_nothing(

@@ -31,27 +31,26 @@ from deepsearch_rl.search import RetrieverName
 _Runs: TypeAlias = Annotated[
     list[Path],
     typer.Argument(
-        help="Files of trajectories or predictions, or `data/<profile>/evaluate/<model>` of a finished graph, or the "
-        "folder of all its models.",
+        help="Files of trajectories or predictions, or a folder `data/<profile>/evaluate[/<model>]`.",
         show_default=False,
     ),
 ]
 _Questions: TypeAlias = Annotated[
-    Path | None, Option(help="Their questions, with gold evidence where it is known.")
+    Path | None, Option(help="Question file, with gold evidence where known.")
 ]
 _Index: TypeAlias = Annotated[
-    Path | None, Option(help="The index that was searched, a folder of `retrieve build`.")
+    Path | None, Option(help="Index that was searched, from `retrieve build`.")
 ]
 _Corpus: TypeAlias = Annotated[
     Path | None,
-    Option(help="Or its passages, JSON Lines; this command then builds BM25 over them."),
+    Option(help="Passages, JSON Lines, for a BM25 index built here; instead of --index."),
 ]
 _Chunks: TypeAlias = Annotated[
-    Path | None, Option(help="With --index: its passage file, if it was moved since the build.")
+    Path | None, Option(help="Passage file of --index, if it has moved.")
 ]
 _Retriever: TypeAlias = Annotated[
     RetrieverName | None,
-    Option(help="With --index: which ranking.", show_default="the run's, or the index's first"),
+    Option(help="Ranking of --index.", show_default="the run's, or the index's first"),
 ]
 _TopK: TypeAlias = Annotated[
     int | None,
@@ -59,22 +58,19 @@ _TopK: TypeAlias = Annotated[
 ]
 _Dataset: TypeAlias = Annotated[
     str | None,
-    Option(help="Of a folder, this question set alone; of a file, the name of its set."),
+    Option(help="Question set: selects runs of a folder, or names that of a file."),
 ]
 _Against: TypeAlias = Annotated[
     str | None,
-    Option(help="A model of evaluate/published.yaml, by its name there."),
+    Option(help="Compare with this model of evaluate/published.yaml."),
 ]
 _Control: TypeAlias = Annotated[
     list[str] | None,
-    Option(
-        help="Predictions of the same system with gold_passage, no_search or random_passage, as NAME=FILE. "
-        "Repeatable."
-    ),
+    Option(help="NAME=FILE of a control: gold_passage, no_search or random_passage. Repeatable."),
 ]
 _Page: TypeAlias = Annotated[
     Path | None,
-    Option(help="Write an HTML page here, with examples.", dir_okay=False, writable=True),
+    Option(help="Also write an HTML page with examples.", dir_okay=False, writable=True),
 ]
 
 
@@ -92,22 +88,16 @@ def explain_command(
     page: _Page = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
     draws: Annotated[int, Option(help="Bootstrap resamples.", min=1)] = 1000,
-    seed: Annotated[int, Option(help="Of the resamples.", min=0)] = 0,
+    seed: Annotated[int, Option(help="Seed of the resamples.", min=0)] = 0,
 ) -> None:
     """Show where runs lose points, cause by cause, what could be reached, and how a published row differs.
 
-    Every answer that lost points has one cause; F1 and the points lost to all causes add up to 1. A
-    run of a finished graph or of `deepsearch evaluate` needs nothing else: questions, index and
-    setting are found beside it. A prediction is a row of `deepsearch score` with what was
-    retrieved, `"retrievals": [{"query", "passages": [text]}]`, or `"chunk_ids"` in place of the
-    passages; FlashRAG's `output` is read too. Without gold evidence the answer's string stands in.
-    Without an index or a corpus, what the corpus lacks and why something was not found stays
-    unknown. docs/evaluation.md defines every cause.
+    Each answer that lost points has one cause; F1 and the points lost to all causes add up to 1.
+    Runs of a graph or of `deepsearch evaluate` bring their questions, index and setting along. For
+    predictions of another system, rows of `deepsearch score` with `"retrievals"`, name --questions
+    and --corpus or --index. docs/contracts.md has the rows, docs/evaluation.md the causes.
 
         deepsearch explain data/tiny/evaluate --dataset multihoprag --page explain.html
-        deepsearch explain data/tiny/evaluate/sft
-        deepsearch explain data/gpu/evaluate/sft_rl --dataset musique --against kimi-k2-turbo-preview
-        deepsearch explain predictions.jsonl --questions questions.jsonl --corpus corpus.jsonl --json
     """
     options = Options(
         questions=questions,
@@ -127,10 +117,10 @@ def explain_command(
 
     if page is not None:
         # Here, because it loads matplotlib
-        from deepsearch_rl.evaluate.explain.page import render_page  # noqa: PLC0415
+        from deepsearch_rl.evaluate.report.page import render_explanation  # noqa: PLC0415
 
         with atomic_file(page) as partial:
-            partial.write_text(render_page(report), encoding="utf-8")
+            partial.write_text(render_explanation(report), encoding="utf-8")
 
     if as_json:
         typer.echo(report.model_dump_json(indent=2))

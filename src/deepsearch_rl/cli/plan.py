@@ -8,20 +8,19 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 import yaml
-from pydantic import RootModel
 from typer import Option
 
 from deepsearch_rl.agent.config import SCRIPTED
 from deepsearch_rl.cli.shared import ProfileName, print_table
 from deepsearch_rl.core.errors import ConfigError, look_up
-from deepsearch_rl.core.files import read_json, read_record
+from deepsearch_rl.core.files import read_json
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.server.requests import is_loopback
 
@@ -96,30 +95,12 @@ WRITTEN_SHARE = 0.1
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")
 
 
-class MeasuredSlopes(RootModel[dict[str, float]]):
-    """What preflight measured on this machine, by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageWork:
-    """One stage: how much of each slope its time is made of, and what else it takes.
-
-    Disk is what it adds, memory what it holds at most, of several GPUs the memory of one. ``api`` is
-    the model of an API that it asks, ``tokens`` are those that this model reads and writes.
-    """
-
-    amounts: Mapping[str, float]
-    rollouts: float = 0
-    disk_gib: float = 0.0
-    host_gib: float = 0.0
-    gpu_gib: float = 0.0
-    api: str = ""
-    tokens: tuple[float, float] = (0.0, 0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What a stage takes; ``price_usd`` is None where an API is asked whose price is not known."""
+    """What a stage takes: the disk that it adds, the most memory that it holds (of one GPU), an API's tokens.
+
+    ``tokens`` are those that the model ``api`` reads and writes; ``price_usd`` is None if its price is not known.
+    """
 
     stage: str
     seconds: float
@@ -154,8 +135,8 @@ def plan_command(
 ) -> None:
     """Show what a run of a profile takes, stage by stage: time, disk, memory, an API's tokens and their price.
 
-    The figures are estimates from the sizes in params.yaml. `deepsearch preflight` measures some of
-    the slopes on your machine; --slope sets others. Every stage is counted, even one that is up to date.
+    The figures are estimates from the sizes in params.yaml and a table of slopes in cli/plan.py.
+    Every stage is counted, even if it is up to date.
 
         deepsearch plan gpu --slope rollout_eager_s=0.05
     """
@@ -173,7 +154,7 @@ def plan_command(
     if as_json:
         typer.echo(json.dumps({**asdict(plan), "hours": plan.hours}, indent=2))
     else:
-        show(plan)
+        _show(plan)
 
 
 def make_plan(profile: Profile, given: Mapping[str, float]) -> Plan:
@@ -190,7 +171,7 @@ def make_plan(profile: Profile, given: Mapping[str, float]) -> Plan:
         try:
             works = _work(sizes, name).items() if name != "endpoint" else ()
             for item, work in works:
-                stages.append(_stage_plan(f"{name}@{item}" if item else name, work, slopes))
+                stages.append(replace(work, stage=f"{name}@{item}" if item else name))
         except KeyError as error:
             raise ConfigError(
                 f"{profile.path} has no field {error}, which the plan of {name} needs; run `make params`."
@@ -206,32 +187,9 @@ def _slopes(profile: Profile, given: Mapping[str, float]) -> dict[str, float]:
         is_slower = 0 < gpu_gib <= SMALL_GPU_GIB and name.endswith("_s") and name not in FIXED_S
         slopes[name] = (gpu if gpu_gib else cpu) * (SMALL_GPU_FACTOR if is_slower else 1)
 
-    measured = profile.work / "preflight" / "slopes.json"
-    if measured.is_file():
-        slopes |= read_record(measured, MeasuredSlopes).root
     for name in given:
         look_up("slope", name, SLOPES)
     return {**slopes, **given}
-
-
-def _stage_plan(stage: str, work: StageWork, slopes: Mapping[str, float]) -> StagePlan:
-    seconds = sum(amount * slopes[name] for name, amount in work.amounts.items())
-    price: float | None = 0.0
-    if work.api:
-        prices = PRICES.get(work.api)
-        read, written = work.tokens
-        price = (read * prices[0] + written * prices[1]) / 1e6 if prices else None
-
-    return StagePlan(
-        stage=stage,
-        seconds=slopes["start_s"] + seconds,
-        disk_gib=work.disk_gib + work.rollouts * slopes["rollout_bytes"] * slopes["copies"] / GIB,
-        host_gib=work.host_gib + slopes["process_gib"],
-        gpu_gib=work.gpu_gib,
-        api=work.api,
-        tokens=work.tokens,
-        price_usd=price,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +235,11 @@ class _Sizes:
         return {name: PASSAGES.get(corpus["format"], OTHER_PASSAGES) for name, corpus in corpora}
 
     @property
+    def documents_gib(self) -> float:
+        """Disk of all documents; their chunks take as much, and the index three times that."""
+        return self.disk_gib(sum(self.passages.values()) * self.slopes["passage_bytes"]) / 5
+
+    @property
     def billions(self) -> float:
         """Thousand million parameters of the base model, by its name; 0 of a model that is trained here."""
         hub = self.values.get("prepare_model", {}).get("hub")
@@ -302,6 +265,33 @@ class _Sizes:
         """Return the GPU memory of an update of so many tokens, without the optimizer of an adapter."""
         return self.weights_gib + tokens * self.slopes["gpu_token_gib"]
 
+    def plan(
+        self,
+        amounts: Mapping[str, float],
+        rollouts: float = 0,
+        *,
+        disk_gib: float = 0.0,
+        host_gib: float = 0.0,
+        gpu_gib: float = 0.0,
+        api: str = "",
+        tokens: tuple[float, float] = (0.0, 0.0),
+    ) -> StagePlan:
+        """Return the plan of a stage without its name; its time is made of so much of each slope."""
+        slopes = self.slopes
+        seconds = sum(amount * slopes[name] for name, amount in amounts.items())
+        prices = PRICES.get(api) if api else (0.0, 0.0)
+        price = (tokens[0] * prices[0] + tokens[1] * prices[1]) / 1e6 if prices else None
+        return StagePlan(
+            stage="",
+            seconds=slopes["start_s"] + seconds,
+            disk_gib=disk_gib + rollouts * slopes["rollout_bytes"] * slopes["copies"] / GIB,
+            host_gib=host_gib + slopes["process_gib"],
+            gpu_gib=gpu_gib,
+            api=api,
+            tokens=tokens,
+            price_usd=price,
+        )
+
     def disk_gib(self, size_bytes: float) -> float:
         """Return what artifacts take on disk, with DVC's copies."""
         return size_bytes * self.slopes["copies"] / GIB
@@ -313,58 +303,42 @@ def _split_size(source: Mapping[str, Any], split: str) -> int:
     return source["splits"][split] or QUESTIONS.get(source["format"], 2 * cut) - cut
 
 
-def _work(sizes: _Sizes, stage: str) -> dict[str, StageWork]:
-    """Return the work of a stage by its items, of which one without any has the empty name."""
+def _work(sizes: _Sizes, stage: str) -> dict[str, StagePlan]:
+    """Return the plan of a stage by its items; a stage without items has the empty name."""
     values = sizes.values
-    if stage == "evaluate":
-        return {
-            name: _answers(sizes, path, _rollouts(sizes, name))
-            for name, path in values["models"].items()
-        }
-    if stage == "ifeval":
-        section = values["ifeval"]
-        count = IFEVAL_PROMPTS if section["prompts"] == "real" else section["count"]
-        return {name: _answers(sizes, path, count, True) for name, path in values["models"].items()}
-    if stage == "optimize_prompt":
-        section = values[stage]
-        return {
-            name: _answers(sizes, path, section["rollouts"])
-            for name, path in section["models"].items()
-        }
-    if stage == "make_questions":
-        return dict.fromkeys(values[stage]["documents"], _question_writing(sizes))
-    if stage == "rl":
-        return {start: _rl(sizes, start) for start in values["rl"]["starts"]}
-    if stage == "unsloth_merge":
-        return dict.fromkeys(values["rl"]["starts"], _merge(sizes, "adapter_merge_s"))
-    return {"": _single(sizes, stage)}
-
-
-def _single(sizes: _Sizes, stage: str) -> StageWork:
+    models = values["models"]
     match stage:
-        case "download" | "chunk" | "index":
-            return _corpora(sizes, stage)
-        case "prepare_model":
-            return _base_model(sizes)
-        case "synthesize":
-            return _teacher(sizes)
+        case "evaluate":
+            return {
+                name: _answers(sizes, path, _rollouts(sizes, name)) for name, path in models.items()
+            }
+        case "ifeval":
+            section = values["ifeval"]
+            count = IFEVAL_PROMPTS if section["prompts"] == "real" else section["count"]
+            return {name: _answers(sizes, path, count, True) for name, path in models.items()}
+        case "optimize_prompt":
+            section = values[stage]
+            named = section["models"].items()
+            return {name: _answers(sizes, path, section["rollouts"]) for name, path in named}
+        case "make_questions":
+            return dict.fromkeys(values[stage]["documents"], _question_writing(sizes))
+        case "rl":
+            return {start: _rl(sizes, start) for start in values["rl"]["starts"]}
+        case "unsloth_merge":
+            return dict.fromkeys(values["rl"]["starts"], _merge(sizes, "adapter_merge_s"))
         case "filter":
             rollouts = _teacher_rollouts(sizes)
-            return StageWork({"filter_row_s": rollouts}, rollouts)
-        case "sft":
-            return _sft(sizes)
-        case "choose_checkpoint":
-            return _choice(sizes)
-        case "merge":
-            return _merge(sizes, "merge_s")
+            return {"": sizes.plan({"filter_row_s": rollouts}, rollouts)}
         case "report" | "track":
-            rollouts = sum(_rollouts(sizes, model) for model in sizes.values["models"])
-            return StageWork({"report_rollout_s": rollouts})
+            rollouts = sum(_rollouts(sizes, model) for model in models)
+            return {"": sizes.plan({"report_rollout_s": rollouts})}
+        case "merge":
+            return {"": _merge(sizes, "merge_s")}
         case _:
-            return StageWork({})
+            return {"": SINGLE[stage](sizes) if stage in SINGLE else sizes.plan({})}
 
 
-def _answers(sizes: _Sizes, folder: str, count: int, is_ifeval: bool = False) -> StageWork:
+def _answers(sizes: _Sizes, folder: str, count: int, is_ifeval: bool = False) -> StagePlan:
     """Return the work of so many rollouts, or prompts of IFEval, by a model of this machine or of an API."""
     endpoint = Path(folder, "endpoint.json")
     server = read_json(endpoint) if endpoint.is_file() else _named_endpoint(sizes, folder)
@@ -375,21 +349,19 @@ def _answers(sizes: _Sizes, folder: str, count: int, is_ifeval: bool = False) ->
         share = _vllm(sizes).get("gpu_memory_utilization", 0.0)
         gpu_gib = share * sizes.values["requires"]["gpu_memory_gib"]
         rollouts = 0 if is_ifeval else count
-        return StageWork(work, rollouts, host_gib=sizes.weights_gib, gpu_gib=gpu_gib)
+        return sizes.plan(work, rollouts, host_gib=sizes.weights_gib, gpu_gib=gpu_gib)
 
     slopes = sizes.slopes
-    model = server["model"]
-    if model.startswith("$"):
-        model = os.environ.get(model[1:]) or model
+    model = _model_name(server)
     if is_ifeval:
         calls = count / sizes.values["ifeval"]["concurrency"]
-        return StageWork(
+        return sizes.plan(
             {"api_call_s": calls}, api=model, tokens=(0, count * slopes["ifeval_tokens"])
         )
 
     calls = count * slopes["calls_per_rollout"] / sizes.values["agent"]["concurrency"]
     tokens = (count * slopes["prompt_tokens"], count * slopes["completion_tokens"])
-    return StageWork({"api_call_s": calls}, count, api=model, tokens=tokens)
+    return sizes.plan({"api_call_s": calls}, count, api=model, tokens=tokens)
 
 
 def _named_endpoint(sizes: _Sizes, folder: str) -> Mapping[str, str] | None:
@@ -397,6 +369,12 @@ def _named_endpoint(sizes: _Sizes, folder: str) -> Mapping[str, str] | None:
     endpoints = sizes.values.get("endpoints", {})
     name = Path(folder).name
     return endpoints.get(name) if Path(folder).parent == sizes.profile.models else None
+
+
+def _model_name(server: Mapping[str, str]) -> str:
+    """Return the model of an endpoint, read from the environment where it names a $VARIABLE."""
+    model = server["model"]
+    return os.environ.get(model[1:]) or model if model.startswith("$") else model
 
 
 def _vllm(sizes: _Sizes) -> Mapping[str, Any]:
@@ -426,33 +404,32 @@ def _rollouts(sizes: _Sizes, model: str) -> int:
     return rollouts
 
 
-def _question_writing(sizes: _Sizes) -> StageWork:
+def _question_writing(sizes: _Sizes) -> StagePlan:
     """Return the writing of questions about a folder of documents, as if the whole budget were spent."""
     section = sizes.values["make_questions"]
     writer = section["writer"]
     tokens = section["budget_tokens"]
     calls = tokens / sizes.slopes["question_call_tokens"] / writer["concurrency"]
     server = _named_endpoint(sizes, writer["endpoint"]) or {"model": writer["endpoint"]}
-    model = server["model"]
-    if model.startswith("$"):
-        model = os.environ.get(model[1:]) or model
+    model = _model_name(server)
     split = (tokens * (1 - WRITTEN_SHARE), tokens * WRITTEN_SHARE)
-    return StageWork({"api_call_s": calls}, api=model, tokens=split)
+    return sizes.plan({"api_call_s": calls}, api=model, tokens=split)
 
 
-def _corpora(sizes: _Sizes, stage: str) -> StageWork:
+def _download(sizes: _Sizes) -> StagePlan:
+    hub = sizes.values["download"].get("hub")
+    names = hub["repositories"] if hub else ()
+    gigabytes = sum(DOWNLOAD_GB.get(name, 0.1) for name in names)
+    return sizes.plan({"download_gb_s": gigabytes}, disk_gib=gigabytes + sizes.documents_gib)
+
+
+def _chunk(sizes: _Sizes) -> StagePlan:
+    return sizes.plan({}, disk_gib=sizes.documents_gib)
+
+
+def _index(sizes: _Sizes) -> StagePlan:
     slopes = sizes.slopes
     passages = sum(sizes.passages.values())
-    # Of a passage's bytes, documents and chunks have a fifth each, and the index the rest
-    fifth_gib = sizes.disk_gib(passages * slopes["passage_bytes"]) / 5
-    if stage == "download":
-        hub = sizes.values["download"].get("hub")
-        names = hub["repositories"] if hub else ()
-        gigabytes = sum(DOWNLOAD_GB.get(name, 0.1) for name in names)
-        return StageWork({"download_gb_s": gigabytes}, disk_gib=gigabytes + fifth_gib)
-    if stage == "chunk":
-        return StageWork({}, disk_gib=fifth_gib)
-
     index = sizes.values["index"]
     encoder = index["encoder"]
     halves = index["corpus_only"]
@@ -465,20 +442,20 @@ def _corpora(sizes: _Sizes, stage: str) -> StageWork:
     missing = without_bm25 * slopes["bm25_bytes"] + without_vectors * slopes["vector_bytes"]
     is_transformer = encoder is not None and "model" in encoder
     encoded = passages - without_vectors if is_transformer else 0
-    return StageWork(
+    return sizes.plan(
         {"index_passage_s": passages, "encode_passage_s": encoded},
-        disk_gib=3 * fifth_gib - sizes.disk_gib(missing),
+        disk_gib=3 * sizes.documents_gib - sizes.disk_gib(missing),
         host_gib=passages * slopes["index_memory_bytes"] / GIB,
         gpu_gib=slopes["process_gib"] if encoded else 0.0,
     )
 
 
-def _base_model(sizes: _Sizes) -> StageWork:
+def _base_model(sizes: _Sizes) -> StagePlan:
     pretrain = sizes.values["prepare_model"].get("pretrain")
     tokens = sum(level["tokens"] for level in pretrain["curriculum"]) if pretrain else 0
     # Weights on a hub have two bytes a parameter
     work = {"pretrain_token_s": tokens, "download_gb_s": 2 * sizes.billions}
-    return StageWork(work, disk_gib=sizes.weights_gib * sizes.slopes["copies"])
+    return sizes.plan(work, disk_gib=sizes.weights_gib * sizes.slopes["copies"])
 
 
 def _teacher_rollouts(sizes: _Sizes) -> int:
@@ -487,15 +464,15 @@ def _teacher_rollouts(sizes: _Sizes) -> int:
     return questions * teacher["samples"]
 
 
-def _teacher(sizes: _Sizes) -> StageWork:
+def _teacher(sizes: _Sizes) -> StagePlan:
     teacher = sizes.values["synthesize"]["teacher"]
     rollouts = _teacher_rollouts(sizes)
     if teacher.rstrip("/") == SCRIPTED:
-        return StageWork({"scripted_rollout_s": rollouts}, rollouts)
+        return sizes.plan({"scripted_rollout_s": rollouts}, rollouts)
     return _answers(sizes, teacher, rollouts)
 
 
-def _sft(sizes: _Sizes) -> StageWork:
+def _sft(sizes: _Sizes) -> StagePlan:
     sft = sizes.values["sft"]
     slopes = sizes.slopes
     # Only right answers become rows, and every epoch reads them again
@@ -504,7 +481,7 @@ def _sft(sizes: _Sizes) -> StageWork:
     # The newest ones, and the one of lowest loss
     checkpoints = sft["kept_checkpoints"] + (sft["eval_share"] > 0)
     adapters = checkpoints * sft["lora_rank"] * sizes.billions * slopes["adapter_bytes"]
-    return StageWork(
+    return sizes.plan(
         {"swift_start_s": 1, "sft_token_s": tokens * sizes.size},
         disk_gib=sizes.disk_gib(adapters),
         host_gib=sizes.training_gib,
@@ -512,23 +489,23 @@ def _sft(sizes: _Sizes) -> StageWork:
     )
 
 
-def _choice(sizes: _Sizes) -> StageWork:
+def _choice(sizes: _Sizes) -> StagePlan:
     choice = sizes.values["choose_checkpoint"]
     if choice["by"] != "dev":
-        return StageWork({})
+        return sizes.plan({})
     checkpoints = sizes.values["sft"]["kept_checkpoints"]
     rollouts = checkpoints * choice["dev"]["questions"] * choice["dev"]["samples"]
     work = {"serve_start_s": checkpoints, _rollout_slope(_vllm(sizes)): rollouts * sizes.size}
-    return StageWork(work, rollouts)
+    return sizes.plan(work, rollouts)
 
 
-def _merge(sizes: _Sizes, slope: str) -> StageWork:
+def _merge(sizes: _Sizes, slope: str) -> StagePlan:
     # The merged model is as large as its base, whatever the adapter's rank
     gib = sizes.weights_gib
-    return StageWork({slope: 1}, disk_gib=gib * sizes.slopes["copies"], host_gib=gib, gpu_gib=gib)
+    return sizes.plan({slope: 1}, disk_gib=gib * sizes.slopes["copies"], host_gib=gib, gpu_gib=gib)
 
 
-def _rl(sizes: _Sizes, start: str) -> StageWork:
+def _rl(sizes: _Sizes, start: str) -> StagePlan:
     rl = sizes.values["rl"]
     steps = rl["steps"][start]
     dev = rl["dev"]
@@ -556,12 +533,12 @@ def _rl(sizes: _Sizes, start: str) -> StageWork:
         "rl_step_s": steps,
     }
     gpu_gib = max(update_gib, sizes.weights_gib + sampler_gib)
-    return StageWork(work, rollouts, host_gib=sizes.training_gib, gpu_gib=gpu_gib)
+    return sizes.plan(work, rollouts, host_gib=sizes.training_gib, gpu_gib=gpu_gib)
 
 
 def _verl(
     sizes: _Sizes, steps: int, rollouts: float, tokens: float, sampler_gib: float
-) -> StageWork:
+) -> StagePlan:
     """Return the work of veRL, which shares model and rollouts among its GPUs by FSDP (ZeRO, arXiv 1910.02054)."""
     rl = sizes.values["rl"]
     verl = rl["backend"]["verl"]
@@ -589,7 +566,7 @@ def _verl(
         "verl_token_s": tokens * sizes.size * models / gpus,
         "rl_step_s": steps,
     }
-    return StageWork(
+    return sizes.plan(
         work,
         rollouts,
         disk_gib=checkpoints * parameters * (WEIGHT_BYTES + MOMENTS_BYTES) / GIB,
@@ -598,7 +575,19 @@ def _verl(
     )
 
 
-def show(plan: Plan) -> None:
+# Stages without items, and without an argument
+SINGLE = {
+    "download": _download,
+    "chunk": _chunk,
+    "index": _index,
+    "prepare_model": _base_model,
+    "synthesize": _teacher,
+    "sft": _sft,
+    "choose_checkpoint": _choice,
+}
+
+
+def _show(plan: Plan) -> None:
     """Print the stages with their totals."""
     rows = [_cells(stage.stage, [stage]) for stage in plan.stages]
     rows.append(_cells("all / highest", plan.stages))

@@ -30,18 +30,12 @@ app = typer.Typer(
     help="""
     Build, search, serve and measure passage indexes.
 
-    Any file of passages in FlashRAG's layout will do, one JSON object a line: `{"id", "contents": "title\\ntext"}` or
-    `{"id", "title", "text"}`, with or without `"metadata"`; `retrieve convert` writes other files so. An example
-    session:
+    Passages are JSON Lines in FlashRAG's layout, `{"id", "contents": "title\\ntext"}` or `{"id", "title", "text"}`,
+    with optional `"metadata"`; `retrieve convert` writes them from other files.
 
         deepsearch retrieve build --corpus corpus.jsonl --out index
         deepsearch retrieve search --index index "When did Philae land?"
-        deepsearch retrieve search --index index --source "The Verge" --after 2023-10-01 "chip exports"
-        deepsearch retrieve search --index index --retriever hybrid --json "comet" | jq .[0].id
         deepsearch retrieve serve --index index --port 8000
-        deepsearch retrieve eval --index index --questions questions.jsonl
-
-    An index of another project (FAISS, .npy, Lucene) is taken over by `retrieve import`.
     """,
 )
 # The encoder of a build where none is named

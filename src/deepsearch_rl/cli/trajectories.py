@@ -48,15 +48,15 @@ def convert_command(
     to: Annotated[
         str,
         Option(
-            help="ms-swift | ms-swift-turns | trl (of trajectories), search-r1 | verl | rlinf (of questions), or "
-            "trajectories (of another system's results)."
+            help="From trajectories: ms-swift | ms-swift-turns | trl; from questions: search-r1 | verl | rlinf; "
+            "from results: trajectories."
         ),
     ],
     dataset: Annotated[
         str | None,
         Option(
-            help="search-r1, verl (required): the question set by which the trainer chooses its reward: nq, triviaqa, "
-            "popqa, hotpotqa, 2wikimultihopqa, musique or bamboogle. All are scored by exact match."
+            help="search-r1, verl (required): data source by which the trainer picks its reward, e.g. nq. All are "
+            "scored by exact match."
         ),
     ] = None,
     split: Annotated[str, Option(help="search-r1, verl: split of the questions.")] = "train",
@@ -73,14 +73,11 @@ def convert_command(
 ) -> None:
     """Write rows for another trainer, or read FlashRAG's and DeepSearch-RL's results back as trajectories.
 
-    Questions are read in any layout, Search-R1's own training rows among them. Rows are checked
-    before the file gets its name. Failed rollouts are left out of training rows. ms-swift and trl
-    have a row per trajectory, with the reasoning of all its turns; ms-swift-turns has a row per
-    turn, with the reasoning of that turn alone, for models whose history is sent back without it.
+    Questions are read in any layout, including Search-R1's training rows. Failed rollouts are left
+    out of training rows. ms-swift and trl have one row per trajectory, with the reasoning of all
+    turns; ms-swift-turns has one row per turn, for models whose history carries no reasoning.
 
         deepsearch trajectories convert data/tiny/trajectories/teacher.jsonl rows.jsonl --to trl
-        deepsearch trajectories convert data/tiny/questions/multihoprag/train.jsonl train.parquet --to verl --dataset nq
-        deepsearch trajectories convert results.jsonl trajectories.jsonl --to trajectories --model kimi-k2
     """
     from deepsearch_rl.environment.exchange import FORMATS, export_rows  # noqa: PLC0415 - pandera
     from deepsearch_rl.evaluate.published import import_results  # noqa: PLC0415
@@ -110,15 +107,12 @@ def stats_command(
 ) -> None:
     """Show rounds, tool calls, tokens, evidence and outcomes of all rollouts, of the successes, and of the failures.
 
-    A success has an F1 of 0.8 or more; a failure is anything else, a wrong answer as well as no
-    answer. Cells are mean ± standard deviation over the rollouts that have the figure.
-    `last_..._tokens` are those of the last model call, the other tokens those of all calls of a
-    rollout together; `answered_without_evidence` is the share that gave an answer although some
-    gold evidence had not been shown. Results of other systems hold the last text alone: what they
-    cannot know, such as searches, is left out.
+    A success has an F1 of at least 0.8. Cells are mean ± standard deviation over the rollouts that
+    have the figure. `last_..._tokens` count the last model call, other tokens all calls of a
+    rollout; `answered_without_evidence` is the share of rollouts that answered before all gold
+    evidence was shown. Figures that another system's results do not hold are left out.
 
         deepsearch trajectories stats data/tiny/trajectories/teacher.jsonl
-        deepsearch trajectories stats teacher.jsonl --questions data/tiny/questions/multihoprag/train.jsonl --markdown
     """
     _require_trajectories(trajectories)
     statistics = read_statistics(trajectories, questions)

@@ -36,8 +36,7 @@ from deepsearch_rl.core.profile import load_profile
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.environment.episode import Episode, RewardSetting
 from deepsearch_rl.train.rl.rl_config import RlConfig
-from deepsearch_rl.train.rl.start_template import require_template
-from deepsearch_rl.train.rl.task_checks import policy_text
+from deepsearch_rl.train.rl.task_checks import policy_text, require_template
 from deepsearch_rl.train.rl.tokens import TokenRecord, end_ids
 
 

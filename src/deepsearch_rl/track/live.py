@@ -2,7 +2,7 @@
 
     <experiment>-live    MLflow's experiment: a run per training run, ``train/<metric>`` by step
 
-A training stage starts it as a child (:mod:`deepsearch_rl.train.followed`), because the environments
+A training stage starts it as a child (:mod:`deepsearch_rl.train.curves`), because the environments
 that train on GPUs have no MLflow. It ends when its stdin does, so a killed stage ends it too. A server
 that is away costs one warning: the steps are tried again while training goes on, and the report's run
 has the whole curve in any case.

@@ -99,7 +99,7 @@ def choose_on_dev(
 
 @contextmanager
 def _interpolated(adapter: Path, interpolation: float, scratch: Path) -> Iterator[Path]:
-    """Yield the folder of an adapter as it will go on: itself, or a scaled copy that ends with the block."""
+    """Yield the adapter's folder, or a scaled copy that is deleted after the block."""
     if interpolation == 1:
         yield adapter
         return

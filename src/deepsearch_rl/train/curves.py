@@ -3,31 +3,39 @@
     work/<profile>/curves/<stage>-<key>.jsonl     key: the digest that names the run's scratch folder
 
 Training logs are equal from run to run, so no clock enters them. A curve is a measurement: it is
-appended to, outlives a kill, and a resumed run goes on in it. ``tracking/`` sends it to MLflow.
-Where nobody asks for a curve (:func:`recorded_curve`), nothing is written; where it cannot be
-written, training goes on without it.
+appended to, outlives a kill, and a resumed run goes on in it. :func:`live_figures` sends it to
+MLflow while the stage runs. Outside :func:`recorded_curve` nothing is written; where a curve cannot
+be written, training goes on without it.
 """
 
+import functools
 import logging
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import stdev
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from deepsearch_rl.core.files import AppendLog, read_jsonl
+from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import NonEmpty, OpenRecord, Record
+from deepsearch_rl.core.stage import Scratch
 
 CURVES = "curves"
 # Ends the name of a metric's standard error
 ERROR = "_se"
 # Of the normal distribution: 95 % lie within so many standard errors
 Z_95 = 1.96
+RUNNER = Path("tools", "python")
+# How long the child that logs to MLflow may take for the last steps
+END_S = 30.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -161,3 +169,49 @@ def record_step(line: Mapping[str, int | float | None], alarms: Sequence[Alarm] 
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
+
+
+def followed(main: Callable[..., None]) -> Callable[..., None]:
+    """Return the main of a stage, whose last parameter is its scratch folder, with live figures of its curve."""
+
+    @functools.wraps(main)
+    def run(profile: Profile, *others: Any) -> None:
+        with live_figures(profile, others[-1]):
+            main(profile, *others)
+
+    return run
+
+
+@contextmanager
+def live_figures(profile: Profile, scratch: Scratch) -> Iterator[None]:
+    """Log to MLflow what this block appends to the curve of a stage.
+
+    A child process, :mod:`deepsearch_rl.track.live` in the interpreter that has MLflow, does it
+    and ends with the stage. A profile without a section ``track`` has none.
+    """
+    if "track" not in profile.values or not RUNNER.is_file():
+        yield
+        return
+
+    offset = scratch.curve.stat().st_size if scratch.curve.is_file() else 0
+    # Read past profile.value(), which decides what a stage declares
+    core = str(profile.values["python"]["core"])
+    command = [str(RUNNER), core, "-m", "deepsearch_rl.track.live"]
+    command += [str(profile.path), scratch.stage, str(scratch.curve), str(offset)]
+    # In a session of its own: Ctrl-C ends the stage, and the stage ends its child
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True
+    )
+
+    try:
+        yield
+    finally:
+        if child.stdin:
+            child.stdin.close()
+        try:
+            child.wait(END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            _LOG.warning(
+                "MLflow took longer than %g s for the last steps of the live curve.", END_S
+            )

@@ -12,7 +12,7 @@ from deepsearch_rl.evaluate.explain.explain import choice_of
 from deepsearch_rl.evaluate.explain.explanation import explain_run
 from deepsearch_rl.evaluate.explain.judging import Corpus, JudgedRun, judge_run
 from deepsearch_rl.evaluate.explain.records import AgainstReport, Setting
-from deepsearch_rl.evaluate.explain.run_files import read_run
+from deepsearch_rl.evaluate.explain.runs import read_run
 from deepsearch_rl.evaluate.published import read_published
 from deepsearch_rl.search.searcher import open_index
 from tests.evaluate.explain.planted import questions

@@ -16,7 +16,7 @@ from deepsearch_rl.evaluate.explain.causes import (
     lost_to_metric,
 )
 from deepsearch_rl.evaluate.explain.judging import Corpus, JudgedRun, judge_run
-from deepsearch_rl.evaluate.explain.run_files import read_run
+from deepsearch_rl.evaluate.explain.runs import read_run
 from deepsearch_rl.search.searcher import open_index
 from tests.evaluate.explain.planted import planted, questions
 

@@ -1,10 +1,6 @@
 from deepsearch_rl.evaluate.explain.causes import Cause
 from deepsearch_rl.evaluate.explain.figure import (
-    COLOURS,
-    DARK_TEXT,
     LABELLED,
-    LUCKY,
-    label_colour,
     lost_points_figure,
 )
 from deepsearch_rl.evaluate.explain.records import CauseReport, RunReport
@@ -25,11 +21,3 @@ def test_every_part_that_is_wide_enough_has_its_figure() -> None:
     )
     [panel] = lost_points_figure([run]).axes
     assert [text.get_text() for text in panel.texts] == [".40", ".10", ".06"]
-
-
-def test_a_label_is_dark_on_light_parts_and_white_on_dark_ones() -> None:
-    assert label_colour(COLOURS[Cause.PARTLY_FOUND]) == label_colour(LUCKY) == DARK_TEXT
-    assert label_colour(COLOURS[Cause.INFRASTRUCTURE]) == "white"
-    assert label_colour("#000000") == "white"
-    assert label_colour("#ffffff") == DARK_TEXT
-    assert label_colour(COLOURS[Cause.NOT_IN_CORPUS]) == "white"

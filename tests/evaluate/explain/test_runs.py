@@ -10,7 +10,7 @@ from deepsearch_rl.core.errors import ArtifactError, RecordError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.evaluate.explain.causes import Cause
 from deepsearch_rl.evaluate.explain.judging import Corpus, judge_run
-from deepsearch_rl.evaluate.explain.run_files import read_run
+from deepsearch_rl.evaluate.explain.runs import read_run
 from tests.chunks import make_chunk
 from tests.evaluate.explain.answers import make_question, make_rollout
 

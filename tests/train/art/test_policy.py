@@ -134,17 +134,6 @@ def test_later_minibatches_are_clipped_against_the_policy_before_the_step(
     ]
 
 
-@pytest.mark.parametrize(("rows", "count"), [(5, 4), (6, 4), (13, 4), (24, 16), (3, 8)])
-def test_rows_are_shared_out_evenly_among_as_many_minibatches_as_were_asked_for(
-    rows: int, count: int
-) -> None:
-    parts = minibatches(rows, count, seed=1)
-    sizes = [len(part) for part in parts]
-    assert len(parts) == min(count, rows)
-    assert max(sizes) - min(sizes) <= 1
-    assert sorted(torch.cat(parts).tolist()) == list(range(rows))
-
-
 def updates(service: OwnService, packed: PackedTensors) -> list[dict[str, float]]:
     """Have a service make a step; return the metrics of its optimizer steps."""
 
@@ -326,7 +315,7 @@ def test_in_bfloat16_no_token_of_a_first_update_is_clipped(
         rows = Rows(packed)
         policy = disturbed(policy_folder, in_bfloat16(config, algorithm))
         parts = minibatches(len(UNEVEN), None, seed)
-        policy.score(rows, parts, is_ahead=True)
+        policy.score(rows, parts)
         assert policy.update(rows, parts[0])["loss/clip_fraction"] == 0.0
 
 
@@ -336,7 +325,7 @@ def test_a_trainer_that_scores_in_other_batches_than_it_trains_in_stops_with_the
     rows = Rows(random_rollouts(random.Random(1), UNEVEN, 600, 600))
     policy = disturbed(policy_folder, in_bfloat16(config, "grpo"))
     before = trained_weights(policy)
-    policy.score(rows, [torch.arange(len(UNEVEN))], is_ahead=True)
+    policy.score(rows, [torch.arange(len(UNEVEN))])
     with pytest.raises(
         CheckFailedError,
         match=r"% of the tokens of a step's first update are outside the clip range",
@@ -357,21 +346,16 @@ def test_a_sampler_that_still_serves_the_start_model_is_found_at_the_published_l
     policy_folder: Path, config: RlConfig
 ) -> None:
     packed = random_rollouts(random.Random(1), [300] * 40, 600, 300)
-    policy = Policy(
-        policy_folder,
-        config.model_copy(update={"learning_rate": 3e-5, "max_mismatch": 0.05}),
-        0,
-        None,
-    )
+    policy = Policy(policy_folder, config.model_copy(update={"learning_rate": 3e-5}), 0, None)
     everything = torch.arange(40)
     for _ in range(4):
         rows = Rows(packed)
-        policy.score(rows, [everything], is_ahead=True)
+        policy.score(rows, [everything])
         policy.update(rows, everything)
 
     for serves_the_policy in (True, False):
         rows = Rows(packed)
-        policy.score(rows, [everything], is_ahead=True)
+        policy.score(rows, [everything])
         served = (
             rows.tensors["logprobs"]
             if serves_the_policy
@@ -427,7 +411,7 @@ def test_an_update_with_a_gradient_that_is_no_number_changes_nothing_and_names_t
 ) -> None:
     policy = disturbed(policy_folder, config)
     rows = Rows(packed)
-    policy.score(rows, [torch.arange(len(LENGTHS))], is_ahead=True)
+    policy.score(rows, [torch.arange(len(LENGTHS))])
     name, weight = next(
         (name, each) for name, each in policy.model.named_parameters() if each.requires_grad
     )
@@ -450,20 +434,10 @@ def test_weights_that_are_no_number_are_neither_scored_nor_saved(
     with pytest.raises(
         NotFiniteError, match=r"log-probabilities of the policy are not finite .* rollouts"
     ):
-        policy.score(Rows(packed), [torch.arange(len(LENGTHS))], is_ahead=True)
+        policy.score(Rows(packed), [torch.arange(len(LENGTHS))])
     with pytest.raises(NotFiniteError, match=r"the trained weight .* is not finite"):
         policy.save(tmp_path / "saved", "start")
     assert not list(tmp_path.iterdir())
-
-
-def test_batches_hold_rows_of_similar_length_and_no_more_tokens_than_allowed(
-    packed: PackedTensors,
-) -> None:
-    rows = Rows(packed)
-    assert rows.lengths_N.tolist() == sorted(LENGTHS)
-    batches = rows.batches(torch.arange(5), max_tokens=200)
-    assert [rows.lengths_N[batch].tolist() for batch in batches] == [[120], [90, 64], [64, 50]]
-    assert [len(batch) for batch in rows.batches(torch.arange(5), max_tokens=10)] == [1] * 5
 
 
 def test_an_adapter_of_another_architecture_is_named(
@@ -517,13 +491,3 @@ def test_a_gpu_without_memory_left_is_named_with_the_fields_to_change(config: Rl
     match = r"Lower rl\.max_batch_tokens \(now 200\).*rl\.sampler\.sleep"
     with pytest.raises(ConfigError, match=match), memory_named(config):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
-
-
-@pytest.mark.slow
-def test_a_resumed_optimizer_has_its_state(
-    policy_folder: Path, config: RlConfig, packed: PackedTensors, tmp_path: Path
-) -> None:
-    trained(policy_folder, config, packed, tmp_path / "1")
-    resumed = Policy(policy_folder, config, 0, tmp_path / "1").optimizer
-    assert all(float(state["step"]) == 2 for state in resumed.state.values())
-    assert len(resumed.state) == len(resumed.param_groups[0]["params"])

@@ -1,9 +1,8 @@
-"""Values of section rl that are refused, and the learning rate of a step against figures given by hand."""
+"""The learning rate of a step against figures given by hand."""
 
 from typing import Literal
 
 import pytest
-from pydantic import ValidationError
 
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.train.rl.rl_config import RlConfig, learning_rate
@@ -31,19 +30,3 @@ def test_the_learning_rate_rises_in_warm_up_steps_and_then_follows_its_schedule(
     config = config.model_copy(update={"optimizer": optimizer, "learning_rate": 0.5})
     rates = [learning_rate(config, step, len(factors)) for step in range(1, len(factors) + 1)]
     assert rates == pytest.approx([0.5 * factor for factor in factors])
-
-
-@pytest.mark.parametrize("cap", [0.0, -1.0])
-def test_a_cap_that_would_leave_no_token_a_weight_is_refused(smoke: Profile, cap: float) -> None:
-    values = smoke.section("rl", RlConfig).model_dump(mode="json")
-    # Null is off, and 0 would train nothing
-    values["loss"]["truncated_importance_sampling"] = cap
-    with pytest.raises(ValidationError, match=r"loss\.truncated_importance_sampling"):
-        RlConfig.model_validate(values)
-
-
-def test_a_number_of_steps_below_0_is_refused(smoke: Profile) -> None:
-    values = smoke.section("rl", RlConfig).model_dump(mode="json")
-    values["steps"] = {"sft": -1}
-    with pytest.raises(ValidationError, match=r"steps\.sft"):
-        RlConfig.model_validate(values)

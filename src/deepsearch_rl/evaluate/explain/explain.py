@@ -1,13 +1,19 @@
 """From a run's file to its explanation, and from a profile's evaluations to the report of their lost points."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import distinct
+from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.data.flashrag import numbered_questions
+from deepsearch_rl.evaluate.explain.against import compare_published
 from deepsearch_rl.evaluate.explain.explanation import (
     explain_movements,
     explain_run,
@@ -15,27 +21,31 @@ from deepsearch_rl.evaluate.explain.explanation import (
 )
 from deepsearch_rl.evaluate.explain.judging import Corpus, JudgedRun, judge_run
 from deepsearch_rl.evaluate.explain.lost_points import LostPoints
-from deepsearch_rl.evaluate.explain.records import ExplainReport, RunReport, Setting
-from deepsearch_rl.evaluate.explain.runs import Run, read_rollouts
-from deepsearch_rl.evaluate.explain.sources import Searched, Source, evaluated_sources
+from deepsearch_rl.evaluate.explain.records import (
+    AgainstReport,
+    ControlFigure,
+    ExplainReport,
+    RunReport,
+    Setting,
+)
+from deepsearch_rl.evaluate.explain.runs import Run, read_run
+from deepsearch_rl.evaluate.explain.sources import (
+    Input,
+    Searched,
+    Source,
+    evaluated_sources,
+    find_sources,
+)
 
 if TYPE_CHECKING:
     from deepsearch_rl.search.searcher import Searcher
-import tempfile
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import field, replace
-
-from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.core.presets import load_preset
-from deepsearch_rl.evaluate.explain.against import compare_published
-from deepsearch_rl.evaluate.explain.records import AgainstReport, ControlFigure
-from deepsearch_rl.evaluate.explain.run_files import read_run
-from deepsearch_rl.evaluate.explain.sources import Input, find_sources
 
 # Bootstrap resamples, where nobody names another number
 DRAWS = 1000
+BUILT_HERE = (
+    "What other queries would have found is ranked by BM25 over the corpus, built here: the run's own retriever may "
+    "find other passages."
+)
 # Opens an index with its passage file and one of its retrievers
 OpenSearcher = Callable[[Path, Path | None, str | None], "Searcher"]
 
@@ -50,6 +60,23 @@ class ExplainedRun:
     report: RunReport
     # Which questions of the file were answered; None where no file was given
     choice: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What somebody names; None is what the run's own folder says, or nothing."""
+
+    questions: Path | None = None
+    index: Path | None = None
+    chunks: Path | None = None
+    corpus: Path | None = None
+    retriever: str | None = None
+    top_k: int | None = None
+    dataset: str | None = None
+    against: str | None = None
+    seed: int = 0
+    draws: int = DRAWS
+    controls: Mapping[str, ControlFigure] = field(default_factory=dict)
 
 
 def explain_evaluations(
@@ -75,7 +102,7 @@ def explain_evaluations(
             searcher = open_searcher(source.index, source.chunks, source.retriever)
             corpus = Corpus(searcher.chunks, searcher)
 
-        run = read_rollouts(source.path)
+        run = read_run(source.path)
         explained.append(explain_source(source, run, corpus, source.setting.top_k, seed, draws))
 
     return combine(explained, seed, movement_draws)
@@ -171,29 +198,6 @@ def _setting(source: Source, run: Run, top_k: int) -> Setting:
             missing[name] = value
 
     return setting.model_copy(update=missing)
-
-
-BUILT_HERE = (
-    "What other queries would have found is ranked by BM25 over the corpus, built here: the run's own retriever may "
-    "find other passages."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What somebody names; None is what the run's own folder says, or nothing."""
-
-    questions: Path | None = None
-    index: Path | None = None
-    chunks: Path | None = None
-    corpus: Path | None = None
-    retriever: str | None = None
-    top_k: int | None = None
-    dataset: str | None = None
-    against: str | None = None
-    seed: int = 0
-    draws: int = DRAWS
-    controls: Mapping[str, ControlFigure] = field(default_factory=dict)
 
 
 def explain_paths(paths: Sequence[Path], options: Options) -> list[ExplainedRun]:

@@ -40,6 +40,12 @@ from deepsearch_rl.evaluate.explain.records import (
 from deepsearch_rl.evaluate.explain.runs import counted_stops
 from deepsearch_rl.evaluate.score import Interval, bootstrap_intervals
 
+# Answers to look at, of every cause
+EXAMPLES = 3
+# Models of the graph by the model that their training began with
+TRAINED_FROM = {"sft": "base", "rl": "base", "sft_rl": "sft"}
+# Of a model's last text
+SHOWN_CHARACTERS = 1000
 # For every question whether all items are reached, and the share of them
 Shares = list[tuple[float, float]]
 
@@ -107,14 +113,6 @@ def _best(facts: QuestionFacts, searched: Iterable[JudgedAnswer]) -> Items:
 def _mean(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
     whole, recall = np.mean(np.array(shares), axis=0).tolist()
     return whole, recall
-
-
-# Answers to look at, of every cause
-EXAMPLES = 3
-# Models of the graph by the model that their training began with
-TRAINED_FROM = {"sft": "base", "rl": "base", "sft_rl": "sft"}
-# Of a model's last text
-SHOWN_CHARACTERS = 1000
 
 
 def lost_points_of(judged: JudgedRun) -> LostPoints:

@@ -7,6 +7,7 @@ labelled.
 """
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from deepsearch_rl.core.records import FilterReport
 from deepsearch_rl.evaluate.explain.figure import PAGE_COLOURS, shown_sets
-from deepsearch_rl.evaluate.explain.records import ExplainReport, title_of
+from deepsearch_rl.evaluate.explain.records import CEILINGS, CONTROLS, ExplainReport, title_of
 from deepsearch_rl.evaluate.f1_row import (
     F1TableRow,
     IfevalScore,
@@ -78,13 +79,9 @@ class Report(NamedTuple):
     lost: ExplainReport
 
 
-def page_templates(*folders: Path) -> Environment:
-    """Return the environment of the page's templates, which escape every text.
-
-    The templates of ``folders`` come first, for pages in the style of this one.
-    """
+def _page_templates() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader([*folders, TEMPLATES]),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -92,6 +89,7 @@ def page_templates(*folders: Path) -> Environment:
     )
     environment.filters |= {
         **FILTERS,
+        "anchor": _anchor,
         "cause": title_of,
         "colour": colour_of,
         "counts": counts_text,
@@ -101,6 +99,26 @@ def page_templates(*folders: Path) -> Environment:
     }
     environment.globals |= {"of_each_outcome": OF_EACH_OUTCOME, "of_each_turn": OF_EACH_TURN}
     return environment
+
+
+def render_explanation(report: ExplainReport) -> str:
+    """Return the page of `deepsearch explain` as HTML; like the report's, it has no date and no absolute path."""
+    return (
+        _page_templates()
+        .get_template("explain.html")
+        .render(
+            report=report,
+            sets=list(shown_sets(report)),
+            colours=PAGE_COLOURS,
+            ceilings=CEILINGS,
+            controls=CONTROLS,
+        )
+    )
+
+
+def _anchor(*parts: str) -> str:
+    """Return the id of an element for these parts, which may hold anything."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", "-".join(parts)).strip("-")
 
 
 def render_page(report: Report, table_sha256: str) -> str:
@@ -135,7 +153,7 @@ def render_page(report: Report, table_sha256: str) -> str:
     for name in in_order(report.retrieval, DATASET_ORDER):
         retrieval[name] = report.retrieval[name]
 
-    template = page_templates().get_template("page.html")
+    template = _page_templates().get_template("page.html")
     return template.render(
         report=report,
         table=table,

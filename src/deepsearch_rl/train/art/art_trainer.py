@@ -107,7 +107,7 @@ class ArtTrainer:
         self._begins_in_thought = not splits_thoughts and prompt_opens_thought(task.start)
 
     async def start(self, step: int) -> int:
-        """Serve the newest policy up to ``step`` whose checkpoint is whole; delete all others, and say if one is not.
+        """Serve the newest whole checkpoint up to ``step``; delete all others and warn about damaged ones.
 
         Raises ArtifactError if the checkpoint was trained from other weights than the start
         model's.
@@ -215,7 +215,7 @@ class ArtTrainer:
     async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
-        """Have ART train on the rollouts' sequences; return those of its metrics that :data:`METRICS` names."""
+        """Have ART train on the rollouts' sequences; return its metrics in :data:`METRICS`."""
         groups: list[art.TrajectoryGroup] = []
         for rollouts_G, rewards_G in zip(rollouts_QG, rewards_QG, strict=True):
             pairs_G = in_order(rollouts_G, rewards_G)
@@ -246,13 +246,13 @@ class ArtTrainer:
         self._step += 1
 
     def save(self, step: int, folder: Path) -> None:
-        """Copy a step's checkpoint without the files that only a resume needs; raise ArtifactError if it is damaged."""
+        """Copy a step's checkpoint without optimizer state and seal; raise ArtifactError if it is damaged."""
         self.require_whole(step)
         ignored = shutil.ignore_patterns(*RESUME_ONLY)
         shutil.copytree(self._checkpoint(step), folder, dirs_exist_ok=True, ignore=ignored)
 
     def keep_only(self, steps: set[int]) -> None:
-        """Delete all other folders of checkpoints, and what a killed save has left beside them."""
+        """Delete all other checkpoints, and what a killed save left beside them."""
         wanted_folders = set(map(self._checkpoint, steps))
         for path in set(self._folder.glob("checkpoints/*")) - wanted_folders:
             # A killed save leaves a lock, which is a file

@@ -43,6 +43,7 @@ from deepsearch_rl.train.art.rows import (
     log_softmax_of,
     mean_kl,
     seal,
+    token_losses,
 )
 from deepsearch_rl.train.finite import (
     NotFiniteError,
@@ -51,14 +52,7 @@ from deepsearch_rl.train.finite import (
 )
 from deepsearch_rl.train.model_folder import ADAPTER_FILES
 from deepsearch_rl.train.rl.agreement import agreement, require_unclipped
-from deepsearch_rl.train.rl.policy_loss import (
-    ALGORITHMS,
-    importance_weights,
-    kl_advantages,
-    kl_estimates,
-    log_ratios,
-    policy_losses,
-)
+from deepsearch_rl.train.rl.policy_loss import kl_advantages
 from deepsearch_rl.train.rl.rl_config import RlConfig
 
 # Batches that are computed at the same time on a CPU; each holds its activations
@@ -67,7 +61,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Policy:
-    """The policy that a model folder starts as, or that of a checkpoint with its optimizer.
+    """A start model in training, resumed from a checkpoint with its optimizer if there is one.
 
     Raises ArtifactError if the checkpoint's weights do not fit the start model.
     """
@@ -294,7 +288,10 @@ class Policy:
     ) -> tuple[dict[str, float], tuple[torch.Tensor, ...]]:
         """Return one batch's share of the step's mean metrics, and its share of the gradient."""
         logprobs_BS, entropy_BS = self.token_statistics(inputs)
-        loss = (self._token_losses(inputs, logprobs_BS, entropy_BS) * inputs["token_weights"]).sum()
+        loss = (
+            token_losses(inputs, logprobs_BS, entropy_BS, self.config.loss)
+            * inputs["token_weights"]
+        ).sum()
         # Returned and not added: two batches may be computed at the same time
         gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
 
@@ -306,36 +303,6 @@ class Policy:
             "loss/clip_fraction": float((clipped_BS * share_BS).sum()),
         }
         return metrics, gradients
-
-    def _token_losses(
-        self, inputs: dict[str, torch.Tensor], logprobs_BS: torch.Tensor, entropy_BS: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the loss of every token before its weight, [B, S]."""
-        loss = self.config.loss
-        algorithm = ALGORITHMS[loss.algorithm]
-        old_BS = shift_tensor(inputs["logprobs"], float("nan"))
-        losses_BS = policy_losses(
-            algorithm.objective,
-            log_ratios(
-                algorithm.ratio, logprobs_BS, old_BS, shift_tensor(inputs["assistant_mask"], False)
-            ),
-            logprobs_BS,
-            shift_tensor(inputs["advantages"], 0.0),
-            loss.epsilon,
-            loss.epsilon_high,
-            loss.dual_clip,
-        )
-
-        if loss.truncated_importance_sampling is not None:
-            sampled_BS = shift_tensor(inputs["original_logprobs"], float("nan"))
-            losses_BS = losses_BS * importance_weights(
-                old_BS, sampled_BS, loss.truncated_importance_sampling
-            )
-
-        if loss.kl_loss:
-            kl_BS = kl_estimates(loss.kl_estimate, logprobs_BS, inputs["reference_logprobs"])
-            losses_BS = losses_BS + loss.kl_loss * kl_BS
-        return losses_BS - loss.entropy_bonus * entropy_BS
 
     def token_statistics(
         self,

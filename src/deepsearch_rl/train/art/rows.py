@@ -14,7 +14,14 @@ from art.preprocessing.pack import PackedTensors
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import file_digests, read_json, write_json
 from deepsearch_rl.train.rl.agreement import outside_clip
-from deepsearch_rl.train.rl.policy_loss import ALGORITHMS, log_ratios, token_weights
+from deepsearch_rl.train.rl.policy_loss import (
+    ALGORITHMS,
+    importance_weights,
+    kl_estimates,
+    log_ratios,
+    policy_losses,
+    token_weights,
+)
 from deepsearch_rl.train.rl.rl_config import LossConfig
 
 
@@ -103,6 +110,39 @@ def log_softmax_of(
     with torch.set_grad_enabled(has_bonus and torch.is_grad_enabled()):
         entropy_P = -(logprobs_PV.exp() * logprobs_PV).sum(-1)
     return logprobs_P, entropy_P
+
+
+def token_losses(
+    inputs: dict[str, torch.Tensor],
+    logprobs_BS: torch.Tensor,
+    entropy_BS: torch.Tensor,
+    loss: LossConfig,
+) -> torch.Tensor:
+    """Return the loss of every token before its weight, [B, S]."""
+    algorithm = ALGORITHMS[loss.algorithm]
+    old_BS = shift_tensor(inputs["logprobs"], float("nan"))
+    losses_BS = policy_losses(
+        algorithm.objective,
+        log_ratios(
+            algorithm.ratio, logprobs_BS, old_BS, shift_tensor(inputs["assistant_mask"], False)
+        ),
+        logprobs_BS,
+        shift_tensor(inputs["advantages"], 0.0),
+        loss.epsilon,
+        loss.epsilon_high,
+        loss.dual_clip,
+    )
+
+    if loss.truncated_importance_sampling is not None:
+        sampled_BS = shift_tensor(inputs["original_logprobs"], float("nan"))
+        losses_BS = losses_BS * importance_weights(
+            old_BS, sampled_BS, loss.truncated_importance_sampling
+        )
+
+    if loss.kl_loss:
+        kl_BS = kl_estimates(loss.kl_estimate, logprobs_BS, inputs["reference_logprobs"])
+        losses_BS = losses_BS + loss.kl_loss * kl_BS
+    return losses_BS - loss.entropy_bonus * entropy_BS
 
 
 def clipped(

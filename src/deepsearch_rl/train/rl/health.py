@@ -20,10 +20,10 @@ SPIKE = 10.0
 
 
 class AlarmWatch:
-    """The alarms of a log that grows: those of a step are computed once, when its line is added.
+    """The alarms of a growing log, computed once per line.
 
-    ``now`` are the alarms of the last step with their reasons. ``began`` has every alarm at the
-    step at which it began, in the order of the log; one that ends and comes back is there again.
+    ``now`` maps the last step's alarms to their reasons. ``began`` lists every alarm with the step
+    at which it began; one that ends and comes back is listed again.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class AlarmWatch:
         self._steps: list[TrainingStep] = []
 
     def add(self, line: TrainingStep) -> list[Alarm]:
-        """Add the next line of the log and return the alarms that begin at it."""
+        """Add the next line and return the alarms that begin at it."""
         # The start is no training step
         if line.step:
             self._steps.append(line)

@@ -1,6 +1,6 @@
 """Reinforcement learning from search: rollouts, updates by an engine, the best step by dev F1.
 
-One step: the policy as it is answers every question of the step's batch ``group_size`` times, the
+One step: the current policy answers every question of the step's batch ``group_size`` times, and the
 engine updates the policy from the rewards, which are compared inside each question's group.
 Rollouts that infrastructure broke are counted and not trained on. ``train_log.jsonl`` gets one line
 per step; a killed run continues after the last step with a line.

@@ -15,12 +15,12 @@ from deepsearch_rl.core.records import Question, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class RlTask:
-    """What one RL run works on: it rolls out the ``train`` questions, and the ``dev`` questions choose the checkpoint.
+    """What one RL run works on: ``train`` questions are rolled out, ``dev`` questions choose the checkpoint.
 
-    RL starts from the merged model folder ``start``, which params call ``start_name``, e.g.
-    ``sft``. ``scratch`` is for checkpoints and the log of the running stage; the same task must get
-    the same folder. ``seed`` is that of question order, adapter and sampler; ``weights`` is a
-    digest of those in ``start``.
+    RL starts from the merged model folder ``start``, called ``start_name`` in params, e.g. ``sft``;
+    ``weights`` is the digest of its weights. ``scratch`` holds checkpoints and the log of the
+    running stage; give the same task the same folder. ``seed`` seeds question order, adapter and
+    sampler.
     """
 
     start: Path
@@ -36,10 +36,10 @@ class RlTask:
 
 @dataclass(frozen=True, slots=True)
 class RolloutSampling:
-    """How a batch of questions is rolled out: ``samples`` rollouts each, with the ``temperature`` of every model call.
+    """How a batch of questions is rolled out: ``samples`` rollouts each, sampled at ``temperature``.
 
-    Equal seeds draw equal random numbers for equal questions. ``trained`` rollouts are trained on,
-    so the engine records their tokens and log-probabilities.
+    Equal seeds draw equal random numbers for equal questions. The engine records tokens and
+    log-probabilities of ``trained`` rollouts.
     """
 
     samples: int
@@ -50,10 +50,9 @@ class RolloutSampling:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A finished rollout; ``capture`` is for its engine to train on; the loop adds the ``parts`` of its reward.
+    """A finished rollout; its engine trains on ``capture``, and the loop adds the ``parts`` of its reward.
 
-    ``left_out`` is the engine's name of what keeps it from being trained on, empty where nothing
-    does.
+    ``left_out`` is the engine's reason not to train on it; empty if there is none.
     """
 
     trajectory: Trajectory
@@ -76,7 +75,7 @@ class RlTrainer(Protocol):
         ...
 
     async def start(self, step: int) -> int:
-        """Serve the policy of ``step``, or of the newest whole checkpoint before it, and return whose it is.
+        """Serve the policy of ``step``, or else of the newest whole checkpoint before it, and return its step.
 
         Checkpoints of later steps, which a killed run never logged, are deleted.
         """
@@ -85,13 +84,13 @@ class RlTrainer(Protocol):
     async def roll_out(
         self, questions: Sequence[Question], sampling: RolloutSampling
     ) -> list[list[Rollout]]:
-        """Answer every question with the policy that is served; return Q groups in order."""
+        """Answer every question with the served policy; return Q groups in order."""
         ...
 
     async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
-        """Make the policy of the next step and keep its checkpoint; return metrics by the log's names.
+        """Make the next step's policy and its checkpoint; return metrics by the log's names.
 
         Groups may have lost rollouts, but none is empty. Raises StalePolicyError, before anything
         has changed, if the rollouts were not sampled from the newest policy
@@ -100,15 +99,15 @@ class RlTrainer(Protocol):
         ...
 
     def require_whole(self, step: int) -> None:
-        """Raise ArtifactError, which says what to do, if the checkpoint of a step could not be published."""
+        """Raise ArtifactError if a step's checkpoint could not be published."""
         ...
 
     async def serve(self) -> None:
-        """Serve the policy that the update before made; no rollout is running."""
+        """Serve the policy of the last update; no rollout is running."""
         ...
 
     def save(self, step: int, folder: Path) -> None:
-        """Write a step's adapter, or all weights, to an existing folder, without what only a resume needs."""
+        """Write a step's adapter, or all weights, to an existing folder, without optimizer state."""
         ...
 
     def keep_only(self, steps: set[int]) -> None:

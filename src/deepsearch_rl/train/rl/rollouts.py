@@ -48,10 +48,10 @@ def roll_out_seed(seed: int, draw: int, tries: int = 0) -> int:
 
 
 def trainable(rollouts_QG: Groups) -> Groups:
-    """Leave out the rollouts that a server failed, whose reward of zero says nothing of the policy, and empty groups.
+    """Drop rollouts that failed because of a server, or that the engine cannot train on, and then empty groups.
 
-    Those that the engine cannot train on (:attr:`Rollout.left_out`) are left out, too. Raises
-    EndpointError if nothing is left: a server that fails everything must not use up steps.
+    A server's failure has a reward of zero that says nothing about the policy. Raises EndpointError
+    if nothing is left: a broken server must not use up steps.
     """
     usable_QG, left_out = sort_out(rollouts_QG)
     if not usable_QG:
@@ -60,7 +60,7 @@ def trainable(rollouts_QG: Groups) -> Groups:
 
 
 def sort_out(rollouts_QG: Groups) -> tuple[Groups, list[Rollout]]:
-    """Return the rollouts that :func:`trainable` keeps, without empty groups, and those that it leaves out."""
+    """Return the groups that :func:`trainable` keeps, and the rollouts that it drops."""
     usable_QG: Groups = []
     left_out: list[Rollout] = []
     for group in rollouts_QG:
@@ -75,7 +75,7 @@ def sort_out(rollouts_QG: Groups) -> tuple[Groups, list[Rollout]]:
 
 
 def reasons_text(left_out: Sequence[Rollout]) -> str:
-    """Return how many rollouts were left out for each reason, and the error of the first, for a message."""
+    """Return the number of rollouts left out by reason, and the error of the first, for a message."""
     reasons = Counter(map(_why_left_out, left_out))
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
     first = left_out[0]

@@ -1,16 +1,31 @@
 """What RL requires of its task and its params, checked before anything starts."""
 
-from deepsearch_rl.agent.config import FUNCTION_CALLING
+from pathlib import Path
+
+from deepsearch_rl.agent.config import FUNCTION_CALLING, SEARCH_TAGS, AgentConfig
 from deepsearch_rl.chat.chat_format import (
+    OPEN_THINK,
     ChatFormat,
+    ConversationError,
     load_chat_format,
+)
+from deepsearch_rl.chat.chat_messages import (
+    RETRIEVE_TOOL,
+    RETRIEVE_TOOL_NAME,
+    chat_messages,
+    search_call,
 )
 from deepsearch_rl.chat.prompts import TrainedWith, require_trained_with, served_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.records import Message
 from deepsearch_rl.train.rewards import PolicyText, ThinkLength, require_scores
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask
-from deepsearch_rl.train.rl.start_template import require_template
+
+_THOUGHT = "<think>one</think>\n"
+_QUERY = "the query of a probe"
+_PASSAGE = "the passage of a probe"
+_SEARCH = "<search>two</search>\n\n<information>three</information>\n\n"
 
 
 def check_task(task: RlTask, config: RlConfig) -> tuple[TrainedWith, PolicyText]:
@@ -65,6 +80,59 @@ def _require_few_steps(task: RlTask, config: RlConfig) -> None:
             f"questions of {config.dataset}; lower the steps to {int(limit // per_step)} or raise "
             "rl.epochs."
         )
+
+
+def require_template(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
+    """Raise ConfigError where the model's chat template cannot show what the agent does in its protocol.
+
+    A template without tools drops calls and results silently. A text in Search-R1's tags is one
+    message that grows and has to stay as it was written; templates of thinking models, such as
+    Qwen3's, split a message at its thoughts and rewrite it. A server cannot continue such a message:
+    it refuses every turn after the first search.
+    """
+    if agent.protocol == SEARCH_TAGS:
+        _require_tags_kept(chat_format, agent, folder)
+    else:
+        _require_tools_shown(chat_format, folder)
+
+
+def _require_tags_kept(chat_format: ChatFormat, agent: AgentConfig, folder: Path) -> None:
+    text = _THOUGHT + _SEARCH if OPEN_THINK in agent.load_instruction() else _SEARCH
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
+    try:
+        chat_format.prompt_ids(messages, None, continue_last=True)
+    except ConversationError as error:
+        raise ConfigError(
+            "the agent searches by tags, in one message that grows (agent.protocol: search_tags), and the chat "
+            f"template of {folder} does not keep such a message as it was written, so that no turn after the first "
+            f"search could be asked for ({error.__cause__}). Set agent.protocol: function_calling and a prompt of it, "
+            "or start from a model whose template writes messages as they are, as Qwen2.5's does."
+        ) from error
+
+
+def _require_tools_shown(chat_format: ChatFormat, folder: Path) -> None:
+    call = search_call(_QUERY, 1)
+    messages = [
+        Message(role="user", content="?"),
+        Message(role="assistant", tool_calls=(call,)),
+        Message(role="tool", content=_PASSAGE, tool_call_id=call.id),
+    ]
+    subject = f"the agent searches by tool calls, and the chat template of {folder}"
+    remedy = (
+        "Set agent.protocol: search_tags with the prompt search_tags, which need no tool role, or "
+        "start from a model whose template has one."
+    )
+    try:
+        tokens = chat_format.prompt_ids(chat_messages(messages), [RETRIEVE_TOOL])
+    except ConversationError as error:
+        raise ConfigError(f"{subject} refuses them ({error.__cause__}). {remedy}") from error
+
+    # Through the tokens: a template may be fine and its tokenizer lose what it writes
+    text = chat_format.tokenizer.decode(tokens)
+    parts = {"tools": RETRIEVE_TOOL_NAME, "calls": _QUERY, "their results": _PASSAGE}
+    missing = [name for name, part in parts.items() if part not in text]
+    if missing:
+        raise ConfigError(f"{subject} leaves out {', '.join(missing)}. {remedy}")
 
 
 def _require_thoughts_sent_back(task: RlTask, policy: PolicyText) -> None:

@@ -1,12 +1,13 @@
-"""Start models whose chat templates show no tools, calls or results are refused before the first rollout."""
+"""Start models whose chat templates cannot show what the agent does are refused before the first rollout."""
 
 from pathlib import Path
 
 import pytest
+from trl.chat_template_utils import qwen3_chat_template
 
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.train.rl.start_template import require_template
+from deepsearch_rl.train.rl.task_checks import require_template
 from tests.environment.scripted import Script
 from tests.policies import policy_folder
 
@@ -55,3 +56,31 @@ def test_a_template_that_cannot_show_them_is_named_with_what_to_do(
 
 def test_tags_need_no_tool_role(policy_folder: Path) -> None:
     require_template(with_template(policy_folder, PLAIN), TAGS.config, policy_folder)
+
+
+def with_qwen3(folder: Path) -> ChatFormat:
+    chat_format = load_chat_format(folder)
+    chat_format.tokenizer.chat_template = qwen3_chat_template
+    return chat_format
+
+
+def test_a_template_that_keeps_messages_as_written_is_taken_for_tags(policy_folder: Path) -> None:
+    require_template(load_chat_format(policy_folder), TAGS.config, policy_folder)
+
+
+def test_a_template_that_takes_a_message_apart_at_its_thoughts_is_named(
+    policy_folder: Path,
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        require_template(with_qwen3(policy_folder), TAGS.config, policy_folder)
+    for part in (str(policy_folder), "search_tags", "function_calling", "Qwen2.5"):
+        assert part in str(raised.value)
+
+
+def test_qwen3s_template_is_taken_for_tool_calls_and_for_a_prompt_that_asks_for_no_thought(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    require_template(with_qwen3(policy_folder), CALLS.config, policy_folder)
+    (tmp_path / "prompt.txt").write_text("Write <search> query </search>.", encoding="utf-8")
+    agent = TAGS.config.model_copy(update={"prompt": str(tmp_path / "prompt.txt")})
+    require_template(with_qwen3(policy_folder), agent, policy_folder)

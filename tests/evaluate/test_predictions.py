@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli.main import app
 from deepsearch_rl.cli.score import report_comparison, report_scores
-from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
+from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, RecordError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import StopReason
 from deepsearch_rl.evaluate.predictions import score_predictions
@@ -188,15 +188,3 @@ def test_both_commands_print_tables(tmp_path: Path) -> None:
     )
     assert "see [/b] x" in CliRunner().invoke(app, ["score", path]).stdout
     assert "+0.000" in CliRunner().invoke(app, ["compare", path, path, "--draws", "50"]).stdout
-
-
-def test_a_file_is_compared_with_no_report_and_a_missing_file_is_taken_for_no_report(
-    tmp_path: Path,
-) -> None:
-    path = str(write_rows(tmp_path / "p.jsonl", [row(1, *PAIRS[0])]))
-    mixed = CliRunner().invoke(app, ["compare", path, "HEAD"]).exception
-    assert isinstance(mixed, ConfigError)
-    assert "HEAD is no file" in str(mixed)
-    missing = CliRunner().invoke(app, ["compare", "gone.jsonl", "too.jsonl"]).exception
-    assert isinstance(missing, ArtifactError)
-    assert "gone.jsonl does not exist" in str(missing)
