@@ -96,7 +96,6 @@ def setting(
             sets=sets,
             random_passages=random_passages,
             variants=variants or {},
-            prompts="prompts",
             draws=100,
         ),
         agent=AGENT,

@@ -133,7 +133,7 @@ def config(
         "rewards": {"f1": 1.0},
         "max_characters": 500,
         "reflection": {
-            "endpoint": endpoint,
+            "endpoint": str(task.folder),
             "temperature": 1.0,
             "max_tokens": 100,
             "timeout_s": 20,
@@ -282,16 +282,6 @@ def test_a_start_that_is_longer_than_a_prompt_may_be_is_refused(
         assert chat.requests == []
 
 
-def test_without_a_reflection_model_the_section_is_named(task: PromptTask, tmp_path: Path) -> None:
-    with (
-        serve_chat(script()) as chat,
-        pytest.raises(ConfigError, match=r"optimize_prompt\.reflection"),
-    ):
-        optimize_prompt(
-            task, config(chat, task, reflection=None), tmp_path / "work", tmp_path / "out"
-        )
-
-
 def test_a_thought_of_the_reflection_model_is_no_part_of_its_answer(tmp_path: Path) -> None:
     answer = f"```\n{GOOD}\n```"
     with opened_reflector(f"<think>```none```</think>{answer}", tmp_path) as reflector:
@@ -308,9 +298,7 @@ def test_an_answer_of_the_reflection_model_that_its_limit_cut_off_is_warned_of(
 
 @contextlib.contextmanager
 def opened_reflector(answer: str, folder: Path, finish_reason: str = "stop") -> Iterator[Reflector]:
-    remote = {"model": "m", "api_key_variable": "KEY"}
     with serve_chat(lambda _: says(answer)) as chat, AppendLog(folder / "log.jsonl") as log:
         chat.finish_reason = finish_reason
-        remote["base_url"] = chat.endpoint.base_url
-        values = {"endpoint": remote, "temperature": 1.0, "max_tokens": 9, "timeout_s": 20}
+        values = {"endpoint": "models/api", "temperature": 1.0, "max_tokens": 9, "timeout_s": 20}
         yield Reflector(Reflection.model_validate(values), chat.endpoint, log)

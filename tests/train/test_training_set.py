@@ -259,6 +259,8 @@ def test_trajectories_of_another_tool_schema_or_of_nobody_are_refused(
 )
 def test_what_is_proved_is_what_is_trained(path: Path) -> None:
     params = load_profile(path)
+    if "sft" not in params.values:
+        return
     proved, trained = params.section("filter", FilterConfig), params.section("sft", SftConfig)
     for field in ("template", "agent_template", "loss_scale"):
         assert getattr(proved, field) == getattr(trained, field)

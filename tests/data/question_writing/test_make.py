@@ -1,12 +1,13 @@
 """Documents become audited questions: every planted fault is found, good questions are kept, splits share nothing."""
 
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deepsearch_rl.chat.endpoint import RemoteConfig
+from deepsearch_rl.chat.endpoint import RemoteConfig, write_endpoint
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_json, read_jsonl, write_json
 from deepsearch_rl.core.profile import Profile, load_profile
@@ -35,8 +36,11 @@ SPLITS = {"train": 0.6, "dev": 0.2, "val": 0.2}
 
 
 def config_at(base_url: str, **changes: object) -> WritingConfig:
+    folder = Path(tempfile.mkdtemp())
+    remote = RemoteConfig(base_url=base_url, model="writer", api_key_variable="WRITER_KEY")
+    write_endpoint(remote, folder)
     writer = WriterConfig(
-        endpoint=RemoteConfig(base_url=base_url, model="writer", api_key_variable="WRITER_KEY"),
+        endpoint=str(folder),
         temperature=0.7,
         max_tokens=1000,
         timeout_s=20,

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.chat.endpoint import RemoteConfig
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import AppendLog, read_jsonl
 from deepsearch_rl.data.question_writing.model_calls import Call, LoggedModel, WriterConfig
@@ -17,9 +16,8 @@ __all__ = ["chat_server"]
 
 
 def logged_model(chat: ChatEndpoint | ChatServer, log: AppendLog, **changes: Any) -> LoggedModel:
-    remote = RemoteConfig(base_url=chat.endpoint.base_url, model="m", api_key_variable="KEY")
     values: dict[str, Any] = {"temperature": 0.7, "max_tokens": 100, "timeout_s": 20}
-    config = WriterConfig(endpoint=remote, concurrency=2, **(values | changes))
+    config = WriterConfig(endpoint="models/own/api", concurrency=2, **(values | changes))
     return LoggedModel(config, chat.endpoint, log)
 
 

@@ -126,7 +126,8 @@ def test_the_parsers_of_every_profile_are_tried() -> None:
     named = set()
     for path in sorted((ROOT / "profiles").glob("*/params.yaml")):
         params = yaml.safe_load(path.read_text())
-        for vllm in (params["rl"]["sampler"], params["serving"].get("vllm")):
+        sampler = params.get("rl", {}).get("sampler")
+        for vllm in (sampler, params["serving"].get("vllm")):
             if vllm is not None:
                 named.add((vllm["reasoning_parser"], vllm["tool_call_parser"]))
     assert named == {tried[server] for server, _ in SERVERS if server in tried}
