@@ -55,7 +55,7 @@ for line in sys.argv[1:]:
     printed[line] = output.getvalue()
 print(json.dumps({"asked": asked, "printed": printed}))
 """
-COMMANDS = {"--help": "Usage", "doctor": "torch", "plan tiny": "tiny"}
+COMMANDS = {"--help": "Usage", "doctor": "packages: complete", "plan tiny": "tiny"}
 """Commands that look at the project, and a word of what each prints."""
 
 

@@ -176,6 +176,7 @@ def test_vectors_that_cannot_be_written_are_an_error_that_names_their_file() -> 
 ENCODE_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
+from deepsearch_rl.search import encoding
 from tests.search.test_encoding import encode
 
 blocks, step = int(sys.argv[2]), sys.argv[3]
