@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,34 +21,9 @@ from deepsearch_rl.core.retries import is_quota_spent
 from deepsearch_rl.evaluate.evaluate_model import checkpoint_name
 from tests.agent.conftest import ChatServer, completion, response
 from tests.limit_clock import LimitClock
-from tests.model_servers import running_engine, serve_here
+from tests.spent_quotas import SPENT
 
 QUESTION = "Who directed Silent Harbor?"
-
-
-ANSWER = {"model": "policy", "max_tokens": 24, "seed": 3}
-
-
-@pytest.fixture(scope="module")
-def endpoint(policy_folder: Path) -> Iterator[Endpoint]:
-    """One chat server for all requests."""
-    with running_engine(policy_folder) as engine, serve_here(engine, policy_folder) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture
-def client(endpoint: Endpoint) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
-        yield client
-
-
-def ask(client: openai.OpenAI, *messages: dict[str, Any], **options: Any) -> Any:
-    conversation = list(messages) or [{"role": "user", "content": QUESTION}]
-    return client.chat.completions.create(messages=conversation, **(ANSWER | options))  # pyright: ignore
-
-
-def text(client: openai.OpenAI, **options: Any) -> str:
-    return ask(client, **options).choices[0].message.content
 
 
 FIELDS = {"max_tokens": 7, "temperature": 0.7, "seed": 1}
@@ -272,51 +246,6 @@ def test_the_waits_of_a_full_server_end_with_its_error(
             answer_of(Endpoint(chat_server.url, "m", options=RequestOptions(rate_limit_wait_s=0.2)))
         )
     assert 2 < len(chat_server.requests) < 6
-
-
-SPENT = {
-    "OpenAI": {
-        "error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}
-    },
-    "OpenAI's type, NextChat#449": {
-        "error": {
-            "message": "You exceeded your current quota, please check your plan and billing details.",
-            "type": "insufficient_quota",
-            "code": None,
-        }
-    },
-    "xAI, continue#10373": {
-        "error": "Your team has either used all available credits or reached its monthly spending limit."
-    },
-    "Moonshot, continue#11443": {
-        "error": {
-            "message": "Your account is suspended due to insufficient balance, please recharge your account"
-        }
-    },
-    "Zhipu": {
-        "error": {
-            "code": "1113",
-            "message": "\u4f59\u989d\u4e0d\u8db3\u6216\u65e0\u53ef\u7528\u8d44\u6e90\u5305",
-        }
-    },
-    "OpenRouter, cline#5301": {
-        "error": {"message": "Rate limit exceeded: free-models-per-day. Add 10 credits"}
-    },
-    "Gemini's quota of a day": [
-        {
-            "error": {
-                "message": "Quota exceeded. Please retry in 34s.",
-                "quotaId": "GenerateRequestsPerDayPerProject",
-            }
-        }
-    ],
-    "SerpApi, serpapi-python#16": {"error": "Your account has run out of searches."},
-    "Google": {
-        "error": {
-            "message": "Quota exceeded for quota metric 'Queries' and limit 'Queries per day'"
-        }
-    },
-}
 
 
 @pytest.mark.parametrize("body", SPENT.values(), ids=SPENT)

@@ -35,15 +35,6 @@ def run(*arguments: object) -> str:
     return result.stdout
 
 
-ROWS = [
-    {"id": "1", "text": 'Aaron, a "prophet"\nand priest', "title": "Aaron"},
-    {"id": "2", "text": "\u6c34 is wet", "title": ""},
-]
-
-
-JSON_LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
-
-
 SETS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 
 
