@@ -8,7 +8,14 @@ import pytest
 
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.core.records import Document, Question
-from deepsearch_rl.data.download import DownloadConfig, download
+from deepsearch_rl.data.download import (
+    DownloadConfig,
+    FolderConfig,
+    download,
+    open_corpora,
+    read_question_sets,
+)
+from deepsearch_rl.search.gold import without_space
 
 pytestmark = pytest.mark.realdata
 
@@ -73,3 +80,24 @@ def test_decompositions_of_musique_and_triples_of_2wiki_are_read(
         "compositional": 44, "comparison": 41, "bridge_comparison": 29, "inference": 5,
     }  # fmt: skip
     assert len(splits["val"]) == 269
+
+
+def test_multihoprag_with_its_own_ids_and_the_questions_whose_evidence_is_known(
+    real_data: Path,
+) -> None:
+    known = {"format": "multihoprag", "path": "multihoprag", "shuffle_seed": None,
+             "where": {"evidence_known": True}, "splits": {"val": None}}  # fmt: skip
+    corpus = {"format": "multihoprag", "path": "multihoprag"}
+    config = FolderConfig.model_validate(
+        {"root": real_data, "questions": {"m": [known]}, "corpora": {"m": corpus}}
+    )
+    documents = {document.id: document for document in open_corpora(config)["m"]}
+    questions = read_question_sets(config)["m"]["val"]
+    assert (len(documents), len(questions)) == (609, 619)
+    facts = [fact for one in questions for fact in one.metadata.evidence_list or ()]
+    assert all(
+        without_space(fact.fact) in without_space(documents[fact.doc_id or ""].text)
+        for fact in facts
+    )
+    assert documents["mhr_0000"].title.startswith("200+ of the best deals")
+    assert questions[0].id == "mhr_q0001"

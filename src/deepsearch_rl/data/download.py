@@ -126,10 +126,9 @@ def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) 
         _copy(folder.root / path, questions / name)
 
     sources = _read_sources(folder)
-    own = _gather_paragraphs(folder, sources)
-    return _write(corpora, open_corpora(folder) | own) | _write(
-        questions, _by_split(_merge_sources(folder, sources))
-    )
+    documents = open_corpora(folder) | _gather_paragraphs(folder, sources)
+    question_sets = _by_split(_merge_sources(folder, sources))
+    return _write(corpora, documents) | _write(questions, question_sets)
 
 
 def _write_world(
