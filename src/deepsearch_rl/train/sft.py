@@ -39,7 +39,8 @@ from deepsearch_rl.core.files import (
 )
 from deepsearch_rl.core.hardware import require_gpu
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.core.records import NonEmpty, Record
+from deepsearch_rl.core.records import Record
+from deepsearch_rl.train.base_model import require_context
 from deepsearch_rl.train.curves import record_step
 from deepsearch_rl.train.finite import NotFiniteError, not_finite_metrics
 from deepsearch_rl.train.model_folder import (
@@ -58,6 +59,12 @@ from deepsearch_rl.train.swift import (
     run_swift,
     swift_command,
     whole_checkpoints,
+)
+from deepsearch_rl.train.swift_names import (
+    SwiftAgentTemplate,
+    SwiftLossScale,
+    SwiftModelType,
+    SwiftTemplate,
 )
 from deepsearch_rl.train.swift_rows import read_rows, require_fitting_row, trained_rows
 
@@ -78,14 +85,16 @@ class SftConfig(Record):
 
     device: Literal["cpu", "cuda"] = Field(description="where training runs; never guessed")
     dtype: Literal["float32", "bfloat16"] = Field(description="of weights and activations")
-    model_type: NonEmpty = Field(description="ms-swift's name of the architecture, e.g. qwen3")
-    template: NonEmpty = Field(
+    model_type: SwiftModelType = Field(
+        description="ms-swift's name of the architecture, e.g. qwen3"
+    )
+    template: SwiftTemplate = Field(
         description="ms-swift's name of the chat template, e.g. qwen3_nothinking"
     )
-    agent_template: NonEmpty = Field(
+    agent_template: SwiftAgentTemplate = Field(
         description="ms-swift's name of the tool call format, e.g. hermes"
     )
-    loss_scale: NonEmpty = Field(
+    loss_scale: SwiftLossScale = Field(
         description="ms-swift's name of the tokens with loss: default, last_round, ..."
     )
     lora_rank: int = Field(ge=1)
@@ -170,8 +179,8 @@ def train_adapter(
         UnavailableError: params name a GPU and there is none.
         ArtifactError: there is no model, there are no rows to train on, or the trainer's state does
             not fit.
-        ConfigError: the model was trained with another prompt or tool than the rows hold, rows
-            hold several, or all of them are too long.
+        ConfigError: the model was trained with another prompt or tool than the rows hold, or reads
+            less than sft.max_length; rows hold several prompts, or all of them are too long.
         RecordError: a line is not a row; names file, line and field.
         CommandError: ``swift sft`` failed.
         NotFiniteError: the loss or the gradient became NaN or infinite; checkpoints from there on
@@ -184,6 +193,7 @@ def train_adapter(
     count, prompts = read_rows(rows)
     # Refuses a folder without weights before the trainer is started
     weight_files(model)
+    require_context(model, {"sft.max_length": config.max_length})
     served = served_with(model, prompts)
     require_trained_with(model, served, f"the rows in {rows}")
     remove_not_finite(scratch)
