@@ -1,4 +1,4 @@
-"""prepare_model: the base model, trained from scratch (tiny) or a hub snapshot at a pinned revision (gpu)."""
+"""prepare_model: the base model, trained from scratch (tiny), of a local folder, or of a hub at a pinned revision."""
 
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage import Scratch, Stage, run
@@ -8,7 +8,7 @@ from deepsearch_rl.train.prepare_model import PrepareModelConfig, prepare_model
 STAGE = Stage(
     sections=("seed", "prepare_model", "agent.prompt"),
     packages=("core", "chat", "toy", "train"),
-    inputs=("{agent.prompt}",),
+    inputs=("{agent.prompt}", "{prepare_model.path?}", "{prepare_model.chat_template?}"),
 )
 
 

@@ -26,7 +26,7 @@ from deepsearch_rl.agent.synthesize import SynthesizeConfig
 from deepsearch_rl.chat.endpoint import RemoteConfig
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.core.files import atomic_file
-from deepsearch_rl.core.own_code import own_files
+from deepsearch_rl.core.own_code import model_deps, own_files
 from deepsearch_rl.core.profile import PARAMS, Profile, read_values
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.data.chunking import ChunkConfig
@@ -296,6 +296,8 @@ def _own_deps(
         if name != "agent":
             found.update(_own_prompts(values.get(name)))
 
+    if "prepare_model" in sections:
+        yield from model_deps(values)
     yield from sorted(found)
 
 

@@ -125,3 +125,24 @@ def test_what_does_not_fit_is_named(profiles: Path, change: str, message: str) -
 
 def test_the_params_of_tiny_fit() -> None:
     params.check(Profile(ROOT / "params.yaml", yaml.safe_load((ROOT / "params.yaml").read_text())))
+
+
+def test_a_model_in_a_folder_and_its_template_are_deps_of_prepare_model(profiles: Path) -> None:
+    _, graph = params.generate(
+        write_profile(
+            profiles,
+            "extends: tiny\nprofile: mine\n"
+            "prepare_model: !replace {source: folder, path: llama, chat_template: mine.jinja}\n",
+        )
+    )
+    stages = yaml.safe_load(graph)["stages"]
+    assert {"llama", "mine.jinja"} <= set(stages["prepare_model"]["deps"])
+    assert "src/deepsearch_rl/toy" not in stages["prepare_model"]["deps"]
+    assert "llama" not in stages["sft"]["deps"]
+
+
+def test_a_model_that_is_no_dep_of_the_graph_is_refused_before_a_stage_runs(profiles: Path) -> None:
+    values = yaml.safe_load((profiles.parent / params.PARAMS).read_text())
+    values["prepare_model"] = {"source": "folder", "path": "llama"}
+    with pytest.raises(ConfigError, match=r"names llama, which is no dep"):
+        own_code.require_deps(Profile(profiles.parent / params.PARAMS, values))

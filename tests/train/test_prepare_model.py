@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -7,6 +8,7 @@ from types import MappingProxyType
 import pytest
 from huggingface_hub import constants
 
+from deepsearch_rl.chat.prompts import load_chat_template
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.train.prepare_model import (
     DESCRIPTIONS,
@@ -18,11 +20,7 @@ from deepsearch_rl.train.prepare_model import (
 from tests.search_servers import in_thread
 
 REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
-FILES = {
-    "config.json": b'{"model_type": "qwen3"}',
-    "model.safetensors": bytes(range(256)) * 40,
-    "README.md": b"no",
-}
+FILES: dict[str, bytes] = {}
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -75,7 +73,11 @@ def set_address(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub with the repository me/tiny, and an empty cache."""
+    for file in llama.iterdir():
+        monkeypatch.setitem(FILES, file.name, file.read_bytes())
+    monkeypatch.setitem(FILES, "chat_template.jinja", load_chat_template().encode())
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     with in_thread(server):
@@ -83,15 +85,68 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+MODEL = ModelHubConfig(repository="me/tiny", revision=REVISION)
+
+
+def cut_off(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Take the hub away: as HF_HUB_OFFLINE=1 does in a new process, or with nobody at its address."""
+    if how == "offline":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    else:
+        set_address(monkeypatch, "http://127.0.0.1:9")
+
+
+def without_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a cache as transformers and older versions leave it: without the list of the commit's files."""
+    # The list stays in memory by its path
+    shutil.copytree(tmp_path / "cache", tmp_path / "older", symlinks=True)
+    [trees] = (tmp_path / "older").rglob("trees")
+    shutil.rmtree(trees)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "older"))
+
+
 @pytest.mark.usefixtures("hub")
 def test_a_snapshot_brings_weights_and_configs_as_plain_files(tmp_path: Path) -> None:
     folder = tmp_path / "base"
-    config = ModelHubConfig(repository="me/tiny", revision=REVISION)
-    prepare_model(PrepareModelConfig(source="hub", hub=config), "tiny", 0, folder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
-        name: FILES[name] for name in ("config.json", "model.safetensors")
-    }
+    prepare_model(PrepareModelConfig(source="hub", hub=MODEL), "tiny", 0, folder)
+    written = {path.name: path.read_bytes() for path in folder.iterdir()}
+    # Which gets the end of a turn
+    del written["generation_config.json"]
+    assert written == {name: FILES[name] for name in written}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= written.keys()
+    assert "optimizer.pt" not in written
     assert not [path for path in folder.iterdir() if path.is_symlink()]
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("how", ["offline", "no answer"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_commit_in_the_cache_needs_no_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, listed: bool
+) -> None:
+    prepare_model(PrepareModelConfig(source="hub", hub=MODEL), "tiny", 0, tmp_path / "online")
+    if not listed:
+        without_list(tmp_path, monkeypatch)
+    cut_off(monkeypatch, how)
+    prepare_model(PrepareModelConfig(source="hub", hub=MODEL), "tiny", 0, tmp_path / "base")
+    assert (tmp_path / "base/model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("offline", "HF_HUB_OFFLINE.*source: folder"), ("no answer", "HF_ENDPOINT")],
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_cache_without_the_weights_needs_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, message: str, listed: bool
+) -> None:
+    snapshot(MODEL, DESCRIPTIONS)
+    if not listed:
+        without_list(tmp_path, monkeypatch)
+    cut_off(monkeypatch, how)
+    with pytest.raises(EndpointError, match=message):
+        prepare_model(PrepareModelConfig(source="hub", hub=MODEL), "tiny", 0, tmp_path / "base")
 
 
 @pytest.mark.usefixtures("hub")

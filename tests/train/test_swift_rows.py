@@ -40,7 +40,7 @@ CONVERSATIONS = [
 
 @pytest.fixture(scope="module")
 def proof(model_folder: Path) -> TokenProof:
-    return TokenProof(model_folder, "qwen3_nothinking", "hermes", "default")
+    return TokenProof(model_folder, "qwen3", "qwen3_nothinking", "hermes", "default")
 
 
 def test_a_row_has_the_fields_that_ms_swift_reads_and_no_others():
@@ -83,7 +83,7 @@ def test_exactly_the_assistant_turns_are_trained(
 def test_a_template_that_trains_other_tokens_is_refused(
     model_folder: Path, template: str, agent_template: str
 ):
-    proof = TokenProof(model_folder, template, agent_template, "default")
+    proof = TokenProof(model_folder, "qwen3", template, agent_template, "default")
     with pytest.raises(CheckFailedError, match="training tokens differ"):
         proof.check(ONE_CALL, swift_row(ONE_CALL))
 
@@ -96,7 +96,7 @@ def test_a_row_that_is_not_its_trajectory_is_refused(proof: TokenProof):
 def test_a_mask_that_trains_more_than_assistant_turns_is_refused(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    proof = TokenProof(model_folder, "qwen3_nothinking", "hermes", "default")
+    proof = TokenProof(model_folder, "qwen3", "qwen3_nothinking", "hermes", "default")
     monkeypatch.setattr(proof._training, "_loss_scale", "all")
     with pytest.raises(CheckFailedError, match="trained tokens differ"):
         proof.check(ONE_CALL, swift_row(ONE_CALL))

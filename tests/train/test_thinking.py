@@ -23,7 +23,7 @@ from transformers import Qwen3Config
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.chat.prompts import load_prompt
-from deepsearch_rl.core.errors import CheckFailedError, ConfigError
+from deepsearch_rl.core.errors import CheckFailedError
 from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.core.records import Question, Trajectory
 from deepsearch_rl.toy.pretrained_model import world_tokenizer
@@ -128,7 +128,9 @@ PAIRS = [
 
 
 def proof(folder: Path, template: str, flatten: bool, masked: str = "") -> TokenProof:
-    return TokenProof(folder, template, "hermes", ("last_round" if flatten else "default") + masked)
+    return TokenProof(
+        folder, "qwen3", template, "hermes", ("last_round" if flatten else "default") + masked
+    )
 
 
 def prove(proof: TokenProof, trajectory: Trajectory, flatten: bool) -> int:
@@ -315,7 +317,7 @@ def test_rows_that_are_not_what_is_served_are_refused(
     differs: str,
 ) -> None:
     with pytest.raises(CheckFailedError, match=f"{differs} differ"):
-        prove(TokenProof(folder_of(kind), template, "hermes", scale), trajectory, flatten)
+        prove(TokenProof(folder_of(kind), "qwen3", template, "hermes", scale), trajectory, flatten)
 
 
 PIECES = [
@@ -362,18 +364,3 @@ def test_whatever_is_thought_and_written_rows_are_what_is_served(
         rollout(*searching, (*returned[-1], ())),
         flatten,
     )
-
-
-@pytest.mark.parametrize(
-    ("template", "agent_template", "scale"),
-    [
-        ("qwen_3", "hermes", "default"),
-        ("qwen3", "hermez", "default"),
-        ("qwen3", "hermes", "last_turn"),
-    ],
-)
-def test_names_that_ms_swift_does_not_know_are_refused(
-    folder_of: FolderOf, template: str, agent_template: str, scale: str
-) -> None:
-    with pytest.raises(ConfigError, match=r"filter\.template"):
-        TokenProof(folder_of("hybrid"), template, agent_template, scale)

@@ -93,8 +93,7 @@ def require_trainable(profile: str) -> None:
     """Raise ConfigError for a profile whose training path cannot be tried."""
     settings = find_profile(ROOT, profile)
     values = settings.values
-    base = values.get("prepare_model", {})
-    if not base.get(base.get("source")) or not {"sft", "rl"} <= values.keys():
+    if not {"prepare_model", "sft", "rl"} <= values.keys():
         raise ConfigError(
             f"the profile {profile} does not train by SFT and RL, so there is no training path to try."
         )

@@ -35,7 +35,7 @@ from deepsearch_rl.toy.pretraining import (
     batches,
     encode,
 )
-from deepsearch_rl.train.prepare_model import DESCRIPTIONS, PrepareModelConfig, snapshot
+from deepsearch_rl.train.prepare_model import DESCRIPTIONS, PrepareModelConfig, source_folder
 
 SMALL = {
     "num_hidden_layers": 2,
@@ -63,11 +63,13 @@ def empty_model(profile: Profile, base: Path, full_size: bool) -> tuple[Any, Any
         tokenizer = world_tokenizer(prompt, pretrain.subwords, shape.context_tokens)
         return build_model(shape, tokenizer, seed), tokenizer
 
-    assert source.hub is not None
     in_folder = (base / "config.json").is_file()
-    return _of_architecture(
-        profile, base if in_folder else snapshot(source.hub, DESCRIPTIONS), full_size
+    model, tokenizer = _of_architecture(
+        profile, base if in_folder else source_folder(source, DESCRIPTIONS), full_size
     )
+    if source.chat_template is not None:
+        tokenizer.chat_template = source.chat_template.read_text(encoding="utf-8")
+    return model, tokenizer
 
 
 def _of_architecture(profile: Profile, source: Path, full_size: bool) -> tuple[Any, Any]:

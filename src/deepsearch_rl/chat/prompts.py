@@ -136,6 +136,8 @@ def parts_text(parts: tuple[PromptPart, ...]) -> str:
     return " and ".join(PART_NAMES[part] for part in parts)
 
 
+# Of a model folder
+TEMPLATE_FILE = "chat_template.jinja"
 MANIFEST = "manifest.json"
 TRAINED_WITH = "trained_with"
 
@@ -163,7 +165,7 @@ def chat_template(folder: Path) -> str:
 
     Tokenizers keep it in a file of its own, older ones in their settings.
     """
-    file = folder / "chat_template.jinja"
+    file = folder / TEMPLATE_FILE
     settings = folder / "tokenizer_config.json"
     if file.is_file():
         return file.read_text(encoding="utf-8")

@@ -135,18 +135,24 @@ def own_files(value: Any) -> set[str]:
 
 
 def require_deps(profile: Profile) -> None:
-    """Raise ConfigError where params name a file of own code that is no dep in the dvc.yaml beside them."""
+    """Raise ConfigError where params name own code or a base model that is no dep in the dvc.yaml beside them."""
     graph = profile.path.with_name("dvc.yaml")
     if not graph.is_file():
         return
     deps = {line.strip() for line in graph.read_text(encoding="utf-8").splitlines()}
-    for file in sorted(own_files(profile.values)):
+    for file in sorted({*own_files(profile.values), *model_deps(profile.values)}):
         if f"- {file}" not in deps:
             raise ConfigError(
-                f"{profile.path} names code of {file}, which is no dep in {graph}, so that no edit "
+                f"{profile.path} names {file}, which is no dep in {graph}, so that no edit "
                 f"of it would run a stage again. Add `- {file}` to the deps of the stages that "
                 "load it; for a profile in profiles/, `make params` does it. (docs/own_code.md)"
             )
+
+
+def model_deps(values: Mapping[str, Any]) -> list[str]:
+    """Return the folder and the chat template that section ``prepare_model`` names."""
+    section = values.get("prepare_model", {})
+    return [str(section[name]) for name in ("path", "chat_template") if section.get(name)]
 
 
 def _project() -> Path:

@@ -175,6 +175,16 @@ class Evidence(OpenRecord):
     title: OptionalText = None
 
 
+class GoldStep(Record):
+    """One step of a question's gold reasoning."""
+
+    question: NonEmpty = Field(
+        description='in words, or "subject >> relation"; #1 stands for the answer of the first step'
+    )
+    answer: OptionalText = None
+    title: OptionalText = Field(default=None, description="of the document that answers it")
+
+
 class QuestionMetadata(OpenRecord):
     """Details of a question. ``evidence_list`` is None if the gold evidence is unknown."""
 
@@ -185,6 +195,9 @@ class QuestionMetadata(OpenRecord):
     )
     supporting_titles: tuple[RequiredText, ...] | None = Field(
         default=None, description="titles of gold documents"
+    )
+    gold_steps: tuple[GoldStep, ...] | None = Field(
+        default=None, description="from the question to its answer, in the order of reasoning"
     )
 
 

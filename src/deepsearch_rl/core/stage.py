@@ -98,7 +98,8 @@ class Stage:
         sections: sections and values of params, by name; a profile has none of stages that it lacks.
         packages: packages of ``src/deepsearch_rl`` that its program can load.
         inputs: files and folders. ``{profile}`` is the profile's name, ``{item}`` the stage's argument;
-            ``{agent.prompt}`` is the path that this param holds, ``{models.{item}}`` that of the item.
+            ``{agent.prompt}`` is the path that this param holds, ``{models.{item}}`` that of the item;
+            with a question mark at its end, a param may be null or missing.
     """
 
     sections: tuple[str, ...]
@@ -112,6 +113,10 @@ class Stage:
             if template.endswith(".{item}}"):
                 section = template.removeprefix("{").removesuffix(".{item}}")
                 paths.append(str(look_up(f"name in {section}", item, profile.value(section))))
+            elif template.endswith("?}"):
+                section, _, field = template.strip("{?}").partition(".")
+                value = profile.value(section).get(field)
+                paths += [str(value)] if value is not None else []
             elif template.startswith("{"):
                 paths.append(str(profile.value(template.strip("{}"))))
             else:

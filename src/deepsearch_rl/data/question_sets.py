@@ -1,18 +1,21 @@
 """HotpotQA, 2WikiMultihopQA and MuSiQue, in FlashRAG's layout and in their official files; GraphRAG-Bench.
 
-The supporting titles are the gold of the first three. Their gold sentences are not kept as
-evidence, because each set has a Wikipedia dump of its own and no other corpus contains them word
-for word. The paragraphs in their rows make a small corpus: ten a question in HotpotQA (of the
-full-wiki retriever, so some gold ones are missing) and 2WikiMultihopQA, twenty in the official
-files of MuSiQue, the gold ones alone in FlashRAG's.
+The supporting titles are the gold of the first three. MuSiQue's decompositions and the triples of
+2WikiMultihopQA become gold steps. Gold sentences are not kept as evidence, because each set has a
+Wikipedia dump of its own and no other corpus contains them word for word. The paragraphs in their
+rows make a small corpus: ten a question in HotpotQA (in the full-wiki setting, and so in FlashRAG's
+files, those of a retriever: some gold ones are missing) and 2WikiMultihopQA, twenty in the official
+files of MuSiQue, the gold ones alone in FlashRAG's. All other keys of a row become metadata.
 
 GraphRAG-Bench is a medical handbook and twenty novels (arXiv 2506.05690). Its answers are
 sentences, so that token F1 is low for every system and comparable only between systems. Its
 evidence is paraphrased and counts as unknown.
 """
 
+import html
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +26,8 @@ from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.records import (
     Document,
     ForeignRecord,
+    GoldStep,
+    OptionalText,
     Question,
     QuestionMetadata,
     Record,
@@ -30,6 +35,28 @@ from deepsearch_rl.core.records import (
     Text,
 )
 from deepsearch_rl.data.flashrag import QuestionRow, Row, read_rows
+from deepsearch_rl.data.titles import title_key
+
+# Of a row, beside those that have a field of their own
+PARAGRAPH_KEYS = frozenset({"context", "context_doc_ids", "paragraphs"})
+
+
+@dataclass(frozen=True, slots=True)
+class OwnParagraph:
+    """A paragraph that comes with a question, and whether the question needs it."""
+
+    title: str
+    text: str
+    gold: bool
+
+    @property
+    def contents(self) -> str:
+        """Title and text as a document holds them."""
+        return f"{self.title}\n{self.text}"
+
+
+# The id of a question, and its paragraphs
+QuestionParagraphs = tuple[str, tuple[OwnParagraph, ...]]
 
 
 class SupportingFacts(ForeignRecord):
@@ -56,18 +83,53 @@ class Context(ForeignRecord):
         return self
 
 
+class Triples(ForeignRecord):
+    """Parallel lists of Wikidata triples, as FlashRAG writes them: subject, relation and object."""
+
+    fact: tuple[Text, ...]
+    relation: tuple[Text, ...]
+    entity: tuple[Text, ...]
+
+
 class HotpotDetails(QuestionMetadata):
-    """Details of a question; the official files have lists of pairs."""
+    """Details of a question; the official files have lists of pairs and of triples."""
 
     type: Text = ""
     supporting_facts: SupportingFacts | tuple[tuple[RequiredText, int], ...] = ()
+    evidences: Triples | tuple[tuple[Text, Text, Text], ...] = ()
 
     @property
     def gold_titles(self) -> tuple[str, ...]:
         """The titles of the supporting articles, each once."""
+        return tuple(dict.fromkeys(self._fact_titles())) or self.supporting_titles or ()
+
+    def steps(self) -> tuple[GoldStep, ...] | None:
+        """Return the triples as steps, a subject that an earlier step found as its number; None without triples."""
+        titles = self._fact_titles()
+        numbers: dict[str, str] = {}
+        steps: list[GoldStep] = []
+        triples = self._triples()
+
+        for place, (subject, relation, found) in enumerate(triples):
+            asked = f"{numbers.get(title_key(subject), subject)} >> {relation}"
+            # A triple is of the fact at its place, unless some sentence proves two
+            title = titles[place] if len(titles) == len(triples) else None
+            steps.append(GoldStep(question=asked, answer=found, title=title))
+            numbers.setdefault(title_key(found), f"#{place + 1}")
+
+        return tuple(steps) or None
+
+    def _fact_titles(self) -> list[str]:
         facts = self.supporting_facts
-        titles = facts.title if isinstance(facts, SupportingFacts) else (fact[0] for fact in facts)
-        return tuple(dict.fromkeys(titles)) or self.supporting_titles or ()
+        titles = facts.title if isinstance(facts, SupportingFacts) else [fact[0] for fact in facts]
+        # The official titles of HotpotQA are escaped
+        return [html.unescape(title) for title in titles]
+
+    def _triples(self) -> list[tuple[str, str, str]]:
+        triples = self.evidences
+        if isinstance(triples, Triples):
+            return list(zip(triples.fact, triples.relation, triples.entity, strict=True))
+        return list(triples)
 
 
 class HotpotContext(HotpotDetails):
@@ -75,10 +137,12 @@ class HotpotContext(HotpotDetails):
 
     context: Context | tuple[tuple[Text, tuple[Text, ...]], ...] = ()
 
-    def paragraphs(self) -> Iterator[tuple[str, str]]:
-        """Yield titles and texts."""
+    def paragraphs(self) -> Iterator[OwnParagraph]:
+        """Yield the question's paragraphs."""
+        gold = set(map(title_key, self.gold_titles))
         for title, sentences in self._titled_sentences():
-            yield title, " ".join(map(str.strip, sentences))
+            text = " ".join(map(str.strip, sentences))
+            yield OwnParagraph(html.unescape(title), text, title_key(title) in gold)
 
     def _titled_sentences(self) -> Iterable[tuple[str, tuple[str, ...]]]:
         if isinstance(self.context, Context):
@@ -89,28 +153,46 @@ class HotpotContext(HotpotDetails):
 def read_hotpotqa(path: Path) -> Iterator[Question]:
     """Yield the questions of a HotpotQA or 2WikiMultihopQA file; ``question_type`` is the set's own ``type``."""
     for row in read_rows(path, QuestionRow[HotpotDetails]):
-        titles = row.metadata.gold_titles
-        yield row.record(
-            QuestionMetadata(question_type=row.metadata.type, supporting_titles=titles)
-        )
+        details = row.metadata
+        yield row.record(_metadata(details, details.type, details.gold_titles, details.steps()))
+
+
+def _metadata(
+    details: QuestionMetadata,
+    question_type: str,
+    titles: tuple[str, ...],
+    steps: tuple[GoldStep, ...] | None,
+) -> QuestionMetadata:
+    """Return what is kept of a row: its gold and its small keys."""
+    others = details.model_extra or {}
+    kept = {name: value for name, value in others.items() if name not in PARAGRAPH_KEYS}
+    return QuestionMetadata(
+        question_type=question_type,
+        supporting_doc_ids=details.supporting_doc_ids,
+        supporting_titles=titles or None,
+        gold_steps=steps or details.gold_steps,
+        **kept,
+    )
+
+
+def hotpotqa_paragraphs(path: Path) -> Iterator[QuestionParagraphs]:
+    """Yield ids and paragraphs of the questions of a HotpotQA or 2WikiMultihopQA file."""
+    for row in read_rows(path, QuestionRow[HotpotContext]):
+        yield row.id, tuple(row.metadata.paragraphs())
 
 
 def read_hotpotqa_paragraphs(path: Path) -> Iterator[Document]:
     """Yield the paragraphs of a file's questions, each once; raise ArtifactError where there are none."""
-    return _distinct_paragraphs(path, _hotpotqa_paragraphs(path))
+    return _distinct_paragraphs(path, hotpotqa_paragraphs(path))
 
 
-def _hotpotqa_paragraphs(path: Path) -> Iterator[tuple[str, str]]:
-    for row in read_rows(path, QuestionRow[HotpotContext]):
-        yield from row.metadata.paragraphs()
-
-
-def _distinct_paragraphs(path: Path, paragraphs: Iterable[tuple[str, str]]) -> Iterator[Document]:
-    """Yield paragraphs (title, text) as documents, numbered in the order of their first use."""
+def _distinct_paragraphs(path: Path, read: Iterable[QuestionParagraphs]) -> Iterator[Document]:
+    """Yield paragraphs as documents, numbered in the order of their first use."""
     distinct: dict[str, None] = {}
-    for title, text in paragraphs:
-        if text.strip():
-            distinct[f"{title}\n{text}"] = None
+    for _, paragraphs in read:
+        for paragraph in paragraphs:
+            if paragraph.text.strip():
+                distinct[paragraph.contents] = None
 
     if not distinct:
         raise ArtifactError(
@@ -133,6 +215,8 @@ class Paragraph(ForeignRecord):
 class Hop(ForeignRecord):
     """One step of a question's decomposition, with its gold paragraph or the paragraph's number."""
 
+    question: OptionalText = None
+    answer: OptionalText = None
     support_paragraph: Paragraph | None = None
     paragraph_support_idx: int | None = None
 
@@ -147,21 +231,9 @@ class MusiqueDetails(QuestionMetadata):
     @property
     def gold_paragraphs(self) -> list[Paragraph]:
         """The gold paragraphs in the order of the steps."""
-        by_number = {paragraph.idx: paragraph for paragraph in self.paragraphs}
-        of_steps: list[Paragraph] = []
-        of_numbers: list[Paragraph] = []
-
-        for hop in self.question_decomposition:
-            number = hop.paragraph_support_idx
-            if hop.support_paragraph:
-                of_steps.append(hop.support_paragraph)
-            if number is not None and number in by_number:
-                of_numbers.append(by_number[number])
-
-        # FlashRAG's rows have the paragraph in the step, official ones its number, and copies
-        # without steps only the marks
-        supporting = [paragraph for paragraph in self.paragraphs if paragraph.is_supporting]
-        return of_steps or of_numbers or supporting
+        of_steps = [paragraph for paragraph in self._step_paragraphs() if paragraph]
+        # Copies without steps have only the marks
+        return of_steps or [paragraph for paragraph in self.paragraphs if paragraph.is_supporting]
 
     @property
     def gold_titles(self) -> tuple[str, ...]:
@@ -169,6 +241,31 @@ class MusiqueDetails(QuestionMetadata):
         titles = dict.fromkeys(paragraph.title for paragraph in self.gold_paragraphs)
         titles.pop("", None)
         return tuple(titles) or self.supporting_titles or ()
+
+    def steps(self) -> tuple[GoldStep, ...] | None:
+        """Return the decomposition; None where a step is not in words."""
+        steps: list[GoldStep] = []
+        hops = self.question_decomposition
+        for hop, paragraph in zip(hops, self._step_paragraphs(), strict=True):
+            if hop.question is None:
+                return None
+            title = paragraph and paragraph.title
+            steps.append(GoldStep(question=hop.question, answer=hop.answer, title=title))
+
+        return tuple(steps) or None
+
+    def own_paragraphs(self) -> Iterator[OwnParagraph]:
+        """Yield the question's paragraphs, or the gold ones where it has no others."""
+        gold = self.gold_paragraphs
+        for paragraph in self.paragraphs or gold:
+            yield OwnParagraph(paragraph.title, paragraph.paragraph_text, paragraph in gold)
+
+    def _step_paragraphs(self) -> list[Paragraph | None]:
+        """Return the gold paragraph of each step: FlashRAG's rows hold it, official ones its number."""
+        by_number = {paragraph.idx: paragraph for paragraph in self.paragraphs}
+        by_number.pop(None, None)
+        hops = self.question_decomposition
+        return [hop.support_paragraph or by_number.get(hop.paragraph_support_idx) for hop in hops]
 
 
 def read_musique(path: Path) -> Iterator[Question]:
@@ -184,25 +281,26 @@ def read_musique(path: Path) -> Iterator[Question]:
 
         if details.answerable:
             yield row.record(
-                QuestionMetadata(question_type=question_type, supporting_titles=details.gold_titles)
+                _metadata(details, question_type, details.gold_titles, details.steps())
             )
         else:
-            twin = row.model_copy(
-                update={"id": f"{row.id}-unanswerable", "golden_answers": (INSUFFICIENT,)}
-            )
+            twin = row.model_copy(update={"id": _id(row), "golden_answers": (INSUFFICIENT,)})
             yield twin.record(QuestionMetadata(question_type=question_type, evidence_list=()))
+
+
+def _id(row: QuestionRow[MusiqueDetails]) -> str:
+    return row.id if row.metadata.answerable else f"{row.id}-unanswerable"
+
+
+def musique_paragraphs(path: Path) -> Iterator[QuestionParagraphs]:
+    """Yield ids and paragraphs of the questions of a MuSiQue file."""
+    for row in read_rows(path, QuestionRow[MusiqueDetails]):
+        yield _id(row), tuple(row.metadata.own_paragraphs())
 
 
 def read_musique_paragraphs(path: Path) -> Iterator[Document]:
     """Yield the paragraphs of a file's questions, each once; raise ArtifactError where there are none."""
-    return _distinct_paragraphs(path, _musique_paragraphs(path))
-
-
-def _musique_paragraphs(path: Path) -> Iterator[tuple[str, str]]:
-    for row in read_rows(path, QuestionRow[MusiqueDetails]):
-        details = row.metadata
-        for paragraph in details.paragraphs or details.gold_paragraphs:
-            yield paragraph.title, paragraph.paragraph_text
+    return _distinct_paragraphs(path, musique_paragraphs(path))
 
 
 def read_typed(question_type: str, path: Path) -> Iterator[Question]:

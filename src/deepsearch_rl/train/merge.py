@@ -41,7 +41,7 @@ from deepsearch_rl.core.errors import CheckFailedError, CommandError, ConfigErro
 from deepsearch_rl.core.files import atomic_directory, read_json, write_json
 from deepsearch_rl.core.hardware import Threads, require_gpu
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
-from deepsearch_rl.core.records import NonEmpty, Record
+from deepsearch_rl.core.records import Record
 from deepsearch_rl.train.model_folder import (
     ADAPTER_FILES,
     CONFIG,
@@ -50,6 +50,7 @@ from deepsearch_rl.train.model_folder import (
 )
 from deepsearch_rl.train.rl.agreement import is_start_model, served_share
 from deepsearch_rl.train.swift import run_swift, swift_command
+from deepsearch_rl.train.swift_names import SwiftModelType, SwiftTemplate
 
 QUESTIONS = (
     "Who directed the film?",
@@ -72,10 +73,10 @@ class MergeConfig(Record):
         description="of the base and of the merged weights"
     )
     threads: Threads = Field(description="on a cpu; null: as many as cores")
-    model_type: NonEmpty | None = Field(
+    model_type: SwiftModelType | None = Field(
         description="backend swift: ms-swift's name of the architecture, e.g. qwen3"
     )
-    template: NonEmpty | None = Field(
+    template: SwiftTemplate | None = Field(
         description="backend swift: ms-swift's name of the chat template, e.g. qwen3_nothinking"
     )
     max_sequence_tokens: int | None = Field(

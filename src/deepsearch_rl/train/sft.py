@@ -39,7 +39,8 @@ from deepsearch_rl.core.files import (
 )
 from deepsearch_rl.core.hardware import Threads, require_gpu
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.core.records import NonEmpty, Record
+from deepsearch_rl.core.records import Record
+from deepsearch_rl.train.base_model import require_context
 from deepsearch_rl.train.curves import record_step
 from deepsearch_rl.train.finite import NotFiniteError, not_finite_metrics
 from deepsearch_rl.train.model_folder import (
@@ -58,6 +59,12 @@ from deepsearch_rl.train.swift import (
     run_swift,
     swift_command,
     whole_checkpoints,
+)
+from deepsearch_rl.train.swift_names import (
+    SwiftAgentTemplate,
+    SwiftLossScale,
+    SwiftModelType,
+    SwiftTemplate,
 )
 from deepsearch_rl.train.swift_rows import read_rows, require_fitting_row, trained_rows
 
@@ -79,19 +86,25 @@ class SftConfig(Record):
     device: Literal["cpu", "cuda"] = Field(description="where training runs; never guessed")
     dtype: Literal["float32", "bfloat16"] = Field(description="of weights and activations")
     threads: Threads = Field(description="on a cpu; null: as many as cores")
-    model_type: NonEmpty = Field(description="ms-swift's name of the architecture, e.g. qwen3")
-    template: NonEmpty = Field(
+    model_type: SwiftModelType = Field(
+        description="ms-swift's name of the architecture, e.g. qwen3"
+    )
+    template: SwiftTemplate = Field(
         description="ms-swift's name of the chat template, e.g. qwen3_nothinking"
     )
-    agent_template: NonEmpty = Field(
+    agent_template: SwiftAgentTemplate = Field(
         description="ms-swift's name of the tool call format, e.g. hermes"
     )
-    loss_scale: NonEmpty = Field(
+    loss_scale: SwiftLossScale = Field(
         description="ms-swift's name of the tokens with loss: default, last_round, ..."
     )
     lora_rank: int = Field(ge=1)
     lora_alpha: int = Field(ge=1, description="the adapter is scaled by alpha / rank")
     lora_dropout: float = Field(ge=0, lt=1)
+    lora_layers: int | None = Field(
+        ge=1,
+        description="the adapter is in the last so many layers, and nothing below learns; null: in all",
+    )
     learning_rate: float = Field(gt=0, description="peak of the cosine schedule")
     warmup_ratio: float = Field(
         ge=0, lt=1, description="share of the steps with a rising learning rate"
@@ -167,8 +180,8 @@ def train_adapter(
         UnavailableError: params name a GPU and there is none.
         ArtifactError: there is no model, there are no rows to train on, or the trainer's state does
             not fit.
-        ConfigError: the model was trained with another prompt or tool than the rows hold, rows
-            hold several, or all of them are too long.
+        ConfigError: the model was trained with another prompt or tool than the rows hold, or reads
+            less than sft.max_length; rows hold several prompts, or all of them are too long.
         RecordError: a line is not a row; names file, line and field.
         CommandError: ``swift sft`` failed.
         NotFiniteError: the loss or the gradient became NaN or infinite; checkpoints from there on
@@ -181,6 +194,7 @@ def train_adapter(
     count, prompts = read_rows(rows)
     # Refuses a folder without weights before the trainer is started
     weight_files(model)
+    require_context(model, {"sft.max_length": config.max_length})
     served = served_with(model, prompts)
     require_trained_with(model, served, f"the rows in {rows}")
     remove_not_finite(scratch)
@@ -249,10 +263,11 @@ def _copy_adapters(scratch: Path, model: Path, output: Path) -> None:
 
 def canonical_adapter_config(config: dict[str, Any], model: Path) -> dict[str, Any]:
     """Return PEFT's settings without what differs between equal runs: absolute paths and the order of a set."""
+    modules = config["target_modules"]
     return {
         **config,
         "base_model_name_or_path": str(model),
-        "target_modules": sorted(config["target_modules"]),
+        "target_modules": modules if isinstance(modules, str) else sorted(modules),
     }
 
 
@@ -321,6 +336,7 @@ def swift_sft_command(
         "output_dir": scratch,
         "add_version": False,
         **_optimisation_flags(config),
+        **_target_flags(config.lora_layers, model),
         "save_strategy": "steps",
         "save_steps": config.save_steps,
         # Besides the best one
@@ -345,11 +361,19 @@ def swift_sft_command(
     return swift_command("sft", flags)
 
 
+def _target_flags(layers: int | None, model: Path) -> dict[str, object]:
+    """Return the flag that names the layers with an adapter: backward passes end at the lowest one."""
+    if layers is None:
+        return {"target_modules": "all-linear"}
+    count = read_json(model / "config.json")["num_hidden_layers"]
+    names = "|".join(map(str, range(max(0, count - layers), count)))
+    return {"target_regex": rf".*\.layers\.({names})\..*_proj"}
+
+
 def _optimisation_flags(config: SftConfig) -> dict[str, object]:
     """Return the flags of adapter, precision, optimizer and batches."""
     return {
         "tuner_type": "lora",
-        "target_modules": "all-linear",
         "lora_rank": config.lora_rank,
         "lora_alpha": config.lora_alpha,
         "lora_dropout": config.lora_dropout,

@@ -43,10 +43,17 @@ from deepsearch_rl.core.records import (
     TokenCounts,
     Trajectory,
 )
+from deepsearch_rl.train.base_model import require_context
 from deepsearch_rl.train.filters import (
     apply_predicates,
     best_per_question,
     find_predicates,
+)
+from deepsearch_rl.train.swift_names import (
+    SwiftAgentTemplate,
+    SwiftLossScale,
+    SwiftModelType,
+    SwiftTemplate,
 )
 from deepsearch_rl.train.swift_rows import SwiftRow, row_targets, swift_row
 
@@ -77,11 +84,12 @@ class FilterConfig(Record):
         description="a row per turn, trained after a history without reasoning; else a row per trajectory"
     )
     max_tokens: int = Field(ge=1, description="longer rows are dropped")
-    template: NonEmpty = Field(description="ms-swift's chat template, the one that sft names")
-    agent_template: NonEmpty = Field(description="ms-swift's rendering of tools")
-    loss_scale: NonEmpty = Field(
-        description="ms-swift's name of the tokens that carry loss, the one that sft names"
+    model_type: SwiftModelType = Field(
+        description="ms-swift's name of the architecture, like the following the one that sft names"
     )
+    template: SwiftTemplate = Field(description="its chat template")
+    agent_template: SwiftAgentTemplate = Field(description="its rendering of tools")
+    loss_scale: SwiftLossScale = Field(description="its name of the tokens that carry loss")
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
@@ -118,6 +126,10 @@ def build_training_set(
     not the server's.
     """
     require_made_with(trajectories, agent)
+    require_context(
+        model,
+        {"agent.context_tokens": agent.context_tokens, "filter.max_tokens": config.max_tokens},
+    )
     answers = list(read_distinct(trajectories, Trajectory))
     selection, dropped = apply_predicates(
         answers, read_distinct(questions, Question), find_predicates(config.predicates)
@@ -133,7 +145,9 @@ def build_training_set(
         _require_served_prompts(trajectory, config.flatten, agent)
     require_prompts(selection, agent)
 
-    proof = TokenProof(model, config.template, config.agent_template, config.loss_scale)
+    proof = TokenProof(
+        model, config.model_type, config.template, config.agent_template, config.loss_scale
+    )
     pairs: list[tuple[Trajectory, int | None]] = []
     for trajectory in selection:
         for target in row_targets(trajectory, config.flatten):
@@ -223,32 +237,26 @@ def _report(
 class TokenProof:
     """Checks rows against one Hugging Face folder with tokenizer, chat template and config.
 
-    The names are ms-swift's: of the chat template, the rendering of tools and the tokens that carry
-    loss. Raise ConfigError where ms-swift does not know one of them.
+    The names are ms-swift's: of the architecture, the chat template, the rendering of tools and the
+    tokens that carry loss.
     """
 
-    def __init__(self, folder: Path, template: str, agent_template: str, loss_scale: str) -> None:
+    def __init__(
+        self, folder: Path, model_type: str, template: str, agent_template: str, loss_scale: str
+    ) -> None:
         self._chat_format = load_chat_format(folder)
-        processor = get_processor(str(folder), model_type="qwen3")
-
-        try:
-            self._training = get_template(
-                processor,
-                template_type=template,
-                agent_template=agent_template,
-                loss_scale=loss_scale,
-                # As in `swift sft`: a row holds exactly what must be seen of earlier turns
-                preserve_thinking=True,
-                max_length=NO_LIMIT,
-            )
-            # Looked up at first use
-            _ = self._training.agent_template, self._training.loss_scale
-        except (KeyError, ValueError) as error:
-            raise ConfigError(
-                f"ms-swift does not know filter.template {template!r}, filter.agent_template "
-                f"{agent_template!r} or filter.loss_scale {loss_scale!r}: {error}."
-            ) from error
-
+        self._names = (
+            f"model_type {model_type}, template {template}, {agent_template}, {loss_scale}"
+        )
+        self._training = get_template(
+            get_processor(str(folder), model_type=model_type),
+            template_type=template,
+            agent_template=agent_template,
+            loss_scale=loss_scale,
+            # As in `swift sft`: a row holds exactly what must be seen of earlier turns
+            preserve_thinking=True,
+            max_length=NO_LIMIT,
+        )
         self._training.set_mode("train")
 
     def check(self, trajectory: Trajectory, row: SwiftRow, target: int | None = None) -> int:
@@ -302,10 +310,10 @@ class TokenProof:
                 break
 
         raise CheckFailedError(
-            f"trajectory {id_}: {what} differ at token {place}: ms-swift has "
+            f"trajectory {id_}: {what} differ at token {place}: ms-swift ({self._names}) has "
             f"{self._text(swift, place)}, the model's chat template "
             f"{self._text(tokenizer, place)}. Choose the ms-swift template that fits the model "
-            "(filter.template, filter.agent_template, filter.loss_scale); if the turn lacks the "
+            "(filter.template, filter.agent_template, filter.loss_scale, and the same in sft); if the turn lacks the "
             "reasoning that the template wants of every turn, drop such trajectories "
             "(filter.predicates: reasoned)."
         )
