@@ -38,9 +38,9 @@ from deepsearch_rl.core.files import (
     write_jsonl,
 )
 from deepsearch_rl.core.hardware import Threads, require_gpu
+from deepsearch_rl.core.model_config import require_context
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
-from deepsearch_rl.train.base_model import require_context
 from deepsearch_rl.train.curves import record_step
 from deepsearch_rl.train.finite import NotFiniteError, not_finite_metrics
 from deepsearch_rl.train.model_folder import (

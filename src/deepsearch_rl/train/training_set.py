@@ -34,6 +34,7 @@ from deepsearch_rl.chat.chat_messages import (
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError
 from deepsearch_rl.core.files import read_distinct, write_json, write_jsonl
+from deepsearch_rl.core.model_config import require_context
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import (
     FilterReport,
@@ -43,7 +44,6 @@ from deepsearch_rl.core.records import (
     TokenCounts,
     Trajectory,
 )
-from deepsearch_rl.train.base_model import require_context
 from deepsearch_rl.train.filters import (
     apply_predicates,
     best_per_question,
