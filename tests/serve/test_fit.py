@@ -1,5 +1,6 @@
 """What the CPU engine serves, and the sentences for what it does not."""
 
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -62,12 +63,10 @@ def check_logprobs(model: PreTrainedModel, tolerance: float) -> None:
     """Compare the log-probabilities of drawn tokens with those of one forward pass by transformers."""
     rng = random.Random(0)
     prompt = [rng.randrange(10, 640) for _ in range(150)]
-    own = model.config._attn_implementation
-    engine = Engine(model, slots=4, context_tokens=256)
+    engine = Engine(copy.deepcopy(model), slots=4, context_tokens=256)
     drawn = engine.generate(prompt, SamplingParams(1.0, 8, 0)).result(timeout=60)
     engine.close()
 
-    model.config._attn_implementation = own
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *drawn.token_ids]]), use_cache=False).logits[0]
     logprobs = torch.log_softmax(logits.float(), dim=-1)
