@@ -682,7 +682,8 @@ def test_a_checkpoint_is_named_by_its_folder_and_the_step_that_was_kept(tmp_path
 
 def test_at_temperature_0_every_set_is_answered_once_and_not_again_greedily() -> None:
     questions = [
-        Question(id=f"q{number}", question="Where?", golden_answers=("Here",)) for number in range(4)
+        Question(id=f"q{number}", question="Where?", golden_answers=("Here",))
+        for number in range(4)
     ]
     sets = {"multihoprag": SetPlan(questions=3, samples=8, greedy=2, controls=1)}
     plan = setting(sets).evaluate.model_copy(update={"temperature": 0.0})

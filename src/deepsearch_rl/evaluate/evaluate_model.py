@@ -137,8 +137,8 @@ def _require_sampled(
     if sets and remote.request.temperature == "omit":
         raise ConfigError(
             f"model {model} cannot answer {', '.join(sets)} greedily: its requests leave the temperature out "
-            f"(temperature: omit). Set evaluate.temperature above 0 and evaluate.sets.{sets[0]}.greedy to 0 (--greedy 0; for this model alone in "
-            f"model_settings.{model}), or send the temperature."
+            f"(temperature: omit). Set evaluate.temperature above 0 and evaluate.sets.{sets[0]}.greedy to 0 "
+            f"(--greedy 0; for this model alone in model_settings.{model}), or send the temperature."
         )
 
 

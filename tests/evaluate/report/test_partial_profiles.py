@@ -12,9 +12,7 @@ from deepsearch_rl.evaluate.tables import F1Table
 from deepsearch_rl.track.contents import best_model, headline, row_scores
 from tools.readme import part
 
-CONFIG = ReportConfig(
-    comparisons=(("sft", "base"),), draws=200, rollouts=5, search_index=False
-)
+CONFIG = ReportConfig(comparisons=(("sft", "base"),), draws=200, rollouts=5, search_index=False)
 
 
 @pytest.fixture
