@@ -55,7 +55,7 @@ def test_the_params_of_every_profile_fit(name: str, monkeypatch: pytest.MonkeyPa
         ("agents", {"max_tokens": 9}, r"unknown section .*'agents'. Did you mean 'agent'"),
         ("seed", "one", r"params.yaml, seed: 'one' is no whole number"),
         ("seed", -1, r"seed: -1"),
-        ("threads", 0, r"threads: 0"),
+        ("index/threads", 0, r"index\.threads: "),
         ("models/base", 3, r"models\.base"),
         ("python/core", None, r"python\.core"),
         ("requires/memory_gb", 6, r"requires\.memory_gb: Extra inputs"),

@@ -250,3 +250,112 @@ def test_a_download_from_a_folder_writes_every_file_or_names_what_is_missing(
         ArtifactError, match=r"input\.jsonl does not exist; download\.folder\.files"
     ):
         download(config, 0, out / "corpora", out / "questions")
+
+
+HOTPOT = {
+    "id": "a",
+    "question": "Who?",
+    "answer": "x",
+    "type": "bridge",
+    "level": "hard",
+    "supporting_facts": {"title": ["B", "A"], "sent_id": [0, 0]},
+    "context": {"title": ["A", "B", "C"], "sentences": [["One.", " Two."], ["Three."], ["Four."]]},
+}
+
+
+def test_questions_are_chosen_by_fields_before_they_are_shuffled_and_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    levels = ["easy", "medium", "hard", "hard", "hard"]
+    rows = [HOTPOT | {"id": str(place), "level": level} for place, level in enumerate(levels)]
+    rows[4] |= {"type": "comparison", "subsets": ["first200", "dev7405"]}
+    write(tmp_path / "h.jsonl", *rows)
+
+    def chosen(where: dict, **sizes: int | None) -> list[str]:
+        source = QuestionSource.model_validate(
+            {"format": "hotpotqa", "path": "h.jsonl", "shuffle_seed": None, "where": where,
+             "splits": sizes or {"val": None}}
+        )  # fmt: skip
+        config = FolderConfig(root=tmp_path, corpora={}, questions={"h": (source,)})
+        return [question.id for question in read_question_sets(config)["h"]["val"]]
+
+    assert chosen({"question_type": "bridge", "level": ["medium", "hard"]}) == ["1", "2", "3"]
+    assert "3 of 5 questions, left out 1 by question_type, 1 by level" in caplog.text
+    assert chosen({"subsets": "first200"}) == ["4"]
+    with pytest.raises(
+        ConfigError, match="no question has the field 'type' of `where`; they have level"
+    ):
+        chosen({"type": "bridge"})
+    with pytest.raises(ConfigError, match=r"has 4 questions of these fields, .* cannot have 5"):
+        chosen({"question_type": "bridge"}, val=5)
+
+
+def own_paragraphs(root: Path, *sources: dict, **paragraphs: list[str]) -> FolderConfig:
+    return FolderConfig.model_validate(
+        {"root": root, "corpora": {}, "questions": {"h": sources}, "paragraphs": paragraphs}
+    )
+
+
+def test_the_paragraphs_of_the_questions_that_are_used_are_a_corpus_that_names_its_gold(
+    tmp_path: Path,
+) -> None:
+    context = {"title": ["C", "D"], "sentences": [["Four."], ["Five."]]}
+    lost = {"id": "b", "context": context, "supporting_facts": [["D", 0], ["E", 0]]}
+    unused = {"id": "c", "context": {"title": ["F"], "sentences": [["Six."]]}}
+    write(tmp_path / "dev.jsonl", HOTPOT, HOTPOT | lost, HOTPOT | unused)
+    context = {"title": ["A", "B"], "sentences": [["One.", "Two."], ["Another."]]}
+    write(tmp_path / "train.jsonl", HOTPOT | {"context": context})
+    source = {"format": "hotpotqa", "shuffle_seed": None}
+    folder = own_paragraphs(
+        tmp_path,
+        source | {"path": "dev.jsonl", "splits": {"val": 1, "dev": 1}},
+        source | {"path": "train.jsonl", "id_prefix": "train_", "splits": {"train": None}},
+        wiki=["h"],
+    )
+    out = tmp_path / "out"
+    download(DownloadConfig(source="folder", folder=folder), 0, out / "corpora", out / "questions")
+    documents = list(read_jsonl(out / "corpora/wiki.jsonl", Document))
+    assert {document.id: document.contents for document in documents} == {
+        "0": "A\nOne. Two.", "1": "B\nThree.", "2": "C\nFour.", "3": "D\nFive.", "4": "B\nAnother.",
+    }  # fmt: skip
+    gold = {}
+    for split in ("val", "dev", "train"):
+        [question] = read_jsonl(out / f"questions/h/{split}.jsonl", Question)
+        gold[question.id] = question.metadata.supporting_doc_ids
+    # Of b, E has no paragraph
+    assert gold == {"a": ("1", "0"), "b": None, "train_a": ("4", "0")}
+
+
+def test_gold_paragraphs_of_musique_are_those_that_are_marked_whatever_title_others_have(
+    tmp_path: Path,
+) -> None:
+    paragraphs = [
+        {"idx": 0, "title": "A", "paragraph_text": "Other.", "is_supporting": False},
+        {"idx": 1, "title": "A", "paragraph_text": "Gold.", "is_supporting": True},
+        {"idx": 2, "title": "A", "paragraph_text": "More.", "is_supporting": True},
+    ]
+    write(tmp_path / "m.jsonl", QUESTION | {"paragraphs": paragraphs})
+    source = {"format": "musique", "path": "m.jsonl", "shuffle_seed": None, "splits": {"val": None}}
+    folder = own_paragraphs(tmp_path, source, m=["h"])
+    out = tmp_path / "out"
+    download(DownloadConfig(source="folder", folder=folder), 0, out / "corpora", out / "questions")
+    [question] = read_jsonl(out / "questions/h/val.jsonl", Question)
+    assert question.metadata.supporting_doc_ids == ("1", "2")
+
+
+def test_sets_that_come_without_paragraphs_make_no_corpus_of_them(tmp_path: Path) -> None:
+    write(tmp_path / "q.jsonl", QUESTION)
+    source = {"path": "q.jsonl", "shuffle_seed": None, "splits": {"val": None}}
+
+    def made(format_: str, dataset: str) -> None:
+        folder = own_paragraphs(tmp_path, source | {"format": format_}, wiki=[dataset])
+        download(DownloadConfig(source="folder", folder=folder), 0, tmp_path, tmp_path)
+
+    with pytest.raises(
+        ArtifactError, match=r"folder\.paragraphs\.wiki: .* come without paragraphs"
+    ):
+        made("hotpotqa", "h")
+    with pytest.raises(UnknownNameError, match="format with paragraphs"):
+        made("nq", "h")
+    with pytest.raises(UnknownNameError, match="question set"):
+        made("hotpotqa", "hotpot")

@@ -283,3 +283,98 @@ def test_a_blank_question_and_titles_without_sentences_are_named(tmp_path: Path)
         RecordError, match=r"line 1: field 'metadata\.context': .*2 titles for the sentences of 1"
     ):
         list(question_sets.read_hotpotqa_paragraphs(path))
+
+
+FLASHRAG_WIKI = {
+    "id": "dev_0",
+    "question": "Who is the mother of the director of Wojna?",
+    "golden_answers": ["Malgorzata"],
+    "metadata": {
+        "type": "compositional",
+        "supporting_facts": {"title": ["Wojna (film)", "Xawery"], "sent_id": [1, 2]},
+        "evidences": {
+            "fact": ["Wojna", "Xawery"],
+            "relation": ["director", "mother"],
+            "entity": ["Xawery", "Malgorzata"],
+        },
+        "context": {"title": ["Xawery"], "content": [["His mother is Malgorzata."]]},
+    },
+}
+OFFICIAL_WIKI = {
+    "_id": "dev_0",
+    "question": FLASHRAG_WIKI["question"],
+    "answer": "Malgorzata",
+    "type": "compositional",
+    "supporting_facts": [["Wojna (film)", 1], ["Xawery", 2]],
+    "evidences": [["Wojna", "director", "Xawery"], ["Xawery", "mother", "Malgorzata"]],
+}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [FLASHRAG_WIKI, OFFICIAL_WIKI, OFFICIAL_WIKI | {"evidences": json.dumps(OFFICIAL_WIKI["evidences"])}],
+    ids=["FlashRAG", "official", "hub"],
+)  # fmt: skip
+def test_triples_of_2wiki_are_steps_that_refer_to_earlier_answers(
+    tmp_path: Path, row: Line
+) -> None:
+    [question] = QUESTION_FORMATS["2wikimultihopqa"](write(tmp_path / "dev.jsonl", row))
+    assert question.metadata.model_dump(exclude_none=True)["gold_steps"] == (
+        {"question": "Wojna >> director", "answer": "Xawery", "title": "Wojna (film)"},
+        {"question": "#1 >> mother", "answer": "Malgorzata", "title": "Xawery"},
+    )
+
+
+def test_triples_that_share_a_sentence_are_of_no_certain_title(tmp_path: Path) -> None:
+    row = OFFICIAL_WIKI | {"supporting_facts": [["Wojna (film)", 1]]}
+    [question] = QUESTION_FORMATS["2wikimultihopqa"](write(tmp_path / "dev.jsonl", row))
+    assert [step.title for step in question.metadata.gold_steps or ()] == [None, None]
+
+
+FLASHRAG_MUSIQUE = {
+    "id": "dev_0",
+    "question": MUSIQUE["question"],
+    "golden_answers": ["Miquette Giraudy"],
+    "metadata": {
+        "question_decomposition": [
+            hop | {"support_paragraph": MUSIQUE["paragraphs"][hop["paragraph_support_idx"]]}
+            for hop in MUSIQUE["question_decomposition"]
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("row", [MUSIQUE, FLASHRAG_MUSIQUE], ids=["official", "FlashRAG"])
+def test_decompositions_of_musique_are_steps_with_answers_and_titles(
+    tmp_path: Path, row: Line
+) -> None:
+    [question] = QUESTION_FORMATS["musique"](write(tmp_path / "dev.jsonl", row))
+    assert question.metadata.model_dump(exclude_none=True)["gold_steps"] == (
+        {"question": "Green >> performer", "answer": "Steve Hillage", "title": "Green (album)"},
+        {"question": "#1 >> spouse", "answer": "Miquette Giraudy", "title": "Miquette Giraudy"},
+    )
+
+
+def test_questions_without_steps_are_written_without_a_field_for_them(tmp_path: Path) -> None:
+    [question] = QUESTION_FORMATS["hotpotqa"](write(tmp_path / "dev.jsonl", HOTPOT))
+    assert json.loads(question.model_dump_json(exclude_none=True))["metadata"] == {
+        "question_type": "comparison",
+        "supporting_titles": ["Scott Derrickson", "Ed Wood"],
+        "level": "hard",
+    }
+
+
+def test_hotpotqas_parquet_on_the_hub_gives_level_unescaped_titles_and_paragraphs(
+    tmp_path: Path,
+) -> None:
+    row = HOTPOT | {
+        "id": "5a8b57f2",
+        "supporting_facts": {"title": ["A&amp;M", "Ed Wood"], "sent_id": [0, 1]},
+        "context": {"title": ["Ed Wood", "A&amp;M"], "sentences": [["He.", " Was."], ["Records."]]},
+    }
+    pd.DataFrame([row]).drop(columns="_id").to_parquet(tmp_path / "validation.parquet")
+    [question] = QUESTION_FORMATS["hotpotqa"](tmp_path / "validation.parquet")
+    assert question.metadata.supporting_titles == ("A&M", "Ed Wood")
+    assert question.metadata.model_extra == {"level": "hard"}
+    documents = CORPUS_FORMATS["hotpotqa_paragraphs"](tmp_path / "validation.parquet")
+    assert [document.contents for document in documents] == ["Ed Wood\nHe. Was.", "A&M\nRecords."]

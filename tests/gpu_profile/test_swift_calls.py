@@ -1,5 +1,6 @@
 """The ``swift`` calls of every profile, read by ms-swift's own argument parser."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,17 @@ def parse(arguments: type, command: list[str]) -> dict[str, object]:
     values, unknown = parser.parse_known_args(command[2:])
     assert unknown == []
     return vars(values)
+
+
+def test_an_adapter_of_the_last_layers_alone_names_them_to_swift(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 12}')
+    section = yaml.safe_load((root / "params.yaml").read_text())["sft"] | {"lora_layers": 3}
+    command = swift_sft_command(
+        SftConfig.model_validate(section), tmp_path, Path("train.jsonl"), Path("work/x"), 7
+    )
+    pattern = re.compile(str(parse(SftArguments, command)["target_regex"]))
+    names = [f"model.layers.{layer}.mlp.up_proj" for layer in range(12)]
+    assert [name for name in names if pattern.fullmatch(name)] == names[-3:]
 
 
 @pytest.mark.parametrize("params", PROFILES)

@@ -127,6 +127,8 @@ class AgentConfig(Record):
 
 # The value of `synthesize.teacher` that names the scripted teacher: the folder of its code.
 SCRIPTED = "src/deepsearch_rl/toy"
+# The one that names the teacher from gold evidence: the module of its code.
+GOLD = "src/deepsearch_rl/agent/gold_teacher.py"
 
 
 class ScriptedConfig(Record):

@@ -6,6 +6,7 @@ those of `models` are:
 - weights, or an adapter that names its base: the model is served as the section `serving` says.
   `synthesize.teacher: models/tiny/base` lets a model learn from its own right answers;
 - an ``endpoint.json``: the model behind that address;
+- :data:`GOLD`, a module of this project: a script that knows the gold evidence of real questions;
 - :data:`SCRIPTED`, a package of this project: the scripted teacher of the generated worlds.
 
 DVC makes the folder first where a stage does, and runs `synthesize` again where it changes.
@@ -26,7 +27,8 @@ from deepsearch_rl.agent.collect import (
     collect,
     read_questions,
 )
-from deepsearch_rl.agent.config import SCRIPTED, ScriptedConfig, write_manifest
+from deepsearch_rl.agent.config import GOLD, SCRIPTED, ScriptedConfig, write_manifest
+from deepsearch_rl.agent.gold_teacher import GoldTeacher
 from deepsearch_rl.agent.rollout import PolicyPerRollout, SearchAgent
 from deepsearch_rl.chat.endpoint import Endpoint, open_endpoint, read_remote
 from deepsearch_rl.chat.prompts import (
@@ -121,6 +123,11 @@ def open_teacher(
         EndpointError: nothing answers at the endpoint's address.
     """
     folder = Path(name)
+    if name == GOLD:
+        searches = setting.agent.max_searches
+        yield Teacher(lambda question, _sample: GoldTeacher(question, searches), None)
+        return
+
     if name.rstrip("/") == SCRIPTED:
         yield Teacher(_scripted(scripted, questions, setting.seed), None)
         return

@@ -67,7 +67,7 @@ MAPPINGS: Mapping[str, Any] = {
     "endpoints": RemoteConfig,
     "python": str,
 }
-OTHERS = ("profile", "packages", "threads", "flow", "seed", "model_settings")
+OTHERS = ("profile", "packages", "flow", "seed", "model_settings")
 # Fields of section sft that filter proves rows by
 OF_SWIFT = ("model_type", "template", "agent_template", "loss_scale")
 # A world's corpora: of the in-domain set and of the others
@@ -112,15 +112,10 @@ def _section(profile: Profile, name: str, read: Callable[[], object]) -> None:
 
 
 def _check_rest(profile: Profile) -> None:
-    """Check what no config class of a section reads: seed, threads, worlds, and every model's own settings."""
+    """Check what no config class of a section reads: seed, worlds, and every model's own settings."""
     seed = profile.value("seed")
     if not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"{profile.path}, seed: {seed!r} is no whole number of 0 or more.")
-    threads = profile.value("threads")
-    if threads is not None and (not isinstance(threads, int) or threads < 1):
-        raise ConfigError(
-            f"{profile.path}, threads: {threads!r} is no whole number of 1 or more; null: as many as cores."
-        )
 
     download = profile.values.get("download", {})
     if download.get("source") == "world" and download.get("world"):

@@ -33,6 +33,13 @@ QUESTION_FORMATS: Mapping[str, Callable[[Path], Iterable[Question]]] = {
     "graphrag_bench": question_sets.read_graphrag_questions,
 }
 
+# The paragraphs that come with the questions of a format
+PARAGRAPHS: Mapping[str, Callable[[Path], Iterable[question_sets.QuestionParagraphs]]] = {
+    "musique": question_sets.musique_paragraphs,
+    "2wikimultihopqa": question_sets.hotpotqa_paragraphs,
+    "hotpotqa": question_sets.hotpotqa_paragraphs,
+}
+
 
 class DatasetCard(Record):
     """One public data set."""

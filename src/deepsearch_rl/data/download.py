@@ -9,6 +9,7 @@ import itertools
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -24,9 +25,11 @@ from deepsearch_rl.core.files import (
 )
 from deepsearch_rl.core.own_code import is_own, load_own
 from deepsearch_rl.core.records import Document, Question, Record
-from deepsearch_rl.data.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
+from deepsearch_rl.data.catalogue import CORPUS_FORMATS, PARAGRAPHS, QUESTION_FORMATS
 from deepsearch_rl.data.documents import DocumentFolder
 from deepsearch_rl.data.hub import HubConfig, fetch
+from deepsearch_rl.data.own_paragraphs import ParagraphCorpus, with_documents
+from deepsearch_rl.data.selection import Where, select
 
 SectionT = TypeVar("SectionT")
 RecordT = TypeVar("RecordT", Document, Question)
@@ -46,6 +49,10 @@ class CorpusSource(Record):
 class QuestionSource(CorpusSource):
     """Splits cut from one file of questions."""
 
+    where: Where = Field(
+        default={},
+        description="field of the metadata -> its value, or a list of values, in the questions that are kept",
+    )
     shuffle_seed: int | None = Field(
         description="seed of a shuffle before splitting; null keeps the file's order"
     )
@@ -64,6 +71,10 @@ class FolderConfig(Record):
     corpora: dict[str, CorpusSource] = Field(description="corpus -> its source")
     questions: dict[str, tuple[QuestionSource, ...]] = Field(
         description="question set -> the sources of its splits"
+    )
+    paragraphs: dict[str, tuple[str, ...]] = Field(
+        default={},
+        description="corpus -> question sets whose own paragraphs it holds, those of the splits alone",
     )
     files: dict[str, Path] = Field(
         default={},
@@ -114,9 +125,10 @@ def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) 
     for name, path in folder.files.items():
         _copy(folder.root / path, questions / name)
 
-    return _write(corpora, open_corpora(folder)) | _write(
-        questions, _by_split(read_question_sets(folder))
-    )
+    sources = _read_sources(folder)
+    documents = open_corpora(folder) | _gather_paragraphs(folder, sources)
+    question_sets = _by_split(_merge_sources(folder, sources))
+    return _write(corpora, documents) | _write(questions, question_sets)
 
 
 def _write_world(
@@ -217,18 +229,43 @@ def _own_records(kind: str, name: str, path: Path, record: type[RecordT]) -> Ite
             yield item
 
 
+@dataclass(slots=True)
+class _SourceQuestions:
+    """The splits that were cut from one source of a question set."""
+
+    dataset: str
+    source: QuestionSource
+    splits: dict[str, list[Question]]
+
+
 def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Question]]]:
     """Return the questions by question set and split, sources in their order.
 
-    Raise ConfigError if the splits do not fit the files.
+    Raise ConfigError if the splits do not fit the files, or no question has a field of ``where``.
     """
-    sets: dict[str, dict[str, list[Question]]] = {name: {} for name in config.questions}
-    for name, sources in config.questions.items():
-        for source in sources:
-            for split, questions in _read_splits(config.root, source):
-                sets[name].setdefault(split, []).extend(questions)
+    return _merge_sources(config, _read_sources(config))
 
-        for split, questions in sets[name].items():
+
+def _read_sources(config: FolderConfig) -> list[_SourceQuestions]:
+    read: list[_SourceQuestions] = []
+    for dataset, sources in config.questions.items():
+        for source in sources:
+            splits = dict(_read_splits(config.root, source))
+            read.append(_SourceQuestions(dataset, source, splits))
+
+    return read
+
+
+def _merge_sources(
+    config: FolderConfig, read: Iterable[_SourceQuestions]
+) -> dict[str, dict[str, list[Question]]]:
+    sets: dict[str, dict[str, list[Question]]] = {name: {} for name in config.questions}
+    for source in read:
+        for split, questions in source.splits.items():
+            sets[source.dataset].setdefault(split, []).extend(questions)
+
+    for name, splits in sets.items():
+        for split, questions in splits.items():
             if repeated := _repeated_id(questions):
                 raise ConfigError(
                     f"download.folder.questions.{name}: two sources of the split {split!r} have "
@@ -236,6 +273,39 @@ def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Questio
                 )
 
     return sets
+
+
+def _gather_paragraphs(
+    config: FolderConfig, read: Iterable[_SourceQuestions]
+) -> dict[str, list[Document]]:
+    """Return the corpora of ``config.paragraphs``, and name their gold documents in the questions."""
+    corpora: dict[str, list[Document]] = {}
+    for name, datasets in config.paragraphs.items():
+        for dataset in datasets:
+            look_up("question set", dataset, config.questions)
+
+        corpus = ParagraphCorpus()
+        for source in read:
+            if source.dataset in datasets:
+                _gather_source(config.root, source, corpus)
+
+        corpora[name] = corpus.documents()
+        if not corpora[name]:
+            raise ArtifactError(
+                f"download.folder.paragraphs.{name}: the questions of {', '.join(datasets)} come without "
+                "paragraphs, so they make no corpus; name a file with one under download.folder.corpora."
+            )
+
+    return corpora
+
+
+def _gather_source(root: Path, read: _SourceQuestions, corpus: ParagraphCorpus) -> None:
+    source = read.source
+    paragraphs = look_up("format with paragraphs", source.format, PARAGRAPHS)(root / source.path)
+    ids = {question.id for questions in read.splits.values() for question in questions}
+    gold = corpus.add(paragraphs, ids, source.id_prefix)
+    for split, questions in read.splits.items():
+        read.splits[split] = [with_documents(question, gold[question.id]) for question in questions]
 
 
 def _repeated_id(questions: Sequence[Question]) -> str | None:
@@ -252,6 +322,8 @@ def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list
             f"{path}: two questions have the id {repeated!r}; ids must differ within a file."
         )
 
+    if source.where:
+        questions = select(path, source.where, questions)
     if source.id_prefix:
         prefixed: list[Question] = []
         for question in questions:
@@ -267,7 +339,8 @@ def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list
         end = len(questions) if count is None else start + count
         if end > len(questions) or end == start:
             raise ConfigError(
-                f"{path} has {len(questions)} questions, {start} of them taken by earlier splits: "
+                f"{path} has {len(questions)} questions{' of these fields' if source.where else ''}, "
+                f"{start} of them taken by earlier splits: "
                 f"the split {split!r} cannot have {'the rest' if count is None else count}."
             )
 

@@ -1,7 +1,9 @@
 """MultiHop-RAG (Tang & Yang 2024, arXiv 2401.15391): news articles and questions with evidence.
 
 Read with the ``datasets`` library from a folder laid out as the repository ``yixuantt/MultiHopRAG``
-is. Ids are positions in its files, as in the splits of the published runs.
+is. Ids are positions in its files, as in the splits of the published runs. A folder with
+``corpus.jsonl.gz`` and ``queries.jsonl.gz`` holds the same rows, a part of them perhaps, with ids of
+its own (``doc_id`` and ``id``); other keys of a query become metadata.
 """
 
 import datetime
@@ -17,13 +19,17 @@ from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import parse_record
 from deepsearch_rl.core.records import (
     Document,
-    ForeignRecord,
     OpenRecord,
+    OptionalRowName,
     Question,
     RequiredText,
     Text,
 )
+from deepsearch_rl.data.flashrag import read_rows
 from deepsearch_rl.data.titles import title_key
+
+# The rows of a configuration as JSON Lines
+LINES = {"corpus": "corpus.jsonl.gz", "MultiHopRAG": "queries.jsonl.gz"}
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Fact: TypeAlias = dict[str, JsonValue]
@@ -34,11 +40,13 @@ class Article(OpenRecord):
 
     title: RequiredText
     body: RequiredText
+    doc_id: OptionalRowName = None
 
 
-class Query(ForeignRecord):
+class Query(OpenRecord):
     """A row of the configuration ``MultiHopRAG``; ``evidence_list`` is null in copies that lost the evidence."""
 
+    id: OptionalRowName = None
     query: RequiredText
     answer: RequiredText
     question_type: Text
@@ -49,7 +57,7 @@ def read_documents(folder: Path) -> Iterator[Document]:
     """Yield the articles, in the order of the file."""
     for number, article in enumerate(_load(folder, "corpus", Article)):
         yield Document(
-            id=str(number),
+            id=article.doc_id or str(number),
             contents=f"{article.title}\n{article.body}",
             metadata=article.model_extra or {},
         )
@@ -63,9 +71,10 @@ def read_questions(folder: Path) -> Iterator[Question]:
         evidence = query.evidence_list
         if evidence is not None:
             evidence = _with_document_ids(evidence, ids)
-        metadata = {"question_type": query.question_type, "evidence_list": evidence}
+        own = {"question_type": query.question_type, "evidence_list": evidence}
+        metadata = (query.model_extra or {}) | own
         question = {
-            "id": str(number),
+            "id": query.id or str(number),
             "question": query.query,
             "golden_answers": [query.answer],
             "metadata": metadata,
@@ -84,6 +93,10 @@ def _with_document_ids(facts: Iterable[Fact], ids: Mapping[str, str]) -> tuple[F
 
 
 def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[ModelT]:
+    if (lines := folder / LINES[configuration]).is_file():
+        yield from read_rows(lines, model)
+        return
+
     # Heavy, and needed for this source alone.
     from datasets import disable_progress_bars, load_dataset  # noqa: PLC0415
     from datasets.exceptions import DatasetGenerationError  # noqa: PLC0415

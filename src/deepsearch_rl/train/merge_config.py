@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from deepsearch_rl.core.hardware import Threads
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.train.swift_names import SwiftModelType, SwiftTemplate
 
@@ -28,6 +29,7 @@ class MergeConfig(Record):
     dtype: Literal["float32", "bfloat16"] = Field(
         description="of the base and of the merged weights"
     )
+    threads: Threads = Field(description="on a cpu; null: as many as cores")
     model_type: SwiftModelType | None = Field(
         description="backend swift: ms-swift's name of the architecture, e.g. qwen3"
     )

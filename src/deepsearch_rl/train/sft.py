@@ -37,7 +37,7 @@ from deepsearch_rl.core.files import (
     write_json,
     write_jsonl,
 )
-from deepsearch_rl.core.hardware import require_gpu
+from deepsearch_rl.core.hardware import Threads, require_gpu
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.train.curves import record_step
@@ -85,6 +85,7 @@ class SftConfig(Record):
 
     device: Literal["cpu", "cuda"] = Field(description="where training runs; never guessed")
     dtype: Literal["float32", "bfloat16"] = Field(description="of weights and activations")
+    threads: Threads = Field(description="on a cpu; null: as many as cores")
     model_type: SwiftModelType = Field(
         description="ms-swift's name of the architecture, e.g. qwen3"
     )
@@ -100,6 +101,10 @@ class SftConfig(Record):
     lora_rank: int = Field(ge=1)
     lora_alpha: int = Field(ge=1, description="the adapter is scaled by alpha / rank")
     lora_dropout: float = Field(ge=0, lt=1)
+    lora_layers: int | None = Field(
+        ge=1,
+        description="the adapter is in the last so many layers, and nothing below learns; null: in all",
+    )
     learning_rate: float = Field(gt=0, description="peak of the cosine schedule")
     warmup_ratio: float = Field(
         ge=0, lt=1, description="share of the steps with a rising learning rate"
@@ -258,10 +263,11 @@ def _copy_adapters(scratch: Path, model: Path, output: Path) -> None:
 
 def canonical_adapter_config(config: dict[str, Any], model: Path) -> dict[str, Any]:
     """Return PEFT's settings without what differs between equal runs: absolute paths and the order of a set."""
+    modules = config["target_modules"]
     return {
         **config,
         "base_model_name_or_path": str(model),
-        "target_modules": sorted(config["target_modules"]),
+        "target_modules": modules if isinstance(modules, str) else sorted(modules),
     }
 
 
@@ -330,6 +336,7 @@ def swift_sft_command(
         "output_dir": scratch,
         "add_version": False,
         **_optimisation_flags(config),
+        **_target_flags(config.lora_layers, model),
         "save_strategy": "steps",
         "save_steps": config.save_steps,
         # Besides the best one
@@ -354,11 +361,19 @@ def swift_sft_command(
     return swift_command("sft", flags)
 
 
+def _target_flags(layers: int | None, model: Path) -> dict[str, object]:
+    """Return the flag that names the layers with an adapter: backward passes end at the lowest one."""
+    if layers is None:
+        return {"target_modules": "all-linear"}
+    count = read_json(model / "config.json")["num_hidden_layers"]
+    names = "|".join(map(str, range(max(0, count - layers), count)))
+    return {"target_regex": rf".*\.layers\.({names})\..*_proj"}
+
+
 def _optimisation_flags(config: SftConfig) -> dict[str, object]:
     """Return the flags of adapter, precision, optimizer and batches."""
     return {
         "tuner_type": "lora",
-        "target_modules": "all-linear",
         "lora_rank": config.lora_rank,
         "lora_alpha": config.lora_alpha,
         "lora_dropout": config.lora_dropout,

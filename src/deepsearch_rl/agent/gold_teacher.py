@@ -1,0 +1,272 @@
+"""A teacher that knows the gold evidence of a question, and shows how to find it.
+
+    the question as it stands -> search -> what is still missing, by a name that was read -> search -> ... -> answer
+
+It plans from the question's metadata: gold titles (HotpotQA), gold steps (sub-questions of MuSiQue, triples of
+2WikiMultihopQA) or gold facts (MultiHop-RAG). The plan says what is missing, never what to write: queries, notes and
+answers consist of words of the question and of the passages that the searches returned; yes, no and a refusal are the
+exceptions. So a model that sees nothing but the conversation can imitate it.
+
+It stops when all evidence is shown. A search that missed is asked again in other words. Where nothing is left to ask
+it refuses; the filter drops such a rollout unless refusing was right.
+
+Its notes are sentences of the passages: before a search the one with the name that it asks for, before an answer the
+one that holds it. From these a model of 135M parameters learns the second hop (docs/experiments.md).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from deepsearch_rl.agent.protocols import Reply, RolloutPolicy
+from deepsearch_rl.chat.chat_messages import search_call
+from deepsearch_rl.core.answers import CLOSED_ANSWERS, INSUFFICIENT, is_refusal, normalise
+from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.records import GoldStep, Message, Question
+from deepsearch_rl.data.sentences import sentence_spans
+from deepsearch_rl.data.titles import title_key
+from deepsearch_rl.search.gold import without_space
+
+# A note of a longer sentence is cut to so many words around what it names
+NOTE_WORDS = 40
+# Words of questions that name nothing
+_FUNCTION_WORDS = """
+a an the what which who whom whose where when how why is are was were be been do does did has have had can could of in
+on at by for to from with and or that this it its his her their as not than into between among also both one two first
+same name named called known located born according article articles report reported
+"""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+_PASSAGE = re.compile(r"^\[\d+\] (.*)\n((?:.*\n?)*?)(?=\n\[\d+\] |\Z)", re.MULTILINE)
+_REFERENCE = re.compile(r"#(\d+)")
+# What tells titles of one name apart: "Lilu (mythology)"
+_BRACKET = re.compile(r"\s*\([^()]*\)$")
+_CLAUSE_END = re.compile(r"[,;:]|\b(?:and|while|but|as|that|whose|which|who)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A passage as the model reads it."""
+
+    title: str
+    text: str
+
+    def sentences(self) -> Iterator[str]:
+        """Yield the sentences of the text."""
+        for start, end in sentence_spans(self.text):
+            yield self.text[start:end]
+
+
+def read_passages(observation: str) -> list[Passage]:
+    """Return the passages of a tool message (:func:`deepsearch_rl.chat.chat_messages.format_passages`)."""
+    return [Passage(title, text.strip()) for title, text in _PASSAGE.findall(observation)]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A piece of evidence: a passage with this title, or with this fact, or the answer of a gold step."""
+
+    title: str | None = None
+    fact: str | None = None
+    step: GoldStep | None = None
+
+    def shown_in(self, passage: Passage) -> bool:
+        """Return whether a passage is this evidence."""
+        if self.fact:
+            return without_space(self.fact) in without_space(passage.text)
+        if self.title:
+            return title_key(self.title) == title_key(passage.title)
+        answer = self.step.answer if self.step else None
+        return bool(answer) and names(str(answer), f"{passage.title}\n{passage.text}")
+
+
+def plan(question: Question) -> tuple[Target, ...]:
+    """Return the evidence of a question in the order of its reasoning; empty where the answer is a refusal.
+
+    Raise ConfigError where the question has no gold evidence.
+    """
+    metadata = question.metadata
+    if metadata.evidence_list:
+        return tuple(Target(fact=item.fact, title=item.title) for item in metadata.evidence_list)
+
+    if metadata.gold_steps:
+        return tuple(Target(title=step.title, step=step) for step in metadata.gold_steps)
+
+    if metadata.supporting_titles:
+        return tuple(Target(title=title) for title in dict.fromkeys(metadata.supporting_titles))
+
+    if any(map(is_refusal, question.golden_answers)):
+        return ()
+
+    raise ConfigError(
+        f"question {question.id} has no gold evidence (evidence_list, gold_steps or supporting_titles in its "
+        "metadata), so the gold teacher cannot answer it; leave such questions out, or let synthesize.teacher name "
+        "the folder of a model."
+    )
+
+
+class GoldTeacher(RolloutPolicy):
+    """The teacher for one rollout; what it has done so far it reads from the conversation."""
+
+    def __init__(self, question: Question, max_searches: int) -> None:
+        self._question = question
+        self._targets = plan(question)
+        self._max_searches = max_searches
+
+    async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:  # noqa: ARG002 - it writes little
+        """Return the next search, or the answer."""
+        asked: list[str] = []
+        passages: list[Passage] = []
+        for message in messages:
+            asked += [str((call.parsed or {}).get("query")) for call in message.tool_calls]
+            if message.role == "tool":
+                passages += read_passages(message.content)
+
+        content, query = self.turn(asked, passages)
+        calls = (search_call(query, len(asked) + 1),) if query else ()
+        return Reply(Message(role="assistant", content=content, tool_calls=calls))
+
+    def turn(self, asked: Sequence[str], passages: Sequence[Passage]) -> tuple[str, str | None]:
+        """Return what the teacher writes and what it asks for; None where it answers."""
+        missing = [target for target in self._targets if not any(map(target.shown_in, passages))]
+        answer = self._shown_answer(passages)
+        if asked and self._targets and not missing and answer:
+            return (
+                f"{self._answer_note(answer, passages)}\n<answer> {answer}</answer>".strip(),
+                None,
+            )
+
+        if len(asked) < self._max_searches:
+            for note, query in self._searches(missing or self._targets, passages):
+                if query not in asked:
+                    return note, query
+
+        return f"<answer> {INSUFFICIENT}</answer>", None
+
+    def _searches(
+        self, targets: Sequence[Target], passages: Sequence[Passage]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield notes and queries, the best first: the question, what a target is called, the question's own names."""
+        question = self._question.question.strip().rstrip("?").rstrip()
+        yield "", question
+
+        read = [question]
+        for passage in passages:
+            read += [passage.title, passage.text]
+
+        for target in targets:
+            for name, query in self._queries(target, read, passages):
+                yield note_on(name, passages), query
+
+        yield "", " ".join(capitalised(question) or content_words(question))
+
+    def _queries(
+        self, target: Target, read: Sequence[str], passages: Sequence[Passage]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the names and queries of a target, of words that were read."""
+        question = self._question.question
+        if target.fact:
+            for clause in clauses_like(f"{target.title} {target.fact}", question):
+                yield "", clause
+            return
+
+        if target.step:
+            resolved = self._resolve(target.step.question, passages)
+            if resolved:
+                subject, asked = resolved
+                known = set(content_words(" ".join(read)))
+                words = [word for word in asked.split() if set(content_words(word)) <= known]
+                yield subject, " ".join(words)
+
+        name = bare(target.title) if target.title else ""
+        if name and any(names(name, text) for text in read):
+            yield name, name
+            yield name, " ".join([name, *content_words(question, without=name)])
+
+    def _resolve(self, question: str, passages: Sequence[Passage]) -> tuple[str, str] | None:
+        """Return the last answer that a step refers to, and its question with all of them; None if one is not shown."""
+        subject = ""
+        for number in _REFERENCE.findall(question):
+            place = int(number) - 1
+            step = self._targets[place].step if place < len(self._targets) else None
+            subject = (step.answer if step else None) or ""
+            if not subject or not any(
+                names(subject, f"{item.title}\n{item.text}") for item in passages
+            ):
+                return None
+            question = question.replace(f"#{number}", subject)
+
+        return subject, question.replace(" >> ", " ").rstrip("?")
+
+    def _shown_answer(self, passages: Sequence[Passage]) -> str:
+        """Return the golden answer that the passages or the question show; empty where none does."""
+        texts = [self._question.question, *(f"{item.title}\n{item.text}" for item in passages)]
+        for answer in self._question.golden_answers:
+            if normalise(answer) in CLOSED_ANSWERS or any(names(answer, text) for text in texts):
+                return answer
+        return ""
+
+    def _answer_note(self, answer: str, passages: Sequence[Passage]) -> str:
+        # A name of the question is in many sentences, and a yes in none
+        if normalise(answer) in CLOSED_ANSWERS or names(answer, self._question.question):
+            return ""
+        gold = [item for item in passages if any(target.shown_in(item) for target in self._targets)]
+        return note_on(answer, gold) or note_on(answer, passages)
+
+
+def bare(title: str) -> str:
+    """Return a title without the words in brackets that tell it from others of its name."""
+    return _BRACKET.sub("", title) or title
+
+
+def names(name: str, text: str) -> bool:
+    """Return whether a text holds a name as whole words, in any case and punctuation."""
+    words = _words(name)
+    return bool(words) and f" {' '.join(words)} " in f" {' '.join(_words(text))} "
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.casefold())
+
+
+def content_words(text: str, without: str = "") -> list[str]:
+    """Return the words that name something, in lower case, but for those of ``without``."""
+    left_out = FUNCTION_WORDS | set(_words(without))
+    return [word for word in _words(text) if word not in left_out]
+
+
+def capitalised(question: str) -> list[str]:
+    """Return the words of a question that begin with a capital or a digit, but for its first."""
+    words = re.findall(r"[\w'.-]+", question)
+    return [word for word in words[1:] if word[0].isupper() or word[0].isdigit()]
+
+
+def clauses_like(evidence: str, question: str) -> list[str]:
+    """Return the clauses of a question that share a word with the evidence, those with the most first."""
+    wanted = set(content_words(evidence))
+    shared: dict[str, int] = {}
+    for part in _CLAUSE_END.split(question.rstrip("?")):
+        clause = " ".join(part.split())
+        count = len(wanted & set(content_words(clause)))
+        if count:
+            shared[clause] = count
+    return sorted(shared, key=lambda clause: -shared[clause])
+
+
+def note_on(name: str, passages: Sequence[Passage]) -> str:
+    """Return the first sentence that holds a name, at most NOTE_WORDS words of it; empty where none does."""
+    for passage in passages if name else ():
+        for sentence in passage.sentences():
+            if names(name, sentence):
+                return _cut(sentence, name)
+    return ""
+
+
+def _cut(sentence: str, name: str) -> str:
+    """Return a sentence, or NOTE_WORDS words of it around a name."""
+    words = sentence.split()
+    size = len(name.split())
+    for place in range(len(words)):
+        if names(name, " ".join(words[place : place + size])):
+            start = max(0, min(place - NOTE_WORDS // 2, len(words) - NOTE_WORDS))
+            return " ".join(words[start : start + NOTE_WORDS])
+    return " ".join(words[:NOTE_WORDS])
