@@ -17,6 +17,7 @@ from deepsearch_rl.cli.doctor import Requirements
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError, look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Record
+from deepsearch_rl.core.stage import SOURCES
 from deepsearch_rl.data.chunking import ChunkConfig
 from deepsearch_rl.data.download import DownloadConfig
 from deepsearch_rl.data.question_writing.make import WritingConfig
@@ -263,6 +264,9 @@ def _prompts(values: Mapping[str, Any], root: Path) -> Iterator[str]:
     for field, prompt in prompts.items():
         # Other names were looked up by the config
         is_path = prompt and "/" in prompt and not prompt.startswith("data/")
+        ours = f"{SOURCES.as_posix()}/"
+        if is_path and prompt.startswith(ours):
+            is_path = not Path(__file__).parents[1].joinpath(prompt.removeprefix(ours)).exists()
         if is_path and not (root / prompt).exists():
             yield f"{field}: there is no file {prompt}; name one that exists"
 
