@@ -10,12 +10,16 @@ from deepsearch_rl.core.environment import prepare_environment
 
 
 def _threads() -> int | None:
-    """Return the value ``threads`` of the params file that this program was started with."""
+    """Return the field ``threads`` of the stage's section, or of ``index``, with which the others search."""
+    # `python -m stages.sft params.yaml`; sys.argv has no name of a module that is still looked for
+    stages = [word.partition(".")[2] for word in sys.orig_argv if word.startswith("stages.")]
     for word in sys.argv[1:]:
-        if word.endswith("params.yaml") and Path(word).is_file():
-            return yaml.load(Path(word).read_text(encoding="utf-8"), yaml.CSafeLoader).get(
-                "threads"
-            )
+        if stages and word.endswith("params.yaml") and Path(word).is_file():
+            params = yaml.load(Path(word).read_text(encoding="utf-8"), yaml.CSafeLoader)
+            for section in (params.get(stages[0]), params.get("index")):
+                if isinstance(section, dict) and "threads" in section:
+                    return section["threads"]
+            return 1
     return None
 
 

@@ -82,7 +82,7 @@ TOY_CHOICES = {
     "synthesize": ("teacher", TOY),
 }
 # Sections that no stage reads
-SETTINGS = ("profile", "packages", "threads", "python", "requires", "flow")
+SETTINGS = ("profile", "packages", "python", "requires", "flow")
 # Of a profile.yaml alone
 _OF_PROFILES = ("extends", "stages")
 _SECTION = re.compile(

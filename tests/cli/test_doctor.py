@@ -79,7 +79,13 @@ def test_documents_and_models_that_no_stage_makes_are_named() -> None:
 def test_a_run_that_takes_too_long_is_named() -> None:
     profile = find_profile(ROOT, "gpu").with_overrides({"requires.max_hours": 1})
     found = [need.what for need in doctor.missing_for_profile(ROOT, profile, LARGE)]
-    assert any("hours are planned, and requires.max_hours is 1" in what for what in found)
+    assert any(" hours are planned, and requires.max_hours is 1" in what for what in found)
+
+
+def test_a_run_that_takes_too_much_memory_is_named() -> None:
+    profile = find_profile(ROOT, "tiny").with_overrides({"requires.memory_gib": 2})
+    found = [need.what for need in doctor.missing_for_profile(ROOT, profile, LARGE)]
+    assert any("GiB of memory are planned for " in what for what in found)
 
 
 def test_keys_are_never_shown_and_servers_that_are_away_are_named_without_their_password(

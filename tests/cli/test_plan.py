@@ -2,13 +2,15 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli.main import app
-from deepsearch_rl.cli.plan import PRICES, SLOPES, Plan, make_plan
+from deepsearch_rl.cli.plan import Plan, make_plan
+from deepsearch_rl.cli.plan_sizes import PRICES, SLOPES
 from deepsearch_rl.core.errors import UnknownNameError
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from tests.conftest import ROOT
@@ -16,14 +18,31 @@ from tests.conftest import ROOT
 MEASURED_S = {
     "prepare_model": r"(\d+) s for the base model",
     "rl": r"(\d+) s for RL,",
-    "evaluate": r"(\d+) s for [\d,]+ evaluated rollouts",
 }
 """Where docs/running.md states the seconds of a whole run of tiny, by kind of stage."""
+SPEEDS = {
+    "float32_gflops": 130.0,
+    "float32_few_gflops": 45.0,
+    "bfloat16_gflops": 500.0,
+    "bfloat16_few_gflops": 75.0,
+}
+"""Of a core of the machine of that run."""
+SMOLLM = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+}
+COMPUTED = ("sft", "rl@sft", "evaluate@sft")
+"""Stages in which a large model is nearly all."""
 
 
 def plan_of(name: str, slopes: dict[str, float] | None = None, **overrides: object) -> Plan:
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
-    return make_plan(find_profile(ROOT, name).with_overrides(changes), slopes or {})
+    return make_plan(find_profile(ROOT, name).with_overrides(changes), {**SPEEDS, **(slopes or {})})
 
 
 def seconds(plan: Plan) -> dict[str, float]:
@@ -46,6 +65,9 @@ def test_the_plan_of_tiny_is_within_a_tenth_of_the_run_that_its_slopes_are_from(
         [measured_s] = re.findall(pattern, page)
         total_s = sum(value for stage, value in planned.items() if stage.partition("@")[0] == kind)
         assert total_s == pytest.approx(int(measured_s), rel=0.1), kind
+
+    [whole_s] = re.findall(r"the run takes (\d+) s", page)
+    assert plan_of("tiny").hours * 3600 == pytest.approx(int(whole_s), rel=0.1)
 
 
 def test_time_grows_with_steps_and_samples_in_the_stages_that_they_are_of() -> None:
@@ -122,3 +144,111 @@ def test_the_table_ends_with_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "USD" in output
     profile: Profile = find_profile(ROOT, "gpu")
     assert f"A run takes {make_plan(profile, {}).hours:.1f} h." in output
+
+
+class Project:
+    """A project with tiny's graph over a model's folder, in which the command plans."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "dvc.yaml").write_bytes((ROOT / "dvc.yaml").read_bytes())
+        self.values = yaml.safe_load((ROOT / "params.yaml").read_text())
+        self.values["prepare_model"] = {"source": "folder", "path": "model", "hub": None}
+        (folder / "model").mkdir()
+        self.shape()
+
+    def shape(self, **changes: int) -> None:
+        """Write the model's config.json."""
+        text = json.dumps({**SMOLLM, **changes})
+        (self._folder / "model" / "config.json").write_text(text)
+
+    def plan(self, *options: str) -> dict[str, dict[str, float]]:
+        """Return the stages as `deepsearch plan --json` shows them."""
+        speeds = [f"--slope={name}={value}" for name, value in SPEEDS.items()]
+        stages = json.loads(self.run("--json", *speeds, *options))["stages"]
+        return {stage["stage"]: stage for stage in stages}
+
+    def run(self, *options: str) -> str:
+        """Return what the command prints."""
+        (self._folder / "params.yaml").write_text(yaml.safe_dump(self.values))
+        result = CliRunner().invoke(app, ["plan", "tiny", *options])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    return Project(tmp_path)
+
+
+def test_a_model_of_twice_the_layers_takes_twice_the_time(project: Project) -> None:
+    tiny = seconds(plan_of("tiny"))
+    single = project.plan()
+    project.shape(num_hidden_layers=60)
+    double = project.plan()
+    for stage in COMPUTED:
+        assert single[stage]["seconds"] > 20 * tiny[stage], stage
+        assert 1.7 < double[stage]["seconds"] / single[stage]["seconds"] < 2.05, stage
+        assert double[stage]["host_gib"] > single[stage]["host_gib"] + 0.2, stage
+
+
+def test_a_model_of_a_hub_is_as_large_as_its_name_says(project: Project) -> None:
+    local = project.plan()
+    hub = {"repository": "nobody/Some-135M-Instruct", "revision": "a" * 40}
+    project.values["prepare_model"] = {"source": "hub", "hub": hub}
+    named = project.plan()
+    for stage in COMPUTED:
+        assert named[stage]["seconds"] == pytest.approx(local[stage]["seconds"], rel=0.05), stage
+
+
+def test_a_core_that_multiplies_faster_takes_less_time(project: Project) -> None:
+    usual = project.plan()
+    faster = project.plan("--slope=float32_gflops=520", "--slope=float32_few_gflops=180")
+    for stage in COMPUTED:
+        assert 0.2 < faster[stage]["seconds"] / usual[stage]["seconds"] < 0.7, stage
+
+
+def test_bfloat16_halves_the_memory_of_slots_and_takes_less_time_to_train(project: Project) -> None:
+    single = project.plan()
+    project.values["sft"]["dtype"] = "bfloat16"
+    project.values["serving"]["cpu"]["dtype"] = "bfloat16"
+    half = project.plan()
+    assert half["sft"]["seconds"] < 0.7 * single["sft"]["seconds"]
+    slots_gib = 2 * 192 * 1024 * 30 * 2 * 192 * 2 / 2**30
+    weights_gib = 2 * 135e6 * 2 / 2**30
+    saved = single["evaluate@sft"]["host_gib"] - half["evaluate@sft"]["host_gib"]
+    assert saved == pytest.approx(slots_gib + weights_gib, rel=0.02)
+
+
+def test_the_memory_of_rl_grows_with_the_tokens_of_a_batch(project: Project) -> None:
+    large = project.plan()["rl@sft"]["host_gib"]
+    project.values["rl"]["max_batch_tokens"] //= 4
+    assert project.plan()["rl@sft"]["host_gib"] < large - 5
+
+
+def test_rows_are_counted_by_the_report_of_filter_where_there_is_one(
+    project: Project, tmp_path: Path
+) -> None:
+    guessed = project.plan()
+    counts = {"rows": 300, "trajectories": 600, "searches": 2.0, "tokens": {"mean": 800.0}}
+    report = tmp_path / "reports" / "tiny" / "filter.json"
+    report.parent.mkdir(parents=True)
+    report.write_text(json.dumps(counts))
+    counted = project.plan()
+    report.write_text(json.dumps({**counts, "rows": 600}))
+    assert guessed["sft"]["seconds"] != counted["sft"]["seconds"]
+    assert project.plan()["sft"]["seconds"] == pytest.approx(
+        2 * counted["sft"]["seconds"], rel=0.05
+    )
+
+
+def test_the_machine_is_timed_and_the_plan_says_what_it_rests_on(project: Project) -> None:
+    printed = project.run()
+    assert "134M parameters in 30 layers (model/config.json)" in printed
+    assert re.search(r"A core of this machine has \d+ GFLOP/s in float32", printed)
+
+
+def test_a_model_that_is_not_there_is_not_counted_and_the_plan_says_so(project: Project) -> None:
+    project.values["prepare_model"]["path"] = "elsewhere"
+    assert "The base model is not there" in project.run()

@@ -399,7 +399,10 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         retrieval=own.retrieval.model_copy(update=slower),
         chunk=own.chunk.model_copy(update={"variants": {"world_8": variant}}),
         serving=ServingConfig(
-            backend="cpu", cpu=CpuConfig(slots=8, context_tokens=9, servers=1, start_timeout_s=1)
+            backend="cpu",
+            cpu=CpuConfig(
+                slots=8, context_tokens=9, dtype="float32", servers=1, threads=1, start_timeout_s=1
+            ),
         ),
     )
     fingerprint = own.rollout_fingerprint("multihoprag", served_here=False)
@@ -447,7 +450,14 @@ def test_two_model_servers_give_the_rollouts_of_one(
     patient = {"context_tokens": 512, "timeout_s": 120, "call_timeout_s": 120}
     own = setting(SETS)
     for servers in (1, 2):
-        cpu = CpuConfig(slots=8, context_tokens=512, servers=servers, start_timeout_s=1)
+        cpu = CpuConfig(
+            slots=8,
+            context_tokens=512,
+            dtype="float32",
+            servers=servers,
+            threads=1,
+            start_timeout_s=1,
+        )
         plan = replace(
             own,
             agent=own.agent.model_copy(update=patient),
@@ -473,7 +483,14 @@ def test_settings_are_the_same_with_more_model_servers() -> None:
             own,
             serving=ServingConfig(
                 backend="cpu",
-                cpu=CpuConfig(slots=slots, context_tokens=9, servers=servers, start_timeout_s=1),
+                cpu=CpuConfig(
+                    slots=slots,
+                    context_tokens=9,
+                    dtype="float32",
+                    servers=servers,
+                    threads=1,
+                    start_timeout_s=1,
+                ),
             ),
         ).digest()
         for slots, servers in ((8, 1), (8, 2), (9, 1))
@@ -490,7 +507,14 @@ def test_the_same_weights_under_another_name_are_asked_again(
         setting({"musique": SETS["musique"]}),
         serving=ServingConfig(
             backend="cpu",
-            cpu=CpuConfig(slots=8, context_tokens=512, servers=1, start_timeout_s=120),
+            cpu=CpuConfig(
+                slots=8,
+                context_tokens=512,
+                dtype="float32",
+                servers=1,
+                threads=1,
+                start_timeout_s=120,
+            ),
         ),
     )
     # A model on a busy machine needs its time

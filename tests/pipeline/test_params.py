@@ -49,7 +49,7 @@ def test_a_profile_has_its_stages_and_the_sections_that_they_read(profiles: Path
     text, graph = params.generate(write_profile(profiles, API))
     values = yaml.safe_load(text)
     assert values.keys() == {
-        "profile", "packages", "threads", "python", "requires", "flow", "seed", "models", "endpoints",
+        "profile", "packages", "python", "requires", "flow", "seed", "models", "endpoints",
         "model_settings", "datasets", "agent", "retrieval", "download", "chunk", "index", "serving", "evaluate",
         "report", "track",
     }  # fmt: skip

@@ -145,7 +145,7 @@ def test_a_malformed_chunk_names_file_line_and_field(
 def section(index_config: IndexConfig) -> IndexSection:
     quality = {"split": "val", "cutoffs": [1]}
     encoding = {"dtype": "float32", "block_rows": 4}
-    added = {"corpus_vectors": {}, "encoding": encoding, "quality": quality}
+    added = {"corpus_vectors": {}, "encoding": encoding, "quality": quality, "threads": 1}
     return IndexSection.model_validate({**index_config.model_dump(), **added})
 
 

@@ -239,7 +239,7 @@ def test_the_graph_imports_the_index_of_a_corpus_that_params_name(
     (chunks / "wiki.jsonl").write_bytes((folder / "corpus.jsonl").read_bytes())
     values = config.model_dump() | {"corpus_vectors": {}, "imported": {"wiki": str(source)}}
     quality = {"split": "val", "cutoffs": [1]}
-    section = IndexSection.model_validate(values | {"quality": quality})
+    section = IndexSection.model_validate(values | {"quality": quality, "threads": 1})
     build_indexes(chunks, tmp_path / "index", section, 0, tmp_path / "work", {})
     built = read_manifest(tmp_path / "index/wiki").config
     assert (built.vectors.kind, built.bm25) == ("faiss", None)

@@ -86,6 +86,7 @@ def test_a_corpus_of_which_one_half_is_built_is_measured_by_that_half(tmp_path: 
         "corpus_vectors": {},
         "corpus_only": {"one": "dense"},
         "quality": {"split": "val", "cutoffs": [1]},
+        "threads": 1,
     }
     section = IndexSection.model_validate({**INDEX.model_dump(), **added})
     build_indexes(

@@ -28,7 +28,14 @@ from tests.policies import CONTEXT_TOKENS
 
 CPU = {
     "backend": "cpu",
-    "cpu": {"slots": 8, "context_tokens": CONTEXT_TOKENS, "servers": 1, "start_timeout_s": 120},
+    "cpu": {
+        "slots": 8,
+        "context_tokens": CONTEXT_TOKENS,
+        "servers": 1,
+        "dtype": "float32",
+        "threads": 1,
+        "start_timeout_s": 120,
+    },
 }
 REQUEST = {
     "messages": [{"role": "user", "content": "Who?"}],

@@ -28,7 +28,14 @@ ENDPOINT = {
     "model": "$MODEL_OF_THE_TEST",
     "api_key_variable": "KEY_OF_THE_TEST",
 }
-CPU = {"slots": 8, "context_tokens": CONTEXT_TOKENS, "servers": 1, "start_timeout_s": 60}
+CPU = {
+    "slots": 8,
+    "context_tokens": CONTEXT_TOKENS,
+    "servers": 1,
+    "dtype": "float32",
+    "threads": 1,
+    "start_timeout_s": 60,
+}
 
 
 def config(backend: str = "cpu", **sections: object) -> ServingConfig:

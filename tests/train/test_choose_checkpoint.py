@@ -33,7 +33,14 @@ from tests.worlds import World
 WEIGHTS = "adapter_model.safetensors"
 CPU = {
     "backend": "cpu",
-    "cpu": {"slots": 8, "context_tokens": CONTEXT_TOKENS, "servers": 1, "start_timeout_s": 120},
+    "cpu": {
+        "slots": 8,
+        "context_tokens": CONTEXT_TOKENS,
+        "servers": 1,
+        "dtype": "float32",
+        "threads": 1,
+        "start_timeout_s": 120,
+    },
 }
 
 

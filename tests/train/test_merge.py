@@ -43,6 +43,7 @@ PEFT_MERGE = MergeConfig(
     backend="peft",
     device="cpu",
     dtype="float32",
+    threads=1,
     model_type=None,
     template=None,
     max_sequence_tokens=None,

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
-from deepsearch_rl.cli.plan import make_plan
+from deepsearch_rl.cli.plan import Plan, make_plan
+from deepsearch_rl.cli.plan_cpu import DTYPES, USUAL_SHAPE, measured_gflops
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.core.redaction import public_address
@@ -69,13 +70,14 @@ class Requirements(Record):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this machine offers."""
+    """What this machine offers; ``gflops`` of a core by dtype, for a model of 135M parameters."""
 
     cores: int
     memory_gib: float
     free_disk_gib: float
     gpus_gib: tuple[float, ...]
     java: str
+    gflops: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def gpus(self) -> str:
@@ -145,7 +147,12 @@ def read_machine(root: Path) -> Machine:
         free_disk_gib=shutil.disk_usage(root).free / GIB,
         gpus_gib=tuple(float(mib) / 1024 for mib in re.findall(r"\d+", gpus)),
         java=java.partition("\n")[0],
+        gflops=_gflops() if installed_version("torch") else {},
     )
+
+
+def _gflops() -> dict[str, float]:
+    return {dtype: measured_gflops(USUAL_SHAPE, dtype)[1] for dtype in DTYPES}
 
 
 def _output(*command: str) -> str:
@@ -193,11 +200,25 @@ def missing_for_profile(
     yield from _missing_for_rl(profile, root, machine)
     needs = profile.section("requires", Requirements)
     yield from missing_on_machine(needs, machine)
-    if needs.max_hours and needs.gpu_memory_gib:
-        hours = make_plan(profile, {}).hours
-        if hours > needs.max_hours:
-            what = f"{hours:.0f} hours are planned, and requires.max_hours is {needs.max_hours:g}"
-            yield MissingRequirement(what, f"deepsearch plan {profile.name}")
+    # A CPU is timed with torch
+    if installed_version("torch") or needs.gpu_memory_gib:
+        yield from _beyond_plan(needs, make_plan(profile, {}))
+
+
+def _beyond_plan(needs: Requirements, plan: Plan) -> Iterator[MissingRequirement]:
+    """Yield hours and memory that a profile is planned to take beyond what it says that it takes."""
+    fix = f"deepsearch plan {plan.profile}"
+    if needs.max_hours and plan.hours > needs.max_hours:
+        what = f"{plan.hours:.1f} hours are planned, and requires.max_hours is {needs.max_hours:g}"
+        yield MissingRequirement(what, fix)
+
+    largest = max(plan.stages, key=lambda stage: stage.host_gib)
+    if largest.host_gib > needs.memory_gib:
+        what = (
+            f"{largest.host_gib:.1f} GiB of memory are planned for {largest.stage}, "
+            f"and requires.memory_gib is {needs.memory_gib:g}"
+        )
+        yield MissingRequirement(what, fix)
 
 
 def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[MissingRequirement]:
@@ -301,11 +322,13 @@ def _missing_in_cluster(root: Path, verl: Mapping[str, Any]) -> Iterator[Missing
 def render(report: DoctorReport) -> str:
     """Return the report as plain text."""
     machine = report.machine
+    speeds = ", ".join(f"{rate:.0f} GFLOP/s in {dtype}" for dtype, rate in machine.gflops.items())
     keys = ", ".join(f"{key} {'set' if os.environ.get(key) else 'not set'}" for key in KEYS)
     lines = [
         f"Python {platform.python_version()}, {machine.cores} cores, {machine.memory_gib:.0f} GiB of memory, "
         f"{machine.free_disk_gib:.0f} GiB of free disk",
         f"GPU: {machine.gpus}; Java: {machine.java or 'none'}",
+        *([f"a core multiplies {speeds}"] if speeds else []),
         f"keys: {keys}",
         *report.servers,
     ]

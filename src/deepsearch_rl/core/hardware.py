@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
 
 from deepsearch_rl.core.errors import UnavailableError
+
+# Of numeric libraries; None: as many as cores
+Threads: TypeAlias = Annotated[int, Field(ge=1)] | None
 
 CGROUP = Path("/sys/fs/cgroup")
 

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.core.files import atomic_directory, only_writer, sha256_file
+from deepsearch_rl.core.hardware import Threads
 from deepsearch_rl.core.records import Question
 from deepsearch_rl.search import IndexHalf, manifest
 from deepsearch_rl.search.encoding import EncodingJob, encode_to_file, remove_work
@@ -50,6 +51,7 @@ class IndexSection(IndexConfig):
         description="prebuilt indexes by corpus: a .npy or FAISS file, a folder of Lucene's",
     )
     quality: QualityConfig
+    threads: Threads = Field(description="of this and of every stage without such a field")
 
     @model_validator(mode="after")
     def _halves_are_described(self) -> Self:

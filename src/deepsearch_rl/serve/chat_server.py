@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.chat.chat_format import ChatFormat, ConversationError, load_chat_format
 from deepsearch_rl.core.errors import DeepsearchError
+from deepsearch_rl.core.hardware import usable_cores
 from deepsearch_rl.core.processes import LOOPBACK
 from deepsearch_rl.serve.chat_answer import (
     AnswerText,
@@ -52,6 +53,7 @@ from deepsearch_rl.serve.engine import (
     Generation,
     Watch,
 )
+from deepsearch_rl.serve.launch import CpuConfig
 
 
 def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], str]) -> FastAPI:
@@ -214,12 +216,13 @@ def serve_folder(
     listener: socket.socket,
     folder: Path,
     served_name: str,
-    slots: int,
-    context_tokens: int,
+    config: CpuConfig,
     adapters: Sequence[Path],
 ) -> None:
     """Serve a model folder, with adapters added to its weights, on a socket until told to stop."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.set_num_threads(config.threads or usable_cores())
+    dtype = getattr(torch, config.dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
     for adapter in adapters:
         from peft import PeftModel  # noqa: PLC0415 - takes seconds, and whole models do not need it
@@ -228,9 +231,8 @@ def serve_folder(
         adapted: Any = PeftModel.from_pretrained(model, adapter)
         model = adapted.merge_and_unload()
 
-    app = chat_app(
-        Engine(model.eval(), slots, context_tokens), load_chat_format(folder), lambda: served_name
-    )
+    engine = Engine(model.eval(), config.slots, config.context_tokens)
+    app = chat_app(engine, load_chat_format(folder), lambda: served_name)
     _server(app).run([listener])
 
 

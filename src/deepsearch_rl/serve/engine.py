@@ -4,10 +4,12 @@
 slowest member is done and copies all keys and values at every step. Agents send the same
 conversation again with every turn, groups of rollouts share their question, and all share the
 system prompt; so this engine keeps keys and values in slots that outlive a request, and a new one
-starts from the slot that has the longest common prefix with it. Requests join and leave between two
-tokens, and each draws from a random generator of its own: the same request with the same seed draws
-the same tokens, whatever else is in the batch. The model is transformers' own; only its cache and
-the loop around it are ours.
+starts from the slot that has the longest common prefix with it. Prompts are computed in passes of
+bounded size between the tokens of running answers, and one that begins as another in progress waits
+for what the two share. Requests join and leave between two tokens, and each draws from a random
+generator of its own: the same request with the same seed draws the same tokens, whatever else is in
+the batch (in 16 bits up to rounding). The model is transformers' own; only its cache and the loop
+around it are ours.
 
 Shapes: B requests of a forward pass, V vocabulary.
 """
@@ -31,6 +33,10 @@ from deepsearch_rl.serve.rounding import choose_shapes
 from deepsearch_rl.serve.slots import SlotTable
 
 _LOG = logging.getLogger(__name__)
+
+# A prompt waits for another one in progress that it shares so many more tokens with: a pass that
+# computes fewer takes no less time
+WORTH_WAITING_TOKENS = 16
 
 
 class ContextOverflowError(ValueError):
@@ -171,13 +177,16 @@ class Engine:
             request.result.cancel()
 
     def _advance(self) -> None:
-        """Start requests and draw the next token of all that run."""
+        """Start requests, compute one pass of their prompts, and draw the next token of all that are past theirs."""
         self._admit()
-        if self._running:
+        self._prefill()
+
+        running = [request for request in self._running if request.token_ids]
+        if running:
             # In the order of their places, so that a pass reads the slots as one slice.
-            self._table.line_up([request.slot for request in self._running])
-            self._running.sort(key=lambda request: self._table.places[request.slot])
-            self._step(self._running, [[request.token_ids[-1]] for request in self._running])
+            self._table.line_up([request.slot for request in running])
+            running.sort(key=lambda request: self._table.places[request.slot])
+            self._step(running, [[request.token_ids[-1]] for request in running])
 
     def _begin_anew(self, error: Exception) -> None:
         """Fail all requests and empty all slots: a fault of the loop leaves none of them in a known state."""
@@ -213,24 +222,34 @@ class Engine:
                 self._release(request)
 
     def _admit(self) -> None:
-        """Start requests while there is room; of equal prompts the first goes ahead and the others copy its work."""
-        while self._backlog and len(self._running) < self._batch:
-            first: dict[tuple[int, ...], _Request] = {}
-            for request in self._backlog:
-                first.setdefault(tuple(request.prompt), request)
-            started = list(first.values())[: self._batch - len(self._running)]
+        """Start requests while there is room, but none that another one's prompt in progress spares much work."""
+        later: list[_Request] = []
+        for request in self._backlog:
+            has_room = len(self._running) < self._batch
+            if has_room and self._table.awaited(request.prompt) < WORTH_WAITING_TOKENS:
+                request.slot = self._table.acquire(request.prompt)
+                self._running.append(request)
+            else:
+                later.append(request)
 
-            # What the slot holds of a prompt already is not computed again.
-            rests: list[list[int]] = []
-            for request in started:
-                request.slot, computed = self._table.acquire(request.prompt)
-                rests.append(list(request.prompt[computed:]))
+        self._backlog = later
 
-            self._backlog = [request for request in self._backlog if request not in started]
-            self._running += started
-            self._step(started, rests)
+    def _prefill(self) -> None:
+        """Compute one pass of the prompts in progress, the oldest first, and the first token of those that end."""
+        room = self._shapes.max_tokens
+        requests: list[_Request] = []
+        new_tokens: list[list[int]] = []
+        for request in self._running:
+            if not request.token_ids and room:
+                new_tokens.append(self._table.rest(request.slot, room))
+                requests.append(request)
+                room -= len(new_tokens[-1])
+
+        if requests:
+            self._step(requests, new_tokens)
 
     def _step(self, requests: list[_Request], new_tokens: list[list[int]]) -> None:
+        """Compute new tokens of requests, and draw the next of each that has no further ones to compute."""
         try:
             slots = [request.slot for request in requests]
             logits_BV = forward(self._model, self._table, self._shapes, slots, new_tokens)
@@ -239,6 +258,11 @@ class Engine:
             for request in requests:
                 self._fail(request, error)
             return
+
+        # Of the prompts in a pass the last one may go on in the next
+        if not requests[-1].token_ids and self._table.rest(requests[-1].slot, 1):
+            requests = requests[:-1]
+            logits_BV = logits_BV[:-1]
 
         tokens_B, logprobs_B = _draw(logits_BV, requests)
 
@@ -280,7 +304,7 @@ class Engine:
         self._table.release(request.slot)
 
     def _new_table(self) -> SlotTable:
-        return SlotTable(self._model.config, self._slots, self.context_tokens)
+        return SlotTable(self._model.config, self._slots, self.context_tokens, self._model.dtype)
 
 
 def _settle(request: _Request, outcome: Generation | Exception) -> None:

@@ -23,7 +23,7 @@ from deepsearch_rl.chat.endpoint import Endpoint, open_endpoint, read_remote
 from deepsearch_rl.chat.prompts import prompt_opens_thought
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import sha256_json
-from deepsearch_rl.core.hardware import require_gpu
+from deepsearch_rl.core.hardware import Threads, require_gpu
 from deepsearch_rl.core.processes import LOOPBACK, free_port, starting_server
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.serve.adapters import Adapter, read_adapter, served_rank
@@ -44,12 +44,14 @@ class CpuConfig(Record):
         description="conversations whose keys and values are kept; half of them can run at once",
     )
     context_tokens: int = Field(ge=1, description="longest prompt plus answer")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        description="of weights, keys and values; in float32 alone are answers equal byte for byte"
+    )
     servers: int = Field(
         ge=1,
-        # Answers do not depend on it, so no digest of settings may
-        exclude=True,
         description="that an evaluation starts and shares its rollouts among: one for each idle core",
     )
+    threads: Threads = Field(description="of each server; null: as many as cores")
     start_timeout_s: float = Field(gt=0, description="how long the server may take to load")
 
 
@@ -87,7 +89,8 @@ class ServingConfig(Record):
     def digest_of_answers(self) -> str:
         """Return the SHA-256 of how weights are served: backend and settings that change an answer."""
         settings: CpuConfig | VllmConfig | None = getattr(self, self.backend)
-        fields = settings and settings.model_dump(mode="json", exclude={"start_timeout_s"})
+        excluded = {"servers", "start_timeout_s"}
+        fields = settings and settings.model_dump(mode="json", exclude=excluded)
         return sha256_json([self.backend, fields])
 
 
@@ -164,7 +167,7 @@ def start_model(folder: Path, config: ServingConfig) -> Iterator[Callable[[], En
         # Bound here and inherited, so that no other program takes the port in between
         listener = socket.create_server((LOOPBACK, 0))
         port = listener.getsockname()[1]
-        arguments = [listener.fileno(), base, SERVED_NAME, settings.slots, settings.context_tokens]
+        arguments = [listener.fileno(), base, SERVED_NAME, settings.model_dump_json()]
         arguments += [adapter.folder] if adapter else []
         command = [sys.executable, "-m", "deepsearch_rl.serve.chat_process", *map(str, arguments)]
     else:

@@ -117,25 +117,35 @@ class Pass:
         """Return the attention's output for a query [1, H x G, T, D], as [1, T, H x G, D].
 
         The query heads that share a key-value head are G x Q rows of one product with its keys.
-        Keys and values are multiplied in blocks of tokens, and the values' products are added in
-        order.
         """
         heads = keys_BHDK.shape[1]
-        query_HGTD = (query[0] * scale).unflatten(0, (heads, -1))
+        query_HGTD = query[0].unflatten(0, (heads, -1))
         query_HGBQD = query_HGTD[:, :, self._tokens_BQ]
         vectors = query_HGBQD.permute(2, 0, 1, 3, 4).flatten(2, 3)  # [B, H, G x Q, D]
 
-        scores = (vectors @ keys_BHDK).add_(self._mask)
-        weights = torch.softmax(scores, dim=-1)  # [B, H, G x Q, K]
-
-        # One product over all keys would be added up in an order that depends on how many there
-        # are.
-        weight_blocks = weights.split(self._block, -1)
-        value_blocks = values_BHKD.split(self._block, 2)
-        output = functools.reduce(torch.add, map(torch.matmul, weight_blocks, value_blocks))
+        if query.dtype is torch.float32:
+            output = self._attend_in_blocks(vectors * scale, keys_BHDK, values_BHKD)
+        else:
+            # Scores and softmax are float32 in torch's own function, and nowhere rounded to 16 bits
+            output = torch.nn.functional.scaled_dot_product_attention(
+                vectors, keys_BHDK.mT, values_BHKD, self._mask, scale=scale
+            )
 
         output_BHGQD = output.unflatten(2, (-1, self._tokens_BQ.shape[1]))
         return output_BHGQD[self._rows_T, :, :, self._columns_T].flatten(1, 2)[None]
+
+    def _attend_in_blocks(
+        self, vectors: torch.Tensor, keys_BHDK: torch.Tensor, values_BHKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Multiply keys and values in blocks of tokens, and add the values' products in order.
+
+        One product over all keys would be added up in an order that depends on how many there are.
+        """
+        scores = (vectors @ keys_BHDK).add_(self._mask)
+        weights = torch.softmax(scores, dim=-1)  # [B, H, G x Q, K]
+        weight_blocks = weights.split(self._block, -1)
+        value_blocks = values_BHKD.split(self._block, 2)
+        return functools.reduce(torch.add, map(torch.matmul, weight_blocks, value_blocks))
 
 
 def _attention_rows(slots_T: np.ndarray, widest: int) -> np.ndarray:

@@ -21,21 +21,31 @@ ALLOCATED_TOKENS = 64
 
 
 class SlotTable:
-    """Tokens, keys and values of N = ``slots`` conversations of a model; layers and heads come from its config."""
+    """Tokens, keys and values of N = ``slots`` conversations of a model; layers and heads come from its config.
 
-    def __init__(self, config: PretrainedConfig, slots: int, context_tokens: int) -> None:
+    Keys and values have the model's ``dtype``.
+    """
+
+    def __init__(
+        self, config: PretrainedConfig, slots: int, context_tokens: int, dtype: torch.dtype
+    ) -> None:
         # Query heads per key-value head, G
         self.group = config.num_attention_heads // config.num_key_value_heads
-        heads, width = config.num_key_value_heads, config.head_dim
+        heads = config.num_key_value_heads
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         tokens = round_up(context_tokens, ALLOCATED_TOKENS)
-        # [N, H, D, T]: as the right side of a product with a few query vectors, keys that lie so are read fastest
-        self.keys = [
-            torch.zeros(slots, heads, width, tokens) for _ in range(config.num_hidden_layers)
-        ]
+        layers = range(config.num_hidden_layers)
+        # [N, H, D, T]: as the right side of a product with a few query vectors, keys that lie so are
+        # read fastest. The attention of 16 bits reads them as it reads values.
+        shape = (slots, heads, tokens, width)
+        if dtype is torch.float32:
+            self.keys = [torch.zeros(slots, heads, width, tokens) for _ in layers]
+        else:
+            self.keys = [torch.zeros(shape, dtype=dtype).transpose(2, 3) for _ in layers]
         # [N, H, T, D]
-        self.values = [
-            torch.zeros(slots, heads, tokens, width) for _ in range(config.num_hidden_layers)
-        ]
+        self.values = [torch.zeros(shape, dtype=dtype) for _ in layers]
         # Where in ``keys`` and ``values`` each slot lies
         self.places = np.arange(slots)
         self._tokens = np.full((slots, context_tokens), EMPTY, dtype=np.int64)
@@ -44,17 +54,15 @@ class SlotTable:
         self._last_used = np.zeros(slots, dtype=np.int64)
         self._clock = itertools.count(1)
 
-    def acquire(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Take a slot for a prompt and return it with the number of its tokens that are computed already.
+    def acquire(self, tokens: Sequence[int]) -> int:
+        """Take a slot for a prompt; what it has in common with another text counts as computed.
 
         The last token of a prompt is never counted as computed: its output is what the first answer
         token is drawn from. A finished conversation that the prompt continues is taken over in
         place; any other prefix is copied into the slot that was unused for the longest time.
         """
         prompt = np.asarray(tokens, dtype=np.int64)
-        equal = self._tokens[:, : len(prompt)] == prompt
-        prefixes = np.where(equal.all(axis=1), len(prompt), equal.argmin(axis=1))
-        common = np.minimum(prefixes, self.lengths)
+        common = np.minimum(self._prefixes(prompt), self.lengths)
         source = int(common.argmax())
         shared = min(int(common[source]), len(prompt) - 1)
 
@@ -72,7 +80,22 @@ class SlotTable:
         self._tokens[slot, : len(prompt)] = prompt
         self.lengths[slot] = shared
         self._last_used[slot] = BUSY
-        return slot, shared
+        return slot
+
+    def awaited(self, tokens: Sequence[int]) -> int:
+        """Return how many more tokens of a prompt a slot will share once the prompts in progress are computed."""
+        prefixes = self._prefixes(np.asarray(tokens, dtype=np.int64))
+        return int(prefixes.max() - np.minimum(prefixes, self.lengths).max())
+
+    def _prefixes(self, prompt: np.ndarray) -> np.ndarray:
+        """Return how many tokens each slot's text, computed or not, has in common with a prompt, [N]."""
+        equal = self._tokens[:, : len(prompt)] == prompt
+        return np.where(equal.all(axis=1), len(prompt), equal.argmin(axis=1))
+
+    def rest(self, slot: int, limit: int) -> list[int]:
+        """Return the next tokens of a slot's text that are not computed yet, at most ``limit``."""
+        tokens = self._tokens[slot, self.lengths[slot] :][:limit]
+        return tokens[tokens != EMPTY].tolist()
 
     def line_up(self, slots: Sequence[int]) -> None:
         """Give these slots the first places, so that a pass over them copies no keys and values."""
@@ -107,7 +130,8 @@ class SlotTable:
         self._tokens[slot, self.lengths[slot]] = token
 
     def release(self, slot: int) -> None:
-        """End a request; its tokens stay until the slot is needed."""
+        """End a request; what is computed of its tokens stays until the slot is needed."""
+        self._tokens[slot, self.lengths[slot] :] = EMPTY
         self._last_used[slot] = next(self._clock)
 
     def erase(self, slot: int) -> None:

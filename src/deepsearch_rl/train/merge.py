@@ -39,7 +39,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.errors import CheckFailedError, CommandError, ConfigError
 from deepsearch_rl.core.files import atomic_directory, read_json, write_json
-from deepsearch_rl.core.hardware import require_gpu
+from deepsearch_rl.core.hardware import Threads, require_gpu
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.train.model_folder import (
@@ -72,6 +72,7 @@ class MergeConfig(Record):
     dtype: Literal["float32", "bfloat16"] = Field(
         description="of the base and of the merged weights"
     )
+    threads: Threads = Field(description="on a cpu; null: as many as cores")
     model_type: SwiftModelType | None = Field(
         description="backend swift: ms-swift's name of the architecture, e.g. qwen3"
     )

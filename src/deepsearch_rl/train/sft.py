@@ -37,7 +37,7 @@ from deepsearch_rl.core.files import (
     write_json,
     write_jsonl,
 )
-from deepsearch_rl.core.hardware import require_gpu
+from deepsearch_rl.core.hardware import Threads, require_gpu
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.train.base_model import require_context
@@ -85,6 +85,7 @@ class SftConfig(Record):
 
     device: Literal["cpu", "cuda"] = Field(description="where training runs; never guessed")
     dtype: Literal["float32", "bfloat16"] = Field(description="of weights and activations")
+    threads: Threads = Field(description="on a cpu; null: as many as cores")
     model_type: SwiftModelType = Field(
         description="ms-swift's name of the architecture, e.g. qwen3"
     )

@@ -5,8 +5,8 @@ longest row, so that at most ``rl.max_batch_tokens`` go through the model at onc
 computed only for tokens that carry loss, in float32, and in chunks of ``rl.logprob_chunk``, whose
 gradient is recomputed.
 
-On a CPU two batches are computed at the same time, each by one thread, since a product of a small
-model is too small for two threads. Results are added in the order of the batches, so their bytes
+On a CPU with ``rl.threads: 1`` two batches are computed at the same time, each by one thread, since a
+product of a small model is too small for two threads. Results are added in the order of the batches, so their bytes
 are those of one thread.
 
 There is one way to a log-probability. A row is scored in the batch in which it is trained on, by
@@ -55,7 +55,7 @@ from deepsearch_rl.train.rl.agreement import agreement, require_unclipped
 from deepsearch_rl.train.rl.policy_loss import kl_advantages
 from deepsearch_rl.train.rl.rl_config import RlConfig
 
-# Batches that are computed at the same time on a CPU; each holds its activations
+# Batches that are computed at the same time on a CPU, by one thread each; each holds its activations
 SIDE_BY_SIDE = 2
 ResultT = TypeVar("ResultT")
 
@@ -70,7 +70,9 @@ class Policy:
         self.config = config
         self._device = config.backend.device
         self._threads = (
-            ThreadPoolExecutor(SIDE_BY_SIDE, "policy") if self._device == "cpu" else None
+            ThreadPoolExecutor(SIDE_BY_SIDE, "policy")
+            if self._device == "cpu" and config.threads == 1
+            else None
         )
         # Since the rows were scored; nothing is scored yet
         self._has_moved = True

@@ -49,7 +49,7 @@ class EngineSampler:
     """Our engine in this process: the weights are dense and written in place."""
 
     start_folder: Path
-    slots: int
+    config: RlConfig
     context_tokens: int
     _name: str = ""
     _server: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -57,9 +57,9 @@ class EngineSampler:
     def start(self) -> tuple[str, int]:
         """Serve from a thread and return host and port of the OpenAI API; nothing is served yet."""
         self._served: Any = AutoModelForCausalLM.from_pretrained(
-            self.start_folder, dtype=torch.float32
+            self.start_folder, dtype=getattr(torch, self.config.dtype)
         ).eval()
-        self._engine = Engine(self._served, self.slots, self.context_tokens)
+        self._engine = Engine(self._served, self.config.sampler.slots, self.context_tokens)
         self._server.callback(self._engine.close)
         app = chat_app(self._engine, load_chat_format(self.start_folder), lambda: self._name)
         return LOOPBACK, self._server.enter_context(serve_in_thread(app))
@@ -239,7 +239,7 @@ class OwnService:
         start = self.task.start
         context_tokens = self.task.agent.context_tokens
         if self.config.backend.device == "cpu":
-            return EngineSampler(start, self.config.sampler.slots, context_tokens)
+            return EngineSampler(start, self.config, context_tokens)
         return VllmSampler(start, self.config, context_tokens, self.task.seed)
 
     def _checkpoint(self, step: int) -> Path:

@@ -11,6 +11,7 @@ from pydantic import (
     model_validator,
 )
 
+from deepsearch_rl.core.hardware import Threads
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.train.rewards import ThinkLength, find_reward
 from deepsearch_rl.train.rl.watchdog import WatchdogConfig
@@ -261,6 +262,9 @@ class RlConfig(Record):
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         description="of base and products; adapters are float32"
+    )
+    threads: Threads = Field(
+        description="on a cpu; null: as many as cores. One: two forward passes are computed side by side"
     )
     lora: LoraConfig | None = Field(description="null trains all weights")
     loss: LossConfig
