@@ -31,7 +31,9 @@ def parse(arguments: type, command: list[str]) -> dict[str, object]:
     return vars(values)
 
 
-def test_an_adapter_of_the_last_layers_alone_names_them_to_swift(root: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_the_last_layers_alone_names_them_to_swift(
+    root: Path, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 12}')
     section = yaml.safe_load((root / "params.yaml").read_text())["sft"] | {"lora_layers": 3}
     command = swift_sft_command(

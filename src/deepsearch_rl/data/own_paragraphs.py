@@ -5,7 +5,7 @@ the gold ones among them, in place of a Wikipedia dump. Only the paragraphs of t
 splits hold are read into it, so that 2,000 of HotpotQA's 90,447 train questions make 20,000 documents.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from deepsearch_rl.core.records import Document, Question
 from deepsearch_rl.data.question_sets import OwnParagraph, QuestionParagraphs
@@ -39,7 +39,7 @@ class ParagraphCorpus:
         """Return the corpus."""
         return [Document(id=id_, contents=contents) for contents, id_ in self._ids.items()]
 
-    def _add(self, paragraphs: Sequence[OwnParagraph]) -> GoldDocuments:
+    def _add(self, paragraphs: Iterable[OwnParagraph]) -> GoldDocuments:
         gold: GoldDocuments = []
         for paragraph in paragraphs:
             if not paragraph.text.strip():

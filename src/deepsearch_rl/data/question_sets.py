@@ -55,8 +55,8 @@ class OwnParagraph:
         return f"{self.title}\n{self.text}"
 
 
-# The id of a question, and its paragraphs
-QuestionParagraphs = tuple[str, tuple[OwnParagraph, ...]]
+# The id of a question, and its paragraphs, which are read during iteration
+QuestionParagraphs = tuple[str, Iterable[OwnParagraph]]
 
 
 class SupportingFacts(ForeignRecord):
@@ -178,7 +178,7 @@ def _metadata(
 def hotpotqa_paragraphs(path: Path) -> Iterator[QuestionParagraphs]:
     """Yield ids and paragraphs of the questions of a HotpotQA or 2WikiMultihopQA file."""
     for row in read_rows(path, QuestionRow[HotpotContext]):
-        yield row.id, tuple(row.metadata.paragraphs())
+        yield row.id, row.metadata.paragraphs()
 
 
 def read_hotpotqa_paragraphs(path: Path) -> Iterator[Document]:
@@ -295,7 +295,7 @@ def _id(row: QuestionRow[MusiqueDetails]) -> str:
 def musique_paragraphs(path: Path) -> Iterator[QuestionParagraphs]:
     """Yield ids and paragraphs of the questions of a MuSiQue file."""
     for row in read_rows(path, QuestionRow[MusiqueDetails]):
-        yield _id(row), tuple(row.metadata.own_paragraphs())
+        yield _id(row), row.metadata.own_paragraphs()
 
 
 def read_musique_paragraphs(path: Path) -> Iterator[Document]:
