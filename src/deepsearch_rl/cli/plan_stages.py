@@ -139,13 +139,14 @@ def _rollouts(sizes: Sizes, model: str) -> int:
         count = sizes.questions(name, section["split"], plan["questions"])
         # Without search, with the gold passages, and with random ones where these are asked for
         controls = 3 if section["random_passages"] else 2
-        rollouts += count * plan["samples"] + min(count, plan["greedy"])
+        sampled = count * plan["samples"] + min(count, plan["greedy"])
+        rollouts += sampled if section["temperature"] else count
         rollouts += controls * min(count, plan["controls"])
 
     for variant in section["variants"].values():
         if variant["models"] is None or model in variant["models"]:
             count = sizes.questions(variant["dataset"], section["split"], variant["questions"])
-            rollouts += count * variant["samples"]
+            rollouts += count * (variant["samples"] if section["temperature"] else 1)
 
     return rollouts
 
