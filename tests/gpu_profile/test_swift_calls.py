@@ -9,7 +9,8 @@ from swift.arguments import ExportArguments, SftArguments
 from swift.utils.utils import _patch_get_type_hints
 from transformers import HfArgumentParser
 
-from deepsearch_rl.train.merge import MergeConfig, swift_export_command
+from deepsearch_rl.train.merge import swift_export_command
+from deepsearch_rl.train.merge_config import MergeConfig
 from deepsearch_rl.train.sft import SftConfig, swift_sft_command
 from tests.gpu_profile.test_params import GPU_PROFILES
 

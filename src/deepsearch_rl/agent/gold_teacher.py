@@ -3,15 +3,16 @@
     the question as it stands -> search -> what is still missing, by a name that was read -> search -> ... -> answer
 
 It plans from the question's metadata: gold titles (HotpotQA), gold steps (sub-questions of MuSiQue, triples of
-2WikiMultihopQA) or gold facts (MultiHop-RAG). The plan says what is missing, never what to write: queries, notes and
-answers consist of words of the question and of the passages that the searches returned; yes, no and a refusal are the
+2WikiMultihopQA) or gold facts (MultiHop-RAG). The plan says what is missing, never what to write: queries and answers
+consist of words of the question and of the passages that the searches returned; yes, no and a refusal are the
 exceptions. So a model that sees nothing but the conversation can imitate it.
 
 It stops when all evidence is shown. A search that missed is asked again in other words. Where nothing is left to ask
 it refuses; the filter drops such a rollout unless refusing was right.
 
-Its notes are sentences of the passages: before a search the one with the name that it asks for, before an answer the
-one that holds it. From these a model of 135M parameters learns the second hop (docs/experiments.md).
+A model of 135M parameters does not learn when a second search is needed: taught by a teacher that stops as soon as it
+can, it never makes one. So ``min_searches`` lets the teacher look up what the question does not name even where a
+passage of it was shown already.
 """
 
 import re
@@ -23,12 +24,9 @@ from deepsearch_rl.chat.chat_messages import search_call
 from deepsearch_rl.core.answers import CLOSED_ANSWERS, INSUFFICIENT, is_refusal, normalise
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.records import GoldStep, Message, Question
-from deepsearch_rl.data.sentences import sentence_spans
 from deepsearch_rl.data.titles import title_key
 from deepsearch_rl.search.gold import without_space
 
-# A note of a longer sentence is cut to so many words around what it names
-NOTE_WORDS = 40
 # Words of questions that name nothing
 _FUNCTION_WORDS = """
 a an the what which who whom whose where when how why is are was were be been do does did has have had can could of in
@@ -49,11 +47,6 @@ class Passage:
 
     title: str
     text: str
-
-    def sentences(self) -> Iterator[str]:
-        """Yield the sentences of the text."""
-        for start, end in sentence_spans(self.text):
-            yield self.text[start:end]
 
 
 def read_passages(observation: str) -> list[Passage]:
@@ -107,9 +100,10 @@ def plan(question: Question) -> tuple[Target, ...]:
 class GoldTeacher(RolloutPolicy):
     """The teacher for one rollout; what it has done so far it reads from the conversation."""
 
-    def __init__(self, question: Question, max_searches: int) -> None:
+    def __init__(self, question: Question, min_searches: int, max_searches: int) -> None:
         self._question = question
         self._targets = plan(question)
+        self._min_searches = min_searches
         self._max_searches = max_searches
 
     async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:  # noqa: ARG002 - it writes little
@@ -121,81 +115,81 @@ class GoldTeacher(RolloutPolicy):
             if message.role == "tool":
                 passages += read_passages(message.content)
 
-        content, query = self.turn(asked, passages)
+        query, answer = self.turn(asked, passages)
         calls = (search_call(query, len(asked) + 1),) if query else ()
+        content = "" if query else f"<answer> {answer}</answer>"
         return Reply(Message(role="assistant", content=content, tool_calls=calls))
 
-    def turn(self, asked: Sequence[str], passages: Sequence[Passage]) -> tuple[str, str | None]:
-        """Return what the teacher writes and what it asks for; None where it answers."""
+    def turn(self, asked: Sequence[str], passages: Sequence[Passage]) -> tuple[str, str]:
+        """Return what the teacher asks for, empty where it answers, and its answer so far."""
         missing = [target for target in self._targets if not any(map(target.shown_in, passages))]
         answer = self._shown_answer(passages)
-        if asked and self._targets and not missing and answer:
-            return (
-                f"{self._answer_note(answer, passages)}\n<answer> {answer}</answer>".strip(),
-                None,
-            )
+        found = bool(self._targets and not missing and answer)
+        if found and len(asked) >= self._min_searches:
+            return "", answer
 
         if len(asked) < self._max_searches:
-            for note, query in self._searches(missing or self._targets, passages):
+            targets = missing or self._by_answer(answer, passages)
+            for query in self._searches(targets, passages):
                 if query not in asked:
-                    return note, query
+                    return query, ""
 
-        return f"<answer> {INSUFFICIENT}</answer>", None
+        return "", answer if found else INSUFFICIENT
 
-    def _searches(
-        self, targets: Sequence[Target], passages: Sequence[Passage]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield notes and queries, the best first: the question, what a target is called, the question's own names."""
+    def _by_answer(self, answer: str, passages: Sequence[Passage]) -> list[Target]:
+        """Return the targets that are worth a closer look first: not named by the question, and holding the answer."""
+
+        def rank(target: Target) -> tuple[bool, bool]:
+            named = bool(target.title) and names(bare(target.title or ""), self._question.question)
+            shown = [item for item in passages if target.shown_in(item)]
+            return named, not any(names(answer, item.text) for item in shown)
+
+        return sorted(self._targets, key=rank)
+
+    def _searches(self, targets: Sequence[Target], passages: Sequence[Passage]) -> Iterator[str]:
+        """Yield queries, the best first: the question, what a target is called, the question's own names."""
         question = self._question.question.strip().rstrip("?").rstrip()
-        yield "", question
+        yield question
 
         read = [question]
         for passage in passages:
             read += [passage.title, passage.text]
 
         for target in targets:
-            for name, query in self._queries(target, read, passages):
-                yield note_on(name, passages), query
+            yield from self._queries(target, read, passages)
 
-        yield "", " ".join(capitalised(question) or content_words(question))
+        yield " ".join(capitalised(question) or content_words(question))
 
     def _queries(
         self, target: Target, read: Sequence[str], passages: Sequence[Passage]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield the names and queries of a target, of words that were read."""
+    ) -> Iterator[str]:
+        """Yield the queries of a target, of words that were read."""
         question = self._question.question
         if target.fact:
-            for clause in clauses_like(f"{target.title} {target.fact}", question):
-                yield "", clause
+            yield from clauses_like(f"{target.title} {target.fact}", question)
             return
 
-        if target.step:
-            resolved = self._resolve(target.step.question, passages)
-            if resolved:
-                subject, asked = resolved
-                known = set(content_words(" ".join(read)))
-                words = [word for word in asked.split() if set(content_words(word)) <= known]
-                yield subject, " ".join(words)
+        step = self._resolve(target.step.question, passages) if target.step else ""
+        if step:
+            known = set(content_words(" ".join(read)))
+            yield " ".join(word for word in step.split() if set(content_words(word)) <= known)
 
         name = bare(target.title) if target.title else ""
         if name and any(names(name, text) for text in read):
-            yield name, name
-            yield name, " ".join([name, *content_words(question, without=name)])
+            yield name
+            yield " ".join([name, *content_words(question, without=name)])
 
-    def _resolve(self, question: str, passages: Sequence[Passage]) -> tuple[str, str] | None:
-        """Return the last answer that a step refers to, and its question with all of them; None if one is not shown."""
-        subject = ""
+    def _resolve(self, question: str, passages: Sequence[Passage]) -> str:
+        """Return a step's question with the answers that it refers to; empty where one of them is not shown."""
         for number in _REFERENCE.findall(question):
             place = int(number) - 1
             step = self._targets[place].step if place < len(self._targets) else None
-            subject = (step.answer if step else None) or ""
-            if not subject or not any(
-                names(subject, f"{item.title}\n{item.text}") for item in passages
-            ):
-                return None
-            question = question.replace(f"#{number}", subject)
+            answer = (step.answer if step else None) or ""
+            if not any(names(answer, f"{item.title}\n{item.text}") for item in passages):
+                return ""
+            question = question.replace(f"#{number}", answer)
 
-        return subject, question.replace(" >> ", " ").rstrip("?")
+        return question.replace(" >> ", " ").rstrip("?")
 
     def _shown_answer(self, passages: Sequence[Passage]) -> str:
         """Return the golden answer that the passages or the question show; empty where none does."""
@@ -204,13 +198,6 @@ class GoldTeacher(RolloutPolicy):
             if normalise(answer) in CLOSED_ANSWERS or any(names(answer, text) for text in texts):
                 return answer
         return ""
-
-    def _answer_note(self, answer: str, passages: Sequence[Passage]) -> str:
-        # A name of the question is in many sentences, and a yes in none
-        if normalise(answer) in CLOSED_ANSWERS or names(answer, self._question.question):
-            return ""
-        gold = [item for item in passages if any(target.shown_in(item) for target in self._targets)]
-        return note_on(answer, gold) or note_on(answer, passages)
 
 
 def bare(title: str) -> str:
@@ -250,23 +237,3 @@ def clauses_like(evidence: str, question: str) -> list[str]:
         if count:
             shared[clause] = count
     return sorted(shared, key=lambda clause: -shared[clause])
-
-
-def note_on(name: str, passages: Sequence[Passage]) -> str:
-    """Return the first sentence that holds a name, at most NOTE_WORDS words of it; empty where none does."""
-    for passage in passages if name else ():
-        for sentence in passage.sentences():
-            if names(name, sentence):
-                return _cut(sentence, name)
-    return ""
-
-
-def _cut(sentence: str, name: str) -> str:
-    """Return a sentence, or NOTE_WORDS words of it around a name."""
-    words = sentence.split()
-    size = len(name.split())
-    for place in range(len(words)):
-        if names(name, " ".join(words[place : place + size])):
-            start = max(0, min(place - NOTE_WORDS // 2, len(words) - NOTE_WORDS))
-            return " ".join(words[start : start + NOTE_WORDS])
-    return " ".join(words[:NOTE_WORDS])

@@ -1,5 +1,6 @@
 """What a model folder's config.json says of the longest sequence, read without loading a model."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,19 @@ from deepsearch_rl.core.files import read_json
 CONFIG = "config.json"
 
 
-def require_context(folder: Path, needed: dict[str, int], fix: str = "lower it") -> None:
+def require_context(folder: Path, needed: Mapping[str, int]) -> None:
     """Raise ConfigError where params ask for longer sequences than a model's positions reach.
 
     Args:
         folder: a model folder.
         needed: tokens, by the name of the field that asks for them.
-        fix: what to do about it.
     """
     limit = context_limit(read_json(folder / CONFIG))
     for field, tokens in needed.items():
         if limit is not None and tokens > limit:
             raise ConfigError(
                 f"{field} is {tokens}, and {folder} reads at most {limit} tokens "
-                f"(max_position_embeddings of its config.json); {fix}."
+                f"(max_position_embeddings of its config.json); lower it."
             )
 
 
